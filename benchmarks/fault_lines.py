@@ -633,9 +633,9 @@ def train_a_loop_of_your_own(profiled: bool, wire: Tripwire, seen: dict[str, Any
 def train_a_loop_that_breaks(profiled: bool, wire: Tripwire, seen: dict[str, Any]) -> None:
     """Steps of a loop under ``profile_training`` that leaves its loader by ``break``, and whose epochs end there.
 
-    In its first epochs it drops the last batch with the loader, then it makes a step on it, and then none is over. Then
-    it keeps one iterator, which outlives a pass over another loader, and drops it in the end. An evaluation breaks off
-    its loader as well.
+    In its first epochs it drops the last batch with the loader, then it makes a step on it, and then none is over; or
+    it is dropped where a step of two batches has begun. Then the loop keeps one iterator, which outlives a pass over
+    another loader, and drops it in the end. An evaluation breaks off its loader as well.
     """
     from contextlib import nullcontext, suppress
 
@@ -649,12 +649,18 @@ def train_a_loop_that_breaks(profiled: bool, wire: Tripwire, seen: dict[str, Any
     loader: Any = DataLoader(torch.randn(80, 4), batch_size=2, shuffle=True)
     losses: list[float] = []
 
-    def step(batch: torch.Tensor) -> None:
-        loss = model(batch).square().mean()
-        loss.backward()  # type: ignore[no-untyped-call]
+    def update() -> None:
         optimizer.step()
         optimizer.zero_grad()
+
+    def backward(batch: torch.Tensor) -> None:
+        loss = model(batch).square().mean()
+        loss.backward()  # type: ignore[no-untyped-call]
         losses.append(loss.item())
+
+    def step(batch: torch.Tensor) -> None:
+        backward(batch)
+        update()
 
     def epoch(*, drops: bool = False, uses: bool = False) -> None:
         for number, batch in enumerate(loader):
@@ -665,6 +671,15 @@ def train_a_loop_that_breaks(profiled: bool, wire: Tripwire, seen: dict[str, Any
                 break
         if uses:
             step(batch)
+
+    def pairs() -> None:
+        for number, batch in enumerate(loader):
+            if number == 3:
+                break
+            backward(batch)
+            if number % 2:
+                update()
+        update()
 
     def evaluate() -> None:
         model.eval()
@@ -689,6 +704,7 @@ def train_a_loop_that_breaks(profiled: bool, wire: Tripwire, seen: dict[str, Any
                     epoch(drops=number in (0, 1, 5), uses=number in (3, 6))
                     if number % 4 == 1:
                         evaluate()
+                        pairs()
                 kept = iter(loader)
                 for _ in range(4):
                     step(next(kept))

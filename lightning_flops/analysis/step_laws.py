@@ -236,6 +236,8 @@ class StepLaws:
                 "a step that was counted from its batch on spent something else than was foretold, and no step that "
                 "was counted whole has told why"
             )
+        if _has_several_forms(kind):
+            return "the batches of a step are of different forms"
         return self._finders.get(kind, "no step of this form was counted, or its shapes are hidden")
 
     def without_padding(self, keys: Mapping[StepKey, int], tokens: BatchTokens) -> dict[str, int] | str:
@@ -299,7 +301,7 @@ class StepLaws:
                 self._doubt_beside_model(kind)
             else:
                 self._doubt(kind)
-        elif not any(shape == UNKNOWN_SHAPE for shapes in key[0] for shape in shapes):
+        elif not _has_several_forms(kind) and not any(shape == UNKNOWN_SHAPE for shapes in key[0] for shape in shapes):
             sizes = _sizes_of(key)
             finder = self._finders.get(kind)
             if finder is None:
@@ -579,6 +581,11 @@ def _kind_of(key: StepKey) -> _Kind:
     if len(batches) == 1:  # most steps
         return (tuple(map(len, batches[0])),), updates
     return tuple([tuple(map(len, shapes)) for shapes in batches]), updates
+
+
+def _has_several_forms(kind: _Kind) -> bool:
+    """Whether the batches of a step differ in their tensors or axes: what is a size of one is none of another."""
+    return len(set(kind[0])) > 1
 
 
 _NO_STEPS = (0, 0.0)

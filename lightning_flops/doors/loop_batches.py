@@ -198,6 +198,11 @@ class LoopBatches:
         return self.is_fetched and not self.is_used
 
     @property
+    def has_left_over(self) -> bool:
+        """Whether a batch was fetched alone and nothing has run for it: the running one, or the one after it."""
+        return not self.are_several and (self.is_unused or self.ahead is not None)
+
+    @property
     def are_several(self) -> bool:
         """The loader has delivered several batches together, and the running one is the first of them, or all."""
         return bool(self._others) or len(self._together) > 1
@@ -227,6 +232,13 @@ class LoopBatches:
         if self.ahead is not None:
             self._shapes, self._tokens = (*self._shapes, *self.ahead[1]), self._tokens or self.ahead[2]
             self.ahead = None
+
+    def drop_left_over(self) -> None:
+        """The loop does not use the batch that nothing has run for."""
+        if self.ahead is not None:
+            self.ahead = None
+        else:
+            self.go_on()
 
     def go_on(self) -> None:
         """The running batch is over: the one that was fetched ahead, if any, is the running one now."""

@@ -87,9 +87,9 @@ class LoopSteps:
         self._epoch_begins = False
         """No batch was asked for since."""
         self._has_left_over = False
-        """The running batch was delivered by an iterator that was dropped before anything ran for the batch."""
+        """A batch was delivered by an iterator that was dropped before anything ran for the batch."""
         self._uses_left_over = False
-        """The loop computes on such batches."""
+        """The loop has computed on the latest such batch."""
         self.is_whole = is_whole
         """Everything of the running step was seen."""
         self.micro_step_is_over = False
@@ -233,6 +233,8 @@ class LoopSteps:
 
     def _begins_batch(self) -> bool:
         """A forward of a step begins, perhaps with another batch; returns whether the step begins with it."""
+        if self._has_left_over:
+            self._has_left_over, self._uses_left_over = False, True
         if self.micro_step_is_over:
             self.micro_step_ends(updates=0, ends_step=False)
         elif self.batches.ahead is not None:
@@ -241,8 +243,6 @@ class LoopSteps:
             self.micro_step_ends(updates=0, ends_step=False)
         begins, self._at_border = self._at_border, False
         self.batches.is_used = True
-        if self._has_left_over:
-            self._has_left_over, self._uses_left_over = False, True
         return begins
 
     def forward_ends(self, marked: bool) -> None:
@@ -461,15 +461,15 @@ class LoopSteps:
 
         Its last batch may be dropped with it, or may be used yet: the next forward, or the next fetch, tells.
         """
-        left_over = self.batches.is_unused
-        if self.outside or (left_over and (self.batches.wait or self._uses_left_over)):
+        if self.outside or (self.batches.is_unused and self.batches.wait):
             return
-        self._has_left_over, self._used_up = left_over, True
+        self._has_left_over, self._used_up = self.batches.has_left_over, True
         self._epoch_may_end()
 
     def _epoch_may_end(self) -> None:
         """What runs from the end of an epoch to the first fetch of the next belongs to no step, as under Lightning."""
-        begun = self.batches.batch is not None and not (self._has_gradients or self._has_left_over)
+        is_dropped = self._has_left_over and not self._uses_left_over
+        begun = self.batches.batch is not None and not (self._has_gradients or is_dropped)
         if self.batches.wait or begun or self._forward_depth:
             return
         self._used_up, self._between_epochs = False, True
@@ -479,8 +479,10 @@ class LoopSteps:
     def batch_is_asked_for(self) -> None:
         """The loop asks a loader for a batch that is for a step. If it is the first of an epoch, that begins."""
         if self._has_left_over:
-            self._has_left_over = False
-            self.drops_batch()
+            self._has_left_over = self._uses_left_over = False
+            self.batches.drop_left_over()
+            if self._used_up:
+                self._epoch_may_end()
         if self._between_epochs:
             self.returns_to_steps()
         if not self._epoch_begins:

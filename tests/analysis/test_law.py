@@ -286,6 +286,26 @@ def test_where_padding_decides_what_is_skipped_both_have_laws_of_their_own() -> 
     assert known([*PADDED, *whole[:4]], skips=True).flops(whole_text(2, 10, 0)) == {FORWARD: 23_040}
 
 
+@pytest.mark.parametrize("first", [0, 1], ids=["the small one first", "the large one first"])
+def test_of_a_step_whose_batches_have_different_forms_only_the_counted_sizes_are_known(first: int) -> None:
+    """As where batches of two tasks take turns in one step: the sizes of one stand nowhere in the other."""
+
+    def step(rows: int, others: int) -> StepKey:
+        batches = ((rows, 4),), ((rows, 8), (others, 8))
+        return (batches[first], batches[1 - first]), 1
+
+    def spent(rows: int, others: int) -> int:
+        return 2 * rows * 4 * 8 + 2 * (rows + others) * 8 * 3
+
+    laws = StepLaws(note=pytest.fail)
+    for rows in (2, 3, 5, 8, 13, 20):
+        laws.counted(step(rows, 6), {FORWARD: spent(rows, 6)})
+    assert laws.foretell(step(5, 6)) == {FORWARD: 2 * 5 * 32 + 2 * 11 * 24}
+    assert laws.foretell(step(5, 9)) is None
+    assert laws.foretell(step(7, 6)) is None
+    assert laws.report({step(5, 6): StepSeconds(1, 1.0)}) == "the batches of a step are of different forms"
+
+
 def test_padding_is_a_flag_and_no_length() -> None:
     """It enters to the first power at most, and a sample's FLOPs do not depend on it."""
     finder = known([*PADDED, (1, 7, 1), (3, 7, 1), (4, 10, 0), (5, 9, 0)], skips=False)

@@ -25,7 +25,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 RUNS = {
     "lightning": 60,
     "lightning-manual": 0,
-    "profile_training": 60,
+    "profile_training": 40,
+    "profile_training-break": 20,
     "deepspeed": 30,
     "transformers": 0,
     "count_flops": 30,

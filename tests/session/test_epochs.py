@@ -80,6 +80,12 @@ def run(
     return profiler
 
 
+def samples_a_batch(profiler: TrainingProfiler) -> float:
+    summary = profiler.throughput
+    assert summary is not None and summary.ips is not None and summary.ips_unit == "samples/s"
+    return summary.ips.average * summary.batch_cost_sec.average
+
+
 def samples_after_each_epoch(loop: Loop) -> None:
     for _ in range(EPOCHS):
         for batch in loop.loader:
@@ -231,9 +237,53 @@ def test_batches_that_were_fetched_side_by_side_and_not_used_are_in_no_step(ends
     found = figures(profiler.throughput)
     steps = EPOCHS * (SHORT - (ends == "by break"))
     assert (found["unknown"], found["model_flops"]) == (0, steps * STEP // ROWS * (ROWS + 3))
-    summary = profiler.throughput
-    assert summary is not None and summary.ips is not None
-    assert summary.ips.average * summary.batch_cost_sec.average == pytest.approx(ROWS + 3)
+    assert samples_a_batch(profiler) == pytest.approx(ROWS + 3)
+
+
+@pytest.mark.parametrize("flushes", [True, False], ids=["the rest is an update", "the rest waits for the next epoch"])
+@pytest.mark.parametrize("batches", [with_one_more, beside_numbers])
+def test_a_batch_that_was_fetched_inside_a_step_and_not_used_is_in_no_step(
+    batches: Callable[[Loop], Iterable[torch.Tensor]], flushes: bool
+) -> None:
+    """Of 12 batches five are a step, and two belong to one of their own, or to one that the next epoch ends."""
+
+    def groups(loop: Loop) -> None:
+        done = 0
+        for _ in range(EPOCHS):
+            for batch in batches(loop):
+                loop.backward(batch)
+                done += 1
+                if done % 5 == 0:
+                    loop.update()
+            if flushes:
+                loop.update()
+                done = 0
+            loop.draws_samples()
+
+    profiler = run(groups)
+    found = figures(profiler.throughput)
+    # Those that are not flushed end with two batches, whose step has not ended.
+    assert found["unknown"] == 0
+    assert found["model_flops"] == (EPOCHS * SHORT - (0 if flushes else EPOCHS * SHORT % 5)) * STEP
+    assert samples_a_batch(profiler) == pytest.approx(ROWS)
+
+
+def test_a_loop_may_use_the_batch_that_it_has_left_with_and_drop_the_next_one() -> None:
+    def in_turn(loop: Loop) -> None:
+        for epoch in range(EPOCHS):
+            for place, batch in enumerate(loop.loader):
+                if place == SHORT:
+                    break
+                loop.backward(batch)
+                loop.update()
+            if epoch % 3 == 0:
+                loop.backward(batch)
+                loop.update()
+
+    profiler = run(in_turn)
+    found = figures(profiler.throughput)
+    assert (found["unknown"], found["model_flops"]) == (0, (EPOCHS * SHORT + 2) * STEP)
+    assert samples_a_batch(profiler) == pytest.approx(ROWS)
 
 
 @pytest.fixture
@@ -295,7 +345,8 @@ def test_a_batch_of_an_iterator_that_was_dropped_may_be_used_yet(now: FakeNow) -
     profiler = run(keeps_the_last)
     found, summary = figures(profiler.throughput), profiler.throughput
     assert (found["unknown"], found["model_flops"]) == (0, 80 * STEP)
-    assert summary is not None and summary.batches == 79  # one step is counted: the second, with the first second
+    # Two steps are counted: the second, with the first second, and later the first one of an epoch.
+    assert summary is not None and (found["counted"], summary.batches) == (2, 78)
     assert summary.batch_cost_sec.average * summary.batches == pytest.approx(39.0)
 
 
