@@ -646,7 +646,7 @@ def train_a_loop_that_breaks(profiled: bool, wire: Tripwire, seen: dict[str, Any
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 3))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    loader: Any = DataLoader(torch.randn(80, 4), batch_size=2, shuffle=True)
+    loader: Any = DataLoader(torch.randn(80, 4), batch_size=2, shuffle=True)  # type: ignore[arg-type]
     losses: list[float] = []
 
     def update() -> None:
@@ -655,7 +655,7 @@ def train_a_loop_that_breaks(profiled: bool, wire: Tripwire, seen: dict[str, Any
 
     def backward(batch: torch.Tensor) -> None:
         loss = model(batch).square().mean()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         losses.append(loss.item())
 
     def step(batch: torch.Tensor) -> None:
