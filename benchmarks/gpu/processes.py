@@ -35,7 +35,13 @@ class Plan:
     """It is ended after these."""
 
 
-def run_part(plan: Plan, here: Here, *, tell: Callable[[Row], None] = lambda row: None) -> Part:
+def run_part(
+    plan: Plan,
+    here: Here,
+    *,
+    tell: Callable[[Row], None] = lambda row: None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Part:
     """Run *plan* in a new process, and return what it saw.
 
     On a CPU the process is forked, which saves the imports. CUDA cannot be used in a fork of a process that has used
@@ -45,20 +51,23 @@ def run_part(plan: Plan, here: Here, *, tell: Callable[[Row], None] = lambda row
         plan: the part.
         here: where.
         tell: is told of each row as it comes.
+        clock: the seconds of its limit are of this.
     """
     context: Any = multiprocessing.get_context("spawn" if here.on_gpu else "fork")
     receiver, sender = context.Pipe(duplex=False)
     log = here.folder / f"part{plan.number}.log"
-    began = time.monotonic()
+    began = clock()
     process = context.Process(target=_work, args=(plan.module, here, sender, str(log)))
     process.start()
     sender.close()
     rows: list[Row] = []
     broken = ""
+    grace_sec = _GRACE_SEC
     try:
         while True:
-            left = plan.limit_sec - (time.monotonic() - began)
+            left = plan.limit_sec - (clock() - began)
             if left <= 0 or not receiver.poll(left):
+                grace_sec = 0.0
                 broken = f"it took longer than its {plan.limit_sec:g} s and was ended\n{_end_of(log)}"
                 break
             message = receiver.recv()
@@ -72,8 +81,8 @@ def run_part(plan: Plan, here: Here, *, tell: Callable[[Row], None] = lambda row
         broken = f"its process ended with exit code {process.exitcode}\n{_end_of(log)}"
     finally:
         receiver.close()
-        _end(process)
-    return Part(number=plan.number, name=plan.name, rows=tuple(rows), seconds=time.monotonic() - began, broken=broken)
+        _end(process, grace_sec)
+    return Part(number=plan.number, name=plan.name, rows=tuple(rows), seconds=clock() - began, broken=broken)
 
 
 def _work(module: str, here: Here, sender: Connection, log: str) -> None:
@@ -110,8 +119,8 @@ def _end_of(log: Path) -> str:
     return ""
 
 
-def _end(process: Any) -> None:
-    process.join(_GRACE_SEC)
+def _end(process: Any, grace_sec: float) -> None:
+    process.join(grace_sec)
     if process.pid is not None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)  # its own session: itself, and what it has started

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -150,12 +151,12 @@ def crashes(here: Here) -> Iterable[Row]:
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Part]:
     """Runs a part made of such functions."""
 
-    def run(*looks: Callable[[Here], Iterable[Row]], limit_sec: float = 60.0) -> Part:
+    def run(*looks: Callable[[Here], Iterable[Row]], **more: Any) -> Part:
         module = ModuleType("a_part")
         module.CHECKS = tuple(Check(claim=look.__name__, look=look) for look in looks)  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "a_part", module)
-        plan = Plan(number=1, name="A part", module="a_part", limit_sec=limit_sec)
-        return run_part(plan, Here(device_type="cpu", small=True, folder=tmp_path))
+        plan = Plan(number=1, name="A part", module="a_part", limit_sec=60.0)
+        return run_part(plan, Here(device_type="cpu", small=True, folder=tmp_path), **more)
 
     return run
 
@@ -168,9 +169,12 @@ def test_a_check_that_raises_keeps_its_rows_and_the_next_one_runs(run: Callable[
 
 
 def test_a_part_that_hangs_is_ended_and_keeps_its_rows(run: Callable[..., Part]) -> None:
-    part = run(hangs, ones, limit_sec=3.0)
+    told: list[Row] = []
+    began = time.monotonic()
+    part = run(hangs, ones, tell=told.append, clock=lambda: 59.9 * len(told))  # 0.1 s of its 60 are left when it hangs
     assert [row.claim for row in part.rows] == ["before"]
-    assert part.broken.startswith("it took longer than its 3 s and was ended")
+    assert part.broken.startswith("it took longer than its 60 s and was ended")
+    assert time.monotonic() - began < 60.0
 
 
 def test_a_part_that_crashes_keeps_its_rows_and_its_last_words(run: Callable[..., Part]) -> None:
