@@ -44,6 +44,11 @@ gc.disable()
 _WRITES_NOTHING, sys.dont_write_bytecode = sys.dont_write_bytecode, False
 
 
+# Torch tries whether its C++ compiler builds for each kind of vectors of this CPU: a program and a Python with torch
+# for each, in each process that compiles. That takes longer than a kernel of a test, which would fail as well.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+
+
 # Lightning asks for the entry points of all that is installed each time that a Trainer is made: more than a hundred
 # files. They stay what they are as long as nothing is installed in the folders in which Python looks.
 _entry_points: Any = importlib.metadata.entry_points

@@ -2,6 +2,9 @@
 
 Each is compiled and run once before it is counted, as a training run would have done. A compiled region is one module:
 no inner module is entered while it runs.
+
+A kernel takes seconds to compile. So a network whose point is no kernel is traced, and run operator by operator; those
+that are compiled to kernels as well are ``SLOW``, but two.
 """
 
 from __future__ import annotations
@@ -258,6 +261,12 @@ def compiled_checkpoint_of_any_batch() -> Network:
 
 
 @FAMILY.network
+def traced_checkpoint_of_any_batch() -> Network:
+    """The same run operator by operator."""
+    return compiled_checkpoint_of(backend="aot_eager", dynamic=True)
+
+
+@FAMILY.network
 def compiled_checkpoint_that_repeats_less() -> Network:
     """The last product's factors are all that the backward needs of it: only the first product runs again.
 
@@ -329,9 +338,8 @@ def compiled_blocks_each_with_a_checkpoint() -> Network:
     )
 
 
-@FAMILY.network
-def compiled_transformer_layer() -> Network:
-    """Causal self-attention stays one fused kernel; two linear layers behind it."""
+def transformer_layer(*, backend: str) -> Network:
+    """Causal self-attention and two linear layers behind it, compiled as a whole."""
     batch, sequence, hidden, heads, intermediate = 2, 7, 12, 3, 20
     projection = 2 * batch * sequence * hidden * hidden
     scores = 2 * batch * sequence * sequence * hidden
@@ -355,7 +363,7 @@ def compiled_transformer_layer() -> Network:
             return x + self.down(torch.relu(self.up(x)))  # type: ignore[no-any-return]
 
     def build() -> Example:
-        model = torch.compile(Layer())
+        model = torch.compile(Layer(), backend=backend)
         assert isinstance(model, nn.Module)
         return warmed_up(Example(model=model, args=(torch.randn(batch, sequence, hidden, requires_grad=True),)))
 
@@ -370,6 +378,18 @@ def compiled_transformer_layer() -> Network:
             by_module={"": PhaseFlops(forward=forward, backward=2 * forward, recompute=scores)},
         ),
     )
+
+
+@FAMILY.network
+def compiled_transformer_layer() -> Network:
+    """Causal self-attention stays one fused kernel."""
+    return transformer_layer(backend="inductor")
+
+
+@FAMILY.network
+def traced_transformer_layer() -> Network:
+    """The same run operator by operator."""
+    return transformer_layer(backend="aot_eager")
 
 
 def compiled_block_under_a_checkpoint(*, backend: str, reentrant: bool) -> Network:
@@ -415,6 +435,23 @@ def compiled_block_in_a_checkpoint() -> Network:
 
 
 @FAMILY.network
+def traced_block_in_a_reentrant_checkpoint() -> Network:
+    """The first run operator by operator, by a module of the compiler's own."""
+    return compiled_block_under_a_checkpoint(backend="aot_eager", reentrant=True)
+
+
+@FAMILY.network
 def traced_block_in_a_checkpoint() -> Network:
-    """The same run operator by operator, by a module of the compiler's own."""
+    """The second run operator by operator."""
     return compiled_block_under_a_checkpoint(backend="aot_eager", reentrant=False)
+
+
+SLOW = frozenset(
+    {
+        "compiled_checkpoint_of_any_batch",
+        "compiled_transformer_layer",
+        "compiled_block_in_a_reentrant_checkpoint",
+        "compiled_block_in_a_checkpoint",
+    }
+)
+"""Networks that take seconds to compile to kernels; each is here a second time, traced alone."""

@@ -21,6 +21,7 @@ from lightning_flops.records import OUTSIDE, PhaseFlops
 
 from . import Example, Network, all_networks
 from .case import forward_and_backward, tensors_in, total
+from .compiled import SLOW
 
 NETWORKS = all_networks()
 
@@ -39,7 +40,9 @@ pytestmark = [
 def each(networks: tuple[Network, ...]) -> pytest.MarkDecorator:
     """One test for each of *networks*."""
     return pytest.mark.parametrize(
-        "network", networks, ids=[f"{network.family}.{network.name}" for network in networks]
+        "network",
+        [pytest.param(network, marks=pytest.mark.slow if network.name in SLOW else ()) for network in networks],
+        ids=[f"{network.family}.{network.name}" for network in networks],
     )
 
 
