@@ -591,8 +591,9 @@ class BatchTokens(NamedTuple):
 
     def plus(self, *others: BatchTokens | None) -> BatchTokens:
         """All of them together; None is a batch that does not tell."""
-        told = [other for other in others if other is not None]
-        return UNKNOWN_TOKENS if len(told) < len(others) else BatchTokens(*map(_sum, zip(self, *told, strict=True)))
+        if self is UNKNOWN_TOKENS or None in others:
+            return UNKNOWN_TOKENS
+        return BatchTokens(*map(_sum, zip(self, *others, strict=True)))  # type: ignore[arg-type]
 
 
 def _sum(counts: tuple[int | None, ...]) -> int | None:

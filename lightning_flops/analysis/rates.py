@@ -16,7 +16,7 @@ def per_second(*, amount: float | None, seconds: float | None) -> float | None:
 
     None when either is not known, negative or not finite, or when *seconds* is zero.
     """
-    if amount is None or seconds is None or not _is_measured(amount) or not _is_measured(seconds) or seconds == 0:
+    if amount is None or seconds is None or not (0 <= amount < math.inf and 0 < seconds < math.inf):
         return None
     try:
         rate = amount / seconds
@@ -64,7 +64,7 @@ def padding_ratio(tokens: BatchTokens) -> float | None:
 
 def over_ranks(*, amount: float | None, ranks: int) -> float | None:
     """What all *ranks* did together, if each did *amount*; None when that is not known or there are no ranks."""
-    if amount is None or ranks < 1 or not _is_measured(amount):
+    if amount is None or ranks < 1 or not 0 <= amount < math.inf:
         return None
     return amount * ranks
 
@@ -87,11 +87,3 @@ def sum_if_all_known(values: Iterable[_Number | None]) -> _Number | None:
             return None
         total = value if total is None else total + value
     return total
-
-
-def _is_measured(value: float) -> bool:
-    """Whether *value* can be something that was counted or timed."""
-    try:
-        return math.isfinite(value) and value >= 0
-    except OverflowError:
-        return False

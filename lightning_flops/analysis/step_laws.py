@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from operator import itemgetter
 from typing import NamedTuple, TypeVar
 
 from lightning_flops.analysis.law import FLAG, Column, Law, LawFinder, Sizes
@@ -158,23 +157,21 @@ class StepLaws:
             numbers: so many steps there are of each.
         """
         unknown = 0
-        for kind, places in _by_kind(keys):
+        for alike, of_each, columns in _by_kind(keys, numbers):
+            kind = _kind_of(alike[0])
             finder = self._finder_of(kind)
-            rest: Iterable[int] = places
-            if not isinstance(finder, str) and finder.law is not None:
-                # It says of each step that was counted what the step has spent.
-                alike = [keys[place] for place in places]
-                of_each = [numbers[place] for place in places]
-                flops, outside = finder.add_up(_columns_of(alike), of_each)
-                rest = [places[place] for place in outside]
-                steps = sum(of_each) - sum(numbers[place] for place in rest)
+            rest: Iterable[int] = range(len(alike))
+            if len(alike) > 1 and not isinstance(finder, str) and finder.law is not None:
+                # It says of each step that was counted what the step has spent. What one step spends is remembered.
+                flops, rest = finder.add_up(columns, of_each)
+                steps = sum(of_each) - sum([of_each[place] for place in rest])
                 sums.add_all(flops, steps=steps, whole=kind not in self._beside_model)
             for place in rest:
-                known = self.known(keys[place])
+                known = self.known(alike[place])
                 if known is None:
-                    unknown += numbers[place]
+                    unknown += of_each[place]
                 else:
-                    sums.add(known, steps=numbers[place])
+                    sums.add(known, steps=of_each[place])
         return unknown
 
     def foretells_kinds(self, keys: Iterable[StepKey]) -> bool:
@@ -606,31 +603,35 @@ def _sizes_of(key: StepKey) -> tuple[Sizes, ...]:
     return tuple([tuple(chain.from_iterable(shapes)) for shapes in batches])
 
 
-def _by_kind(keys: Sequence[StepKey]) -> Iterable[tuple[_Kind, Sequence[int]]]:
-    """The kinds of steps with these *keys*, and the places of each in them."""
-    first = keys[0] if keys else None
-    if first is not None and len(first[0]) == 1 and _have_one_form(keys):  # most readings
-        return [(_kind_of(first), range(len(keys)))]
-    found: dict[_Kind, list[int]] = {}
-    for place, key in enumerate(keys):
-        found.setdefault(_kind_of(key), []).append(place)
-    return found.items()
-
-
-def _have_one_form(keys: Sequence[StepKey]) -> bool:
-    """Whether steps are of one kind, if those of one batch are meant. No function of ours is called for each."""
-    batches, updates = zip(*keys, strict=True)
-    if updates.count(updates[0]) < len(keys) or set(map(len, batches)) != {1}:
-        return False
-    shapes = list(map(itemgetter(0), batches))
-    return len(set(map(len, shapes))) == 1 and all(len(set(map(len, its))) == 1 for its in zip(*shapes, strict=True))
+def _by_kind(
+    keys: Sequence[StepKey], numbers: Sequence[int]
+) -> Sequence[tuple[Sequence[StepKey], Sequence[int], Sequence[Sequence[Column]]]]:
+    """Steps with these *keys*, by kind: their keys, how many there are of each, and their columns."""
+    if not keys:
+        return []
+    try:
+        return [(keys, numbers, _columns_of(keys))]
+    except ValueError:  # they are of several kinds, which is rare
+        found: dict[_Kind, tuple[list[StepKey], list[int]]] = {}
+    for key, number in zip(keys, numbers, strict=True):
+        its, of_each = found.setdefault(_kind_of(key), ([], []))
+        its.append(key)
+        of_each.append(number)
+    return [(its, of_each, _columns_of(its)) for its, of_each in found.values()]
 
 
 def _columns_of(keys: Sequence[StepKey]) -> list[list[Column]]:
-    """For each batch of steps of one kind, a column for each of its sizes."""
+    """For each batch of steps of one kind, a column for each of its sizes. No function of ours is called for each.
+
+    Raises:
+        ValueError: they are of several kinds.
+    """
+    batches, updates = zip(*keys, strict=True)
+    if updates.count(updates[0]) < len(updates):
+        raise ValueError("steps of different numbers of updates have no columns together")
     return [
         [axis for tensors in zip(*batch, strict=True) for axis in zip(*tensors, strict=True)]
-        for batch in zip(*map(itemgetter(0), keys), strict=True)
+        for batch in zip(*batches, strict=True)
     ]
 
 

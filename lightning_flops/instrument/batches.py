@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -145,6 +146,16 @@ def samples_in(shapes: Shapes) -> int | None:
     return leading.pop() if len(leading) == 1 and UNKNOWN not in shapes else None
 
 
+def _agreed_samples(batches: Sequence[Shapes]) -> Sequence[int] | None:
+    """``samples_in`` of each of *batches* if all their tensors agree on it; no function of ours is called for each."""
+    try:
+        leading = [tuple(map(itemgetter(0), tensors)) for tensors in zip(*batches, strict=True)]
+    except (IndexError, ValueError):  # a tensor without axes, or batches of different forms
+        return None
+    agree = bool(leading) and leading.count(leading[0]) == len(leading) and min(leading[0]) >= 0
+    return leading[0] if agree else None
+
+
 class BatchMeter:
     """Samples and tokens of batches, from what the user said or from the batches themselves.
 
@@ -196,11 +207,12 @@ class BatchMeter:
             )
         return samples
 
-    def samples_of(self, batches: Sequence[Shapes]) -> list[int | None]:
+    def samples_of(self, batches: Sequence[Shapes]) -> Sequence[int | None]:
         """Samples in each of several batches, whose tensors have these shapes."""
         if batches.count(batches[0]) == len(batches):
             return [self.samples(None, batches[0])] * len(batches)
-        return [self.samples(None, shapes) for shapes in batches]
+        agreed = _agreed_samples(batches) if self._batch_size is None else None
+        return [self.samples(None, shapes) for shapes in batches] if agreed is None else agreed
 
     def tokens(self, batch: Any, samples: int | None) -> int | None:
         """Tokens in *batch* of so many *samples*; None if that is not known or was not asked for."""

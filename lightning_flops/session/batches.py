@@ -54,7 +54,7 @@ class StepBook:
             return [key for key in booked if key is not None]
         # Most steps have one batch.
         keys: list[StepKey]
-        if all(one is shapes[0] for one in shapes) and updates.count(updates[0]) == len(updates):
+        if shapes.count(shapes[0]) == len(shapes) and updates.count(updates[0]) == len(updates):
             keys = [((shapes[0],), updates[0])] * len(shapes)  # most steps are alike
         else:
             keys = list(zip(zip(shapes, strict=True), updates, strict=True))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import compress
 from operator import ne, sub
 from typing import NamedTuple
@@ -14,8 +13,7 @@ from lightning_flops.instrument.batches import Shapes
 from lightning_flops.records import NO_TOKENS, BatchTokens, BatchTotals, Extremes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MonitorReading:
+class MonitorReading(NamedTuple):
     """Batches between two readings, on this rank."""
 
     seconds: float
@@ -169,14 +167,13 @@ class Monitor:
         self._describe = describe
         self._told: list[tuple[float, float, int, int | None, bool, BatchTokens | None]] = []
         """Batches of the running step that were told of at once: as in ``Noted``, with their samples."""
-        self._cost = _Spread()
-        self._wait = _Spread()
-        self._rate = _Spread()
-        self._total_samples: int | None = 0
-        self._batches = 0
-        self._steps = 0
+        self._spreads = _Spreads()
+        self._batches = self._steps = 0
         self._samples: int | None = 0
-        self._tokens = self._total_tokens = NO_TOKENS
+        self._tokens = NO_TOKENS
+        self._samples_before: int | None = 0
+        """In the batches of earlier readings."""
+        self._tokens_before = NO_TOKENS
         self._step_sec = 0.0
         """Of the running step, up to its last batch."""
         self._before = self._read_from = self._clocks()
@@ -186,8 +183,8 @@ class Monitor:
     def restart(self) -> None:
         """Drop what happened since the last batch and the last reading: the next batch and reading begin here."""
         self.add_up()
-        self._before = self._clocks()
-        self._begin_reading()
+        self._before = now = self._clocks()
+        self._begin_reading(now)
 
     def leave_out(self) -> None:
         """The batch that ends here is in no figure, and nor is its time; the reading goes on."""
@@ -235,19 +232,21 @@ class Monitor:
             samples=self._samples,
             tokens=self._tokens,
         )
-        self._begin_reading()
+        self._begin_reading(end)
         return reading
 
     def totals(self) -> BatchTotals:
         """All batches of the run, except those that ``restart`` dropped."""
         self.add_up()
+        samples = _sum(self._samples_before, self._samples)
+        seconds, waits, rates = self._spreads.records()
         return BatchTotals(
-            batches=self._cost.number,
-            seconds=self._cost.record(),
-            reader_sec=self._wait.record(),
-            samples=self._total_samples,
-            samples_per_sec=None if self._total_samples is None else self._rate.record(),
-            tokens=self._total_tokens,
+            batches=0 if seconds is None else seconds.number,
+            seconds=seconds,
+            reader_sec=waits,
+            samples=samples,
+            samples_per_sec=None if samples is None else rates,
+            tokens=self._tokens_before.plus(self._tokens),
         )
 
     def add_up(self) -> None:
@@ -276,7 +275,7 @@ class Monitor:
         seconds = list(map(sub, clocks, (before.at, *clocks)))
         if fetches[-1] != before.fetches:
             waited = map(sub, waits, (before.wait_sec, *waits))
-            self._wait.add(list(compress(waited, map(ne, fetches, (before.fetches, *fetches)))))
+            self._spreads.waits += compress(waited, map(ne, fetches, (before.fetches, *fetches)))
         self._before = _Clocks(clocks[-1], waits[-1], fetches[-1])
         return seconds
 
@@ -299,23 +298,17 @@ class Monitor:
         ends_step: Sequence[bool],
         tokens: Sequence[BatchTokens | None],
     ) -> None:
-        self._cost.add(seconds)
-        self._rate.add([its / sec for its, sec in zip(samples, seconds, strict=True) if its is not None and sec > 0])
-        known = [its for its in samples if its is not None]
-        total = sum(known) if len(known) == len(samples) else None
-        self._samples = _sum(self._samples, total)
-        self._total_samples = _sum(self._total_samples, total)
-        of_these = NO_TOKENS.plus(*tokens)
-        self._tokens = self._tokens.plus(of_these)
-        self._total_tokens = self._total_tokens.plus(of_these)
+        self._spreads.add(seconds, samples)
+        self._samples = _sum(self._samples, None if None in samples else sum(samples))  # type: ignore[arg-type]
+        self._tokens = self._tokens.plus(*tokens)
         self._batches += len(seconds)
         self._steps += sum(ends_step)
 
-    def _begin_reading(self) -> None:
-        self._read_from = self._clocks()
-        self._batches = 0
-        self._steps = 0
-        self._samples = 0
+    def _begin_reading(self, now: _Clocks) -> None:
+        self._read_from = now
+        self._samples_before = _sum(self._samples_before, self._samples)
+        self._tokens_before = self._tokens_before.plus(self._tokens)
+        self._batches = self._steps = self._samples = 0
         self._tokens = NO_TOKENS
 
     def _clocks(self) -> _Clocks:
@@ -327,27 +320,51 @@ def _sum(one: int | None, other: int | None) -> int | None:
     return None if one is None or other is None else one + other
 
 
-class _Spread:
-    """Sum, least and greatest of numbers."""
-
-    __slots__ = ("greatest", "least", "number", "total")
+class _Spreads:
+    """Sums and extremes over all batches of a run. Its end asks for them, so they are found of many batches at once."""
 
     def __init__(self) -> None:
-        self.number = 0
-        self.total = 0.0
-        self.least = float("inf")
-        self.greatest = float("-inf")
+        self.waits: list[float] = []
+        """Seconds of waits that are in no extremes yet; whoever books a wait adds it here."""
+        self._seconds: list[float] = []
+        self._samples: list[int | None] = []
+        self._of_waits = self._of_seconds = self._of_rates = _NOTHING
 
-    def add(self, new: Sequence[float]) -> None:
-        """Add *new* numbers."""
-        if new:
-            self.number += len(new)
-            self.total = sum(new, self.total)
-            self.least = min(self.least, min(new))
-            self.greatest = max(self.greatest, max(new))
+    def add(self, seconds: Sequence[float], samples: Sequence[int | None]) -> None:
+        """Add batches: their seconds and their samples."""
+        self._seconds += seconds
+        self._samples += samples
+        if len(self._seconds) > LONGEST_LOG:
+            self._add_up()
 
-    def record(self) -> Extremes | None:
-        """None if nothing was added."""
-        if not self.number:
-            return None
-        return Extremes(number=self.number, total=self.total, least=self.least, greatest=self.greatest)
+    def records(self) -> tuple[Extremes | None, Extremes | None, Extremes | None]:
+        """Of seconds, of waits, and of samples a second where both are known; None where there was nothing."""
+        self._add_up()
+        return _if_any(self._of_seconds), _if_any(self._of_waits), _if_any(self._of_rates)
+
+    def _add_up(self) -> None:
+        seconds, self._seconds, samples, self._samples = self._seconds, [], self._samples, []
+        waits, self.waits = self.waits, []
+        rates = [its / sec for its, sec in zip(samples, seconds, strict=True) if its is not None and sec > 0]
+        self._of_seconds = _with(self._of_seconds, seconds)
+        self._of_waits = _with(self._of_waits, waits)
+        self._of_rates = _with(self._of_rates, rates)
+
+
+_NOTHING = Extremes(number=0, total=0.0, least=math.inf, greatest=-math.inf)
+
+
+def _if_any(found: Extremes) -> Extremes | None:
+    return found if found.number else None
+
+
+def _with(known: Extremes, new: Sequence[float]) -> Extremes:
+    """*known* with *new* numbers in it."""
+    if not new:
+        return known
+    return Extremes(
+        number=known.number + len(new),
+        total=sum(new, known.total),
+        least=min(known.least, *new),
+        greatest=max(known.greatest, *new),
+    )
