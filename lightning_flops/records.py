@@ -593,7 +593,7 @@ class BatchTokens(NamedTuple):
         """All of them together; None is a batch that does not tell."""
         if self is UNKNOWN_TOKENS or None in others:
             return UNKNOWN_TOKENS
-        return BatchTokens(*map(_sum, zip(self, *others, strict=True)))  # type: ignore[arg-type]
+        return BatchTokens(*map(_sum, zip(self, *others, strict=True)))
 
 
 def _sum(counts: tuple[int | None, ...]) -> int | None:
