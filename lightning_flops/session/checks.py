@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -50,12 +49,12 @@ class Checks:
         self._planned: float = math.inf
         self._expected: set[int] = set()
         """Numbers of steps after which the next one is worth a check, whatever its number."""
-        self._round = deque((every, beside) for every in _ROUND_NUMBERS for beside in _BESIDE)
-        """Steps of which one is still to be looked at: every so many, and so many after that."""
+        self._roundest = dict.fromkeys(_BESIDE, 0)
+        """How round the numbers are beside which a step was looked at, on each side."""
         self._round_at: float = math.inf
-        """The next of the first of them; none before an ordinary step was checked, which tells more."""
+        """The next step beside a round number that is worth a look."""
         self._ordinary_was_checked = False
-        self._is_round = False
+        """That tells more, and comes before them."""
 
     def window_closes(self, counted: Iterable[StepKey], *, steps_done: int) -> None:
         """A window has counted steps of these keys: from here on steps like them are checked now and then."""
@@ -78,9 +77,16 @@ class Checks:
         self.at = min([planned, self._round_at, *self._expected])
 
     def _find_round(self, *, after: int) -> None:
-        if self._round and self._ordinary_was_checked:
-            every, beside = self._round[0]
-            self._round_at = max(1, -((beside - after) // every)) * every + beside
+        """Find the next step beside a round number. A rounder one shows what comes at less round ones, too."""
+        self._round_at = math.inf
+        if not self._ordinary_was_checked:
+            return
+        for every in _ROUND_NUMBERS:
+            is_small = after >= 10 * every and every != _ROUND_NUMBERS[-1]
+            for beside, roundest in self._roundest.items():
+                if roundest < every and not is_small:
+                    self._round_at = max(1, -((beside - after) // every)) * every + beside
+                    return
 
     def hurry(self, *, steps_done: int) -> None:
         """A check now would tell something."""
@@ -104,8 +110,7 @@ class Checks:
         samples = self._samples
         if steps_done < self.at:
             return False
-        is_round = steps_done == self._round_at
-        expected = is_round or steps_done in self._expected
+        expected = steps_done == self._round_at or steps_done in self._expected
         self._expected = {one for one in self._expected if one > steps_done}
         self._find_round(after=steps_done + 1)
         if samples.exhausted:
@@ -119,14 +124,14 @@ class Checks:
         if not samples.affords(steps_done=steps_done):
             affords_at = samples.affords_at(steps_done=steps_done)
             self._find_round(after=affords_at)
-            self._wait_until(affords_at)
+            self._wait_until(max(self._planned, affords_at))
             return False
         if not (expected or samples.is_usual(steps_done=steps_done)):
             self._wait_until(steps_done + 1)
             return False
         self._wait_until(math.inf)
         self.running, self.began = True, steps_done
-        self.looks_for_more, self._is_round = expected, is_round
+        self.looks_for_more = expected
         samples.begins()
         return True
 
@@ -135,12 +140,13 @@ class Checks:
         self._was_new = not self._laws.is_settled(key)
         if self.running:
             self._ordinary_was_checked |= not self.looks_for_more
-            if self._is_round:
-                self._round.popleft()
+            for beside, roundest in self._roundest.items():
+                fitting = [every for every in _ROUND_NUMBERS if (self.began - beside) % every == 0]
+                self._roundest[beside] = max([roundest, *fitting])
 
     def found_more(self) -> None:
         """A step at which people do more than at others has spent more: no further one needs to be looked at."""
-        self._round.clear()
+        self._roundest.clear()
 
     def ends(self, *, steps_done: int) -> None:
         """It has ended, or its loop has left it."""

@@ -80,7 +80,8 @@ class Samples:
 
     def is_usual(self, *, steps_done: int) -> bool:
         """Whether the step that begins now is none of those at which people do what they do not do at others."""
-        return 0 < steps_done % _ROUND < _ROUND - 1  # whether they count from 0 or from 1
+        # Whether they count from 0 or from 1; after the update of a step is in the next one for us.
+        return 1 < steps_done % _ROUND < _ROUND - 1
 
     def pause(self, reason: str) -> None:
         """What runs from here on is no part of a step, until ``go_on`` is called with the same *reason*."""

@@ -196,7 +196,9 @@ def test_time_that_is_no_steps_is_not_taken_for_the_cost_of_a_check() -> None:
     assert samples.seconds == 4.0
 
 
-@pytest.mark.parametrize(("done", "usual"), [(99, False), (100, False), (103, True), (109, False), (110, False)])
+@pytest.mark.parametrize(
+    ("done", "usual"), [(99, False), (100, False), (101, False), (102, True), (108, True), (109, False), (110, False)]
+)
 def test_no_check_is_made_where_people_do_what_they_do_now_and_then(done: int, usual: bool) -> None:
     assert Samples().is_usual(steps_done=done) is usual
 
@@ -281,11 +283,11 @@ def test_an_optimizer_that_spends_more_at_round_numbers_leaves_model_flops_exact
     assert (found["model_flops"], found["hardware_flops"]) == (steps * LAYERS * 3 * PRODUCT, None)
 
 
-def test_each_round_number_is_looked_at_once_and_so_are_its_neighbours() -> None:
-    """After the first ordinary check, and one in ten thousand steps is the rarest."""
+def checked(*, share: float, counting_sec: float) -> tuple[list[int], list[int]]:
+    """After how many of 35,000 steps of a second a check begins: ordinary ones, and those beside round numbers."""
     now = FakeNow()
     laws = StepLaws(lambda sentence: None)
-    samples = Samples(now, share=1.0)
+    samples = Samples(now, share=share)
     checks = Checks(laws, samples, wanted=True)
     key: StepKey = ((((ROWS, WIDTH),),), 1)
     laws.counted(key, {("forward", "float32"): 8})
@@ -296,10 +298,27 @@ def test_each_round_number_is_looked_at_once_and_so_are_its_neighbours() -> None
         now.sleep(1.0)
         if checks.begins(steps_done=done):
             (looks if checks.looks_for_more else made).append(done)
+            now.sleep(counting_sec)
             checks.counts(key)
             checks.ends(steps_done=done + 1)
+    return made, looks
+
+
+def test_each_round_number_is_looked_at_once_and_so_are_its_neighbours() -> None:
+    """After the first ordinary check, and one in ten thousand steps is the rarest."""
+    made, looks = checked(share=1.0, counting_sec=0.0)
     assert made == [103, 206, 412, 824, 1_648, 3_296, 6_592, 13_184, 26_368]
     assert looks == [200, 201, 299, 1_000, 1_001, 1_999, 10_000, 10_001, 19_999]
+
+
+def test_where_few_steps_can_be_counted_the_roundest_numbers_near_are_looked_at() -> None:
+    made, looks = checked(share=0.005, counting_sec=6.0)
+    # The first is taken for ten steps, which are half a percent of 2,000; no step beside that number is an ordinary one.
+    # Each takes 6 s, so the one after n of them may begin when n + 1 are half a percent of the run: 1,200 (n + 1) s after
+    # its begin, which was four steps late. In 3,592 + 12 - 4 and in 7,174 + 30 - 4 seconds ordinary ones are affordable,
+    # due since 3,296 and 6,592; at 4,001 + 18 - 4 none is.
+    assert made == [2_002, 3_592, 7_174, 13_184, 26_368]
+    assert looks == [3_000, 5_001, 5_999, 10_000, 10_001, 19_999]
 
 
 def test_checks_come_after_103_steps_and_always_twice_as_many() -> None:
