@@ -52,14 +52,14 @@ def _shorten_windows() -> None:
 @functools.cache
 def _prepare_process() -> None:
     """Once in a process: hear the profiler's warnings, and of each window that closes."""
-    session: Any = importlib.import_module("lightning_flops.session.session")
+    run_reports: Any = importlib.import_module("lightning_flops.session.run_reports")
 
     class Hear(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             write(kind="said", test=running_test(), words=record.getMessage())
 
     logging.getLogger("lightning_flops").addHandler(Hear(logging.WARNING))
-    build = session.profile_of_window
+    build = run_reports.profile_of_window
 
     @functools.wraps(build)
     def profile_of_window(*args: Any, **kwargs: Any) -> Any:
@@ -68,7 +68,7 @@ def _prepare_process() -> None:
         write(kind="profiled", test=running_test(), pid=os.getpid(), timed=timed, traced=traced)
         return profile
 
-    session.profile_of_window = profile_of_window
+    run_reports.profile_of_window = profile_of_window
 
 
 # ---- what is left on Trainers

@@ -26,7 +26,7 @@ def build_throughput(
     *,
     dp_size: int,
     flops: RunTotals = NOTHING_BOOKED,
-    model_flops_peak_sec: float | None = None,
+    model_flops_peak_sec: float | str | None = None,
     useful_flops_peak_sec: float | str | None = None,
     lower_bound: bool = False,
     tokens: BatchTokens = UNKNOWN_TOKENS,
@@ -39,7 +39,8 @@ def build_throughput(
         totals: what the batches of this rank took.
         dp_size: ranks that see different data, whose items count together.
         flops: what the steps of this rank spent.
-        model_flops_peak_sec: seconds that those of the undisturbed ones take at the device's peaks; None if not known.
+        model_flops_peak_sec: seconds that those of the undisturbed ones take at the device's peaks; in words, why that
+            is not known.
         useful_flops_peak_sec: the same of what they would have spent without padding; in words, why it is not known.
         lower_bound: an operator that may have spent FLOPs could not be counted.
         tokens: those of all batches of this rank, counted and traced ones as well.
@@ -86,6 +87,7 @@ def build_throughput(
                 ("model_flops", _why_unknown(flops)),
                 ("hardware_flops", _why_no_hardware_flops(flops)),
                 ("law", law),
+                ("mfu", model_flops_peak_sec),
                 ("useful_mfu", useful_flops_peak_sec),
             )
             if isinstance(reason, str)
@@ -95,10 +97,8 @@ def build_throughput(
         trained_tokens=tokens.trained,
         padding_ratio=padding_ratio(tokens),
         tokens_per_sec=per_second(amount=over_ranks(amount=totals.tokens.real, ranks=dp_size), seconds=seconds.total),
-        mfu=per_second(amount=model_flops_peak_sec, seconds=seconds.total),
-        useful_mfu=per_second(
-            amount=None if isinstance(useful_flops_peak_sec, str) else useful_flops_peak_sec, seconds=seconds.total
-        ),
+        mfu=per_second(amount=_known(model_flops_peak_sec), seconds=seconds.total),
+        useful_mfu=per_second(amount=_known(useful_flops_peak_sec), seconds=seconds.total),
     )
 
 
@@ -120,6 +120,10 @@ def _why_no_hardware_flops(flops: RunTotals) -> str | None:
     if flops.model_flops is None or flops.hardware_flops is not None:
         return None
     return _BESIDE_MODEL if flops.depends_beside_model else _PADDING
+
+
+def _known(peak_sec: float | str | None) -> float | None:
+    return None if isinstance(peak_sec, str) else peak_sec
 
 
 def _mean(values: Extremes) -> Spread:

@@ -57,6 +57,8 @@ def _flops_lines(summary: ThroughputSummary) -> list[str]:
     ]
     if reason := summary.unavailable.get("hardware_flops"):
         lines += paragraph(f"Hardware FLOPs are {NOT_AVAILABLE}: {reason}.")
+    if summary.model_flops_per_sec is not None and (reason := summary.unavailable.get("mfu")):
+        lines += paragraph(f"MFU is {NOT_AVAILABLE}: {reason}.")
     shares = [
         f"{percent(number / steps)} {words}"
         for number, words in (

@@ -83,7 +83,7 @@ class ThroughputSummary:
     law: StepLaw | None = None
     """What a step spends as a function of its sizes; None if they did not vary, or if there is no such law."""
     unavailable: Mapping[str, str] = field(default_factory=dict)
-    """Why ``hardware_flops``, ``law`` or ``useful_mfu`` is None, in a few words."""
+    """Why ``model_flops``, ``hardware_flops``, ``law``, ``mfu`` or ``useful_mfu`` is None, in a few words."""
 
     def __repr__(self) -> str:
         """The averages; ``to_json`` has every field."""

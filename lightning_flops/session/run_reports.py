@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 logger = package_logger(__name__)
 
+_NO_PEAK = "no dense peak is known for the device; set peak_flops_per_sec"
+
 
 class RunReports:
     """Makes the reports of one run, and writes them.
@@ -221,14 +223,16 @@ class RunReports:
         self._flops.look_at_parameters(replaced=replaced)
         flops = self._flops.books.totals()
         known = flops.undisturbed
-        useful: float | str = "the FLOPs of a step are not known"
+        at_peak: float | str = "the FLOPs of a step are not known"
+        useful = at_peak
         if known is not None:
+            at_peak = self._at_peak(known.model_by_dtype)
             useful = self._useful_peak_sec(flops.keys, monitor.totals().tokens)
         self.throughput = build_throughput(
             monitor.totals(),
             dp_size=self._plan.dp_size,
             flops=flops,
-            model_flops_peak_sec=None if known is None else self._peak_sec(known.model_by_dtype),
+            model_flops_peak_sec=at_peak,
             useful_flops_peak_sec=useful,
             lower_bound=self._flops.lower_bound,
             tokens=self._all_tokens(monitor),
@@ -266,8 +270,12 @@ class RunReports:
     def _useful_peak_sec(self, keys: Mapping[StepKey, int], tokens: BatchTokens) -> float | str:
         """Seconds that the model FLOPs of these steps would take at the peak without padding; in words, why not."""
         useful = self._flops.laws.without_padding(keys, tokens)
-        seconds = useful if isinstance(useful, str) else self._peak_sec(useful)
-        return "the device's peak is not known" if seconds is None else seconds
+        return useful if isinstance(useful, str) else self._at_peak(useful)
+
+    def _at_peak(self, flops: Mapping[str, int]) -> float | str:
+        """Seconds that FLOPs by dtype take at the peaks of this device; in words, why that is not known."""
+        seconds = self._peak_sec(flops)
+        return _NO_PEAK if seconds is None else seconds
 
     def _peak_sec(self, flops: Mapping[str, int]) -> float | None:
         """Seconds that FLOPs by dtype take at the peaks of this device."""

@@ -66,6 +66,16 @@ def test_a_wait_that_was_not_seen_is_not_zero() -> None:
     assert summary.batch_cost_sec.average == 1.5
 
 
+def test_a_share_of_a_peak_that_is_not_known_has_its_reason() -> None:
+    second = Extremes(number=2, total=4.0, least=1.0, greatest=3.0)
+    totals = BatchTotals(batches=2, seconds=second, reader_sec=None, samples=None, samples_per_sec=None)
+    found = [build_throughput(totals, dp_size=1, model_flops_peak_sec=peak_sec) for peak_sec in (1.0, "no peak")]
+    assert [(one.mfu, dict(one.unavailable)) for one in found if one is not None] == [
+        (0.25, {}),
+        (None, {"mfu": "no peak"}),
+    ]
+
+
 SECONDS = st.floats(min_value=0.0, max_value=1e4)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ import pytest
 from benchmarks import lightning_suite_door as door
 from benchmarks.foreign_suite import known_differences
 from benchmarks.lightning_suite import KNOWN, _all_outcomes, _drop_stale_records, _make_door, main
+from lightning_flops import FlopsProfilerCallback
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.entry_points import SWITCH, callbacks_factory
+from lightning_flops.session import run_reports
 from tests.lightning.nets import ROOTS, loader, new_net, new_trainer
 
 
@@ -41,6 +44,21 @@ def test_what_is_left_on_a_trainer_or_what_it_holds_is_seen(owner: str, tmp_path
     assert door.left_on_trainers() == ["Net._forward_hooks"]
     hook.remove()
     assert door.left_on_trainers() == []
+
+
+def test_windows_that_close_and_what_is_warned_of_are_recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    written: list[dict[str, Any]] = []
+    monkeypatch.setattr(door, "write", lambda **record: written.append(record))
+    # What it does once in a process is undone here.
+    monkeypatch.setattr(run_reports, "profile_of_window", vars(run_reports)["profile_of_window"])
+    logger = logging.getLogger("lightning_flops")
+    monkeypatch.setattr(logger, "handlers", list(logger.handlers))
+    door._prepare_process.__wrapped__()
+    profiler = FlopsProfilerCallback(profile_step=1, timing_steps=2, trace=False)
+    new_trainer(ROOTS[0], tmp_path, profiler, max_epochs=1).fit(new_net(ROOTS[0]), loader(8))
+    logger.warning("heard")
+    assert [(one["timed"], one["traced"]) for one in written if one["kind"] == "profiled"] == [(2, False)]
+    assert written[-1]["words"] == "heard"
 
 
 def test_windows_are_short_where_the_profiler_is_switched_on_and_as_ever_where_not(

@@ -73,6 +73,8 @@ def test_a_loop_is_profiled_without_a_line_inside_it(now: FakeNow, windows: list
     assert seconds(windows) == [STEP, STEP]
     assert set(windows[0].mixed_phases) == {"transfer", "other"}
     assert profiler.throughput is not None and profiler.throughput.batches == 7
+    no_peak = "no dense peak is known for the device; set peak_flops_per_sec"
+    assert (profiler.throughput.mfu, profiler.throughput.unavailable["mfu"]) == (None, no_peak)
 
 
 def test_the_dtype_of_an_autocast_is_named_beside_the_parameters(now: FakeNow) -> None:

@@ -97,6 +97,27 @@ def test_a_run_whose_steps_are_all_known_says_what_they_spent() -> None:
     golden("text/throughput_known.txt", render_throughput(summary))
 
 
+def test_a_run_whose_peak_is_not_known_says_that_its_mfu_is_not() -> None:
+    summary = ThroughputSummary(
+        schema_version=2,
+        batches=9,
+        reader_ratio=None,
+        reader_cost_sec=None,
+        batch_cost_sec=Spread(average=0.1, maximum=0.4, minimum=0.05),
+        ips=None,
+        ips_unit="batches/s",
+        model_flops=1_000,
+        hardware_flops=1_000,
+        model_flops_per_sec=1_000.0,
+        steps_counted=1,
+        steps_predicted=9,
+        unavailable={"mfu": "no dense peak is known for the device; set peak_flops_per_sec"},
+    )
+    lines = render_throughput(summary).splitlines()
+    place = lines.index("Model FLOPs: 1,000, hardware FLOPs: 1,000, MFU: n/a")
+    assert lines[place + 1] == "MFU is n/a: no dense peak is known for the device; set peak_flops_per_sec."
+
+
 def test_what_depends_on_padding_has_a_letter_of_its_own() -> None:
     """Without padding 120·S² - 120·S are skipped of each sample's scores."""
     terms = [
