@@ -313,10 +313,10 @@ def test_each_round_number_is_looked_at_once_and_so_are_its_neighbours() -> None
 
 def test_where_few_steps_can_be_counted_the_roundest_numbers_near_are_looked_at() -> None:
     made, looks = checked(share=0.005, counting_sec=6.0)
-    # The first is taken for ten steps, which are half a percent of 2,000; no step beside that is an ordinary one. Each
-    # takes 6 s, so the one after n of them may begin when n + 1 are half a percent of the run: 1,200 (n + 1) s after its
-    # begin, which was four steps late. In 3,592 + 12 - 4 and in 7,174 + 30 - 4 seconds ordinary ones are affordable, due
-    # since 3,296 and 6,592; at 4,001 + 18 - 4 none is.
+    # The first is taken for ten steps, which are half a percent of 2,000; no step beside that is an ordinary one.
+    # Each takes 6 s, so the one after n of them may begin when n + 1 are half a percent of the run: 1,200 (n + 1) s
+    # after its begin, which was four steps late. In 3,592 + 12 - 4 and in 7,174 + 30 - 4 seconds ordinary ones are
+    # affordable, due since 3,296 and 6,592; at 4,001 + 18 - 4 none is.
     assert made == [2_002, 3_592, 7_174, 13_184, 26_368]
     assert looks == [3_000, 5_001, 5_999, 10_000, 10_001, 19_999]
 
