@@ -59,6 +59,10 @@ GIVEN_UP = (
 )
 
 
+NOT_COUNTED = (
+    "An operator that may have spent FLOPs could not be counted, so FLOPs and MFU are lower bounds; the report of a "
+    "window says which."
+)
 MORE = (
     "Step {step} spent {flops} model FLOPs more than is foretold for its shapes. What runs in some steps only, as to "
     "draw samples, is in the time of these steps, and in their FLOPs only where they are counted: the run's FLOPs and "

@@ -29,6 +29,7 @@ def build_throughput(
     model_flops_peak_sec: float | str | None = None,
     useful_flops_peak_sec: float | str | None = None,
     lower_bound: bool = False,
+    notes: tuple[str, ...] = (),
     tokens: BatchTokens = UNKNOWN_TOKENS,
     law: RunLaw | str | None = None,
     peak_sec: Callable[[Mapping[str, int]], float | None] = lambda flops: None,
@@ -42,7 +43,8 @@ def build_throughput(
         model_flops_peak_sec: seconds that those of the undisturbed ones take at the device's peaks; in words, why that
             is not known.
         useful_flops_peak_sec: the same of what they would have spent without padding; in words, why it is not known.
-        lower_bound: an operator that may have spent FLOPs could not be counted.
+        lower_bound: FLOPs are missing.
+        notes: about the FLOPs, as in ``ThroughputSummary``.
         tokens: those of all batches of this rank, counted and traced ones as well.
         law: what a step spends as a function of its sizes; in words, why there is none; None if nobody asked.
         peak_sec: seconds that FLOPs by dtype take at the device's peaks; None if one is not known.
@@ -74,6 +76,7 @@ def build_throughput(
         model_flops=flops.model_flops,
         hardware_flops=flops.hardware_flops,
         lower_bound=lower_bound,
+        notes=notes,
         steps_counted=flops.steps_counted,
         steps_predicted=flops.steps_predicted,
         steps_unknown=flops.steps_unknown,

@@ -68,7 +68,10 @@ def _flops_lines(summary: ThroughputSummary) -> list[str]:
         )
         if number
     ]
-    return [*lines, *paragraph(f"FLOPs are of all {plain(steps)} {plural('step', steps)}: {', '.join(shares)}.")]
+    for note in summary.notes:
+        lines += paragraph(note)
+    known_how = f"FLOPs are of all {plain(steps)} {plural('step', steps)}: {', '.join(shares)}."
+    return [*lines, *paragraph(known_how)]
 
 
 def _token_lines(summary: ThroughputSummary) -> list[str]:

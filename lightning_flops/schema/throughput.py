@@ -55,6 +55,8 @@ class ThroughputSummary:
     lower_bound: bool = False
     """FLOPs and MFU are lower bounds: an operator that may have spent FLOPs could not be counted, or a step was counted
     that spent more than others of its shapes, and nobody knows how many such steps there were."""
+    notes: tuple[str, ...] = ()
+    """Sentences about these FLOPs: what is missing in lower bounds, and why steps are not foretold any more."""
     steps_counted: int = 0
     """Steps that were counted themselves."""
     steps_predicted: int = 0

@@ -235,6 +235,7 @@ class RunReports:
             model_flops_peak_sec=at_peak,
             useful_flops_peak_sec=useful,
             lower_bound=self._flops.lower_bound,
+            notes=tuple(self._flops.notes),
             tokens=self._all_tokens(monitor),
             law=self._flops.laws.report(self._seconds_by_key()),
             peak_sec=self._peak_sec,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from lightning_flops.analysis.flops_law import step_law
-from lightning_flops.analysis.step_laws import MORE, OTHERS_TRAIN, RunFlops, StepKey, StepLaws, StepSeconds
+from lightning_flops.analysis.step_laws import MORE, NOT_COUNTED, OTHERS_TRAIN, RunFlops, StepKey, StepLaws, StepSeconds
 from lightning_flops.records import NO_TOKENS
 from lightning_flops.session.checks import Checks
 from lightning_flops.session.samples import Samples
@@ -58,8 +58,10 @@ class StepFlops:
         share: float,
         padding_counts: bool,
     ) -> None:
-        self._note = note
-        self.laws = StepLaws(note, padding_counts=padding_counts)
+        self.notes: dict[str, None] = {}
+        """Sentences about the run's FLOPs, each once."""
+        self._add_note = note
+        self.laws = StepLaws(self._note, padding_counts=padding_counts)
         """Foretell what was not counted."""
         self.books = RunFlops(self.laws)
         """Every step of the run."""
@@ -164,7 +166,9 @@ class StepFlops:
 
     def was_counted(self, key: StepKey, step: CountedStep) -> None:
         """The step of this *key* was counted, in a window or outside of them."""
-        self.lower_bound = self.lower_bound or step.lower_bound
+        if step.lower_bound and not self.lower_bound:
+            self.lower_bound = True
+            self.notes[NOT_COUNTED] = None  # the report of a window names the operators
         if not step.sampled:
             self.samples.window_has_counted()
             if self._trained is None:
@@ -180,6 +184,10 @@ class StepFlops:
             if not self.laws.believes_samples:
                 return
         self.books.counted(key, step.flops)
+
+    def _note(self, sentence: str) -> None:
+        self.notes[sentence] = None
+        self._add_note(sentence)
 
     def _learn(self, key: StepKey, step: CountedStep) -> None:
         """A step was counted from its first moment to its last."""

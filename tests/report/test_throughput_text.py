@@ -118,6 +118,30 @@ def test_a_run_whose_peak_is_not_known_says_that_its_mfu_is_not() -> None:
     assert lines[place + 1] == "MFU is n/a: no dense peak is known for the device; set peak_flops_per_sec."
 
 
+def test_what_makes_flops_lower_bounds_stands_below_them() -> None:
+    summary = ThroughputSummary(
+        schema_version=2,
+        batches=9,
+        reader_ratio=None,
+        reader_cost_sec=None,
+        batch_cost_sec=Spread(average=0.1, maximum=0.4, minimum=0.05),
+        ips=None,
+        ips_unit="batches/s",
+        model_flops=1_000,
+        hardware_flops=1_000,
+        mfu=0.5,
+        lower_bound=True,
+        notes=("Step 5 spent more.", "Nothing else is known."),
+        steps_counted=1,
+        steps_predicted=9,
+    )
+    lines = render_throughput(summary).splitlines()
+    place = lines.index(
+        "Model FLOPs: 1,000 (lower bound), hardware FLOPs: 1,000 (lower bound), MFU: 50.00% (lower bound)"
+    )
+    assert lines[place + 1 : place + 3] == ["Step 5 spent more.", "Nothing else is known."]
+
+
 def test_what_depends_on_padding_has_a_letter_of_its_own() -> None:
     """Without padding 120·S² - 120·S are skipped of each sample's scores."""
     terms = [
