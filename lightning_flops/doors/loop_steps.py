@@ -80,6 +80,8 @@ class LoopSteps:
         """When that happened which the door was told of later; None: it happens now."""
         self.outside = ""
         """Why what runs now belongs to no step; empty if it does."""
+        self.left_out = 0
+        """So many sections run of which the loop has said that they belong to no step."""
         self._used_up = False
         """The loader has no more batches, and the step of its last one has not ended."""
         self._between_epochs = False
@@ -197,6 +199,8 @@ class LoopSteps:
         return marked
 
     def _begin_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        if self.left_out:
+            return False
         if self._at_border and self._is_evaluation():
             self._leaves_steps(_EVALUATION)
             return False
@@ -267,7 +271,7 @@ class LoopSteps:
     def _backward_begins(self, *args: Any, **kwargs: Any) -> bool | None:
         """A backward begins; True if it is a part of a step, and not inside another backward."""
         session = self._session
-        if self._backward_depth or not self.is_whole or not self.on_its_thread():
+        if self._backward_depth or self.left_out or not self.is_whole or not self.on_its_thread():
             return None
         if self.evaluating:
             session.notes.add_for_run(
@@ -364,7 +368,8 @@ class LoopSteps:
         """A step has ended, and nobody asks for the next *steps* of them: note their *calls*, if all is as usual."""
         log = self._session.log
         steps = min(steps, log.spare, _NOTED_BATCHES // self.batches_a_step)
-        usual = self.is_whole and not (self._forward_depth or self._backward_depth or self.outside or self._used_up)
+        usual = self.is_whole and not (self._forward_depth or self._backward_depth or self._used_up)
+        usual = usual and not (self.outside or self.left_out)
         usual = usual and not self.batches.lacks_beside
         in_training = self._thread == get_ident() and not self._trains_in_eval_mode
         if steps > 1 and usual and in_training and not self.batches.keeps:
@@ -451,7 +456,7 @@ class LoopSteps:
 
     def loader_is_used_up(self) -> None:
         """The loop has asked for a batch, and its loader has no more: when the running step is done, an epoch is."""
-        if not self.outside:
+        if not (self.outside or self.left_out):
             self.batches.loader_is_used_up()
             self._used_up = True
             self._epoch_may_end()
@@ -461,7 +466,7 @@ class LoopSteps:
 
         Its last batch may be dropped with it, or may be used yet: the next forward, or the next fetch, tells.
         """
-        if self.outside or (self.batches.is_unused and self.batches.wait):
+        if self.outside or self.left_out or (self.batches.is_unused and self.batches.wait):
             return
         self._has_left_over, self._used_up = self.batches.has_left_over, True
         self._epoch_may_end()
@@ -503,7 +508,7 @@ class LoopSteps:
         then on.
         """
         half_done = self.batches.batch is not None and not self._at_border and not self.micro_step_is_over
-        if not half_done or self._forward_depth or self._backward_depth or not self.on_its_thread():
+        if not half_done or self.left_out or self._forward_depth or self._backward_depth or not self.on_its_thread():
             return
         self._signs.add(sign)
         if sign not in self._usual_signs:

@@ -248,7 +248,7 @@ class PlainLoop:
         One that has fed steps before still does, though the model may be in evaluation mode since the last evaluation.
         """
         steps = self._steps
-        if not steps.on_its_thread():
+        if steps.left_out or not steps.on_its_thread():
             return False
         if iterator is None or iterator is not self._training_iterator():
             self._calls.stop()
@@ -313,7 +313,7 @@ class PlainLoop:
         return self._backward_began() if self._steps.on_its_thread() else None
 
     def _backward_began(self) -> bool | None:
-        if self._in_backward:
+        if self._in_backward or self._steps.left_out:
             return None
         self._in_backward = True
         return True
@@ -510,12 +510,15 @@ class PlainLoop:
     def leave_out(self, name: str) -> None:
         """What runs from here on belongs to no step, until ``take_in`` is called with the same *name*."""
         self._calls.stop()
+        self._steps.claims_loss()
+        self._steps.left_out += 1
         self.session.training_stops(name)
         self.session.enter(name)
 
     @guarded
     def take_in(self, name: str) -> None:
         """*name* is over."""
+        self._steps.left_out -= 1
         self.session.leave()
         self.session.training_goes_on(name)
 

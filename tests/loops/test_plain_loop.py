@@ -441,6 +441,40 @@ def test_what_the_loop_leaves_out_and_a_checkpoint_are_in_no_step(
     assert [step.excluded_sec for step in windows[0].timed_steps] == [{"checkpoint": 64.0, "samples": 128.0}] * 2
 
 
+@pytest.mark.parametrize("whose", ["its own", "another's"])
+@pytest.mark.parametrize("where", ["between steps", "inside a step"])
+def test_a_loader_and_a_model_that_run_in_what_is_left_out_are_in_no_step(
+    whose: str, where: str, now: FakeNow, windows: list[Any]
+) -> None:
+    """As in an evaluation of a model that is in training mode, or of an averaged one."""
+    net = Net(now)
+    evaluated = net if whose == "its own" else Net(now)
+    optimizer = SlowSGD(net.parameters(), now)
+
+    def evaluate(profiler: TrainingProfiler) -> None:
+        with profiler.outside_of_steps("samples"):
+            for others in loader(2, now):
+                loss_of(evaluated(others), now)
+
+    with profile_training(net, optimizer, **SETTINGS) as profiler:
+        for rows in loader(8, now):
+            loss = loss_of(net(rows), now)
+            if where == "inside a step":
+                evaluate(profiler)
+            loss.backward()
+            optimizer.step()
+            if where == "between steps":
+                evaluate(profiler)
+    profile, summary = profile_of(profiler), profiler.throughput
+    assert profile.samples == BATCH
+    assert seconds(windows) == [STEP, STEP]
+    for step in windows[0].timed_steps:
+        assert step.excluded_sec == {"samples": 2 * (FETCH_SEC + FORWARD_SEC + LOSS_SEC)}
+    assert summary is not None and summary.ips is not None and summary.ips_unit == "samples/s"
+    assert (summary.steps_counted, summary.steps_predicted, summary.steps_unknown) == (1, 7, 0)
+    assert summary.ips.average * summary.batch_cost_sec.average == pytest.approx(BATCH)
+
+
 def test_a_teachers_forward_belongs_to_the_step(now: FakeNow, windows: list[Any]) -> None:
     net, teacher = Net(now), Net(now).eval()
     optimizer = SlowSGD(net.parameters(), now)
