@@ -19,27 +19,33 @@ import pytest
 
 from benchmarks.fault_lines import HANDS_OVER, PACKAGE, lines_that_cannot_fail
 from tests.forks import run_fork
-from tests.ranks import DEEPSPEED, DEEPSPEED_ON_CPU, LIGHTNING
+from tests.ranks import DEEPSPEED_ON_CPU, LIGHTNING
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 RUNS = {
-    "lightning": 60,
+    "lightning": 50,
     "lightning-manual": 0,
-    "profile_training": 40,
-    "profile_training-break": 20,
-    "deepspeed": 30,
+    "profile_training": 35,
+    "profile_training-break": 15,
+    "deepspeed": 20,
     "transformers": 0,
-    "count_flops": 30,
-    "FlopsProfiler": 20,
+    "count_flops": 45,
+    "FlopsProfiler": 35,
 }
-"""The trainings, with the lines of each that are drawn where not all are tried: 200 together."""
+"""The trainings, with the lines of each that are drawn where not all are tried: 200 together.
+
+A line costs two to three times as much in the first four that draw any as in the others.
+"""
+
+IMPORTS = (*LIGHTNING, "lightning_flops.deepspeed", "lightning_flops.transformers", "benchmarks.fault_lines")
+"""What takes a sweep long to import, of all trainings: their sweeps are forks of one process."""
 
 
 def faults_of(run: str, *options: str) -> str:
     """What a sweep in a process of its own says, which forks one for each trial; empty where it finds no fault."""
     done = run_fork(
         ["-m", "benchmarks.fault_lines", run, *options],
-        imports=DEEPSPEED if run == "deepspeed" else LIGHTNING,
+        imports=IMPORTS,
         folder=REPOSITORY,
         timeout_sec=36000.0,
         environment=DEEPSPEED_ON_CPU,
