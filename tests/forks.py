@@ -308,6 +308,7 @@ def _become(program: dict[str, Any], output: int, errors: int) -> list[str]:
         warnings.simplefilter("ignore")
     faulthandler.register(signal.SIGUSR1, file=2)
     random.seed()
+    tempfile.tempdir = None  # it may have been asked for, with another environment
     ranks: Any = sys.modules.get("lightning_utilities.core.rank_zero")
     if ranks is not None:  # Lightning notes it when it is imported
         ranks.rank_zero_only.rank = int(os.environ.get("RANK", "0"))

@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from lightning_flops import Profile
 from tests.deepspeed.launching import INSTALLED
-from tests.ranks import DEEPSPEED_ON_CPU, REPOSITORY, run_ranks
+from tests.ranks import DEEPSPEED, DEEPSPEED_ON_CPU, REPOSITORY, run_ranks
 
 pytestmark = [pytest.mark.skipif(not INSTALLED, reason="needs deepspeed"), pytest.mark.timeout(280)]
 
@@ -45,6 +45,7 @@ def test_the_gpt_learns_on_two_ranks_and_its_report_is_exact(tmp_path: Path, sta
         folder=tmp_path,
         timeout_sec=240.0,
         environment=DEEPSPEED_ON_CPU,
+        imports=DEEPSPEED,
     )
     bits = [float(value) for value in re.findall(r"step +\d+: ([\d.]+) bits a byte", printed[0])]
     assert len(bits) == 2

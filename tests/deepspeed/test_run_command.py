@@ -18,8 +18,8 @@ import pytest
 
 from lightning_flops import Profile
 from tests.deepspeed.launching import INSTALLED
-from tests.forks import run_fork
-from tests.ranks import DEEPSPEED_ON_CPU, REPOSITORY
+from tests.forks import BEFORE_LIGHTNING, run_fork
+from tests.ranks import DEEPSPEED, DEEPSPEED_ON_CPU, REPOSITORY
 
 pytestmark = [pytest.mark.skipif(not INSTALLED, reason="needs deepspeed"), pytest.mark.timeout(200)]
 
@@ -83,7 +83,9 @@ def free_port() -> str:
         return str(probe.getsockname()[1])
 
 
-def start(folder: Path, *arguments: str, **environment: str) -> tuple[int, list[str]]:
+def start(
+    folder: Path, *arguments: str, imports: tuple[str, ...] = BEFORE_LIGHTNING, **environment: str
+) -> tuple[int, list[str]]:
     """Run the program in *folder*; returns the exit status and what its ranks told."""
     folder.mkdir()
     (folder / "train.py").write_text(PROGRAM)
@@ -91,7 +93,8 @@ def start(folder: Path, *arguments: str, **environment: str) -> tuple[int, list[
     command = Path(sys.executable).parent
     path = f"{command}{os.pathsep}{os.environ['PATH']}"
     if "RANK" in environment:  # no launcher, so nothing that looks for a Python of its own
-        done = run_fork(arguments, folder=folder, environment={"PATH": path, **DEEPSPEED_ON_CPU, **environment})
+        given = {"PATH": path, **DEEPSPEED_ON_CPU, **environment}
+        done = run_fork(arguments, folder=folder, imports=imports, environment=given)
     else:
         done = subprocess.run(
             [sys.executable, *arguments],
@@ -134,7 +137,7 @@ def test_a_program_under_deepspeeds_launcher_is_profiled(tmp_path: Path, free_po
 def test_alone_a_program_ends_with_its_own_status_and_the_same_loss(tmp_path: Path, free_port: str) -> None:
     place = {**ALONE, "MASTER_PORT": free_port, "EXIT_STATUS": "3"}
     off = {**CONFIG, "flops_profiler": {"enabled": False}}
-    plain = start(tmp_path / "plain", "-c", _with_config(off), *ARGUMENTS, **place)
+    plain = start(tmp_path / "plain", "-c", _with_config(off), *ARGUMENTS, imports=DEEPSPEED, **place)
     assert start(tmp_path / "run", *OURS, **place) == plain
     assert plain[0] == 3
     check_reports(tmp_path / "run")

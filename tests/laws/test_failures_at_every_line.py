@@ -19,7 +19,7 @@ import pytest
 
 from benchmarks.fault_lines import HANDS_OVER, PACKAGE, lines_that_cannot_fail
 from tests.forks import run_fork
-from tests.ranks import DEEPSPEED_ON_CPU, LIGHTNING
+from tests.ranks import DEEPSPEED_ON_CPU, EVERYTHING
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 RUNS = {
@@ -37,15 +37,12 @@ RUNS = {
 A line costs two to three times as much in the first four that draw any as in the others.
 """
 
-IMPORTS = (*LIGHTNING, "lightning_flops.deepspeed", "lightning_flops.transformers", "benchmarks.fault_lines")
-"""What takes a sweep long to import, of all trainings: their sweeps are forks of one process."""
-
 
 def faults_of(run: str, *options: str) -> str:
     """What a sweep in a process of its own says, which forks one for each trial; empty where it finds no fault."""
     done = run_fork(
         ["-m", "benchmarks.fault_lines", run, *options],
-        imports=IMPORTS,
+        imports=EVERYTHING,
         folder=REPOSITORY,
         timeout_sec=36000.0,
         environment=DEEPSPEED_ON_CPU,

@@ -10,7 +10,7 @@ import pytest
 
 from lightning_flops import Profile
 from tests.lightning.nets import BATCH, HIDDEN, IN, OUT, batch_flops
-from tests.ranks import BOTH, DEEPSPEED_ON_CPU, run_ranks
+from tests.ranks import DEEPSPEED_ON_CPU, EVERYTHING, run_ranks
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs deepspeed"),
@@ -33,7 +33,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Seen]:
     """What each rank saw, by root and stage and by scenario; one start of two ranks runs them all."""
     folder = tmp_path_factory.mktemp("ranks")
     program = ["-m", "tests.lightning.deepspeed_me", str(folder), *PAIRS]
-    run_ranks(program, ranks=RANKS, folder=folder, timeout_sec=240, environment=DEEPSPEED_ON_CPU, imports=BOTH)
+    run_ranks(program, ranks=RANKS, folder=folder, timeout_sec=240, environment=DEEPSPEED_ON_CPU, imports=EVERYTHING)
     return [json.loads((folder / f"seen{rank}.json").read_text()) for rank in range(RANKS)]
 
 

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from lightning_flops import Profile
 from lightning_flops.schema.throughput import ThroughputSummary
+from tests.forks import REPOSITORY, run_fork
 from tests.lightning.nets import BATCH, batch_flops
-
-REPOSITORY = Path(__file__).parents[2]
+from tests.ranks import LIGHTNING
 
 
 @pytest.mark.timeout(240)
@@ -35,19 +32,12 @@ def test_two_ranks_train_and_rank_zero_reports(root: str, strategy: str, tmp_pat
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     # A spawned child imports the script anew under another name, with the same arguments.
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.lightning.launch_me", root, strategy, str(tmp_path)],
-        cwd=REPOSITORY,
-        env={
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "CUDA_VISIBLE_DEVICES": "",
-            "TMPDIR": str(temporary),
-        },
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
+    done = run_fork(
+        ["-m", "tests.lightning.launch_me", root, strategy, str(tmp_path)],
+        folder=REPOSITORY,
+        imports=LIGHTNING,
+        timeout_sec=200.0,
+        environment={"CUDA_VISIBLE_DEVICES": "", "TMPDIR": str(temporary)},
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "taken itself out" not in done.stderr, done.stderr

@@ -17,9 +17,9 @@ from typing import IO
 from tests.forks import REPOSITORY, Fork, start_fork
 
 __all__ = [
-    "BOTH",
     "DEEPSPEED",
     "DEEPSPEED_ON_CPU",
+    "EVERYTHING",
     "LIGHTNING",
     "REPOSITORY",
     "environment_of_ranks",
@@ -29,8 +29,12 @@ __all__ = [
 _TORCH = ("torch", "lightning_flops")
 DEEPSPEED = (*_TORCH, "deepspeed", "lightning_flops.deepspeed")
 LIGHTNING = (*_TORCH, "lightning.pytorch", "lightning_flops.lightning")
-BOTH = (*_TORCH, "lightning.pytorch", "pytorch_lightning", "deepspeed", "lightning_flops.lightning")
-"""What ranks may find imported."""
+EVERYTHING = (
+    *_TORCH,
+    *("lightning.pytorch", "pytorch_lightning", "deepspeed"),
+    *("lightning_flops.lightning", "lightning_flops.deepspeed", "lightning_flops.transformers"),
+)
+"""What ranks may find imported. Each of these is imported once, for all that ask for the same."""
 
 DEEPSPEED_ON_CPU = {
     "DS_ACCELERATOR": "cpu",

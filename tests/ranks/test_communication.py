@@ -19,7 +19,7 @@ from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.rank_record import RankRecord
 from lightning_flops.schema.ranks import RanksCommunication, RankSpread
 from lightning_flops.schema.trace import TracedStep
-from tests.ranks import BOTH, DEEPSPEED_ON_CPU
+from tests.ranks import DEEPSPEED_ON_CPU, EVERYTHING
 from tests.ranks.launching import Launched, launch_worker, profile_in
 from tests.report import windows
 from tests.report.windows import build_profile
@@ -117,7 +117,7 @@ def live() -> Launched:
         ranks=RANKS,
         timeout_sec=270,
         environment=DEEPSPEED_ON_CPU,
-        imports=BOTH,
+        imports=EVERYTHING,
     )
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import lightning_flops
 from lightning_flops import FlopsProfiler, get_model_profile
-from tests.ranks import DEEPSPEED_ON_CPU, run_ranks
+from tests.ranks import DEEPSPEED, DEEPSPEED_ON_CPU, run_ranks
 from tests.standalone.questions import METHODS, aggregated, parameters_of, report, strings
 
 TITLE = re.compile(r"^-+ [\w ]+ -+$")
@@ -32,6 +32,7 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> Any:
         folder=tmp_path_factory.mktemp("deepspeed"),
         timeout_sec=240,
         environment=DEEPSPEED_ON_CPU,
+        imports=DEEPSPEED,
     )
     return json.loads(next(line for line in reversed(printed.splitlines()) if line.startswith("{")))
 

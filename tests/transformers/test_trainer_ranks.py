@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lightning_flops import Profile
-from tests.ranks import run_ranks
+from tests.ranks import EVERYTHING, run_ranks
 from tests.transformers.tiny import BATCH, gpt2_flops, new_gpt2
 
 pytestmark = pytest.mark.timeout(280)
@@ -21,7 +21,7 @@ RANKS = 2
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ranks")
     program = ["-m", "tests.transformers.two_ranks_me", str(folder)]
-    run_ranks(program, ranks=RANKS, folder=folder, timeout_sec=240)
+    run_ranks(program, ranks=RANKS, folder=folder, timeout_sec=240, imports=EVERYTHING)
     return folder
 
 
