@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from unittest.mock import patch
 
@@ -48,8 +48,8 @@ def fails_at(place: str | None) -> dict[str, Any]:
     }
 
 
-def failures() -> dict[str, Any]:
-    return {str(place): fails_at(place) for place in (None, *PLACES)}
+def failures(places: Sequence[str] = PLACES) -> dict[str, Any]:
+    return {str(place): fails_at(place) for place in (None, *places)}
 
 
 def without(name: str | None) -> dict[str, Any]:

@@ -5,12 +5,18 @@ from __future__ import annotations
 import pytest
 
 from tests.deepspeed.launching import launch
-from tests.deepspeed.places_of_failure import PLACES
+from tests.deepspeed.places_of_failure import OTHER_PLACES, PLACES
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_a_failure_of_ours_is_one_warning_and_the_training_goes_on_untouched(place: str) -> None:
-    returned = launch("scenarios_one_rank", ranks=1).only("failures")
+@pytest.mark.parametrize(
+    ("place", "scenarios"),
+    [
+        *((place, "scenarios_one_rank") for place in PLACES),
+        *(pytest.param(place, "scenarios_other_failures", marks=pytest.mark.slow) for place in OTHER_PLACES),
+    ],
+)
+def test_a_failure_of_ours_is_one_warning_and_the_training_goes_on_untouched(place: str, scenarios: str) -> None:
+    returned = launch(scenarios, ranks=1).only("failures")
     plain, failed = returned["None"], returned[place]
     assert len(plain["losses"]) == 10
     assert failed["losses"] == plain["losses"]

@@ -27,7 +27,7 @@ from tests.lightning.evaluations import LOOPS, new_evaluated_net, run
 from tests.lightning.footprint import footprint
 from tests.lightning.nets import BATCH, FORWARD, HIDDEN, IN, OUT, ROOTS, Rows, Stream, loader, new_trainer
 from tests.lightning.tensorboard_runs import read_back, tensorboard_logger
-from tests.session.seams import broken_at, seams
+from tests.session.seams import broken_at, each_seam
 
 MakeTrainer = Callable[..., Any]
 WORDS = "broken on purpose"
@@ -459,7 +459,7 @@ def evaluated(folder: Path, *callbacks: Any) -> Any:
     return [one.tolist() for one in given], torch.get_rng_state().tolist(), footprint(made, net)
 
 
-@pytest.mark.parametrize("seam", seams("lightning_flops.doors.lightning_evaluation"))
+@pytest.mark.parametrize("seam", each_seam("evaluation", "lightning_flops.doors.lightning_evaluation"))
 def test_a_failure_at_a_seam_is_one_warning_and_the_loop_goes_on_untouched(
     seam: str, plain: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

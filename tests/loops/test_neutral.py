@@ -24,7 +24,7 @@ from tests.fake_clock import FakeNow
 from tests.left_on_objects import left_on_object
 from tests.left_on_torch import torch_state
 from tests.loops.nets import BATCH, NARROW, WIDE, Rows
-from tests.session.seams import broken_at, seams
+from tests.session.seams import broken_at, each_seam
 
 WORDS = "broken on purpose"
 DOORS = (
@@ -98,7 +98,7 @@ def test_losses_weights_and_random_numbers_are_the_same_and_nothing_is_left(
     assert outcome.left == ([], [], True)
 
 
-@pytest.mark.parametrize("seam", seams(*DOORS))
+@pytest.mark.parametrize("seam", each_seam("loop", *DOORS))
 def test_a_failure_at_a_seam_is_one_warning_and_the_loop_goes_on_untouched(
     seam: str, plain_training: tuple[Any, ...], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -9,7 +9,7 @@ import ast
 import functools
 import importlib
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -49,6 +49,34 @@ def seams(*doors: str) -> list[str]:
             elif inspect.isfunction(thing) and name in _names_called(module):
                 found.add(f"{module.__name__}.{name}")
     return sorted(found)
+
+
+DOORS_IN_TURN = ("loop", "evaluation", "transformers", "deepspeed")
+"""The doors that share the session's seams among them, where not all are tried under each."""
+
+
+def shared_out(door: str, found: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Of the seams *found* of one of ``DOORS_IN_TURN``: those that are always tried, and those only where all are.
+
+    Every seam of Lightning's fit is always tried under that one. So of these each is tried under one other door, in
+    turn; what a fit has not, always.
+    """
+    of_a_fit = {seam: number for number, seam in enumerate(seams("lightning_flops.doors.lightning_fit"))}
+    turn = DOORS_IN_TURN.index(door)
+    always: list[str] = []
+    others: list[str] = []
+    for seam in found:
+        number = of_a_fit.get(seam)
+        (always if number is None or number % len(DOORS_IN_TURN) == turn else others).append(seam)
+    return always, others
+
+
+def each_seam(door: str, *modules: str) -> list[Any]:
+    """Those of *door*, made of these modules, as a test's parameters: the others of ``shared_out`` are slow."""
+    import pytest  # not above: a program that is launched asks for seams, too
+
+    always, others = shared_out(door, seams(*modules))
+    return [*always, *(pytest.param(seam, marks=pytest.mark.slow) for seam in others)]
 
 
 def _of_class(module: ModuleType, name: str, kind: type, asked: set[str]) -> Iterator[str]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lightning_flops import FlopsProfilerTrainerCallback
-from tests.session.seams import broken_at, seams
+from tests.session.seams import broken_at, each_seam
 from tests.transformers.footprint import footprint
 from tests.transformers.tiny import ROWS, Rows, new_net_trainer
 
@@ -35,7 +35,9 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     return Outcome(tmp_path_factory.mktemp("plain"))
 
 
-@pytest.mark.parametrize("seam", seams("lightning_flops.doors.hf_trainer", "lightning_flops.doors.hf_context"))
+@pytest.mark.parametrize(
+    "seam", each_seam("transformers", "lightning_flops.doors.hf_trainer", "lightning_flops.doors.hf_context")
+)
 def test_a_failure_at_a_seam_is_one_warning_and_the_training_goes_on_untouched(
     seam: str, plain: Outcome, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
