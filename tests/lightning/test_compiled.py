@@ -15,22 +15,22 @@ from tests.lightning.nets import batch_flops, loader, new_net
 MakeTrainer = Callable[..., Any]
 
 
-def compile_fit_argument(net: Any) -> Any:
-    return torch.compile(net)
+def compile_fit_argument(net: Any, backend: str) -> Any:
+    return torch.compile(net, backend=backend)
 
 
-def compile_submodule(net: Any) -> Any:
-    net.net = torch.compile(net.net)
+def compile_submodule(net: Any, backend: str) -> Any:
+    net.net = torch.compile(net.net, backend=backend)
     return net
 
 
-def compile_block_in_place(net: Any) -> Any:
-    net.net[0].compile()
+def compile_block_in_place(net: Any, backend: str) -> Any:
+    net.net[0].compile(backend=backend)
     return net
 
 
-def compile_function(net: Any) -> Any:
-    net.training_step = torch.compile(net.training_step)
+def compile_function(net: Any, backend: str) -> Any:
+    net.training_step = torch.compile(net.training_step, backend=backend)
     return net
 
 
@@ -43,10 +43,20 @@ def fresh_compiler() -> Iterator[None]:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    "compiled", [compile_fit_argument, compile_submodule, compile_block_in_place, compile_function]
+    ("compiled", "backend"),
+    [
+        # A kernel takes seconds to compile, so most are traced, and run operator by operator.
+        (compile_fit_argument, "inductor"),
+        (compile_submodule, "aot_eager"),
+        (compile_block_in_place, "aot_eager"),
+        (compile_function, "aot_eager"),
+        pytest.param(compile_submodule, "inductor", marks=pytest.mark.slow),
+        pytest.param(compile_block_in_place, "inductor", marks=pytest.mark.slow),
+        pytest.param(compile_function, "inductor", marks=pytest.mark.slow),
+    ],
 )
 def test_a_compiled_model_is_counted_as_it_runs_and_never_recompiled(
-    root: str, trainer: MakeTrainer, compiled: Callable[[Any], Any]
+    root: str, trainer: MakeTrainer, compiled: Callable[[Any, str], Any], backend: str
 ) -> None:
     def train(*callbacks: Any) -> tuple[list[float], int, int]:
         torch._dynamo.reset()
@@ -55,7 +65,7 @@ def test_a_compiled_model_is_counted_as_it_runs_and_never_recompiled(
         torch.manual_seed(11)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the compiler's own
-            trainer(*callbacks).fit(compiled(net), loader(10))
+            trainer(*callbacks).fit(compiled(net, backend), loader(10))
         stats = torch._dynamo.utils.counters["stats"]
         return net.losses, stats["unique_graphs"], sum(torch._dynamo.utils.counters["graph_break"].values())
 

@@ -10,7 +10,7 @@ import copy
 import multiprocessing
 import pickle
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +187,15 @@ def test_a_copys_loops_and_checkpoints_are_its_own(root: str, fit: Callable[...,
     assert all(own < 7.0 for _, _, own in weights)
 
 
+@pytest.fixture
+def root_in_the_server_of_forks(root: str) -> Iterator[None]:
+    """A server of forks that begins now imports it once, for all of its workers."""
+    multiprocessing.set_forkserver_preload([root])
+    yield
+    multiprocessing.set_forkserver_preload([])
+
+
+@pytest.mark.usefixtures("root_in_the_server_of_forks")
 @pytest.mark.filterwarnings("ignore:Consider setting `persistent_workers")  # whose iterators no Trainer can pickle
 @pytest.mark.parametrize(
     ("root", "method"),
