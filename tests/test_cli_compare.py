@@ -17,6 +17,7 @@ from lightning_flops.report.compare_text import render_comparison
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.trace_comparison import TraceComparison
 from tests.analysis.slowed import slowed
+from tests.analysis.trace_events import memory
 from tests.golden_files import REWRITE_VARIABLE
 from tests.report import compared
 
@@ -221,10 +222,17 @@ def test_traces_compared_have_a_page(traces: Path, capsys: pytest.CaptureFixture
 
 
 def test_conditions_hold_for_figures_of_traces(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", "--fail-if", "device_memory_peak_bytes > 1", str(RESNET), str(RESNET)]) == 0
+    for name, allocated in (("a.json", 2_000), ("b.json", 2_000), ("larger.json", 3_000)):
+        trace = json.loads(RANKS[0].read_bytes())
+        (first, *_) = (event for event in trace["traceEvents"] if event["name"].startswith("ProfilerStep#"))
+        total = {"Addr": 0xA, "Total Allocated": allocated}
+        trace["traceEvents"].append(memory(first["ts"] + 10, allocated, device=0, **total))
+        (traces / name).write_text(json.dumps(trace))
+    assert main(["compare", "--fail-if", "device_memory_peak_bytes > 1", "a.json", "b.json"]) == 0
     assert "does not hold: device_memory_peak_bytes B/A is 1\n" in capsys.readouterr().err
-    assert main(["compare", "--fail-if", "device_memory_peak_bytes >= 1", str(RESNET), str(RESNET)]) == 1
-    capsys.readouterr()
+    assert main(["compare", "--fail-if", "device_memory_peak_bytes >= 1", "a.json", "b.json"]) == 1
+    assert main(["compare", "--fail-if", "device_memory_peak_bytes > 1.4", "a.json", "larger.json"]) == 1
+    assert "holds: device_memory_peak_bytes B/A is 1.5\n" in capsys.readouterr().err
     assert main(["compare", "--fail-if", "global_step_sec > 1", "ranks", "slow"]) == 2
     assert "global_step_sec cannot be compared: single steps are not known, or too few" in capsys.readouterr().err
     assert main(["compare", "--fail-if", "params > 1", "ranks", "slow"]) == 2
