@@ -102,6 +102,7 @@ class LightningFit:
             publish=publish,
             rank=trainer.global_rank,
             world_size=trainer.world_size,
+            hears_starts=True,
         )
         self._log = self.session.log
         self._notes = False
@@ -306,10 +307,14 @@ class LightningFit:
         """A batch is done, and perhaps a step with it. Returns whether our part of the run is over."""
         steps = self._optimizer_steps()
         updates = steps - self._last_global_step
-        can_note = self._notes and batch is not None and not self._trainer.should_stop
-        if can_note and self._log.note(tensor_shapes(batch), updates, updates > 0):
-            self._last_global_step = steps
-            return not self._log.spare and self._looks(ends_step=updates > 0)  # most of the run
+        if self._notes and batch is not None and not self._trainer.should_stop:
+            shapes = self._shapes if batch is self._batch else tensor_shapes(batch)
+            if self._log.note(shapes, updates, updates > 0):  # most of the run
+                self._last_global_step = steps
+                if self._hears_starts:
+                    self._consider_starts(batch)
+                    self._batch = None
+                return not self._log.spare and self._looks(ends_step=updates > 0)
         session = self.session
         updates += self._raw_updates
         self._last_global_step = steps
@@ -318,8 +323,6 @@ class LightningFit:
         self._left_open = self._manual_steps.ready - self._manual_steps.completed
         if self._hears_starts:
             self._consider_starts(batch)
-        elif session.flops.wants_shapes:
-            self.window_opens()
         started, self._batch = self._batch, None
         if batch is not started:
             self._shapes = tensor_shapes(batch)  # a dataloader_iter step fetches its batch itself
@@ -332,10 +335,11 @@ class LightningFit:
         until_log = self._batches_until_log()
         logs = ends_step and (until_log == 0 or self._trainer.should_stop)
         session.batch(batch, self._shapes, updates=updates, ends_step=ends_step, logs=logs, tokens=tokens)
-        seen_at_once = self._is_manual or self._hears_starts or session.tokens.reads
-        self._notes = not seen_at_once
+        self._notes = not (self._is_manual or session.tokens.reads)
         if self._notes:
             self._note_until_log(until_log, ends_step=ends_step)
+        if session.flops.wants_shapes:
+            self._hear_of_starts()
         return session.out
 
     def _looks(self, *, ends_step: bool) -> bool:
@@ -343,6 +347,8 @@ class LightningFit:
         until_log = self._batches_until_log()
         self.session.look(logs=ends_step and until_log == 0)
         self._note_until_log(until_log, ends_step=ends_step)
+        if self.session.flops.wants_shapes:
+            self._hear_of_starts()
         return self.session.out
 
     def _note_until_log(self, until_log: int, *, ends_step: bool) -> None:
@@ -375,6 +381,9 @@ class LightningFit:
 
     def window_opens(self) -> None:
         """The step that begins now is counted: ask for ``batch_starts``, before a step changes its batch."""
+        self._hear_of_starts()
+
+    def _hear_of_starts(self) -> None:
         if not self._hears_starts:
             self._hears_starts = True
             self._hear_starts(True)

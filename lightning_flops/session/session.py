@@ -26,7 +26,7 @@ from lightning_flops.instrument.stack_room import stack_room
 from lightning_flops.instrument.timing.clocks import clock_for
 from lightning_flops.instrument.timing.forward_timer import ForwardTimer
 from lightning_flops.instrument.timing.gpu_counters import GpuWatch, open_meter
-from lightning_flops.instrument.timing.monitor import LONGEST_LOG, BatchLog, Monitor
+from lightning_flops.instrument.timing.monitor import ENDS_STEP, LONGEST_LOG, BatchLog, Monitor
 from lightning_flops.instrument.timing.processor_wait import ProcessorWatch
 from lightning_flops.instrument.torch_private.profiling import profiler_is_recording
 from lightning_flops.instrument.tracing.step_tracer import StepTracer
@@ -78,6 +78,7 @@ class Session:
         rank: of this process; rank 0 writes the reports.
         world_size: number of ranks of the run.
         whole_steps: the door reports all batches of a step together, when the step has ended.
+        hears_starts: the door can tell that a step begins although nobody but the monitor needs to know of its batches.
         loop: what the run does.
     """
 
@@ -96,6 +97,7 @@ class Session:
         rank: int,
         world_size: int,
         whole_steps: bool = False,
+        hears_starts: bool = False,
         loop: Loop = "training",
     ) -> None:
         self.border = Border(take_off=self._take_off, tell=self._tell_failure)
@@ -112,6 +114,7 @@ class Session:
         self._rank = rank
         self._writes = rank == 0
         self._whole_steps = whole_steps
+        self._hears_starts = hears_starts
         self._loop: Loop = loop
         self._activity = activity_of(loop)
         self._samples_of_step: int | None = 0
@@ -411,7 +414,7 @@ class Session:
         if self.monitor is None or self.border.closed or window.is_open or self._whole_steps:
             return 0
         self.flops.look(steps_done=self.steps.steps_done)
-        if window.recorder.sampling or self.flops.wants_shapes:
+        if window.recorder.sampling or (self.flops.wants_shapes and not self._hears_starts):
             return 0
         if self._meter.asks_for_batches or (self._ranks is not None and self._ranks.pending):
             return 0
@@ -467,12 +470,16 @@ class Session:
             return
         if tokens:
             batches = tuple(map(known_by, batches, tokens))
+        if self.log.noted:
+            self.flops.at_border = self.log.noted[-1][ENDS_STEP]
         if self.flops.is_worth_counting(batches, self.steps) and not profiler_is_recording():
             if self.monitor is not None:
                 self.monitor.add_up()
             self.log.none_to_spare()
             self.flops.sample_begins()
             window.begin_sample(steps_done=self.steps.steps_done)
+        elif not self.flops.wants_shapes:
+            self.log.none_to_spare()  # now it is found out when somebody must look again
 
     def check_may_begin(self) -> None:
         """Count the step that begins now, if that is due, the run can afford it, and no window opens after it."""

@@ -35,7 +35,7 @@ Noted = tuple[float, float, int, Shapes, int, bool, BatchTokens | None]
 """A batch: the log's clock, its wait and its fetches when the batch was through; the shapes of its tensors; the
 optimizer attempts that belong to it; whether a step ended with it; its tokens, None if it does not tell."""
 
-_ENDS_STEP = 5
+ENDS_STEP = 5
 """The place of that in ``Noted``."""
 
 
@@ -201,7 +201,7 @@ class Monitor:
         """
         log = self.log
         self._told.clear()
-        ends = [place for place, noted in enumerate(log.noted) if noted[_ENDS_STEP]]
+        ends = [place for place, noted in enumerate(log.noted) if noted[ENDS_STEP]]
         kept = ends[: max(0, len(ends) - and_before)]
         del log.noted[kept[-1] + 1 if kept else 0 :]
         self.add_up()
