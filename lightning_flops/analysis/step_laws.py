@@ -161,22 +161,34 @@ class StepLaws:
             numbers: so many steps there are of each.
         """
         unknown = 0
+        # What the steps of one key spend is remembered; those of ever new keys are added up together.
+        rest = self._add_by_law(sums, keys, numbers) if len(keys) > 1 else zip(keys, numbers, strict=True)
+        for key, number in rest:
+            known = self.known(key)
+            if known is None:
+                unknown += number
+            else:
+                sums.add(known, steps=number)
+        return unknown
+
+    def _add_by_law(
+        self, sums: FlopSums, keys: Sequence[StepKey], numbers: Sequence[int]
+    ) -> Iterable[tuple[StepKey, int]]:
+        """Add to *sums* what steps have spent of which a law says it; returns the others, and how many of each."""
+        rest: list[tuple[StepKey, int]] = []
         for alike, of_each, columns in _by_kind(keys, numbers):
             kind = _kind_of(alike[0])
             finder = self._finder_of(kind)
-            rest: Iterable[int] = range(len(alike))
-            if len(alike) > 1 and not isinstance(finder, str) and finder.law is not None:
-                # It says of each step that was counted what the step has spent. What one step spends is remembered.
-                flops, rest = finder.add_up(columns, of_each)
-                steps = sum(of_each) - sum([of_each[place] for place in rest])
-                sums.add_all(flops, steps=steps, whole=kind not in self._beside_model)
-            for place in rest:
-                known = self.known(alike[place])
-                if known is None:
-                    unknown += of_each[place]
-                else:
-                    sums.add(known, steps=of_each[place])
-        return unknown
+            if isinstance(finder, str) or finder.law is None:
+                rest += zip(alike, of_each, strict=True)
+                continue
+            # It says of each step that was counted what the step has spent.
+            flops, outside = finder.add_up(columns, of_each)
+            others = [(alike[place], of_each[place]) for place in outside]
+            steps = sum(of_each) - sum([number for _, number in others])
+            sums.add_all(flops, steps=steps, whole=kind not in self._beside_model)
+            rest += others
+        return rest
 
     def foretells_kinds(self, keys: Iterable[StepKey]) -> bool:
         """Whether something is foretold of steps of the kinds of some of these *keys*, or may be after a check."""

@@ -353,15 +353,17 @@ class LightningFit:
 
     def _note_until_log(self, until_log: int, *, ends_step: bool) -> None:
         """Note no more batches than until the Trainer logs again."""
-        soonest = self._logs_every if ends_step else 1  # if it logs with the step that ends now, or is running
-        self._log.spare = min(self._log.spare, until_log or soonest)
+        if not until_log:  # it logs with the step that ends now, or with the one that is running
+            until_log = self._logs_every if ends_step else 1
+        self._log.spare = min(self._log.spare, until_log)
 
     def _batches_until_log(self) -> int:
         """With how many further batches the Trainer logs its metrics at the earliest; 0: with the one that has ended.
 
         That is Lightning's own rule (``logger_connector.should_update_logs``).
         """
-        return -(self._logged_step() + 1) % self._logs_every if self._logs_every else LONGEST_LOG
+        every = self._logs_every
+        return -(self._logged_step() + 1) % every if every else LONGEST_LOG
 
     @property
     def _logs_every(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from lightning_flops.analysis.flops_law import step_law
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from lightning_flops.schema.law import StepLaw
     from lightning_flops.session.batches import StepBook
 
+
+_NEEDS_GRADIENT: attrgetter[bool] = attrgetter("requires_grad")
 
 _BEFORE_LAST = 2
 """So many steps before the end of an epoch somebody looks at its last ones."""
@@ -314,7 +317,7 @@ class StepFlops:
             self.laws.foretell_nothing(OTHERS_TRAIN)
 
     def _trained_by_run(self) -> int:
-        return sum(parameter.requires_grad for parameter in self._updated())
+        return sum(map(_NEEDS_GRADIENT, self._updated()))
 
     def _trained_parameters(self) -> int:
-        return sum(parameter.requires_grad for parameter in self._root.parameters())
+        return sum(map(_NEEDS_GRADIENT, self._root.parameters()))
