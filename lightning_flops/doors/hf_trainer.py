@@ -110,6 +110,7 @@ class HfTraining:
             rank=trainer.args.process_index,
             world_size=trainer.args.world_size,
         )
+        self._batch_log, self._tokens = self.session.log, self.session.tokens  # asked in every step of the run
 
     @property
     def border(self) -> Border:
@@ -310,15 +311,15 @@ class HfTraining:
 
     def _batches_pass(self, result: Any) -> None:
         """The Trainer has waited for the batches of a step, and nobody but the monitor needs to know of it."""
-        session, passing = self.session, self._passing
-        if session.log.fetch_since is None:
+        log, passing, tokens = self._batch_log, self._passing, self._tokens
+        if log.fetch_since is None:
             return  # it is known already
-        session.log.fetch_ends()
+        log.fetch_ends()
         batches = result[0] if type(result) is tuple else result
         if passing:
             passing.clear()
-        if session.tokens.reads or self._batches.were_read or type(batches) is not list:
-            passing.extend(self._batches.passing(batches, session.tokens))
+        if tokens.reads or self._batches.were_read or type(batches) is not list:
+            passing.extend(self._batches.passing(batches, tokens))
             return
         for batch in batches:
             passing.append((tensor_shapes(batch), None))
@@ -373,12 +374,13 @@ class HfTraining:
 
     def batch_ends(self, *, ends_step: bool) -> None:
         """The Trainer is through with a batch, and perhaps with a step."""
-        session = self.session
-        if self._passing:
-            shapes, known = self._passing.popleft()
-            if session.log.spare > 1 and session.log.note(shapes, int(ends_step), ends_step, known):
-                return  # most of the run
-            session.batch((), shapes, updates=int(ends_step), ends_step=ends_step, tokens=known)
+        session, passing, updates = self.session, self._passing, 1 if ends_step else 0
+        if passing:
+            shapes, tokens = passing.popleft()
+            if not self._batch_log.note(shapes, updates, ends_step, tokens):  # most of the run are noted
+                session.batch((), shapes, updates=updates, ends_step=ends_step, tokens=tokens)
+            elif not self._batch_log.spare:
+                session.look(logs=False)
             return
         if session.out or self._only_logs:
             return
@@ -386,7 +388,7 @@ class HfTraining:
         tokens = batch.tokens
         if session.tokens.reads and not batch.was_read:
             tokens = session.tokens.of(batch.inputs)
-        session.batch(batch.inputs, batch.shapes, updates=int(ends_step), ends_step=ends_step, tokens=tokens)
+        session.batch(batch.inputs, batch.shapes, updates=updates, ends_step=ends_step, tokens=tokens)
         if session.window.in_scope:
             session.window.leave_scope()
             session.after_batch()

@@ -335,9 +335,13 @@ class Taps:
 
         def make(original: Function) -> Function:
             def run(*args: Any, **kwargs: Any) -> Any:
-                try:
+                try:  # as in ``noted``, so this is written out: ``log.fetch_ends()``
                     if log.spare:
-                        log.fetch_ends()
+                        since, log.fetch_since = log.fetch_since, None
+                        if since is not None:
+                            log.fetches += 1
+                            if not log.reasons:
+                                log.wait_sec += log.now() - since
                     elif not border.closed:
                         session.fetch_ends()
                 except BaseException as error:
