@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from operator import itemgetter, mul
-from typing import Any, TypeVar
+from typing import Any
 
 from lightning_flops.analysis.law_fit import NEEDED_CHECKS, Believed, ExactFit, Part, common_denominator
 from lightning_flops.records import BatchTokens, BucketFlops
@@ -30,8 +30,6 @@ Powers = tuple[int, ...]
 
 FLAG = -1
 """In place of an axis: what stands there is no size, but 0 or 1."""
-
-_T = TypeVar("_T")
 
 MOST_TERMS = 32
 """Laws of more terms are not looked for: they would need more counted steps than a run has to spare."""
@@ -81,7 +79,7 @@ class Monomials:
 
     def __init__(self, terms: Sequence[Powers]) -> None:
         self.terms = tuple(terms)
-        # This is asked for every step of new shapes: each product is one before it times one variable. Product 0 is 1.
+        # They are asked for all steps of new shapes: each product is one before it times one variable. Product 0 is 1.
         products: dict[tuple[int, ...], int] = {(): 0}
         self._made: list[tuple[int, int]] = []
         """For each product but the first, which product it is made from, and by which variable."""
@@ -100,24 +98,16 @@ class Monomials:
         """How many terms there are."""
         return len(self.terms)
 
-    def of(self, values: Sequence[int]) -> list[int]:
-        """Each term's value."""
-        return self._made_of(values, 1, mul)
-
     def of_columns(self, columns: Sequence[Column], steps: int) -> list[Column]:
-        """The same for several *steps* at once: for each term a column of values, given one for each variable."""
-        return self._made_of(columns, (1,) * steps, lambda one, other: tuple(map(mul, one, other)))
-
-    def _made_of(self, values: Sequence[_T], one: _T, product: Callable[[_T, _T], _T]) -> list[_T]:
-        found = [one]
+        """The terms' values for several *steps*: for each term a column of them, given one for each variable."""
+        found: list[Column] = [(1,) * steps]
         for before, place in self._made:
-            found.append(product(found[before], values[place]) if before else values[place])
+            found.append(tuple(map(mul, found[before], columns[place])) if before else columns[place])
         return found if self._all_wanted else [found[number] for number in self._wanted]
 
-    def summed(self, batches: Iterable[Sequence[int]]) -> list[int]:
-        """Each term's value, added up over *batches*."""
-        each = [self.of(values) for values in batches]
-        return each[0] if len(each) == 1 else [sum(column) for column in zip(*each, strict=True)]
+    def summed(self, batches: Sequence[Sequence[int]]) -> list[int]:
+        """Each term's value, added up over *batches*, given the values of the variables in each."""
+        return list(map(sum, self.of_columns(list(zip(*batches, strict=True)), len(batches))))
 
     def powers_of(self, place: int) -> set[int]:
         """The powers in which the variable at *place* stands in the terms."""
@@ -135,8 +125,8 @@ class Scope:
     def __init__(self, part: Part, ranges: Sequence[Range]) -> None:
         self.ranges = tuple(ranges)
         self._constraints = part.constraints
-        self._limits = [
-            (one.counted[0], one.counted[-1], one.apart, None if one.between else frozenset(one.counted))
+        self._allowed: list[Container[int]] = [
+            range(one.counted[0], one.counted[-1] + 1, one.apart) if one.between else frozenset(one.counted)
             for one in self.ranges
         ]
 
@@ -149,13 +139,9 @@ class Scope:
         """
         found: set[int] = set()
         for columns in batches:
-            for (least, greatest, apart, only), column in zip(self._limits, columns, strict=True):
-                if only is None:
-                    fits = [least <= value <= greatest and not (value - least) % apart for value in column]
-                else:
-                    fits = [value in only for value in column]
-                if not all(fits):
-                    found.update(number for number, fit in enumerate(fits) if not fit)
+            for allowed, column in zip(self._allowed, columns, strict=True):
+                if not all(map(allowed.__contains__, column)):
+                    found.update(number for number, value in enumerate(column) if value not in allowed)
         for constraint in self._constraints:
             off = _weighted(constraint, terms)
             if any(off):
@@ -240,19 +226,22 @@ class Law:
         self, batches: Sequence[Sequence[Column]], terms: Sequence[Column], buckets: Collection[str] | None = None
     ) -> set[int]:
         """Which steps the law is not used for: in none of its scopes, or of no whole number of FLOPs in *buckets*."""
-        outside = set.intersection(*(scope.outside(batches, terms) for scope in self._scopes))
+        outside = self._scopes[0].outside(batches, terms)
+        for scope in self._scopes[1:]:
+            outside &= scope.outside(batches, terms)
         for key, scale, whole in self._whole:
             if scale != 1 and (buckets is None or key[0] in buckets):
                 outside.update(number for number, value in enumerate(_weighted(whole, terms)) if value % scale)
         return outside
 
     def _spent(self, terms: Sequence[int], buckets: Collection[str] | None = None) -> dict[tuple[str, str], int]:
-        spent = {
-            key: sum(map(mul, whole, terms)) // scale
-            for key, scale, whole in self._whole
-            if buckets is None or key[0] in buckets
-        }
-        return {key: value for key, value in spent.items() if value}
+        spent = {}
+        for key, scale, whole in self._whole:
+            if buckets is None or key[0] in buckets:
+                value = sum(map(mul, whole, terms)) // scale
+                if value:
+                    spent[key] = value
+        return spent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,6 +289,8 @@ class LawFinder:
         self._steps: list[tuple[tuple[Sizes, ...], BucketFlops]] = []
         self._fixed: Callable[[Sizes], Any] = len
         self._expected: Any = 0
+        self._firsts: list[int] = []
+        """Where each variable stands first."""
         self._first: Callable[[Sizes], tuple[int, ...]] = tuple
         """Gets from sizes the value of each variable, where it stands first."""
         self._again: Callable[[Sizes], Any] = len
@@ -374,8 +365,8 @@ class LawFinder:
                     )
         if unlike:
             numbers = [0 if place in unlike else number for place, number in enumerate(numbers)]
-        firsts = [one.places[0] for one in self.variables]
-        flops, outside = law.add_up([[columns[place] for place in firsts] for columns in batches], numbers)
+        values = [list(map(columns.__getitem__, self._firsts)) for columns in batches]
+        flops, outside = law.add_up(values, numbers)
         return flops, outside | unlike
 
     def per_sequence(self) -> PerSequence | str:
@@ -461,7 +452,8 @@ class LawFinder:
         rows = [sizes for batches, _ in self._steps for sizes in batches]
         self.variables = variables_in(rows, self._axes)
         again = self._repeated = [(place, one.places[0]) for one in self.variables for place in one.places[1:]]
-        self._first = _getter([one.places[0] for one in self.variables])
+        self._firsts = [one.places[0] for one in self.variables]
+        self._first = _getter(self._firsts)
         self._again, self._as_first = _getter([place for place, _ in again]), _getter([first for _, first in again])
         varying = {place for one in self.variables for place in one.places}
         fixed = [place for place in range(len(self._axes)) if place not in varying]

@@ -184,10 +184,11 @@ class StepLaws:
                 continue
             # It says of each step that was counted what the step has spent.
             flops, outside = finder.add_up(columns, of_each)
-            others = [(alike[place], of_each[place]) for place in outside]
-            steps = sum(of_each) - sum([number for _, number in others])
+            steps = sum(of_each)
+            for place in outside:
+                steps -= of_each[place]
+                rest.append((alike[place], of_each[place]))
             sums.add_all(flops, steps=steps, whole=kind not in self._beside_model)
-            rest += others
         return rest
 
     def foretells_kinds(self, keys: Iterable[StepKey]) -> bool:
