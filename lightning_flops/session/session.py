@@ -471,7 +471,7 @@ class Session:
         if tokens:
             batches = tuple(map(known_by, batches, tokens))
         if self.log.noted:
-            self.flops.at_border = self.log.noted[-1][ENDS_STEP]
+            self.flops.at_border = bool(self.log.noted[-1][ENDS_STEP])
         if self.flops.is_worth_counting(batches, self.steps) and not profiler_is_recording():
             if self.monitor is not None:
                 self.monitor.add_up()

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -135,7 +136,7 @@ def test_a_program_under_deepspeeds_launcher_is_profiled(tmp_path: Path, free_po
 
 
 def test_alone_a_program_ends_with_its_own_status_and_the_same_loss(tmp_path: Path, free_port: str) -> None:
-    place = {**ALONE, "MASTER_PORT": free_port, "EXIT_STATUS": "3"}
+    place: dict[str, Any] = {**ALONE, "MASTER_PORT": free_port, "EXIT_STATUS": "3"}
     off = {**CONFIG, "flops_profiler": {"enabled": False}}
     plain = start(tmp_path / "plain", "-c", _with_config(off), *ARGUMENTS, imports=DEEPSPEED, **place)
     assert start(tmp_path / "run", *OURS, **place) == plain
@@ -169,7 +170,7 @@ def test_the_installed_command_works_where_the_launcher_starts_no_python(tmp_pat
 
 @pytest.mark.slow
 def test_a_module_is_profiled_like_a_script(tmp_path: Path, free_port: str) -> None:
-    place = {**ALONE, "MASTER_PORT": free_port}
+    place: dict[str, Any] = {**ALONE, "MASTER_PORT": free_port}
     status, told = start(tmp_path / "run", "-m", "lightning_flops", "run", "-m", "train", *ARGUMENTS[1:], **place)
     assert (status, len(told)) == (0, 1)
     check_reports(tmp_path / "run")
