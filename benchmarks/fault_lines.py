@@ -979,6 +979,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.since:
         new = lines_since(options.since)
         lines.sites = {place: hits for place, hits in lines.sites.items() if place in new}
+    if not lines.sites:
+        parser.error("the training runs no such line")
     print(f"{len(lines.sites)} lines of ours run; seed {options.seed}", flush=True)
     tried, alone, found = 0, 0, 0
     for trial in lines.sweep(random.Random(options.seed), options.lines, last=options.last):
