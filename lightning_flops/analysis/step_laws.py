@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, islice, repeat
 from typing import NamedTuple, TypeVar
 
 from lightning_flops.analysis.law import FLAG, Column, Law, LawFinder, Sizes
@@ -32,6 +32,7 @@ StepKey = tuple[tuple[tuple[tuple[int, ...], ...], ...], int]
 optimizer attempts."""
 
 _T = TypeVar("_T")
+_Number = TypeVar("_Number", int, float)
 
 _Kind = tuple[tuple[tuple[int, ...], ...], int]
 
@@ -442,6 +443,37 @@ class StepCounts(NamedTuple):
         return found
 
 
+class _Booked(NamedTuple):
+    """Steps of one kind that ended one after the other.
+
+    Their sizes are columns: an object for each step would be looked at by every garbage collection.
+    """
+
+    first: StepKey
+    columns: Sequence[Column]
+    """One for each size in all batches of a step."""
+    seconds: Sequence[float]
+    """Of each row."""
+    each: int
+    """So many steps are in each row."""
+
+
+class _KindBook(NamedTuple):
+    """Steps of one kind."""
+
+    example: StepKey
+    """One of them."""
+    steps: dict[Sizes, tuple[int, float]]
+    """By all sizes in a step's batches: how many there are, and how long they took together."""
+
+
+def _key_like(example: StepKey, sizes: Sizes) -> StepKey:
+    """The key of a step of the same kind as *example* with these *sizes*."""
+    left = iter(sizes)
+    batches, updates = example
+    return tuple([tuple([tuple(islice(left, len(shape))) for shape in shapes]) for shapes in batches]), updates
+
+
 class RunFlops:
     """The books of a run: every step stands in them once.
 
@@ -452,8 +484,8 @@ class RunFlops:
     def __init__(self, laws: StepLaws) -> None:
         self.laws = laws
         self._counted = FlopSums()
-        self._undisturbed: dict[StepKey, tuple[int, float]] = {}
-        """Steps that nothing slowed down, and how long they took together."""
+        self._undisturbed: dict[_Kind, _KindBook] = {}
+        """Steps that nothing slowed down."""
         self._slowed: dict[StepKey, int] = {}
         """Steps that we have slowed down, and that were not counted themselves."""
         self._folded: dict[bool, FlopSums] = {False: FlopSums(), True: FlopSums()}
@@ -461,13 +493,11 @@ class RunFlops:
         self._folded_seconds: dict[StepKey, tuple[int, float]] = {}
         self._unknown = 0
         self._unseen = 0
-        self._latest: list[StepKey] = []
+        self._latest: list[_Booked] = []
         """Undisturbed steps that are in no book yet: this is added to all the time, and entering many is quicker."""
-        self._latest_sec: list[float] = []
-        self._unread = 0
-        """From this place on they are of the next reading."""
-        self._read_next: list[StepKey] = []
-        """Those of it that are in the books already."""
+        self._steps_of_latest = 0
+        self._unread: list[StepKey] = []
+        """Undisturbed steps of the next reading."""
 
     def unseen(self, steps: int) -> None:
         """So many steps ran before anybody looked: they are in no figure of this rank but the number of steps."""
@@ -475,9 +505,16 @@ class RunFlops:
 
     def book(self, keys: Sequence[StepKey], seconds: Sequence[float]) -> None:
         """Steps have ended that nothing slowed down, after so many *seconds* each."""
-        self._latest += keys
-        self._latest_sec += seconds
-        if len(self._latest) >= _MOST_LATEST:
+        if not keys:
+            return
+        self._unread += keys
+        self._steps_of_latest += len(keys)
+        each = 1
+        if keys.count(keys[0]) == len(keys):  # most steps are alike
+            keys, seconds, each = keys[:1], (sum(seconds),), len(keys)
+        for alike, its_sec, columns in _by_kind(keys, seconds):
+            self._latest.append(_Booked(alike[0], list(chain.from_iterable(columns)), its_sec, each))
+        if self._steps_of_latest >= _MOST_LATEST:
             self._enter_latest()
 
     def book_slowed(self, key: StepKey) -> None:
@@ -489,9 +526,7 @@ class RunFlops:
 
     def reading(self) -> StepCounts:
         """The undisturbed steps since the last reading; the next reading begins here."""
-        keys, self._read_next = self._read_next, []
-        keys += self._latest[self._unread :]
-        self._unread = len(self._latest)
+        keys, self._unread = self._unread, []
         if keys and keys.count(keys[0]) == len(keys):
             return StepCounts(keys[:1], (len(keys),))
         return StepCounts(keys, (1,) * len(keys))
@@ -500,19 +535,25 @@ class RunFlops:
         """How long the undisturbed steps of each key took."""
         self._enter_latest()
         every = dict(self._folded_seconds)
-        for key, its in self._undisturbed.items():
+        for key, its in self._of_books():
             every[key] = _plus(every.get(key, _NO_STEPS), its)
         return {key: StepSeconds(*its) for key, its in every.items()}
 
+    def _of_books(self) -> Iterator[tuple[StepKey, tuple[int, float]]]:
+        for book in self._undisturbed.values():
+            for sizes, its in book.steps.items():
+                yield _key_like(book.example, sizes), its
+
     def _enter_latest(self) -> None:
-        latest, self._latest, latest_sec, self._latest_sec = self._latest, [], self._latest_sec, []
-        self._read_next += latest[self._unread :]
-        self._unread = 0
-        books = self._undisturbed
-        for key, seconds in zip(latest, latest_sec, strict=True):
-            steps, before = books.get(key, _NO_STEPS)
-            books[key] = steps + 1, before + seconds
-        if len(books) > _MOST_KEYS:
+        latest, self._latest, self._steps_of_latest = self._latest, [], 0
+        for first, columns, seconds, each in latest:
+            book = self._undisturbed.setdefault(_kind_of(first), _KindBook(first, {})).steps
+            rows: Iterable[Sizes] = zip(*columns, strict=True) if columns else repeat((), len(seconds))
+            for sizes, its_sec in zip(rows, seconds, strict=True):
+                steps, before = book.get(sizes, _NO_STEPS)
+                book[sizes] = steps + each, before + its_sec
+        if sum([len(book.steps) for book in self._undisturbed.values()]) > _MOST_KEYS:
+            books = dict(self._of_books())
             self._undisturbed = {}
             self._unknown += self.laws.add(self._folded[False], list(books), [steps for steps, _ in books.values()])
             for key, its in books.items():
@@ -538,7 +579,7 @@ class RunFlops:
         self._enter_latest()
         sums: dict[bool, FlopSums] = {}
         unknown = {False: 0, True: 0}
-        undisturbed = {key: steps for key, (steps, _) in self._undisturbed.items()}
+        undisturbed = {key: steps for key, (steps, _) in self._of_books()}
         for slowed, books in ((False, undisturbed), (True, self._slowed)):
             folded = self._folded[slowed]
             of_these = sums[slowed] = replace(folded, model_by_dtype=dict(folded.model_by_dtype))
@@ -621,15 +662,15 @@ def _sizes_of(key: StepKey) -> tuple[Sizes, ...]:
 
 
 def _by_kind(
-    keys: Sequence[StepKey], numbers: Sequence[int]
-) -> Sequence[tuple[Sequence[StepKey], Sequence[int], Sequence[Sequence[Column]]]]:
-    """Steps with these *keys*, by kind: their keys, how many there are of each, and their columns."""
+    keys: Sequence[StepKey], numbers: Sequence[_Number]
+) -> Sequence[tuple[Sequence[StepKey], Sequence[_Number], Sequence[Sequence[Column]]]]:
+    """Steps with these *keys*, by kind: their keys, those of *numbers* that belong to them, and their columns."""
     if not keys:
         return []
     try:
         return [(keys, numbers, _columns_of(keys))]
     except ValueError:  # they are of several kinds, which is rare
-        found: dict[_Kind, tuple[list[StepKey], list[int]]] = {}
+        found: dict[_Kind, tuple[list[StepKey], list[_Number]]] = {}
     for key, number in zip(keys, numbers, strict=True):
         its, of_each = found.setdefault(_kind_of(key), ([], []))
         its.append(key)
