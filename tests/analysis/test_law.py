@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Callable
 
@@ -11,7 +12,15 @@ from hypothesis import strategies as st
 
 from lightning_flops.analysis.law import FLAG, LawFinder
 from lightning_flops.analysis.law_fit import ExactFit
-from lightning_flops.analysis.step_laws import BESIDE_MODEL_DEPENDS, DEPENDS, RunFlops, StepKey, StepLaws, StepSeconds
+from lightning_flops.analysis.step_laws import (
+    BESIDE_MODEL_DEPENDS,
+    DEPENDS,
+    RunFlops,
+    StepCounts,
+    StepKey,
+    StepLaws,
+    StepSeconds,
+)
 from lightning_flops.records import WITH_PADDING, WITHOUT_PADDING
 
 FORWARD = ("forward", "float32")
@@ -364,6 +373,48 @@ def test_an_optimizer_that_spends_something_else_each_time_leaves_model_flops_kn
     assert notes == [BESIDE_MODEL_DEPENDS]
     laws.counted(key, {FORWARD: 101, optimizer: 9})
     assert laws.known(key) is None and notes == [BESIDE_MODEL_DEPENDS, DEPENDS]
+
+
+def test_books_hold_steps_of_every_kind_by_their_sizes() -> None:
+    long: StepKey = ((((8, 16), (8,)),), 1)
+    short: StepKey = ((((8, 3), (8,)),), 1)
+    other: StepKey = ((((4,),),), 1)
+    no_tensors: StepKey = (((),), 1)
+    two_batches: StepKey = ((((2, 3),), ((2, 5),)), 2)
+    books = RunFlops(StepLaws(lambda _: None))
+    books.book([], [])
+    books.book([long, other, short, no_tensors, two_batches, long], [1.0, 2.0, 4.0, 8.0, 16.0, 32.0])
+    books.book([short, long], [64.0, 128.0])
+    assert books.reading().by_key() == {long: 3, other: 1, short: 2, no_tensors: 1, two_batches: 1}
+    books.book([long] * 3, [256.0] * 3)
+    books.book([no_tensors] * 2, [512.0] * 2)
+    assert books.reading() == StepCounts([long, long, long, no_tensors, no_tensors], (1, 1, 1, 1, 1))
+    assert books.reading().keys == []
+    assert books.seconds_by_key() == {
+        long: (6, 1.0 + 32.0 + 128.0 + 768.0),
+        other: (1, 2.0),
+        short: (2, 4.0 + 64.0),
+        no_tensors: (3, 8.0 + 1024.0),
+        two_batches: (1, 16.0),
+    }
+    totals = books.totals()
+    assert totals.keys == {long: 6, other: 1, short: 2, no_tensors: 3, two_batches: 1}
+    assert totals.steps_unknown == 13
+
+
+def test_books_keep_no_object_for_each_step_that_garbage_collection_looks_at() -> None:
+    books = RunFlops(StepLaws(lambda _: None))
+    gc.collect()
+    gc.disable()
+    try:
+        before, _, _ = gc.get_count()
+        for reading in range(10):
+            books.book([((((8, 50 * reading + place),),), 1) for place in range(50)], [1.0] * 50)
+            books.reading()
+        after, _, _ = gc.get_count()
+    finally:
+        gc.enable()
+    assert after - before < 500, "less than one for each of 500 steps"
 
 
 def test_a_sample_of_which_only_model_flops_are_foretold_does_not_tell_whether_samples_are_whole() -> None:

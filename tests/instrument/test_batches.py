@@ -11,7 +11,9 @@ from torch.nn.utils.rnn import pack_sequence
 from lightning_flops.instrument.batches import (
     UNKNOWN,
     BatchMeter,
+    Shapes,
     beside,
+    from_loader,
     known_by,
     samples_in,
     shapes_text,
@@ -52,6 +54,25 @@ def test_scalars_do_not_speak_for_the_batch() -> None:
 
 def test_a_batch_whose_tensors_disagree_has_no_known_size() -> None:
     assert samples_in(tensor_shapes({"a": torch.zeros(2, 3), "b": torch.zeros(4, 3)})) is None
+
+
+@pytest.mark.parametrize(
+    ("batches", "samples"),
+    [
+        ([((4, 8), (4,)), ((2, 9), (2,))], [4, 2]),
+        ([((4, 8), ()), ((2, 9), ())], [4, 2]),
+        ([((4, 8), (4,)), ((2, 9),)], [4, 2]),
+        ([((4, 8), (4,)), ((2, 9), (3,))], [4, None]),
+        ([from_loader(((4, 8),), 0), from_loader(((2, 8),), 1)], [4, 2]),
+        ([(), ((2, 9),)], [None, 2]),
+    ],
+    ids=["agree", "a scalar beside", "several forms", "one disagrees", "of two loaders", "no tensors"],
+)
+def test_samples_of_several_batches_are_those_of_each(batches: list[Shapes], samples: list[int | None]) -> None:
+    meter = BatchMeter(batch_size=None, tokens_per_sample=None, note=lambda _: None)
+    assert list(meter.samples_of(batches)) == samples
+    told = BatchMeter(batch_size=7, tokens_per_sample=None, note=lambda _: None)
+    assert list(told.samples_of(batches)) == [7, 7]
 
 
 @pytest.mark.parametrize("batch", [None, "text", 3, object(), [], torch.tensor(1.0)])
