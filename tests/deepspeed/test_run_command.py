@@ -12,8 +12,8 @@ import re
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -85,9 +85,13 @@ def free_port() -> str:
 
 
 def start(
-    folder: Path, *arguments: str, imports: tuple[str, ...] = BEFORE_LIGHTNING, **environment: str
+    folder: Path,
+    *arguments: str,
+    imports: tuple[str, ...] = BEFORE_LIGHTNING,
+    environment: Mapping[str, str] | None = None,
 ) -> tuple[int, list[str]]:
     """Run the program in *folder*; returns the exit status and what its ranks told."""
+    environment = environment or {}
     folder.mkdir()
     (folder / "train.py").write_text(PROGRAM)
     (folder / "ds_config.json").write_text(json.dumps(CONFIG))
@@ -136,10 +140,10 @@ def test_a_program_under_deepspeeds_launcher_is_profiled(tmp_path: Path, free_po
 
 
 def test_alone_a_program_ends_with_its_own_status_and_the_same_loss(tmp_path: Path, free_port: str) -> None:
-    place: dict[str, Any] = {**ALONE, "MASTER_PORT": free_port, "EXIT_STATUS": "3"}
+    place = {**ALONE, "MASTER_PORT": free_port, "EXIT_STATUS": "3"}
     off = {**CONFIG, "flops_profiler": {"enabled": False}}
-    plain = start(tmp_path / "plain", "-c", _with_config(off), *ARGUMENTS, imports=DEEPSPEED, **place)
-    assert start(tmp_path / "run", *OURS, **place) == plain
+    plain = start(tmp_path / "plain", "-c", _with_config(off), *ARGUMENTS, imports=DEEPSPEED, environment=place)
+    assert start(tmp_path / "run", *OURS, environment=place) == plain
     assert plain[0] == 3
     check_reports(tmp_path / "run")
 
@@ -170,7 +174,9 @@ def test_the_installed_command_works_where_the_launcher_starts_no_python(tmp_pat
 
 @pytest.mark.slow
 def test_a_module_is_profiled_like_a_script(tmp_path: Path, free_port: str) -> None:
-    place: dict[str, Any] = {**ALONE, "MASTER_PORT": free_port}
-    status, told = start(tmp_path / "run", "-m", "lightning_flops", "run", "-m", "train", *ARGUMENTS[1:], **place)
+    place = {**ALONE, "MASTER_PORT": free_port}
+    status, told = start(
+        tmp_path / "run", "-m", "lightning_flops", "run", "-m", "train", *ARGUMENTS[1:], environment=place
+    )
     assert (status, len(told)) == (0, 1)
     check_reports(tmp_path / "run")
