@@ -15,21 +15,32 @@ from typing import Any
 import pytest
 
 _LONG = (
-    "tests/corpus/test_corpus.py",
     "tests/laws/test_failures_at_every_line.py",
-    "tests/benchmarks/test_gpu.py",
+    "tests/corpus/test_corpus.py",
     "tests/loops/test_find_loop.py",
-    "tests/deepspeed/test_failures.py",
-    "tests/benchmarks/test_foreign_suite.py",
     "tests/page/test_page.py",
-    "tests/ranks/test_faults.py",
-    "tests/ranks/test_example.py",
+    "tests/benchmarks/test_gpu.py",
     "tests/deepspeed/test_run_command.py",
+    "tests/deepspeed/test_failures.py",
+    "tests/ranks/test_faults.py",
+    "tests/page/test_trace_page.py",
+    "tests/deepspeed/test_experts.py",
+    "tests/ranks/test_example.py",
+    "tests/lightning/test_deepspeed_strategy.py",
+    "tests/benchmarks/test_foreign_suite.py",
+    "tests/lightning/test_seams.py",
+    "tests/lightning/test_seen_from_outside.py",
+    "tests/deepspeed/test_zero.py",
+    "tests/page/test_tensorboard_tab.py",
+    "tests/lightning/test_exceptions.py",
+    "tests/lightning/test_compiled.py",
     "tests/test_flops_law.py",
     "tests/test_docs.py",
+    "tests/lightning/test_launchers.py",
     "tests/test_examples.py",
+    "tests/transformers/test_trainer_seams.py",
 )
-"""Files that take half a minute or more, the longest first.
+"""Files that take long, the longest first.
 
 A file runs in one process: one of these that began last would keep the others waiting for its end.
 """
