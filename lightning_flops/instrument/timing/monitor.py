@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import compress
 from operator import ne, sub
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from lightning_flops.instrument.batches import Shapes
 from lightning_flops.records import NO_TOKENS, BatchTokens, BatchTotals, Extremes
@@ -35,7 +35,7 @@ Noted = tuple[float, float, int, Shapes, int, bool, BatchTokens | None]
 """A batch: the log's clock, its wait and its fetches when the batch was through; the shapes of its tensors; the
 optimizer attempts that belong to it; whether a step ended with it; its tokens, None if it does not tell."""
 
-ENDS_STEP = 5
+ENDS_STEP: Final = 5
 """The place of that in ``Noted``."""
 
 
