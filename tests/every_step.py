@@ -20,7 +20,8 @@ import torch
 from torch import nn
 
 from lightning_flops import Profile, count_flops
-from lightning_flops.analysis.step_laws import Foretold, StepKey
+from lightning_flops.analysis.step_keys import StepKey
+from lightning_flops.analysis.step_laws import Foretold
 from lightning_flops.records import BucketFlops
 from lightning_flops.schema.throughput import ThroughputSummary
 from lightning_flops.session.session import Session

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from lightning_flops import count_flops
-from lightning_flops.analysis.step_laws import StepKey
+from lightning_flops.analysis.step_keys import StepKey
 from lightning_flops.session.session import Session
 
 VOCAB, WIDTH = 50, 16

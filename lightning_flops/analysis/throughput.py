@@ -7,7 +7,8 @@ from typing import Literal
 
 from lightning_flops.analysis.flops_law import step_law
 from lightning_flops.analysis.rates import over_ranks, padding_ratio, per_second, ratio
-from lightning_flops.analysis.step_laws import NOTHING_BOOKED, RunLaw, RunTotals
+from lightning_flops.analysis.run_books import NOTHING_BOOKED, RunTotals
+from lightning_flops.analysis.step_laws import RunLaw
 from lightning_flops.records import UNKNOWN_TOKENS, BatchTokens, BatchTotals, Extremes
 from lightning_flops.schema.throughput import SCHEMA_VERSION, Spread, ThroughputSummary
 from lightning_flops.units import plural

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lightning_flops.analysis.step_laws import StepKey
+from lightning_flops.analysis.step_keys import StepKey
 from lightning_flops.instrument.batches import Shapes
 
 

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lightning_flops.analysis.step_laws import StepKey, StepLaws
+    from lightning_flops.analysis.step_keys import StepKey
+    from lightning_flops.analysis.step_laws import StepLaws
     from lightning_flops.session.samples import Samples
 
 

@@ -25,7 +25,9 @@ from lightning_flops.text.printable import package_logger
 if TYPE_CHECKING:
     from torch import nn
 
-    from lightning_flops.analysis.step_laws import StepCounts, StepKey, StepSeconds
+    from lightning_flops.analysis.run_books import StepCounts
+    from lightning_flops.analysis.step_keys import StepKey
+    from lightning_flops.analysis.step_laws import StepSeconds
     from lightning_flops.config import ProfilerConfig
     from lightning_flops.instrument.notes import Notes
     from lightning_flops.instrument.timing.monitor import Monitor, MonitorReading

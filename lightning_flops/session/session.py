@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from lightning_flops.analysis.step_laws import StepKey
+    from lightning_flops.analysis.step_keys import StepKey
     from lightning_flops.config import ProfilerConfig
     from lightning_flops.instrument.timing.gpu_counters import GpuMeter
     from lightning_flops.instrument.window_states import CountedStep

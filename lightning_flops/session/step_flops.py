@@ -9,7 +9,9 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from lightning_flops.analysis.flops_law import step_law
-from lightning_flops.analysis.step_laws import MORE, NOT_COUNTED, OTHERS_TRAIN, RunFlops, StepKey, StepLaws, StepSeconds
+from lightning_flops.analysis.run_books import RunFlops
+from lightning_flops.analysis.step_keys import StepKey
+from lightning_flops.analysis.step_laws import MORE, NOT_COUNTED, OTHERS_TRAIN, StepLaws, StepSeconds
 from lightning_flops.records import NO_TOKENS
 from lightning_flops.session.checks import Checks
 from lightning_flops.session.samples import Samples

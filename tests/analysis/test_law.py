@@ -12,15 +12,9 @@ from hypothesis import strategies as st
 
 from lightning_flops.analysis.law import FLAG, LawFinder
 from lightning_flops.analysis.law_fit import ExactFit
-from lightning_flops.analysis.step_laws import (
-    BESIDE_MODEL_DEPENDS,
-    DEPENDS,
-    RunFlops,
-    StepCounts,
-    StepKey,
-    StepLaws,
-    StepSeconds,
-)
+from lightning_flops.analysis.run_books import RunFlops, StepCounts
+from lightning_flops.analysis.step_keys import StepKey
+from lightning_flops.analysis.step_laws import BESIDE_MODEL_DEPENDS, DEPENDS, StepLaws, StepSeconds
 from lightning_flops.records import WITH_PADDING, WITHOUT_PADDING
 
 FORWARD = ("forward", "float32")

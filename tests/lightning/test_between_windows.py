@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from lightning_flops import FlopsProfilerCallback
-from lightning_flops.analysis.step_laws import StepKey
+from lightning_flops.analysis.step_keys import StepKey
 from lightning_flops.session.session import Session
 from tests.lengths import watch_sessions
 

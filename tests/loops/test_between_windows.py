@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from lightning_flops import profile_training
-from lightning_flops.analysis.step_laws import StepKey
+from lightning_flops.analysis.step_keys import StepKey
 from lightning_flops.pytorch import TrainingProfiler
 from lightning_flops.session.noted_calls import MOST_KINDS, NotedCalls
 from tests.calls import OurCalls

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from lightning_flops import profile_training
-from lightning_flops.analysis.step_laws import StepKey, StepLaws
+from lightning_flops.analysis.step_keys import StepKey
+from lightning_flops.analysis.step_laws import StepLaws
 from lightning_flops.session.checks import Checks
 from lightning_flops.session.samples import Samples
 from tests.checks import (

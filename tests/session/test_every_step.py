@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from lightning_flops import FlopsProfilerCallback, profile_training
-from lightning_flops.analysis.step_laws import StepKey
+from lightning_flops.analysis.step_keys import StepKey
 from lightning_flops.records import WITHOUT_PADDING
 from lightning_flops.schema.throughput import ThroughputSummary
 from tests.lengths import VOCAB, Encoder, Strided, hold_to, sentences, truths, watch_sessions

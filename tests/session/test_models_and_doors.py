@@ -10,7 +10,8 @@ from unittest.mock import patch
 
 import pytest
 
-from lightning_flops.analysis.step_laws import Foretold, StepKey, StepLaws
+from lightning_flops.analysis.step_keys import StepKey
+from lightning_flops.analysis.step_laws import Foretold, StepLaws
 from tests.every_step import COUNTED_IN_WINDOW, DOORS, run, what_must_hold
 from tests.models_by_hand import MODELS, ByHand, model_named
 

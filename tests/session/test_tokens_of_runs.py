@@ -16,7 +16,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from lightning_flops import FlopsProfilerCallback, Profile, profile_training, render_text
-from lightning_flops.analysis.step_laws import StepKey, StepLaws
+from lightning_flops.analysis.step_keys import StepKey
+from lightning_flops.analysis.step_laws import StepLaws
 from lightning_flops.instrument.batches import known_by
 from lightning_flops.instrument.timing.monitor import Monitor
 from lightning_flops.records import BatchTokens

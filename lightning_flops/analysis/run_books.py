@@ -1,0 +1,221 @@
+"""The books of a run's steps: what each of them spent, as far as it was counted or is foretold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, repeat
+from typing import NamedTuple
+
+from lightning_flops.analysis.law import Column, Sizes
+from lightning_flops.analysis.step_keys import Kind, StepKey, by_kind, key_like, kind_of
+from lightning_flops.analysis.step_laws import FlopSums, Foretold, StepLaws, StepSeconds
+from lightning_flops.records import BucketFlops
+
+_MOST_LATEST = 1000
+"""Most steps that are in no book yet."""
+
+_MOST_KEYS = 20_000
+"""Most different steps that a run's books hold; what is known of older ones is added up."""
+
+
+class StepCounts(NamedTuple):
+    """Steps by their keys."""
+
+    keys: Sequence[StepKey]
+    """A key may stand there several times."""
+    numbers: Sequence[int]
+    """So many steps there are of each."""
+
+    def by_key(self) -> Mapping[StepKey, int]:
+        """How many there are of each key."""
+        found: dict[StepKey, int] = {}
+        for key, number in zip(self.keys, self.numbers, strict=True):
+            found[key] = found.get(key, 0) + number
+        return found
+
+
+class _Booked(NamedTuple):
+    """Steps of one kind that ended one after the other.
+
+    Their sizes are columns: an object for each step would be looked at by every garbage collection.
+    """
+
+    first: StepKey
+    columns: Sequence[Column]
+    """One for each size in all batches of a step."""
+    seconds: Sequence[float]
+    """Of each row."""
+    each: int
+    """So many steps are in each row."""
+
+
+class _KindBook(NamedTuple):
+    """Steps of one kind."""
+
+    example: StepKey
+    """One of them."""
+    steps: dict[Sizes, tuple[int, float]]
+    """By all sizes in a step's batches: how many there are, and how long they took together."""
+
+
+class RunFlops:
+    """The books of a run: every step stands in them once.
+
+    Args:
+        laws: foretell what was not counted.
+    """
+
+    def __init__(self, laws: StepLaws) -> None:
+        self.laws = laws
+        self._counted = FlopSums()
+        self._undisturbed: dict[Kind, _KindBook] = {}
+        """Steps that nothing slowed down."""
+        self._slowed: dict[StepKey, int] = {}
+        """Steps that we have slowed down, and that were not counted themselves."""
+        self._folded: dict[bool, FlopSums] = {False: FlopSums(), True: FlopSums()}
+        """What is known of older ones, of both kinds: of the second if True."""
+        self._folded_seconds: dict[StepKey, tuple[int, float]] = {}
+        self._unknown = 0
+        self._unseen = 0
+        self._latest: list[_Booked] = []
+        """Undisturbed steps that are in no book yet: this is added to all the time, and entering many is quicker."""
+        self._steps_of_latest = 0
+        self._unread: list[StepKey] = []
+        """Undisturbed steps of the next reading."""
+
+    def unseen(self, steps: int) -> None:
+        """So many steps ran before anybody looked: they are in no figure of this rank but the number of steps."""
+        self._unseen += steps
+
+    def book(self, keys: Sequence[StepKey], seconds: Sequence[float]) -> None:
+        """Steps have ended that nothing slowed down, after so many *seconds* each."""
+        if not keys:
+            return
+        self._unread += keys
+        self._steps_of_latest += len(keys)
+        each = 1
+        if keys.count(keys[0]) == len(keys):  # most steps are alike
+            keys, seconds, each = keys[:1], (sum(seconds),), len(keys)
+        for alike, its_sec, columns in by_kind(keys, seconds):
+            self._latest.append(_Booked(alike[0], list(chain.from_iterable(columns)), its_sec, each))
+        if self._steps_of_latest >= _MOST_LATEST:
+            self._enter_latest()
+
+    def book_slowed(self, key: StepKey) -> None:
+        """A step has ended that was counted or traced, so that its time is not used."""
+        self._slowed[key] = self._slowed.get(key, 0) + 1
+        if len(self._slowed) > _MOST_KEYS:
+            slowed, self._slowed = self._slowed, {}
+            self._unknown += self.laws.add(self._folded[True], list(slowed), list(slowed.values()))
+
+    def reading(self) -> StepCounts:
+        """The undisturbed steps since the last reading; the next reading begins here."""
+        keys, self._unread = self._unread, []
+        if keys and keys.count(keys[0]) == len(keys):
+            return StepCounts(keys[:1], (len(keys),))
+        return StepCounts(keys, (1,) * len(keys))
+
+    def seconds_by_key(self) -> Mapping[StepKey, StepSeconds]:
+        """How long the undisturbed steps of each key took."""
+        self._enter_latest()
+        every = dict(self._folded_seconds)
+        for key, its in self._of_books():
+            every[key] = _plus(every.get(key, _NO_STEPS), its)
+        return {key: StepSeconds(*its) for key, its in every.items()}
+
+    def _of_books(self) -> Iterator[tuple[StepKey, tuple[int, float]]]:
+        for book in self._undisturbed.values():
+            for sizes, its in book.steps.items():
+                yield key_like(book.example, sizes), its
+
+    def _enter_latest(self) -> None:
+        latest, self._latest, self._steps_of_latest = self._latest, [], 0
+        for first, columns, seconds, each in latest:
+            book = self._undisturbed.setdefault(kind_of(first), _KindBook(first, {})).steps
+            rows: Iterable[Sizes] = zip(*columns, strict=True) if columns else repeat((), len(seconds))
+            for sizes, its_sec in zip(rows, seconds, strict=True):
+                steps, before = book.get(sizes, _NO_STEPS)
+                book[sizes] = steps + each, before + its_sec
+        if sum([len(book.steps) for book in self._undisturbed.values()]) > _MOST_KEYS:
+            books = dict(self._of_books())
+            self._undisturbed = {}
+            self._unknown += self.laws.add(self._folded[False], list(books), [steps for steps, _ in books.values()])
+            for key, its in books.items():
+                if len(self._folded_seconds) < _MOST_KEYS or key in self._folded_seconds:
+                    self._folded_seconds[key] = _plus(self._folded_seconds.get(key, _NO_STEPS), its)
+
+    def counted(self, key: StepKey, flops: BucketFlops) -> None:
+        """A step that was booked as slowed has been counted."""
+        left = self._slowed.get(key, 0) - 1
+        if left > 0:
+            self._slowed[key] = left
+        else:
+            self._slowed.pop(key, None)
+        self._counted.add(Foretold(flops, whole=True))
+
+    def sums(self, steps: StepCounts) -> FlopSums | None:
+        """FLOPs of *steps*; None if the model FLOPs of one are not known."""
+        sums = FlopSums()
+        return None if self.laws.add(sums, *steps) else sums
+
+    def totals(self) -> RunTotals:
+        """The whole run so far."""
+        self._enter_latest()
+        sums: dict[bool, FlopSums] = {}
+        unknown = {False: 0, True: 0}
+        undisturbed = {key: steps for key, (steps, _) in self._of_books()}
+        for slowed, books in ((False, undisturbed), (True, self._slowed)):
+            folded = self._folded[slowed]
+            of_these = sums[slowed] = replace(folded, model_by_dtype=dict(folded.model_by_dtype))
+            unknown[slowed] = self.laws.add(of_these, list(books), list(books.values()))
+        nobody_knows = self._unseen + self._unknown + unknown[False] + unknown[True]
+        every = (self._counted, sums[False], sums[True])
+        hardware = [one.hardware for one in every if one.hardware is not None]
+        return RunTotals(
+            model_flops=None if nobody_knows else sum(one.model for one in every),
+            hardware_flops=None if nobody_knows or len(hardware) < len(every) else sum(hardware),
+            steps_counted=self._counted.steps,
+            steps_predicted=sums[False].steps + sums[True].steps,
+            steps_unknown=nobody_knows,
+            steps_unseen=self._unseen,
+            undisturbed=None if unknown[False] or self._unknown else sums[False],
+            keys=undisturbed if not self._folded[False].steps else {},
+            depends_beside_model=self.laws.depends_beside_model,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunTotals:
+    """FLOPs of all steps of a run, and how they are known."""
+
+    model_flops: int | None
+    """None if one step is not known."""
+    hardware_flops: int | None
+    """None also if only model FLOPs are known of a step."""
+    steps_counted: int
+    """Steps that were counted themselves."""
+    steps_predicted: int
+    """Steps whose FLOPs follow from those that were counted."""
+    steps_unknown: int
+    """Steps whose FLOPs nobody knows."""
+    undisturbed: FlopSums | None
+    """Of the steps that neither counting nor tracing slowed down; None if one of those that were seen is not known."""
+    steps_unseen: int = 0
+    """Those of the unknown ones that ran before anybody looked."""
+    keys: Mapping[StepKey, int] = field(default_factory=dict)
+    """So many of those steps of each key; empty where the books were too long to keep."""
+    depends_beside_model: bool = False
+    """Steps of the same shapes spent different FLOPs beside forward and backward."""
+
+
+NOTHING_BOOKED = RunTotals(
+    model_flops=None, hardware_flops=None, steps_counted=0, steps_predicted=0, steps_unknown=0, undisturbed=None
+)
+"""Of a run whose steps nobody booked."""
+
+_NO_STEPS = (0, 0.0)
+
+
+def _plus(one: tuple[int, float], other: tuple[int, float]) -> tuple[int, float]:
+    return one[0] + other[0], one[1] + other[1]

@@ -1,0 +1,108 @@
+"""What a step is known by: its batches' shapes and its updates, and what these have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice
+from typing import TypeVar
+
+from lightning_flops.analysis.law import FLAG, Column, Sizes
+from lightning_flops.records import PADDING_MARK, WITH_PADDING, WITHOUT_PADDING
+
+_Number = TypeVar("_Number", int, float)
+
+StepKey = tuple[tuple[tuple[tuple[int, ...], ...], ...], int]
+"""The shapes of the tensors of each batch of a step, with what else tells of the batch (``known_by``), and the step's
+optimizer attempts."""
+
+Kind = tuple[tuple[tuple[int, ...], ...], int]
+"""Of each batch, how many axes each tensor has, and the optimizer attempts: what steps of one law have in common."""
+
+
+def kind_of(key: StepKey) -> Kind:
+    """What steps must have in common to have one law: numbers of batches, tensors, axes and updates."""
+    batches, updates = key
+    if len(batches) == 1:  # most steps
+        return (tuple(map(len, batches[0])),), updates
+    return tuple([tuple(map(len, shapes)) for shapes in batches]), updates
+
+
+def has_several_forms(kind: Kind) -> bool:
+    """Whether the batches of a step differ in their tensors or axes: what is a size of one is none of another."""
+    return len(set(kind[0])) > 1
+
+
+def key_like(example: StepKey, sizes: Sizes) -> StepKey:
+    """The key of a step of the same kind as *example* with these *sizes*."""
+    left = iter(sizes)
+    batches, updates = example
+    return tuple([tuple([tuple(islice(left, len(shape))) for shape in shapes]) for shapes in batches]), updates
+
+
+def sizes_of(key: StepKey) -> tuple[Sizes, ...]:
+    """All sizes of each batch."""
+    batches = key[0]
+    if len(batches) == 1:
+        return (tuple(chain.from_iterable(batches[0])),)
+    return tuple([tuple(chain.from_iterable(shapes)) for shapes in batches])
+
+
+def by_kind(
+    keys: Sequence[StepKey], numbers: Sequence[_Number]
+) -> Sequence[tuple[Sequence[StepKey], Sequence[_Number], Sequence[Sequence[Column]]]]:
+    """Steps with these *keys*, by kind: their keys, those of *numbers* that belong to them, and their columns."""
+    if not keys:
+        return []
+    try:
+        return [(keys, numbers, _columns_of(keys))]
+    except ValueError:  # they are of several kinds, which is rare
+        found: dict[Kind, tuple[list[StepKey], list[_Number]]] = {}
+    for key, number in zip(keys, numbers, strict=True):
+        its, of_each = found.setdefault(kind_of(key), ([], []))
+        its.append(key)
+        of_each.append(number)
+    return [(its, of_each, _columns_of(its)) for its, of_each in found.values()]
+
+
+def axes_of(key: StepKey) -> list[tuple[int, int]]:
+    """The tensor and the axis of each size. What tells of a whole batch is no tensor, and counts no samples."""
+    return [
+        (number, axis if shape[0] >= 0 else FLAG if _is_flag(shape, axis) else axis + 1)
+        for number, shape in enumerate(key[0][0])
+        for axis in range(len(shape))
+    ]
+
+
+def but_for_padding(key: StepKey) -> Iterator[StepKey]:
+    """The keys of steps that differ from that of *key* in nothing but their padding, of all batches alike."""
+    batches, updates = key
+    if not any(_is_flag(shape, 1) for shape in batches[0]):
+        return
+    for mark in (WITH_PADDING, WITHOUT_PADDING):
+        yield tuple([tuple([mark if _is_flag(one, 1) else one for one in shapes]) for shapes in batches]), updates
+
+
+def sizes_alike(key: StepKey) -> Iterator[tuple[Sizes, ...]]:
+    """The sizes of *key*, and then of the keys that differ from it in nothing but padding."""
+    yield sizes_of(key)
+    yield from map(sizes_of, but_for_padding(key))
+
+
+def _columns_of(keys: Sequence[StepKey]) -> list[list[Column]]:
+    """For each batch of steps of one kind, a column for each of its sizes. No function of ours is called for each.
+
+    Raises:
+        ValueError: they are of several kinds.
+    """
+    batches, updates = zip(*keys, strict=True)
+    if updates.count(updates[0]) < len(updates):
+        raise ValueError("steps of different numbers of updates have no columns together")
+    return [
+        [axis for tensors in zip(*batch, strict=True) for axis in zip(*tensors, strict=True)]
+        for batch in zip(*batches, strict=True)
+    ]
+
+
+def _is_flag(shape: tuple[int, ...], axis: int) -> bool:
+    """Whether it is not a size that stands there, but whether tokens of the batch are padding."""
+    return shape[:1] == (PADDING_MARK,) and axis == 1
