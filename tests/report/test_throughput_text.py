@@ -1,10 +1,26 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from lightning_flops.report.law_text import step_law_lines
 from lightning_flops.report.throughput_text import render_throughput
 from lightning_flops.schema.law import LawSum, LawTerm, LawVariable, LengthRow, StepLaw
 from lightning_flops.schema.throughput import Spread, ThroughputSummary
 from tests.golden_files import golden
+
+OF_TEN_STEPS = ThroughputSummary(
+    schema_version=2,
+    batches=9,
+    reader_ratio=None,
+    reader_cost_sec=None,
+    batch_cost_sec=Spread(average=0.1, maximum=0.4, minimum=0.05),
+    ips=None,
+    ips_unit="batches/s",
+    model_flops=1_000,
+    hardware_flops=1_000,
+    steps_counted=1,
+    steps_predicted=9,
+)
 
 
 def test_the_summary_is_a_table_of_costs_and_rates() -> None:
@@ -98,48 +114,19 @@ def test_a_run_whose_steps_are_all_known_says_what_they_spent() -> None:
 
 
 def test_a_run_whose_peak_is_not_known_says_that_its_mfu_is_not() -> None:
-    summary = ThroughputSummary(
-        schema_version=2,
-        batches=9,
-        reader_ratio=None,
-        reader_cost_sec=None,
-        batch_cost_sec=Spread(average=0.1, maximum=0.4, minimum=0.05),
-        ips=None,
-        ips_unit="batches/s",
-        model_flops=1_000,
-        hardware_flops=1_000,
-        model_flops_per_sec=1_000.0,
-        steps_counted=1,
-        steps_predicted=9,
-        unavailable={"mfu": "no dense peak is known for the device; set peak_flops_per_sec"},
-    )
-    lines = render_throughput(summary).splitlines()
+    why = "no dense peak is known for the device; set peak_flops_per_sec"
+    lines = render_throughput(replace(OF_TEN_STEPS, model_flops_per_sec=1_000.0, unavailable={"mfu": why})).splitlines()
     place = lines.index("Model FLOPs: 1,000, hardware FLOPs: 1,000, MFU: n/a")
-    assert lines[place + 1] == "MFU is n/a: no dense peak is known for the device; set peak_flops_per_sec."
+    assert lines[place + 1] == f"MFU is n/a: {why}."
 
 
 def test_what_makes_flops_lower_bounds_stands_below_them() -> None:
-    summary = ThroughputSummary(
-        schema_version=2,
-        batches=9,
-        reader_ratio=None,
-        reader_cost_sec=None,
-        batch_cost_sec=Spread(average=0.1, maximum=0.4, minimum=0.05),
-        ips=None,
-        ips_unit="batches/s",
-        model_flops=1_000,
-        hardware_flops=1_000,
-        mfu=0.5,
-        lower_bound=True,
-        notes=("Step 5 spent more.", "Nothing else is known."),
-        steps_counted=1,
-        steps_predicted=9,
-    )
-    lines = render_throughput(summary).splitlines()
+    notes = ("Step 5 spent more.", "Nothing else is known.")
+    lines = render_throughput(replace(OF_TEN_STEPS, mfu=0.5, lower_bound=True, notes=notes)).splitlines()
     place = lines.index(
         "Model FLOPs: 1,000 (lower bound), hardware FLOPs: 1,000 (lower bound), MFU: 50.00% (lower bound)"
     )
-    assert lines[place + 1 : place + 3] == ["Step 5 spent more.", "Nothing else is known."]
+    assert lines[place + 1 : place + 3] == list(notes)
 
 
 def test_what_depends_on_padding_has_a_letter_of_its_own() -> None:
