@@ -26,6 +26,8 @@ class StepCounts(NamedTuple):
     """A key may stand there several times."""
     numbers: Sequence[int]
     """So many steps there are of each."""
+    whole: bool = True
+    """No step is missing."""
 
     def by_key(self) -> Mapping[StepKey, int]:
         """How many there are of each key."""
@@ -83,6 +85,9 @@ class RunFlops:
         self._steps_of_latest = 0
         self._unread: list[StepKey] = []
         """Undisturbed steps of the next reading."""
+        self._unread_before: dict[StepKey, int] = {}
+        """Those before them, if they are many: a run may never be read."""
+        self._unread_is_whole = True
 
     def unseen(self, steps: int) -> None:
         """So many steps ran before anybody looked: they are in no figure of this rank but the number of steps."""
@@ -93,6 +98,8 @@ class RunFlops:
         if not keys:
             return
         self._unread += keys
+        if len(self._unread) >= _MOST_KEYS:
+            self._gather_unread()
         self._steps_of_latest += len(keys)
         each = 1
         if keys.count(keys[0]) == len(keys):  # most steps are alike
@@ -112,9 +119,18 @@ class RunFlops:
     def reading(self) -> StepCounts:
         """The undisturbed steps since the last reading; the next reading begins here."""
         keys, self._unread = self._unread, []
-        if keys and keys.count(keys[0]) == len(keys):
-            return StepCounts(keys[:1], (len(keys),))
-        return StepCounts(keys, (1,) * len(keys))
+        before, self._unread_before = self._unread_before, {}
+        whole, self._unread_is_whole = self._unread_is_whole, True
+        if keys and not before and keys.count(keys[0]) == len(keys):
+            return StepCounts(keys[:1], (len(keys),), whole)
+        return StepCounts([*before, *keys], (*before.values(), *(1,) * len(keys)), whole)
+
+    def _gather_unread(self) -> None:
+        unread, self._unread = self._unread, []
+        for key in unread:
+            self._unread_before[key] = self._unread_before.get(key, 0) + 1
+        if len(self._unread_before) > _MOST_KEYS:
+            self._unread_before, self._unread_is_whole = {}, False
 
     def seconds_by_key(self) -> Mapping[StepKey, StepSeconds]:
         """How long the undisturbed steps of each key took."""
@@ -155,9 +171,10 @@ class RunFlops:
         self._counted.add(Foretold(flops, whole=True))
 
     def sums(self, steps: StepCounts) -> FlopSums | None:
-        """FLOPs of *steps*; None if the model FLOPs of one are not known."""
+        """FLOPs of *steps*; None if the model FLOPs of one are not known, or if one is missing."""
         sums = FlopSums()
-        return None if self.laws.add(sums, *steps) else sums
+        unknown = self.laws.add(sums, steps.keys, steps.numbers)
+        return sums if steps.whole and not unknown else None
 
     def totals(self) -> RunTotals:
         """The whole run so far."""

@@ -396,6 +396,25 @@ def test_books_hold_steps_of_every_kind_by_their_sizes() -> None:
     assert totals.steps_unknown == 13
 
 
+def test_a_run_that_is_never_read_keeps_few_of_its_steps() -> None:
+    laws = StepLaws(lambda _: None)
+    same: StepKey = ((((8, 16),),), 1)
+    laws.counted(same, {FORWARD: 7})
+    books = RunFlops(laws)
+    for _ in range(50):
+        books.book([same] * 1000, [1.0] * 1000)
+    read = books.reading()
+    assert len(read.keys) < 25_000 and read.by_key() == {same: 50_000}
+    sums = books.sums(read)
+    assert sums is not None and sums.model == 7 * 50_000
+    for number in range(50):
+        books.book([((((8, 1000 * number + place),),), 1) for place in range(1000)], [1.0] * 1000)
+    read = books.reading()
+    assert len(read.keys) < 25_000 and not read.whole and books.sums(read) is None
+    books.book([same], [1.0])
+    assert books.reading() == StepCounts([same], (1,))
+
+
 def test_books_keep_no_object_for_each_step_that_garbage_collection_looks_at() -> None:
     books = RunFlops(StepLaws(lambda _: None))
     gc.collect()
