@@ -591,7 +591,7 @@ class BatchTokens(NamedTuple):
 
     def plus(self, *others: BatchTokens | None) -> BatchTokens:
         """All of them together; None is a batch that does not tell."""
-        if self is UNKNOWN_TOKENS or None in others:
+        if self is UNKNOWN_TOKENS or None in others or UNKNOWN_TOKENS in others:
             return UNKNOWN_TOKENS
         return BatchTokens(*map(_sum, zip(self, *others, strict=True)))
 

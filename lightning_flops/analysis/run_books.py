@@ -8,7 +8,7 @@ from itertools import chain, repeat
 from typing import NamedTuple
 
 from lightning_flops.analysis.law import Column, Sizes
-from lightning_flops.analysis.step_keys import Kind, StepKey, by_kind, key_like, kind_of
+from lightning_flops.analysis.step_keys import AlikeSteps, Kind, StepKey, by_kind, key_like, kind_of
 from lightning_flops.analysis.step_laws import FlopSums, Foretold, StepLaws, StepSeconds
 from lightning_flops.records import BucketFlops
 
@@ -22,18 +22,20 @@ _MOST_KEYS = 20_000
 class StepCounts(NamedTuple):
     """Steps by their keys."""
 
-    keys: Sequence[StepKey]
-    """A key may stand there several times."""
-    numbers: Sequence[int]
-    """So many steps there are of each."""
+    alike: Sequence[tuple[AlikeSteps, Sequence[int]]]
+    """Steps of one kind, and how many there are of each of their keys; a key may stand there several times."""
     whole: bool = True
     """No step is missing."""
+
+    def keys(self) -> Iterator[StepKey]:
+        """Every key; one may come several times."""
+        return chain.from_iterable(steps.keys for steps, _ in self.alike)
 
     def by_key(self) -> Mapping[StepKey, int]:
         """How many there are of each key."""
         found: dict[StepKey, int] = {}
-        for key, number in zip(self.keys, self.numbers, strict=True):
-            found[key] = found.get(key, 0) + number
+        for steps, numbers in self.alike:
+            _count(found, steps.keys, numbers)
         return found
 
 
@@ -83,8 +85,9 @@ class RunFlops:
         self._latest: list[_Booked] = []
         """Undisturbed steps that are in no book yet: this is added to all the time, and entering many is quicker."""
         self._steps_of_latest = 0
-        self._unread: list[StepKey] = []
+        self._unread: list[tuple[AlikeSteps, Sequence[int]]] = []
         """Undisturbed steps of the next reading."""
+        self._keys_unread = 0
         self._unread_before: dict[StepKey, int] = {}
         """Those before them, if they are many: a run may never be read."""
         self._unread_is_whole = True
@@ -97,15 +100,16 @@ class RunFlops:
         """Steps have ended that nothing slowed down, after so many *seconds* each."""
         if not keys:
             return
-        self._unread += keys
-        if len(self._unread) >= _MOST_KEYS:
-            self._gather_unread()
         self._steps_of_latest += len(keys)
         each = 1
         if keys.count(keys[0]) == len(keys):  # most steps are alike
             keys, seconds, each = keys[:1], (sum(seconds),), len(keys)
-        for alike, its_sec, columns in by_kind(keys, seconds):
-            self._latest.append(_Booked(alike[0], list(chain.from_iterable(columns)), its_sec, each))
+        for alike, its_sec in by_kind(keys, seconds):
+            self._latest.append(_Booked(alike.keys[0], list(chain.from_iterable(alike.columns)), its_sec, each))
+            self._unread.append((alike, (each,) * len(its_sec)))
+        self._keys_unread += len(keys)
+        if self._keys_unread >= _MOST_KEYS:
+            self._gather_unread()
         if self._steps_of_latest >= _MOST_LATEST:
             self._enter_latest()
 
@@ -118,17 +122,17 @@ class RunFlops:
 
     def reading(self) -> StepCounts:
         """The undisturbed steps since the last reading; the next reading begins here."""
-        keys, self._unread = self._unread, []
         before, self._unread_before = self._unread_before, {}
+        unread, self._unread, self._keys_unread = self._unread, [], 0
         whole, self._unread_is_whole = self._unread_is_whole, True
-        if keys and not before and keys.count(keys[0]) == len(keys):
-            return StepCounts(keys[:1], (len(keys),), whole)
-        return StepCounts([*before, *keys], (*before.values(), *(1,) * len(keys)), whole)
+        if before:
+            unread += by_kind(list(before), list(before.values()))
+        return StepCounts(unread, whole)
 
     def _gather_unread(self) -> None:
-        unread, self._unread = self._unread, []
-        for key in unread:
-            self._unread_before[key] = self._unread_before.get(key, 0) + 1
+        unread, self._unread, self._keys_unread = self._unread, [], 0
+        for steps, numbers in unread:
+            _count(self._unread_before, steps.keys, numbers)
         if len(self._unread_before) > _MOST_KEYS:
             self._unread_before, self._unread_is_whole = {}, False
 
@@ -173,7 +177,7 @@ class RunFlops:
     def sums(self, steps: StepCounts) -> FlopSums | None:
         """FLOPs of *steps*; None if the model FLOPs of one are not known, or if one is missing."""
         sums = FlopSums()
-        unknown = self.laws.add(sums, steps.keys, steps.numbers)
+        unknown = sum([self.laws.add_alike(sums, alike, numbers) for alike, numbers in steps.alike])
         return sums if steps.whole and not unknown else None
 
     def totals(self) -> RunTotals:
@@ -236,3 +240,9 @@ _NO_STEPS = (0, 0.0)
 
 def _plus(one: tuple[int, float], other: tuple[int, float]) -> tuple[int, float]:
     return one[0] + other[0], one[1] + other[1]
+
+
+def _count(found: dict[StepKey, int], keys: Sequence[StepKey], numbers: Sequence[int]) -> None:
+    """Add so many *numbers* of steps of each of *keys* to those that were *found* before."""
+    for key, number in zip(keys, numbers, strict=True):
+        found[key] = found.get(key, 0) + number

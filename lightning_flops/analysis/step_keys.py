@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from lightning_flops.analysis.law import FLAG, Column, Sizes
 from lightning_flops.records import PADDING_MARK, WITH_PADDING, WITHOUT_PADDING
@@ -17,6 +17,14 @@ optimizer attempts."""
 
 Kind = tuple[tuple[tuple[int, ...], ...], int]
 """Of each batch, how many axes each tensor has, and the optimizer attempts: what steps of one law have in common."""
+
+
+class AlikeSteps(NamedTuple):
+    """Steps of one kind."""
+
+    keys: Sequence[StepKey]
+    columns: Sequence[Sequence[Column]]
+    """For each batch of a step, a column for each of its sizes, with one value for each key."""
 
 
 def kind_of(key: StepKey) -> Kind:
@@ -47,21 +55,19 @@ def sizes_of(key: StepKey) -> tuple[Sizes, ...]:
     return tuple([tuple(chain.from_iterable(shapes)) for shapes in batches])
 
 
-def by_kind(
-    keys: Sequence[StepKey], numbers: Sequence[_Number]
-) -> Sequence[tuple[Sequence[StepKey], Sequence[_Number], Sequence[Sequence[Column]]]]:
-    """Steps with these *keys*, by kind: their keys, those of *numbers* that belong to them, and their columns."""
+def by_kind(keys: Sequence[StepKey], numbers: Sequence[_Number]) -> Sequence[tuple[AlikeSteps, Sequence[_Number]]]:
+    """Steps with these *keys*, by kind, with those of *numbers* that belong to them."""
     if not keys:
         return []
     try:
-        return [(keys, numbers, _columns_of(keys))]
+        return [(AlikeSteps(keys, _columns_of(keys)), numbers)]
     except ValueError:  # they are of several kinds, which is rare
         found: dict[Kind, tuple[list[StepKey], list[_Number]]] = {}
     for key, number in zip(keys, numbers, strict=True):
         its, of_each = found.setdefault(kind_of(key), ([], []))
         its.append(key)
         of_each.append(number)
-    return [(its, of_each, _columns_of(its)) for its, of_each in found.values()]
+    return [(AlikeSteps(its, _columns_of(its)), of_each) for its, of_each in found.values()]
 
 
 def axes_of(key: StepKey) -> list[tuple[int, int]]:

@@ -9,6 +9,7 @@ from typing import NamedTuple, TypeVar
 
 from lightning_flops.analysis.law import Law, LawFinder
 from lightning_flops.analysis.step_keys import (
+    AlikeSteps,
     Kind,
     StepKey,
     axes_of,
@@ -160,36 +161,33 @@ class StepLaws:
             keys: of the steps; a key may stand there several times.
             numbers: so many steps there are of each.
         """
-        unknown = 0
-        # What the steps of one key spend is remembered; those of ever new keys are added up together.
-        rest = self._add_by_law(sums, keys, numbers) if len(keys) > 1 else zip(keys, numbers, strict=True)
-        for key, number in rest:
-            known = self.known(key)
-            if known is None:
-                unknown += number
-            else:
-                sums.add(known, steps=number)
-        return unknown
+        return sum([self.add_alike(sums, alike, of_each) for alike, of_each in by_kind(keys, numbers)])
 
-    def _add_by_law(
-        self, sums: FlopSums, keys: Sequence[StepKey], numbers: Sequence[int]
-    ) -> Iterable[tuple[StepKey, int]]:
-        """Add to *sums* what steps have spent of which a law says it; returns the others, and how many of each."""
-        rest: list[tuple[StepKey, int]] = []
-        for alike, of_each, columns in by_kind(keys, numbers):
-            kind = kind_of(alike[0])
-            finder = self._finder_of(kind)
-            if isinstance(finder, str) or finder.law is None:
-                rest += zip(alike, of_each, strict=True)
-                continue
-            # It says of each step that was counted what the step has spent.
-            flops, outside = finder.add_up(columns, of_each)
-            steps = sum(of_each)
-            for place in outside:
-                steps -= of_each[place]
-                rest.append((alike[place], of_each[place]))
-            sums.add_all(flops, steps=steps, whole=kind not in self._beside_model)
-        return rest
+    def add_alike(self, sums: FlopSums, steps: AlikeSteps, numbers: Sequence[int]) -> int:
+        """As ``add``, for *steps* of one kind."""
+        before = sums.steps
+        for place in self._add_by_law(sums, steps, numbers):
+            known = self.known(steps.keys[place])
+            if known is not None:
+                sums.add(known, steps=numbers[place])
+        return sum(numbers) - (sums.steps - before)
+
+    def _add_by_law(self, sums: FlopSums, steps: AlikeSteps, numbers: Sequence[int]) -> Iterable[int]:
+        """Add to *sums* what *steps* have spent of which a law says it; returns the places of others that may be known.
+
+        No function of ours is called for each: lengths may be ever new.
+        """
+        keys = steps.keys
+        if len(keys) == 1:  # what it spends is remembered
+            return (0,)
+        kind = kind_of(keys[0])
+        finder = self._finder_of(kind)
+        if isinstance(finder, str) or finder.law is None:  # only those are known that were counted themselves
+            return [place for place, key in enumerate(keys) if key in self._exact]
+        flops, outside = finder.add_up(steps.columns, numbers)
+        by_law = sum(numbers) - sum([numbers[place] for place in outside])
+        sums.add_all(flops, steps=by_law, whole=kind not in self._beside_model)
+        return outside
 
     def foretells_kinds(self, keys: Iterable[StepKey]) -> bool:
         """Whether something is foretold of steps of the kinds of some of these *keys*, or may be after a check."""

@@ -459,7 +459,8 @@ class PlainLoop:
         elif kind == BACKWARD:
             running.append(self._backward_began())
         else:
-            steps.told_of = first
+            if first is not None:
+                steps.told_of = first
             if kind == TOLD:
                 self._step_told()
             elif kind == FORWARD:

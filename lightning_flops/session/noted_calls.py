@@ -20,11 +20,12 @@ FETCH, NO_BATCH, FORWARD, FORWARD_ENDS, BACKWARD, BACKWARD_ENDS, UPDATE, UPDATE_
 NO_BATCH is a fetch that raised. TOLD is that the loop has told of a batch.
 """
 
-FACTS = (1, 1, 2, 1, 0, 1, 1, 1, 1)
+FACTS = (1, 1, 2, 0, 0, 1, 1, 1, 1)
 """How many facts are noted with each kind.
 
 A fetch: a tuple of when it began and ended, and of its batch the shapes and the tokens. FORWARD: when, and what is seen
-in its arguments, None if its batch was fetched. UPDATE: the optimizer. BACKWARD: none. All others: when.
+in its arguments, None if its batch was fetched. UPDATE: the optimizer. FORWARD_ENDS and BACKWARD: none. All others:
+when.
 """
 
 Seen = tuple["Shapes", "BatchTokens | None"]

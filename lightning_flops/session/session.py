@@ -540,7 +540,7 @@ class Session:
         read = self.flops.books.reading()
         self.flops.look_at_parameters()
         if not self.reports.of_reading(reading, read) and self.reports.profile is not None:
-            self.flops.misses(read.keys, steps_done=self.steps.steps_done)
+            self.flops.misses(read.keys(), steps_done=self.steps.steps_done)
             self.log.none_to_spare()
 
     def _restart_monitor(self) -> None:

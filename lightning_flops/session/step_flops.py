@@ -12,6 +12,7 @@ from lightning_flops.analysis.flops_law import step_law
 from lightning_flops.analysis.run_books import RunFlops
 from lightning_flops.analysis.step_keys import StepKey
 from lightning_flops.analysis.step_laws import MORE, NOT_COUNTED, OTHERS_TRAIN, StepLaws, StepSeconds
+from lightning_flops.instrument.torch_private.modules import trained_parameters
 from lightning_flops.records import NO_TOKENS
 from lightning_flops.session.checks import Checks
 from lightning_flops.session.samples import Samples
@@ -177,7 +178,7 @@ class StepFlops:
         if not step.sampled:
             self.samples.window_has_counted()
             if self._trained is None:
-                self._trained, self._trained_of_run = self._trained_parameters(), self._trained_by_run()
+                self._trained, self._trained_of_run = trained_parameters(self._root), self._trained_by_run()
             self._first_counted = self._first_counted or key
             self._counted_in_window[key] += 1
         if not step.sampled or self.checks.running:
@@ -314,12 +315,14 @@ class StepFlops:
         """
         if self._trained is None:
             return
-        if self._trained_of_run != self._trained_by_run() if replaced else self._trained != self._trained_parameters():
+        is_as_it_was = (
+            self._trained_of_run == self._trained_by_run()
+            if replaced
+            else self._trained == trained_parameters(self._root)
+        )
+        if not is_as_it_was:
             self._trained = None
             self.laws.foretell_nothing(OTHERS_TRAIN)
 
     def _trained_by_run(self) -> int:
         return sum(map(_NEEDS_GRADIENT, self._updated()))
-
-    def _trained_parameters(self) -> int:
-        return sum(map(_NEEDS_GRADIENT, self._root.parameters()))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from lightning_flops.instrument.batches import known_by, tensor_shapes
 from lightning_flops.instrument.patches import Make, Patches
 from lightning_flops.instrument.timing.phase_timer import Mark
-from lightning_flops.session.noted_calls import FETCH, MOST_KINDS, NO_BATCH, UPDATE
+from lightning_flops.session.noted_calls import FACTS, FETCH, MOST_KINDS, NO_BATCH, UPDATE
 
 if TYPE_CHECKING:
     from torch import nn
@@ -134,7 +134,7 @@ class Taps:
             sees: noted with a forward: what this returns of its arguments.
         """
         border, told, end, ends_step = self._border, self.around(begins, ends, fails=fails), kind + 1, kind == UPDATE
-        kinds, facts = calls.kinds, calls.facts
+        kinds, facts, timed = calls.kinds, calls.facts, bool(FACTS[end])
 
         def make(original: Function) -> Function:
             tell = told(original)
@@ -171,12 +171,14 @@ class Taps:
                         if border.closed:
                             self._session.leave_again()
                         elif not failed:
-                            at = calls.now()
+                            if timed:
+                                at = calls.now()
                             if ends_step:
                                 calls.steps_left -= 1
                             if calls.on and not (ends_step and (not calls.steps_left or at >= calls.until)):
                                 kinds.append(end)
-                                facts.append(at)
+                                if timed:
+                                    facts.append(at)
                             else:
                                 calls.ends_now(ends)
                     except BaseException as error:
@@ -210,14 +212,13 @@ class Taps:
         def make(original: Function) -> Function:
             def run(*args: Any, **kwargs: Any) -> Any:
                 try:
-                    result, failed, since, used_up = None, True, None, False
-                    ours, noted = weak_owner(), weak_calls()
-                    if ours is None or noted is None or noted.fetching:
-                        ours = None
+                    result, failed, since, used_up, ours, noted = None, True, None, False, None, weak_calls()
+                    if noted is None or noted.fetching:
+                        pass
                     elif noted.on and args[0] is noted.feeds() and get_ident() == noted.thread:
                         noted.fetching = True
                         since = noted.now()
-                    elif not begins(ours, *args, **kwargs):
+                    elif (ours := weak_owner()) is not None and not begins(ours, *args, **kwargs):
                         ours = None
                 except BaseException as error:
                     ours = None
@@ -231,7 +232,7 @@ class Taps:
                     raise
                 finally:
                     try:
-                        if since is not None and ours is not None and noted is not None:
+                        if since is not None and noted is not None:
                             noted.fetching = False
                             ended = noted.now()
                             reader = noted.tokens
@@ -251,6 +252,7 @@ class Taps:
                             noted.facts.append((since, ended, *(found or (None, None))))
                             if used_up:
                                 noted.stop()
+                                ours = weak_owner()
                             if not noted.on:
                                 noted.tell_all()
                         elif ours is not None:
