@@ -20,7 +20,7 @@ from lightning_flops.analysis.step_keys import (
     sizes_alike,
     sizes_of,
 )
-from lightning_flops.records import UNKNOWN_SHAPE, BatchTokens, BucketFlops
+from lightning_flops.records import UNKNOWN_SHAPE, WITH_PADDING, WITHOUT_PADDING, BatchTokens, BucketFlops
 from lightning_flops.schema.law import NO_OTHER_SIZE, NO_STEP_TIMED
 
 _T = TypeVar("_T")
@@ -35,6 +35,9 @@ class StepSeconds(NamedTuple):
 
 _MODEL = ("forward", "backward")
 """The buckets of model FLOPs."""
+
+_MARKS = frozenset((WITH_PADDING, WITHOUT_PADDING))
+"""In the place of a tensor's shape: whether tokens of a batch are padding."""
 
 _REMEMBERED = 10_000
 """Most steps whose FLOPs are kept ready."""
@@ -187,7 +190,8 @@ class StepLaws:
         flops, outside = finder.add_up(steps.columns, numbers)
         by_law = sum(numbers) - sum([numbers[place] for place in outside])
         sums.add_all(flops, steps=by_law, whole=kind not in self._beside_model)
-        return outside
+        # The law may know those among them that have padding as if they had none, and the other way round.
+        return [place for place in outside if keys[place] in self._exact or not _MARKS.isdisjoint(keys[place][0][0])]
 
     def foretells_kinds(self, keys: Iterable[StepKey]) -> bool:
         """Whether something is foretold of steps of the kinds of some of these *keys*, or may be after a check."""
