@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, repeat
+from itertools import chain
 from typing import NamedTuple
 
-from lightning_flops.analysis.law import Column, Sizes
-from lightning_flops.analysis.step_keys import AlikeSteps, Kind, StepKey, by_kind, key_like, kind_of
+from lightning_flops.analysis.law import Sizes
+from lightning_flops.analysis.step_keys import (
+    AlikeSteps,
+    Kind,
+    Shapes,
+    StepKey,
+    by_kind,
+    key_like,
+    kind_of,
+    of_one_batch_each,
+)
 from lightning_flops.analysis.step_laws import FlopSums, Foretold, StepLaws, StepSeconds
 from lightning_flops.records import BucketFlops
 
 _MOST_LATEST = 1000
-"""Most steps that are in no book yet."""
+"""Most rows of steps that are in no book yet."""
 
 _MOST_KEYS = 20_000
 """Most different steps that a run's books hold; what is known of older ones is added up."""
@@ -29,25 +39,20 @@ class StepCounts(NamedTuple):
 
     def keys(self) -> Iterator[StepKey]:
         """Every key; one may come several times."""
-        return chain.from_iterable(steps.keys for steps, _ in self.alike)
+        return chain.from_iterable(steps.keys() for steps, _ in self.alike)
 
     def by_key(self) -> Mapping[StepKey, int]:
         """How many there are of each key."""
         found: dict[StepKey, int] = {}
         for steps, numbers in self.alike:
-            _count(found, steps.keys, numbers)
+            _count(found, steps.keys(), numbers)
         return found
 
 
 class _Booked(NamedTuple):
-    """Steps of one kind that ended one after the other.
+    """Steps of one kind that ended one after the other."""
 
-    Their sizes are columns: an object for each step would be looked at by every garbage collection.
-    """
-
-    first: StepKey
-    columns: Sequence[Column]
-    """One for each size in all batches of a step."""
+    steps: AlikeSteps
     seconds: Sequence[float]
     """Of each row."""
     each: int
@@ -55,12 +60,14 @@ class _Booked(NamedTuple):
 
 
 class _KindBook(NamedTuple):
-    """Steps of one kind."""
+    """Steps of one kind, by all sizes in a step's batches."""
 
     example: StepKey
     """One of them."""
-    steps: dict[Sizes, tuple[int, float]]
-    """By all sizes in a step's batches: how many there are, and how long they took together."""
+    steps: Counter[Sizes]
+    """How many there are."""
+    seconds: dict[Sizes, float]
+    """How long they took together."""
 
 
 class RunFlops:
@@ -84,10 +91,10 @@ class RunFlops:
         self._unseen = 0
         self._latest: list[_Booked] = []
         """Undisturbed steps that are in no book yet: this is added to all the time, and entering many is quicker."""
-        self._steps_of_latest = 0
+        self._rows_of_latest = 0
         self._unread: list[tuple[AlikeSteps, Sequence[int]]] = []
         """Undisturbed steps of the next reading."""
-        self._keys_unread = 0
+        self._rows_unread = 0
         self._unread_before: dict[StepKey, int] = {}
         """Those before them, if they are many: a run may never be read."""
         self._unread_is_whole = True
@@ -100,17 +107,42 @@ class RunFlops:
         """Steps have ended that nothing slowed down, after so many *seconds* each."""
         if not keys:
             return
-        self._steps_of_latest += len(keys)
-        each = 1
-        if keys.count(keys[0]) == len(keys):  # most steps are alike
-            keys, seconds, each = keys[:1], (sum(seconds),), len(keys)
-        for alike, its_sec in by_kind(keys, seconds):
-            self._latest.append(_Booked(alike.keys[0], list(chain.from_iterable(alike.columns)), its_sec, each))
-            self._unread.append((alike, (each,) * len(its_sec)))
-        self._keys_unread += len(keys)
-        if self._keys_unread >= _MOST_KEYS:
+        if keys.count(keys[0]) == len(keys):
+            self._book_equal(keys[0], seconds)
+            return
+        for steps, its_sec in by_kind(keys, seconds):
+            self._book(_Booked(steps, its_sec, 1))
+
+    def book_one_batch_each(self, batches: Sequence[Shapes], updates: Sequence[int], seconds: Sequence[float]) -> None:
+        """As ``book``, for steps of one batch each. No object is made for each of them.
+
+        Args:
+            batches: the shapes of each.
+            updates: optimizer attempts in each.
+            seconds: of each.
+        """
+        if batches.count(batches[0]) == len(batches) and updates.count(updates[0]) == len(updates):
+            self._book_equal(((batches[0],), updates[0]), seconds)  # most steps
+            return
+        steps = of_one_batch_each(batches, updates)
+        if steps is not None:
+            self._book(_Booked(steps, seconds, 1))
+        else:
+            self.book(list(zip(zip(batches, strict=True), updates, strict=True)), seconds)
+
+    def _book_equal(self, key: StepKey, seconds: Sequence[float]) -> None:
+        ((steps, in_all),) = by_kind((key,), (sum(seconds),))
+        self._book(_Booked(steps, in_all, len(seconds)))
+
+    def _book(self, booked: _Booked) -> None:
+        number = booked.steps.number
+        self._latest.append(booked)
+        self._unread.append((booked.steps, (booked.each,) * number))
+        self._rows_of_latest += number
+        self._rows_unread += number
+        if self._rows_unread >= _MOST_KEYS:
             self._gather_unread()
-        if self._steps_of_latest >= _MOST_LATEST:
+        if self._rows_of_latest >= _MOST_LATEST:
             self._enter_latest()
 
     def book_slowed(self, key: StepKey) -> None:
@@ -123,16 +155,16 @@ class RunFlops:
     def reading(self) -> StepCounts:
         """The undisturbed steps since the last reading; the next reading begins here."""
         before, self._unread_before = self._unread_before, {}
-        unread, self._unread, self._keys_unread = self._unread, [], 0
+        unread, self._unread, self._rows_unread = self._unread, [], 0
         whole, self._unread_is_whole = self._unread_is_whole, True
         if before:
             unread += by_kind(list(before), list(before.values()))
         return StepCounts(unread, whole)
 
     def _gather_unread(self) -> None:
-        unread, self._unread, self._keys_unread = self._unread, [], 0
+        unread, self._unread, self._rows_unread = self._unread, [], 0
         for steps, numbers in unread:
-            _count(self._unread_before, steps.keys, numbers)
+            _count(self._unread_before, steps.keys(), numbers)
         if len(self._unread_before) > _MOST_KEYS:
             self._unread_before, self._unread_is_whole = {}, False
 
@@ -145,18 +177,24 @@ class RunFlops:
         return {key: StepSeconds(*its) for key, its in every.items()}
 
     def _of_books(self) -> Iterator[tuple[StepKey, tuple[int, float]]]:
-        for book in self._undisturbed.values():
-            for sizes, its in book.steps.items():
-                yield key_like(book.example, sizes), its
+        for example, numbers, seconds in self._undisturbed.values():
+            for sizes, number in numbers.items():
+                yield key_like(example, sizes), (number, seconds[sizes])
 
     def _enter_latest(self) -> None:
-        latest, self._latest, self._steps_of_latest = self._latest, [], 0
-        for first, columns, seconds, each in latest:
-            book = self._undisturbed.setdefault(kind_of(first), _KindBook(first, {})).steps
-            rows: Iterable[Sizes] = zip(*columns, strict=True) if columns else repeat((), len(seconds))
-            for sizes, its_sec in zip(rows, seconds, strict=True):
-                steps, before = book.get(sizes, _NO_STEPS)
-                book[sizes] = steps + each, before + its_sec
+        latest, self._latest, self._rows_of_latest = self._latest, [], 0
+        for steps, its_sec, each in latest:
+            kind = kind_of(steps.example)
+            if kind not in self._undisturbed:
+                self._undisturbed[kind] = _KindBook(steps.example, Counter(), {})
+            _, numbers, seconds = self._undisturbed[kind]
+            if each == 1:
+                numbers.update(steps.rows())
+            else:
+                for sizes in steps.rows():
+                    numbers[sizes] += each
+            for sizes, sec in zip(steps.rows(), its_sec, strict=True):
+                seconds[sizes] = seconds.get(sizes, 0.0) + sec
         if sum([len(book.steps) for book in self._undisturbed.values()]) > _MOST_KEYS:
             books = dict(self._of_books())
             self._undisturbed = {}
@@ -242,7 +280,7 @@ def _plus(one: tuple[int, float], other: tuple[int, float]) -> tuple[int, float]
     return one[0] + other[0], one[1] + other[1]
 
 
-def _count(found: dict[StepKey, int], keys: Sequence[StepKey], numbers: Sequence[int]) -> None:
+def _count(found: dict[StepKey, int], keys: Iterable[StepKey], numbers: Sequence[int]) -> None:
     """Add so many *numbers* of steps of each of *keys* to those that were *found* before."""
     for key, number in zip(keys, numbers, strict=True):
         found[key] = found.get(key, 0) + number

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import chain, islice
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice, repeat
 from typing import NamedTuple, TypeVar
 
 from lightning_flops.analysis.law import FLAG, Column, Sizes
@@ -11,7 +11,10 @@ from lightning_flops.records import PADDING_MARK, WITH_PADDING, WITHOUT_PADDING
 
 _Number = TypeVar("_Number", int, float)
 
-StepKey = tuple[tuple[tuple[tuple[int, ...], ...], ...], int]
+Shapes = tuple[tuple[int, ...], ...]
+"""Those of a batch's tensors."""
+
+StepKey = tuple[tuple[Shapes, ...], int]
 """The shapes of the tensors of each batch of a step, with what else tells of the batch (``known_by``), and the step's
 optimizer attempts."""
 
@@ -20,11 +23,23 @@ Kind = tuple[tuple[tuple[int, ...], ...], int]
 
 
 class AlikeSteps(NamedTuple):
-    """Steps of one kind."""
+    """Steps of one kind, in columns: an object for each step would be looked at by every garbage collection."""
 
-    keys: Sequence[StepKey]
+    example: StepKey
+    """One of them."""
     columns: Sequence[Sequence[Column]]
-    """For each batch of a step, a column for each of its sizes, with one value for each key."""
+    """For each batch of a step, a column for each of its sizes, with one value for each step."""
+    number: int
+    """So many steps there are."""
+
+    def rows(self) -> Iterable[Sizes]:
+        """Of each step, all sizes in its batches."""
+        columns = self.columns[0] if len(self.columns) == 1 else list(chain.from_iterable(self.columns))
+        return zip(*columns, strict=True) if columns else repeat((), self.number)
+
+    def keys(self) -> Iterator[StepKey]:
+        """Of each step, what it is known by."""
+        return map(key_like, repeat(self.example), self.rows())
 
 
 def kind_of(key: StepKey) -> Kind:
@@ -60,14 +75,25 @@ def by_kind(keys: Sequence[StepKey], numbers: Sequence[_Number]) -> Sequence[tup
     if not keys:
         return []
     try:
-        return [(AlikeSteps(keys, _columns_of(keys)), numbers)]
+        return [(_in_columns(keys), numbers)]
     except ValueError:  # they are of several kinds, which is rare
         found: dict[Kind, tuple[list[StepKey], list[_Number]]] = {}
     for key, number in zip(keys, numbers, strict=True):
         its, of_each = found.setdefault(kind_of(key), ([], []))
         its.append(key)
         of_each.append(number)
-    return [(AlikeSteps(its, _columns_of(its)), of_each) for its, of_each in found.values()]
+    return [(_in_columns(its), of_each) for its, of_each in found.values()]
+
+
+def of_one_batch_each(batches: Sequence[Shapes], updates: Sequence[int]) -> AlikeSteps | None:
+    """Steps of one batch each, whose tensors have these shapes, after so many updates; None: of several kinds."""
+    if updates.count(updates[0]) < len(updates):
+        return None
+    try:
+        columns = _columns_of(batches)
+    except ValueError:
+        return None
+    return AlikeSteps(((batches[0],), updates[0]), [columns], len(batches))
 
 
 def axes_of(key: StepKey) -> list[tuple[int, int]]:
@@ -94,8 +120,13 @@ def sizes_alike(key: StepKey) -> Iterator[tuple[Sizes, ...]]:
     yield from map(sizes_of, but_for_padding(key))
 
 
-def _columns_of(keys: Sequence[StepKey]) -> list[list[Column]]:
-    """For each batch of steps of one kind, a column for each of its sizes. No function of ours is called for each.
+def all_sizes_of(key: StepKey) -> Sizes:
+    """All sizes of all batches in one."""
+    return tuple(chain.from_iterable(chain.from_iterable(key[0])))
+
+
+def _in_columns(keys: Sequence[StepKey]) -> AlikeSteps:
+    """Steps of one kind.
 
     Raises:
         ValueError: they are of several kinds.
@@ -103,10 +134,16 @@ def _columns_of(keys: Sequence[StepKey]) -> list[list[Column]]:
     batches, updates = zip(*keys, strict=True)
     if updates.count(updates[0]) < len(updates):
         raise ValueError("steps of different numbers of updates have no columns together")
-    return [
-        [axis for tensors in zip(*batch, strict=True) for axis in zip(*tensors, strict=True)]
-        for batch in zip(*batches, strict=True)
-    ]
+    return AlikeSteps(keys[0], list(map(_columns_of, zip(*batches, strict=True))), len(keys))
+
+
+def _columns_of(batches: Sequence[Shapes]) -> list[Column]:
+    """A column for each size of *batches* of one form. No function of ours is called for each.
+
+    Raises:
+        ValueError: they are of several forms.
+    """
+    return [axis for tensors in zip(*batches, strict=True) for axis in zip(*tensors, strict=True)]
 
 
 def _is_flag(shape: tuple[int, ...], axis: int) -> bool:

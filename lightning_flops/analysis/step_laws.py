@@ -7,20 +7,22 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
-from lightning_flops.analysis.law import Law, LawFinder
+from lightning_flops.analysis.law import Law, LawFinder, Sizes
 from lightning_flops.analysis.step_keys import (
     AlikeSteps,
     Kind,
     StepKey,
+    all_sizes_of,
     axes_of,
     but_for_padding,
     by_kind,
     has_several_forms,
+    key_like,
     kind_of,
     sizes_alike,
     sizes_of,
 )
-from lightning_flops.records import UNKNOWN_SHAPE, WITH_PADDING, WITHOUT_PADDING, BatchTokens, BucketFlops
+from lightning_flops.records import PADDING_MARK, UNKNOWN_SHAPE, BatchTokens, BucketFlops
 from lightning_flops.schema.law import NO_OTHER_SIZE, NO_STEP_TIMED
 
 _T = TypeVar("_T")
@@ -35,9 +37,6 @@ class StepSeconds(NamedTuple):
 
 _MODEL = ("forward", "backward")
 """The buckets of model FLOPs."""
-
-_MARKS = frozenset((WITH_PADDING, WITHOUT_PADDING))
-"""In the place of a tensor's shape: whether tokens of a batch are padding."""
 
 _REMEMBERED = 10_000
 """Most steps whose FLOPs are kept ready."""
@@ -87,7 +86,8 @@ class StepLaws:
     def __init__(self, note: Callable[[str], None], *, padding_counts: bool = False) -> None:
         self._note = note
         self._padding_counts = padding_counts
-        self._exact: dict[StepKey, BucketFlops] = {}
+        self._exact: dict[Kind, dict[Sizes, BucketFlops]] = {}
+        """Of the steps that were counted, by all their sizes."""
         self._finders: dict[Kind, LawFinder] = {}
         self._unreliable: dict[Kind, str] = {}
         """Kinds of steps of which nothing is foretold, and why, in words without a full stop."""
@@ -169,29 +169,39 @@ class StepLaws:
     def add_alike(self, sums: FlopSums, steps: AlikeSteps, numbers: Sequence[int]) -> int:
         """As ``add``, for *steps* of one kind."""
         before = sums.steps
-        for place in self._add_by_law(sums, steps, numbers):
-            known = self.known(steps.keys[place])
+        for place, key in self._add_by_law(sums, steps, numbers):
+            known = self.known(key)
             if known is not None:
                 sums.add(known, steps=numbers[place])
         return sum(numbers) - (sums.steps - before)
 
-    def _add_by_law(self, sums: FlopSums, steps: AlikeSteps, numbers: Sequence[int]) -> Iterable[int]:
-        """Add to *sums* what *steps* have spent of which a law says it; returns the places of others that may be known.
+    def _add_by_law(self, sums: FlopSums, steps: AlikeSteps, numbers: Sequence[int]) -> Iterable[tuple[int, StepKey]]:
+        """Add to *sums* what *steps* have spent of which a law says it.
 
         No function of ours is called for each: lengths may be ever new.
+
+        Returns:
+            Of the others that may be known, their places and keys.
         """
-        keys = steps.keys
-        if len(keys) == 1:  # what it spends is remembered
-            return (0,)
-        kind = kind_of(keys[0])
+        example = steps.example
+        if steps.number == 1:  # what it spends is remembered
+            return ((0, example),)
+        kind = kind_of(example)
+        exact = self._exact.get(kind, {})
         finder = self._finder_of(kind)
         if isinstance(finder, str) or finder.law is None:  # only those are known that were counted themselves
-            return [place for place, key in enumerate(keys) if key in self._exact]
+            return [(place, key_like(example, sizes)) for place, sizes in enumerate(steps.rows()) if sizes in exact]
         flops, outside = finder.add_up(steps.columns, numbers)
         by_law = sum(numbers) - sum([numbers[place] for place in outside])
         sums.add_all(flops, steps=by_law, whole=kind not in self._beside_model)
+        if not outside:
+            return ()
         # The law may know those among them that have padding as if they had none, and the other way round.
-        return [place for place in outside if keys[place] in self._exact or not _MARKS.isdisjoint(keys[place][0][0])]
+        return [
+            (place, key_like(example, sizes))
+            for place, sizes in enumerate(steps.rows())
+            if place in outside and (sizes in exact or PADDING_MARK in sizes)
+        ]
 
     def foretells_kinds(self, keys: Iterable[StepKey]) -> bool:
         """Whether something is foretold of steps of the kinds of some of these *keys*, or may be after a check."""
@@ -202,7 +212,7 @@ class StepLaws:
         if self._given_up or kind in self._unreliable or kind in self._suspected:
             return None
         finder = self._finders.get(kind)
-        flops = self._exact.get(key)
+        flops = self._exact.get(kind, {}).get(all_sizes_of(key))
         if flops is None and finder is not None:
             flops = finder.flops(sizes_of(key))
         if flops is not None:
@@ -311,7 +321,7 @@ class StepLaws:
             if self.known(key) is None:  # this step does not decide
                 self._suspected.add(kind)
             self._ready.clear()
-        known = self._exact.setdefault(key, flops)
+        known = self._exact.setdefault(kind, {}).setdefault(all_sizes_of(key), flops)
         if known != flops:
             if _of_model(known) == _of_model(flops):
                 self._doubt_beside_model(kind)

@@ -45,19 +45,17 @@ class StepBook:
         self._updates = 0
         return key
 
+    def book_if_steps(self, shapes: Sequence[Shapes], updates: Sequence[int], ends_step: Sequence[bool]) -> bool:
+        """Book several batches, as ``book``, if each of them is a whole step; returns whether that is so."""
+        if self._shapes or self._updates or not all(ends_step):
+            return False
+        self.steps_done += len(shapes)
+        self.last = ((shapes[-1],), updates[-1])
+        return True
+
     def book_all(
         self, shapes: Sequence[Shapes], updates: Sequence[int], ends_step: Sequence[bool]
     ) -> Sequence[StepKey]:
         """As ``book``, for several batches at once: returns what each step is known by that ends with one of them."""
-        if self._shapes or self._updates or not all(ends_step):
-            booked = map(self.book, shapes, updates, ends_step)
-            return [key for key in booked if key is not None]
-        # Most steps have one batch.
-        keys: list[StepKey]
-        if shapes.count(shapes[0]) == len(shapes) and updates.count(updates[0]) == len(updates):
-            keys = [((shapes[0],), updates[0])] * len(shapes)  # most steps are alike
-        else:
-            keys = list(zip(zip(shapes, strict=True), updates, strict=True))
-        self.steps_done += len(keys)
-        self.last = keys[-1]
-        return keys
+        booked = map(self.book, shapes, updates, ends_step)
+        return [key for key in booked if key is not None]

@@ -435,7 +435,11 @@ class Session:
             known: Sequence[Shapes] = list(map(known_by, shapes, tokens))
         else:
             known = shapes = one_object_if_equal(shapes)
-        self.flops.books.book(self.steps.book_all(known, updates, ends_step), seconds)
+        books = self.flops.books
+        if self.steps.book_if_steps(known, updates, ends_step):  # as in most runs
+            books.book_one_batch_each(known, updates, seconds)
+        else:
+            books.book(self.steps.book_all(known, updates, ends_step), seconds)
         self.flops.at_border = ends_step[-1]
         return self._meter.samples_of(shapes)
 
