@@ -1,8 +1,7 @@
-"""A browser for the tests of the page: Debian's Chromium, which may reach nothing and must complain of nothing."""
+"""A browser for the tests of the page: a Chromium of Debian, which may reach nothing and must complain of nothing."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +9,9 @@ from typing import Any
 
 import pytest
 
-CHROMIUM = shutil.which("chromium")
+from tests.page.install_tools import browser_here
+
+CHROMIUM = browser_here()
 FLAGS = [
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
     *("--disable-component-update", "--disable-sync"),

@@ -15,7 +15,8 @@ from tests.test_packaging import REPOSITORY
 UPDATE = "apt-get update --quiet=2"
 INSTALL = "apt-get install --yes --quiet=2 --no-install-recommends"
 NPM_CI = "npm ci --no-audit --no-fund"
-COMMANDS = {"nodejs": "node", "npm": "npm", "chromium": "chromium"}
+QUICK_BROWSER = "chromium-headless-shell"
+COMMANDS = {"nodejs": "node", "npm": "npm", QUICK_BROWSER: QUICK_BROWSER, "chromium": "chromium"}
 
 
 class Machine:
@@ -39,12 +40,13 @@ class Machine:
             path.write_text(f'#!/bin/sh\necho {name} "$@" >> {self.log}\n{then}\nexit {status}\n')
             path.chmod(0o755)
 
-    def has_apt(self, *, status: int = 0) -> None:
-        """An apt-get that puts there what it is asked for, if it succeeds."""
+    def has_apt(self, *, status: int = 0, without: str = "") -> None:
+        """An apt-get that puts there what it is asked for, if it succeeds and knows the package."""
         lines = [
             f'case " $* " in *" install "*" {package} "*) printf "#!/bin/sh\\necho {name} \\"\\$@\\" >> {self.log}\\n" '
             f"> {self._bin}/{name}; /bin/chmod 755 {self._bin}/{name};; esac"
             for package, name in COMMANDS.items()
+            if package != without
         ]
         self.has("apt-get", status=status, then="" if status else "\n".join(lines))
 
@@ -66,12 +68,22 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
 def test_root_gets_what_is_missing_from_debian(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
     machine.has_apt()
     install_tools.main()
-    assert machine.asked() == [UPDATE, f"{INSTALL} nodejs npm chromium", NPM_CI]
+    assert machine.asked() == [UPDATE, f"{INSTALL} nodejs npm", f"{INSTALL} {QUICK_BROWSER}", NPM_CI]
     assert install_tools.missing() == [] and install_tools.node_is_ready()
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("missing", ["node", "npm", "chromium"])
+def test_a_debian_without_the_quick_browser_has_the_other(machine: Machine) -> None:
+    machine.has_apt(without=QUICK_BROWSER)
+    machine.has("node", "npm")
+    machine.packages_are_there()
+    install_tools.main()
+    assert machine.asked() == [UPDATE, f"{INSTALL} {QUICK_BROWSER}", f"{INSTALL} chromium"]
+    assert install_tools.missing() == []
+    assert str(install_tools.browser_here()).endswith("/chromium")
+
+
+@pytest.mark.parametrize("missing", ["node", "npm", QUICK_BROWSER])
 def test_only_what_is_missing_is_installed(missing: str, machine: Machine) -> None:
     machine.has_apt()
     machine.has(*{*COMMANDS.values()} - {missing})
@@ -109,14 +121,15 @@ def test_what_may_not_be_installed_is_said_on_a_line(
         monkeypatch.setattr(os, "geteuid", lambda: 1000)
     machine.has("chromium")
     install_tools.main()
-    assert machine.asked() == ([UPDATE, f"{INSTALL} nodejs npm"] if why == "apt-get fails" else [])
+    tried = [UPDATE, f"{INSTALL} nodejs npm", f"{INSTALL} {QUICK_BROWSER}"]
+    assert machine.asked() == (tried if why == "apt-get fails" else [])
     assert capsys.readouterr().err == (
         "not here: node, npm; the tests of the page that need them are skipped and counted\n"
     )
 
 
 def test_packages_that_npm_cannot_get_leave_node_not_ready(machine: Machine) -> None:
-    machine.has("node", "chromium")
+    machine.has("node", QUICK_BROWSER)
     machine.has("npm", status=1)
     install_tools.main()
     assert machine.asked() == [NPM_CI] and not install_tools.node_is_ready()
