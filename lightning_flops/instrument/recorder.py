@@ -10,13 +10,13 @@ counted, which are timed, and when the window is over::
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, get_args
 
 from torch import nn
 
+from lightning_flops import host_clock
 from lightning_flops.config import TraceSchedule
 from lightning_flops.instrument.batches import Shapes
 from lightning_flops.instrument.border import UndoLedger
@@ -78,7 +78,7 @@ class Recorder:
         tracing: TraceCycles | None = None,
         whole: Callable[[], nn.Module] | None = None,
         counted: Callable[[CountedStep], None] = lambda step: None,
-        now: Callable[[], float] = time.perf_counter,
+        now: Callable[[], float] = host_clock.now,
     ) -> None:
         self._now = now
         self._slowed_batches = 0

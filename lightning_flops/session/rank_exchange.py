@@ -16,9 +16,8 @@ import atexit
 import collections
 import contextlib
 import itertools
+import os
 import threading
-import time
-import uuid
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from typing import Generic, Protocol, TypeVar
 import torch
 from torch import distributed
 
+from lightning_flops import host_clock
 from lightning_flops.instrument.torch_private.distributed import store_getter
 from lightning_flops.text.printable import package_logger
 
@@ -314,7 +314,7 @@ class RankExchange:
         run_number: int,
         timeout_sec: float,
         find_store: Callable[[], KeyValueStore] = default_store,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = host_clock.now,
     ) -> None:
         find_store()  # an unsuitable torch or launcher shows now
         self.rank = rank
@@ -322,7 +322,7 @@ class RankExchange:
         self.timeout_sec = timeout_sec
         self._folder = f"{_FOLDER}/{run_number}"
         self._begun = f"{self._folder}/begun"
-        self._word = uuid.uuid4().hex
+        self._word = os.urandom(16).hex()
         self._keys: _Keys | None = _Keys(f"{self._folder}/{self._word}") if rank == 0 else None
         # Sent again if rank 0 begins its run after this rank has sent something: the latest two, as it begins soon.
         self._said: collections.deque[tuple[str, bytes]] = collections.deque(maxlen=2)

@@ -5,11 +5,11 @@ The session says when; here stands what of its parts goes into each report, and 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from lightning_flops import host_clock
 from lightning_flops.analysis.budget import with_report_sec
 from lightning_flops.analysis.peak_flops import peak_for
 from lightning_flops.analysis.rates import padding_ratio, peak_seconds
@@ -119,13 +119,13 @@ class RunReports:
         """
         for sentence in window.processors.sentences():
             self._notes.add(sentence)
-        started = time.perf_counter()
+        started = host_clock.now()
         window.step = None
         record = window.close(context=self.context(), run_goes_on=run_goes_on)
         if record is None:
             return None
         profile = self._with_law(self._profile_of(record, window))
-        profile = with_report_sec(profile, time.perf_counter() - started)
+        profile = with_report_sec(profile, host_clock.now() - started)
         self.profile = profile
         self._flops.window_closes(
             shapes_deceive=window.recorder.shapes_deceive,
@@ -138,7 +138,7 @@ class RunReports:
                 profile.context.step_word,
                 record.profile_step,
                 profile.context.run_word,
-                time.perf_counter() - started,
+                host_clock.now() - started,
                 headline(profile),
             )
         return profile

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
+
+from lightning_flops import host_clock
 
 SHARE = 0.005
 """Of the run's wall time, at most this share is spent in steps that are counted outside of windows."""
@@ -30,7 +31,7 @@ class Samples:
         share: of the wall time.
     """
 
-    def __init__(self, now: Callable[[], float] = time.perf_counter, *, share: float = SHARE) -> None:
+    def __init__(self, now: Callable[[], float] = host_clock.now, *, share: float = SHARE) -> None:
         self.taken = 0
         """Steps that were counted, or whose counting had begun."""
         self.seconds = 0.0

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from typing import TextIO
 
+from lightning_flops import host_clock
 from lightning_flops.text.printable import printable
 
 _FIRST_SEC = 1.0
@@ -22,7 +22,7 @@ class ProgressLine:
         clock: seconds, of any beginning.
     """
 
-    def __init__(self, stream: TextIO, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, stream: TextIO, *, clock: Callable[[], float] = host_clock.now) -> None:
         self._stream = stream
         self._clock = clock
         self._next = clock() + _FIRST_SEC

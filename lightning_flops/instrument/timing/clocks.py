@@ -5,12 +5,13 @@ A stamp is cheap and never waits for a device. The time between two stamps is re
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import torch
+
+from lightning_flops import host_clock
 
 StampT = TypeVar("StampT")
 
@@ -38,7 +39,7 @@ class Clock(Protocol[StampT]):
 class WallClock:
     """The host's clock: true for work that the calling thread does itself, as on a CPU."""
 
-    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, now: Callable[[], float] = host_clock.now) -> None:
         self.stamp = now
 
     def settle(self) -> None:
@@ -70,7 +71,7 @@ class CudaEventClock:
         self,
         *,
         new_event: Callable[[], Any] = lambda: torch.cuda.Event(enable_timing=True),  # type: ignore[no-untyped-call]
-        now: Callable[[], float] = time.perf_counter,
+        now: Callable[[], float] = host_clock.now,
     ) -> None:
         self._new_event = new_event
         self._now = now

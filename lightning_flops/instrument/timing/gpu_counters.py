@@ -9,7 +9,6 @@ two of them; the timer begins the next step afterwards. No call waits for the de
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
+from lightning_flops import host_clock
 from lightning_flops.instrument.border import UndoLedger
 from lightning_flops.records import GpuRecord
 from lightning_flops.text.printable import package_logger
@@ -179,7 +179,7 @@ class GpuWatch:
         now: the host's clock, in seconds.
     """
 
-    def __init__(self, meter: GpuMeter | None, now: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, meter: GpuMeter | None, now: Callable[[], float] = host_clock.now) -> None:
         self._meter = meter
         self._now = now
         self._began: tuple[float, _Counters] | None = None

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from itertools import compress
 from operator import ne, sub
 from typing import Final, NamedTuple
 
+from lightning_flops import host_clock
 from lightning_flops.instrument.batches import Shapes
 from lightning_flops.records import NO_TOKENS, BatchTokens, BatchTotals, Extremes
 
@@ -54,7 +54,7 @@ class BatchLog:
         "wait_sec",
     )
 
-    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, now: Callable[[], float] = host_clock.now) -> None:
         self.now = now
         """The clock that events are stamped by."""
         self.noted: list[Noted] = []
@@ -162,7 +162,7 @@ class Monitor:
         describe: is called, in order, with what was noted.
     """
 
-    def __init__(self, now: Callable[[], float] = time.perf_counter, *, describe: Describe = _not_described) -> None:
+    def __init__(self, now: Callable[[], float] = host_clock.now, *, describe: Describe = _not_described) -> None:
         self.log = BatchLog(now)
         self._describe = describe
         self._told: list[tuple[float, float, int, int | None, bool, BatchTokens | None]] = []

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from lightning_flops import host_clock
 from lightning_flops.records import ProcessorLoss
 
 LEAST_SEC = 1.0
@@ -57,9 +57,7 @@ class ProcessorWatch:
         now: the host's clock, in seconds.
     """
 
-    def __init__(
-        self, read: Callable[[], Counters] = read_counters, now: Callable[[], float] = time.perf_counter
-    ) -> None:
+    def __init__(self, read: Callable[[], Counters] = read_counters, now: Callable[[], float] = host_clock.now) -> None:
         self._read = read
         self._now = now
         self._began: tuple[float, Counters] | None = None

@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import tempfile
-import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -21,6 +20,7 @@ import torch.autograd.profiler as autograd_profiler
 from torch import distributed, nn
 from torch.profiler import ProfilerActivity, record_function
 
+from lightning_flops import host_clock
 from lightning_flops.analysis.trace_marks import METADATA_KEY, phase_mark
 from lightning_flops.instrument.border import UndoLedger
 from lightning_flops.instrument.module_hooks import module_hooks
@@ -325,7 +325,7 @@ class _ProcessorUse:
 
     @staticmethod
     def _now() -> dict[str, float]:
-        times = {"process_cpu_sec": time.process_time(), "elapsed_sec": time.perf_counter()}
+        times = {"process_cpu_sec": host_clock.processor_sec(), "elapsed_sec": host_clock.now()}
         try:
             machine = import_module("psutil").cpu_times()
             idle = machine.idle + getattr(machine, "iowait", 0.0)

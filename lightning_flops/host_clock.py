@@ -1,0 +1,33 @@
+"""The host's clocks, also where somebody has replaced those of the module ``time``.
+
+Tests do that: with a list of readings, which ends, or with a clock that stands still. What we took from there would be
+missing for those whom it is meant for, and our times would be wrong; and a module of ours that is first imported
+meanwhile would keep the false clock for the rest of the process. So these are the functions of a copy of ``time`` that
+nobody else has.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Callable
+from types import ModuleType
+from typing import Final
+
+
+def _own_copy(module: ModuleType) -> ModuleType:
+    """*module* made anew, which is written in C, from where Python has it."""
+    spec = module.__spec__
+    if spec is None or spec.loader is None:
+        return module
+    copy = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(copy)
+    return copy
+
+
+_time = _own_copy(time)
+
+now: Final[Callable[[], float]] = _time.perf_counter
+"""Seconds, of any beginning."""
+processor_sec: Final[Callable[[], float]] = _time.process_time
+"""Seconds that the processors have worked for this process."""
