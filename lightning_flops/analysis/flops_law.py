@@ -288,14 +288,14 @@ def _length_rows(run: RunLaw, *, peak_sec: Callable[[Mapping[str, int]], float |
     whole = sum(its.steps for _, its, _ in run.steps)
     group: list[tuple[StepSeconds, FlopSums]] = []
     lengths: list[int] = []
-    done = 0
+    done = held = 0
     for length in sorted(by_length):
         lengths.append(length)
         group += by_length[length]
-        held = sum(its.steps for its, _ in group)
+        held += sum(its.steps for its, _ in by_length[length])
         if (done + held) * _GROUPS >= whole * (done * _GROUPS // max(1, whole) + 1):
             yield _row(lengths, group, peak_sec=peak_sec)
-            done, group, lengths = done + held, [], []
+            done, held, group, lengths = done + held, 0, [], []
     if group:
         yield _row(lengths, group, peak_sec=peak_sec)
 
