@@ -15,6 +15,9 @@ from lightning_flops.analysis.step_laws import Foretold, StepLaws
 from tests.every_step import COUNTED_IN_WINDOW, DOORS, run, what_must_hold
 from tests.models_by_hand import MODELS, ByHand, model_named
 
+# Of transformers; its older versions have this name only.
+pytestmark = pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated")
+
 HERE = [door for door in DOORS if door != "DeepSpeed"]
 
 
