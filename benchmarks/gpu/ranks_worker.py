@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import torch
 
 from .here import Here
-from .ranks import train
+from .ranks import train_two
 
 
 def main() -> int:
@@ -18,9 +17,7 @@ def main() -> int:
     device_type, folder, output = sys.argv[1:]
     if device_type == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    found = train(Here(device_type=device_type, small=False, folder=Path(folder)), devices=2)
-    if int(os.environ["RANK"]) == 0:
-        Path(output).write_text(json.dumps(found))
+    train_two(Here(device_type=device_type, small=False, folder=Path(folder)), Path(output))
     return 0
 
 
