@@ -92,7 +92,7 @@ def truths(
 
 def hold_to(session: Session, truth: dict[StepKey, dict[tuple[str, str], int]]) -> int:
     """How many of the keys the session foretells; what it says of them must be the *truth*."""
-    foretold = {key: session.flops.laws.foretell(key) for key in truth}
-    known = {key: flops for key, flops in foretold.items() if flops is not None}
+    foretold = {key: session.flops.laws.known(key) for key in truth}
+    known = {key: found.flops for key, found in foretold.items() if found is not None and found.whole}
     assert known == {key: truth[key] for key in known}
     return len(known)

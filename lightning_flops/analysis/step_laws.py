@@ -105,10 +105,6 @@ class StepLaws:
         """Whether steps that are counted outside of a window are known to be counted whole; None: not yet known."""
         return self._samples_are_whole
 
-    def finders(self) -> Iterable[LawFinder]:
-        """The laws, one for each kind of step."""
-        return self._finders.values()
-
     @property
     def depends_beside_model(self) -> bool:
         """Whether steps of the same shapes spent different FLOPs beside forward and backward."""
@@ -118,11 +114,6 @@ class StepLaws:
     def wants_check(self) -> bool:
         """Whether the next step that is counted whole decides what can be foretold."""
         return bool(self._suspected)
-
-    def foretell(self, key: StepKey) -> BucketFlops | None:
-        """All that a step spends; None where nobody knows."""
-        known = self.known(key)
-        return None if known is None or not known.whole else known.flops
 
     def is_settled(self, key: StepKey) -> bool:
         """Whether counting a step of this *key* would tell nothing new, if what is foretold is true."""

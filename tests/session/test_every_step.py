@@ -86,7 +86,8 @@ def test_a_net_with_strides_has_no_law(monkeypatch: pytest.MonkeyPatch, generous
     summary = plain_run(model, data)
     keys = keys_of(data)
     known = hold_to(sessions[0], truth_of(model, keys))
-    assert all(finder.refused for finder in sessions[0].flops.laws.finders())
+    why = sessions[0].flops.law({}, last=next(iter(keys)), peak_sec=lambda _: None)
+    assert isinstance(why, str) and why.startswith("the FLOPs of the counted steps follow no polynomial of their sizes")
     assert 0 < known < len(keys)
     assert summary.steps_unknown > 0
     assert summary.model_flops is None
