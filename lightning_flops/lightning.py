@@ -245,7 +245,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         """A batch is done, and with it perhaps a step."""
         try:
             fit = self._fit
-            if fit is not None and fit.batch_ends(batch):
+            if fit is not None and fit.batch_ends(batch, outputs):
                 self._fit = None
         except BaseException as error:
             self._broke(error)

@@ -21,7 +21,7 @@ from lightning_flops.doors.lightning_context import (
     settle_steps,
 )
 from lightning_flops.doors.lightning_deepspeed import engine_of
-from lightning_flops.instrument.batches import BatchMeter, Shapes, tensor_shapes
+from lightning_flops.instrument.batches import BatchMeter, Shapes, tensor_shapes, without_loss
 from lightning_flops.instrument.optimizer_hooks import OptimizerHooks
 from lightning_flops.instrument.timing.loader_queue import LoaderQueue, backlogs_of
 from lightning_flops.instrument.timing.monitor import LONGEST_LOG
@@ -45,6 +45,11 @@ logger = package_logger(__name__)
 
 _BATCHES_COMPARED = 10
 """At least this many batches are compared before and after their step, because a step may change its batch."""
+
+_NO_LOSS = (
+    "In a step, training_step returned None, so no backward ran. Such steps spend less than others of the same shapes: "
+    "their FLOPs are known only where one of them was counted."
+)
 
 
 class LightningFit:
@@ -303,11 +308,13 @@ class LightningFit:
                 self._tokens = self.session.tokens.of(batch)
             self.session.step_begins((self._shapes,), (self._tokens,))
 
-    def batch_ends(self, batch: Any) -> bool:
-        """A batch is done, and perhaps a step with it. Returns whether our part of the run is over."""
+    def batch_ends(self, batch: Any, outputs: Any) -> bool:
+        """A batch is done, and perhaps a step with it; *outputs* are its step's. Returns whether our part is over."""
         steps = self._optimizer_steps()
         updates = steps - self._last_global_step
-        if self._notes and batch is not None and not self._trainer.should_stop:
+        # Lightning has called no backward if the step returned None, as people do where a loss is no number.
+        has_loss = self._is_manual or type(outputs) is not dict or bool(outputs)
+        if self._notes and has_loss and batch is not None and not self._trainer.should_stop:
             shapes = self._shapes if batch is self._batch else tensor_shapes(batch)
             if self._log.note(shapes, updates, updates > 0):  # most of the run
                 self._last_global_step = steps
@@ -334,7 +341,11 @@ class LightningFit:
             tokens = session.tokens.of(batch)
         until_log = self._batches_until_log()
         logs = ends_step and (until_log == 0 or self._trainer.should_stop)
-        session.batch(batch, self._shapes, updates=updates, ends_step=ends_step, logs=logs, tokens=tokens)
+        shapes = self._shapes
+        if not (has_loss or session.out):
+            shapes = without_loss(shapes)
+            session.flops.note(_NO_LOSS)
+        session.batch(batch, shapes, updates=updates, ends_step=ends_step, logs=logs, tokens=tokens)
         self._notes = not (self._is_manual or session.tokens.reads)
         if self._notes:
             self._note_until_log(until_log, ends_step=ends_step)

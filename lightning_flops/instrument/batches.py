@@ -29,7 +29,10 @@ _PACKED = -4
 _BESIDE = (-5,)
 """Stands between the shapes of batches that several loaders have delivered for one step."""
 
-_NO_TENSORS = (_FROM_LOADER, PADDING_MARK)
+_NO_LOSS = (-6,)
+"""Stands in the shapes of a batch from which no loss came, so that no backward ran for it."""
+
+_NO_TENSORS = (_FROM_LOADER, PADDING_MARK, *_NO_LOSS)
 """What begins shapes that are no tensor's."""
 
 _MAX_DEPTH = 16  # a batch that nests deeper, or contains itself, is described down to here
@@ -84,6 +87,8 @@ def _shape_text(shape: tuple[int, ...]) -> str:
         return f"{shape[1]} packed:"
     if shape == _BESIDE:
         return "and"
+    if shape == _NO_LOSS:
+        return "without a loss"
     return "[?]" if shape == UNKNOWN else str(list(shape))
 
 
@@ -93,6 +98,11 @@ def from_loader(shapes: Shapes, index: int) -> Shapes:
     What is computed on a batch may depend on its loader.
     """
     return ((_FROM_LOADER, index), *shapes)
+
+
+def without_loss(shapes: Shapes) -> Shapes:
+    """*shapes* of a batch from which no loss came: it spends less than others of these shapes."""
+    return (*shapes, _NO_LOSS)
 
 
 def known_by(shapes: Shapes, tokens: BatchTokens | None) -> Shapes:

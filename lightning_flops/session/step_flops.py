@@ -67,7 +67,7 @@ class StepFlops:
         self.notes: dict[str, None] = {}
         """Sentences about the run's FLOPs, each once."""
         self._add_note = note
-        self.laws = StepLaws(self._note, padding_counts=padding_counts)
+        self.laws = StepLaws(self.note, padding_counts=padding_counts)
         """Foretell what was not counted."""
         self.books = RunFlops(self.laws)
         """Every step of the run."""
@@ -191,7 +191,8 @@ class StepFlops:
                 return
         self.books.counted(key, step.flops)
 
-    def _note(self, sentence: str) -> None:
+    def note(self, sentence: str) -> None:
+        """Say *sentence* in every report of the run, and with what its steps spend."""
         self.notes[sentence] = None
         self._add_note(sentence)
 
@@ -205,7 +206,7 @@ class StepFlops:
         # The others do not spend that: what is foretold of them stays.
         self.lower_bound = True
         checks.found_more()
-        self._note(MORE.format(step=checks.began, flops=plain(more)))
+        self.note(MORE.format(step=checks.began, flops=plain(more)))
 
     # ---- steps that are counted outside of windows
 
