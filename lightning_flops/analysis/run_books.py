@@ -238,6 +238,7 @@ class RunFlops:
             steps_predicted=sums[False].steps + sums[True].steps,
             steps_unknown=nobody_knows,
             steps_unseen=self._unseen,
+            steps_checked=self.laws.confirmed,
             undisturbed=None if unknown[False] or self._unknown else sums[False],
             keys=undisturbed if not self._folded[False].steps else {},
             depends_beside_model=self.laws.depends_beside_model,
@@ -262,6 +263,8 @@ class RunTotals:
     """Of the steps that neither counting nor tracing slowed down; None if one of those that were seen is not known."""
     steps_unseen: int = 0
     """Those of the unknown ones that ran before anybody looked."""
+    steps_checked: int = 0
+    """Those of the counted ones that had been foretold, and spent just that."""
     keys: Mapping[StepKey, int] = field(default_factory=dict)
     """So many of those steps of each key; empty where the books were too long to keep."""
     depends_beside_model: bool = False

@@ -99,6 +99,8 @@ class StepLaws:
         self._samples_are_whole: bool | None = None
         self._ready: dict[StepKey, Foretold | None] = {}
         self._given_up = False
+        self.confirmed = 0
+        """Steps that were counted and had spent what was foretold of them, in every bucket."""
 
     @property
     def believes_samples(self) -> bool | None:
@@ -305,6 +307,8 @@ class StepLaws:
 
     def counted(self, key: StepKey, flops: BucketFlops) -> None:
         """A step was counted from its first moment to its last."""
+        flops = _but_zeros(flops)
+        self.confirmed += self._foretells(key, flops)
         self._ready.clear()
         kind = kind_of(key)
         if kind in self._suspected:
@@ -326,6 +330,10 @@ class StepLaws:
             if not finder.add(sizes, flops):
                 self._note(GIVEN_UP)
 
+    def _foretells(self, key: StepKey, flops: BucketFlops) -> bool:
+        known = self.known(key)
+        return known is not None and known.whole and known.flops == flops
+
     def sampled(self, key: StepKey, flops: BucketFlops) -> None:
         """A step was counted from the moment on at which its shapes were known.
 
@@ -337,12 +345,14 @@ class StepLaws:
             return
         if self._samples_are_whole is False:
             return
+        flops = _but_zeros(flops)
         kind, foretold = kind_of(key), self.known(key)
         model_alone = kind in self._beside_model
         if foretold is None or not (foretold.whole or model_alone):
             self._samples.append((key, flops))
         elif foretold.flops == flops or (model_alone and _of_model(foretold.flops) == _of_model(flops)):
             self._samples_are_whole = True
+            self.confirmed += self._foretells(key, flops)
             for sample in self._samples:
                 self.counted(*sample)
         else:
@@ -420,6 +430,10 @@ class RunLaw:
     law: Law
     steps: Sequence[tuple[int, StepSeconds, FlopSums]]
     """Steps of each length with their times and FLOPs; of several batches the longest counts."""
+
+
+def _but_zeros(flops: BucketFlops) -> dict[tuple[str, str], int]:
+    return {one: value for one, value in flops.items() if value}
 
 
 def _of_model(flops: BucketFlops) -> dict[tuple[str, str], int]:

@@ -80,6 +80,7 @@ def build_throughput(
         notes=notes,
         steps_counted=flops.steps_counted,
         steps_predicted=flops.steps_predicted,
+        steps_checked=flops.steps_checked,
         steps_unknown=flops.steps_unknown,
         model_flops_per_sec=per_second(
             amount=None if flops.undisturbed is None else flops.undisturbed.model, seconds=seconds.total

@@ -71,7 +71,19 @@ def _flops_lines(summary: ThroughputSummary) -> list[str]:
     for note in summary.notes:
         lines += paragraph(note)
     known_how = f"FLOPs are of all {plain(steps)} {plural('step', steps)}: {', '.join(shares)}."
+    if summary.steps_predicted:
+        known_how += f" {_checked(summary)}"
     return [*lines, *paragraph(known_how)]
+
+
+def _checked(summary: ThroughputSummary) -> str:
+    """Whether somebody has looked if the shapes tell what a step spends."""
+    if not summary.steps_checked:
+        return (
+            "No step was counted to check that. Where chance decides what a step runs, as with layers that are dropped "
+            "at random, shapes do not tell."
+        )
+    return f"{plain(summary.steps_checked)} of the counted steps had been known before, and spent just that."
 
 
 def _token_lines(summary: ThroughputSummary) -> list[str]:

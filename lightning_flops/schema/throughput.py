@@ -62,6 +62,9 @@ class ThroughputSummary:
     steps_predicted: int = 0
     """Steps that were not counted, and whose model FLOPs are known by their shapes from those that were: they are taken
     to have spent what a counted step of the same shapes did, or a law of the shapes holds that was checked."""
+    steps_checked: int = 0
+    """Those of the counted steps whose FLOPs were known by their shapes before, and came to just that. Where there is
+    none, nobody has looked whether shapes tell what a step spends: in a short run, that takes too much of its time."""
     steps_unknown: int = 0
     """Steps whose FLOPs nobody knows."""
     model_flops_per_sec: float | None = None

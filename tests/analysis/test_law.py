@@ -375,6 +375,26 @@ def test_an_optimizer_that_spends_something_else_each_time_leaves_model_flops_kn
     assert laws.known(key) is None and notes == [BESIDE_MODEL_DEPENDS, DEPENDS]
 
 
+def test_a_counted_step_checks_what_is_foretold_only_if_it_was_foretold_and_is_so() -> None:
+    def key(length: int) -> StepKey:
+        return ((((1, length),),), 1)
+
+    laws = StepLaws(lambda _: None)
+    for length in (2, 3, 4):  # nothing is foretold of these: three terms, and no check
+        laws.counted(key(length), {FORWARD: 5 * length**2 + 7})
+    assert laws.confirmed == 0
+    laws.counted(key(2), {FORWARD: 27, ("optimizer", "float32"): 0})
+    assert laws.confirmed == 1
+    for length in (5, 6):  # the law has not been checked twice before these were counted
+        laws.counted(key(length), {FORWARD: 5 * length**2 + 7})
+    assert laws.confirmed == 1
+    laws.counted(key(8), {FORWARD: 5 * 8**2 + 7})
+    laws.counted(key(7), {FORWARD: 5 * 7**2 + 7})
+    assert laws.confirmed == 2
+    laws.counted(key(7), {FORWARD: 5 * 7**2 + 8})
+    assert laws.confirmed == 2
+
+
 def test_books_hold_steps_of_every_kind_by_their_sizes() -> None:
     long: StepKey = ((((8, 16), (8,)),), 1)
     short: StepKey = ((((8, 3), (8,)),), 1)

@@ -70,6 +70,7 @@ def test_a_run_of_many_lengths_shows_its_law_its_lengths_and_its_padding() -> No
         ips_unit="samples/s",
         steps_counted=30,
         steps_predicted=950,
+        steps_checked=12,
         steps_unknown=20,
         tokens=2_000_000,
         real_tokens=1_300_000,
