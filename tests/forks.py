@@ -100,7 +100,10 @@ def start_fork(
     return Fork(server, server.ask(program, output, output if errors is None else errors))
 
 
-BEFORE_LIGHTNING = ("torch", "torchmetrics")
+TORCH = ("torch", "torch._dynamo")
+"""With what takes as long as torch itself to import, and is imported by the first optimizer that is made."""
+
+BEFORE_LIGHTNING = (*TORCH, "torchmetrics")
 """What takes Lightning long to import, without anything of Lightning itself."""
 
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from tests.forks import REPOSITORY, Fork, start_fork
+from tests.forks import REPOSITORY, TORCH, Fork, start_fork
 
 __all__ = [
     "DEEPSPEED",
@@ -26,12 +26,13 @@ __all__ = [
     "run_ranks",
 ]
 
-_TORCH = ("torch", "lightning_flops")
-DEEPSPEED = (*_TORCH, "deepspeed", "lightning_flops.deepspeed")
-LIGHTNING = (*_TORCH, "lightning.pytorch", "lightning_flops.lightning")
+_TORCH = (*TORCH, "lightning_flops")
+_MUON = "deepspeed.runtime.zero.muon.muon_optimizer"  # is looked for by the first engine that shards
+DEEPSPEED = (*_TORCH, "deepspeed", _MUON, "lightning_flops.deepspeed")
+LIGHTNING = (*_TORCH, "lightning.pytorch", "torch.utils.tensorboard", "lightning_flops.lightning")
 EVERYTHING = (
     *_TORCH,
-    *("lightning.pytorch", "pytorch_lightning", "deepspeed"),
+    *("lightning.pytorch", "pytorch_lightning", "torch.utils.tensorboard", "deepspeed", _MUON),
     *("lightning_flops.lightning", "lightning_flops.deepspeed", "lightning_flops.transformers"),
 )
 """What ranks may find imported. Each of these is imported once, for all that ask for the same."""
