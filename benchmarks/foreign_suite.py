@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from xml.etree import ElementTree
 
 from .foreign_suite_plugin import LEFT, RECORDS, RUNNABLE, read
@@ -270,6 +270,16 @@ def _section(title: str, lines: Sequence[str]) -> list[str]:
 # ---- running
 
 
+class Process(Protocol):
+    """A program that runs, as far as a suite needs it."""
+
+    pid: int
+
+    def wait(self) -> int:
+        """Its exit status, when it has ended."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suite:
     """Somebody else's tests, and how they are run."""
@@ -305,19 +315,28 @@ class Suite:
     def _run_once(
         self, targets: Sequence[str], records: Path, *, with_profiler: bool, environment: Mapping[str, str]
     ) -> int:
-        command = [*self._command(targets), "-q", "--tb=short", f"--timeout={self.test_sec}"]
-        command += ["-o", f"faulthandler_timeout={self.test_sec + 60}", "-o", "faulthandler_exit_on_timeout=true"]
+        arguments = [*self._pytest(targets), "-q", "--tb=short", f"--timeout={self.test_sec}"]
+        arguments += ["-o", f"faulthandler_timeout={self.test_sec + 60}", "-o", "faulthandler_exit_on_timeout=true"]
         variables = {RECORDS: str(records), LEFT: self.left, **(self.profiled if with_profiler else {}), **environment}
         with open(f"{records}.log", "ab") as log:
-            process = subprocess.Popen(
-                command, cwd=self.folder, env=self._variables(variables), stdout=log, stderr=log, start_new_session=True
-            )
+            process = self.start(arguments, self._variables(variables), log.fileno())
             try:
                 return process.wait()
             finally:
                 with contextlib.suppress(ProcessLookupError):  # with all that its tests have started and left
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+
+    def start(self, arguments: Sequence[str], variables: Mapping[str, str], output: int) -> Process:
+        """``python ARGUMENTS``, which leads a session of its own and writes to the file *output*."""
+        return subprocess.Popen(
+            [sys.executable, *arguments],
+            cwd=self.folder,
+            env=variables,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
 
     @staticmethod
     def _book_death(records: Path, code: int) -> bool:
@@ -337,7 +356,7 @@ class Suite:
     def collect(self, targets: Sequence[str], **environment: str) -> list[str]:
         """The ids of the tests in *targets* that are not skipped for want of something."""
         found = subprocess.run(
-            [*self._command(targets), "--collect-only", "-q"],
+            [sys.executable, *self._pytest(targets), "--collect-only", "-q"],
             cwd=self.folder,
             env=self._variables({RUNNABLE: "1", **environment}),
             capture_output=True,
@@ -346,8 +365,8 @@ class Suite:
         )
         return [line for line in found.stdout.splitlines() if "::" in line and not line.startswith((" ", "ERROR"))]
 
-    def _command(self, targets: Sequence[str]) -> list[str]:
-        pytest = [sys.executable, "-m", "pytest", *targets, "-c", str(self.settings), f"--rootdir={self.folder}"]
+    def _pytest(self, targets: Sequence[str]) -> list[str]:
+        pytest = ["-m", "pytest", *targets, "-c", str(self.settings), f"--rootdir={self.folder}"]
         return [*pytest, "-p", "benchmarks.foreign_suite_plugin", "-p", "no:cacheprovider", *self.options]
 
     def _variables(self, more: Mapping[str, str]) -> dict[str, str]:

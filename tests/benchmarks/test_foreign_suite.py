@@ -6,11 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from benchmarks.foreign_suite import Known, Outcome, Suite, compare, known_differences, last_words, outcomes, report
+from tests.forks import BEFORE_LIGHTNING, Fork, start_fork
+from tests.ranks import environment_of_ranks
 
 NO_OTHER_PLUGINS = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 """Each process would import what the plugins that are installed need, for a second or two."""
@@ -120,10 +123,24 @@ def test_behind(): pass
 """
 
 
+class Forked(Suite):
+    """Its processes find torch imported, which is nearly all that they take."""
+
+    def start(self, arguments: Sequence[str], variables: Mapping[str, str], output: int) -> Fork:
+        return start_fork(
+            arguments,
+            imports=BEFORE_LIGHTNING,
+            folder=self.folder,
+            environment=environment_of_ranks({}),
+            place=variables,
+            output=output,
+        )
+
+
 def suite_in(folder: Path) -> Suite:
     (folder / "test_them.py").write_text(SUITE)
     (folder / "settings.ini").write_text("[pytest]\n")
-    return Suite(
+    return Forked(
         folder=folder,
         settings=folder / "settings.ini",
         environment=NO_OTHER_PLUGINS,
