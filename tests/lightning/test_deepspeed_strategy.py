@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,8 +21,19 @@ pytestmark = [
 ]
 
 RANKS = 2
-PAIRS = ("lightning.pytorch 2", "pytorch_lightning 3", "lightning.pytorch 3", "pytorch_lightning 2")
+PAIRS = ("lightning.pytorch 2", "pytorch_lightning 3")
+OTHER_PAIRS = ("lightning.pytorch 3", "pytorch_lightning 2")
+"""The same stages under the other of the roots, which are the same Trainer: slow."""
 FULL = PAIRS[0]
+each_pair = pytest.mark.parametrize(
+    ("ranks", "pair"),
+    [
+        *((PAIRS, pair) for pair in PAIRS),
+        *(pytest.param(OTHER_PAIRS, pair, marks=pytest.mark.slow) for pair in OTHER_PAIRS),
+    ],
+    indirect=["ranks"],
+    ids=[*PAIRS, *OTHER_PAIRS],
+)
 PARAMS = (IN * HIDDEN + HIDDEN) + (HIDDEN * OUT + OUT)
 STEP = batch_flops(times=4)
 """Four batches accumulate."""
@@ -28,13 +42,25 @@ MICRO_BATCHES = 3 * 18
 Seen = dict[str, dict[str, dict[str, Any]]]
 
 
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Seen]:
+@functools.cache
+def trained(pairs: tuple[str, ...]) -> list[Seen]:
     """What each rank saw, by root and stage and by scenario; one start of two ranks runs them all."""
-    folder = tmp_path_factory.mktemp("ranks")
-    program = ["-m", "tests.lightning.deepspeed_me", str(folder), *PAIRS]
-    run_ranks(program, ranks=RANKS, folder=folder, timeout_sec=240, environment=DEEPSPEED_ON_CPU, imports=EVERYTHING)
-    return [json.loads((folder / f"seen{rank}.json").read_text()) for rank in range(RANKS)]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        run_ranks(
+            ["-m", "tests.lightning.deepspeed_me", name, *pairs],
+            ranks=RANKS,
+            folder=folder,
+            timeout_sec=240,
+            environment=DEEPSPEED_ON_CPU,
+            imports=EVERYTHING,
+        )
+        return [json.loads((folder / f"seen{rank}.json").read_text()) for rank in range(RANKS)]
+
+
+@pytest.fixture
+def ranks(request: pytest.FixtureRequest) -> list[Seen]:
+    return trained(getattr(request, "param", PAIRS))
 
 
 def profile_of(fit: dict[str, Any], index: int = 0) -> Profile:
@@ -45,7 +71,7 @@ def log_of(fit: dict[str, Any], words: str) -> list[str]:
     return [message for message in fit["messages"] if words in message]
 
 
-@pytest.mark.parametrize("pair", PAIRS)
+@each_pair
 def test_a_step_is_the_engines_and_its_flops_are_exact_on_every_rank(ranks: list[Seen], pair: str) -> None:
     for rank, seen in enumerate(ranks):
         fit = seen[pair]["profiled"]
@@ -62,7 +88,7 @@ def test_a_step_is_the_engines_and_its_flops_are_exact_on_every_rank(ranks: list
         assert by_name["net.1"].total.backward == 4 * 2 * (2 * BATCH * HIDDEN * OUT)
 
 
-@pytest.mark.parametrize("pair", PAIRS)
+@each_pair
 def test_parameters_are_the_models_also_where_each_rank_holds_a_part(ranks: list[Seen], pair: str) -> None:
     for seen in ranks:
         profile = profile_of(seen[pair]["profiled"])
@@ -72,7 +98,7 @@ def test_parameters_are_the_models_also_where_each_rank_holds_a_part(ranks: list
         assert profile.local_params < PARAMS if pair.endswith("3") else profile.local_params == PARAMS
 
 
-@pytest.mark.parametrize("pair", PAIRS)
+@each_pair
 def test_losses_weights_and_random_numbers_are_the_same_bits_with_and_without(ranks: list[Seen], pair: str) -> None:
     for seen in ranks:
         plain, profiled = seen[pair]["plain"], seen[pair]["profiled"]
@@ -82,7 +108,7 @@ def test_losses_weights_and_random_numbers_are_the_same_bits_with_and_without(ra
             assert profiled[what] == plain[what], what
 
 
-@pytest.mark.parametrize("pair", PAIRS)
+@each_pair
 def test_the_block_is_taken_over_and_given_back(ranks: list[Seen], pair: str) -> None:
     for rank, seen in enumerate(ranks):
         fit = seen[pair]["profiled"]
@@ -94,10 +120,11 @@ def test_the_block_is_taken_over_and_given_back(ranks: list[Seen], pair: str) ->
         assert len(log_of(fit, taken)) == (rank == 0)
 
 
+@pytest.mark.parametrize("ranks", [PAIRS, pytest.param(OTHER_PAIRS, marks=pytest.mark.slow)], indirect=True)
 def test_in_every_scenario_the_users_config_comes_back_and_nothing_of_ours_stays(ranks: list[Seen]) -> None:
     for seen in ranks:
-        for pair in PAIRS:
-            for name, fit in seen[pair].items():
+        for fits in seen.values():
+            for name, fit in fits.items():
                 assert fit["block_is_the_users"] and fit["block_is_as_written"], name
                 assert fit["left_behind"] == [], name
                 assert log_of(fit, "taken itself out") == [], name
