@@ -6,9 +6,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from operator import sub
 from typing import NamedTuple
 
 from lightning_flops.analysis.law import Sizes
+from lightning_flops.analysis.same_work import SameWork
 from lightning_flops.analysis.step_keys import (
     AlikeSteps,
     Kind,
@@ -19,11 +21,12 @@ from lightning_flops.analysis.step_keys import (
     kind_of,
     of_one_batch_each,
 )
-from lightning_flops.analysis.step_laws import FlopSums, Foretold, StepLaws, StepSeconds
+from lightning_flops.analysis.step_laws import OTHER_WORK, OTHER_WORK_NOW, FlopSums, Foretold, StepLaws, StepSeconds
 from lightning_flops.records import BucketFlops
+from lightning_flops.units import plain
 
 _MOST_LATEST = 1000
-"""Most rows of steps that are in no book yet."""
+"""Most steps that are in no book yet."""
 
 _MOST_KEYS = 20_000
 """Most different steps that a run's books hold; what is known of older ones is added up."""
@@ -57,6 +60,8 @@ class _Booked(NamedTuple):
     """Of each row."""
     each: int
     """So many steps are in each row."""
+    nodes: Sequence[int | None]
+    """That each step has added to autograd's graph; None if nobody knows."""
 
 
 class _KindBook(NamedTuple):
@@ -89,9 +94,10 @@ class RunFlops:
         self._folded_seconds: dict[StepKey, tuple[int, float]] = {}
         self._unknown = 0
         self._unseen = 0
+        self._work = SameWork()
         self._latest: list[_Booked] = []
         """Undisturbed steps that are in no book yet: this is added to all the time, and entering many is quicker."""
-        self._rows_of_latest = 0
+        self._steps_of_latest = 0
         self._unread: list[tuple[AlikeSteps, Sequence[int]]] = []
         """Undisturbed steps of the next reading."""
         self._rows_unread = 0
@@ -103,46 +109,63 @@ class RunFlops:
         """So many steps ran before anybody looked: they are in no figure of this rank but the number of steps."""
         self._unseen += steps
 
-    def book(self, keys: Sequence[StepKey], seconds: Sequence[float]) -> None:
-        """Steps have ended that nothing slowed down, after so many *seconds* each."""
+    def book(
+        self, keys: Sequence[StepKey], seconds: Sequence[float], nodes: Sequence[int | None] | None = None
+    ) -> None:
+        """Steps have ended that nothing slowed down.
+
+        Args:
+            keys: of each.
+            seconds: that each took.
+            nodes: that autograd had in its graph at the end of each, of steps that followed one after the other; None
+                where nobody has looked.
+        """
         if not keys:
             return
+        made = _differences([None] * len(keys) if nodes is None else nodes)
         if keys.count(keys[0]) == len(keys):
-            self._book_equal(keys[0], seconds)
+            self._book_equal(keys[0], seconds, made)
             return
-        for steps, its_sec in by_kind(keys, seconds):
-            self._book(_Booked(steps, its_sec, 1))
+        for steps, its in by_kind(keys, range(len(keys))):
+            self._book(_Booked(steps, [seconds[place] for place in its], 1, [made[place] for place in its]))
 
-    def book_one_batch_each(self, batches: Sequence[Shapes], updates: Sequence[int], seconds: Sequence[float]) -> None:
+    def book_one_batch_each(
+        self,
+        batches: Sequence[Shapes],
+        updates: Sequence[int],
+        seconds: Sequence[float],
+        nodes: Sequence[int | None],
+    ) -> None:
         """As ``book``, for steps of one batch each. No object is made for each of them.
 
         Args:
             batches: the shapes of each.
             updates: optimizer attempts in each.
             seconds: of each.
+            nodes: as for ``book``.
         """
         if batches.count(batches[0]) == len(batches) and updates.count(updates[0]) == len(updates):
-            self._book_equal(((batches[0],), updates[0]), seconds)  # most steps
+            self._book_equal(((batches[0],), updates[0]), seconds, _differences(nodes))  # most steps
             return
         steps = of_one_batch_each(batches, updates)
         if steps is not None:
-            self._book(_Booked(steps, seconds, 1))
+            self._book(_Booked(steps, seconds, 1, _differences(nodes)))
         else:
-            self.book(list(zip(zip(batches, strict=True), updates, strict=True)), seconds)
+            self.book(list(zip(zip(batches, strict=True), updates, strict=True)), seconds, nodes)
 
-    def _book_equal(self, key: StepKey, seconds: Sequence[float]) -> None:
+    def _book_equal(self, key: StepKey, seconds: Sequence[float], made: Sequence[int | None]) -> None:
         ((steps, in_all),) = by_kind((key,), (sum(seconds),))
-        self._book(_Booked(steps, in_all, len(seconds)))
+        self._book(_Booked(steps, in_all, len(seconds), made))
 
     def _book(self, booked: _Booked) -> None:
-        number = booked.steps.number
+        rows = booked.steps.number
         self._latest.append(booked)
-        self._unread.append((booked.steps, (booked.each,) * number))
-        self._rows_of_latest += number
-        self._rows_unread += number
+        self._unread.append((booked.steps, (booked.each,) * rows))
+        self._steps_of_latest += rows * booked.each
+        self._rows_unread += rows
         if self._rows_unread >= _MOST_KEYS:
             self._gather_unread()
-        if self._rows_of_latest >= _MOST_LATEST:
+        if self._steps_of_latest >= _MOST_LATEST:
             self._enter_latest()
 
     def book_slowed(self, key: StepKey) -> None:
@@ -182,8 +205,9 @@ class RunFlops:
                 yield key_like(example, sizes), (number, seconds[sizes])
 
     def _enter_latest(self) -> None:
-        latest, self._latest, self._rows_of_latest = self._latest, [], 0
-        for steps, its_sec, each in latest:
+        latest, self._latest, self._steps_of_latest = self._latest, [], 0
+        for steps, its_sec, each, nodes in latest:
+            self._work.book(steps, nodes)
             kind = kind_of(steps.example)
             if kind not in self._undisturbed:
                 self._undisturbed[kind] = _KindBook(steps.example, Counter(), {})
@@ -195,9 +219,14 @@ class RunFlops:
                     numbers[sizes] += each
             for sizes, sec in zip(steps.rows(), its_sec, strict=True):
                 seconds[sizes] = seconds.get(sizes, 0.0) + sec
+        others = self._work.other_work()
+        if others is not None:
+            sentence = OTHER_WORK.format(steps=plain(others.steps), of_steps=plain(others.of_steps))
+            self.laws.foretell_nothing(sentence, OTHER_WORK_NOW)
         if sum([len(book.steps) for book in self._undisturbed.values()]) > _MOST_KEYS:
             books = dict(self._of_books())
             self._undisturbed = {}
+            self._work.forget()
             self._unknown += self.laws.add(self._folded[False], list(books), [steps for steps, _ in books.values()])
             for key, its in books.items():
                 if len(self._folded_seconds) < _MOST_KEYS or key in self._folded_seconds:
@@ -287,3 +316,11 @@ def _count(found: dict[StepKey, int], keys: Iterable[StepKey], numbers: Sequence
     """Add so many *numbers* of steps of each of *keys* to those that were *found* before."""
     for key, number in zip(keys, numbers, strict=True):
         found[key] = found.get(key, 0) + number
+
+
+def _differences(nodes: Sequence[int | None]) -> Sequence[int | None]:
+    """How many each step has made that followed another one."""
+    if None in nodes:
+        pairs = zip(nodes, nodes[1:], strict=False)
+        return [None, *(None if one is None or next_one is None else next_one - one for one, next_one in pairs)]
+    return [None, *map(sub, nodes[1:], nodes)]

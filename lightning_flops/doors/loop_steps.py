@@ -78,6 +78,8 @@ class LoopSteps:
     ) -> None:
         self.told_of: float | None = None
         """When that happened which the door was told of later; None: it happens now."""
+        self.nodes_then: int | None = None
+        """How many autograd nodes were made by then, if somebody looked."""
         self.outside = ""
         """Why what runs now belongs to no step; empty if it does."""
         self.left_out = 0
@@ -334,7 +336,7 @@ class LoopSteps:
         if self.told_of is not None:
             self._at_border = self._at_border or ends_step
             shapes = self._unseen_shapes() if batch is None else of_batch
-            session.log.note_late(self.told_of, shapes, updates, ends_step, tokens)
+            session.log.note_late(self.told_of, shapes, updates, ends_step, tokens, nodes=self.nodes_then)
             return
         window = session.window
         if self.is_whole and (not window.marking or window.in_scope or not window.recorder.counting):

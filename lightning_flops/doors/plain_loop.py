@@ -431,14 +431,14 @@ class PlainLoop:
                         place += len(_USUAL_STEP)
                         self._steps_done += 1
                         log.waited(began, ended)
-                        log.note_late(facts[fact - 1], shapes, 1, True, tokens)
+                        log.note_late(facts[fact - 2], shapes, 1, True, tokens, nodes=facts[fact - 1])
                 else:
                     kind = kinds[place]
                     self._tell(kind, *facts[fact : fact + FACTS[kind]])
                     fact += FACTS[kind]
                     place += 1
         finally:
-            steps.told_of = None
+            steps.told_of = steps.nodes_then = None
         monitor.add_up()
 
     def _is_between_steps(self) -> bool:
@@ -446,9 +446,10 @@ class PlainLoop:
         alone = len(self._optimizers) == 1 and not (self._updates or self._is_told)
         return alone and self._steps.is_between_batches and self._steps.batches_a_step == 1
 
-    def _tell(self, kind: int, first: Any = None, seen: Any = None) -> None:
+    def _tell(self, kind: int, first: Any = None, second: Any = None) -> None:
         """One call of a tap that was noted."""
         running, steps = self._calls.running, self._steps
+        steps.nodes_then = second if kind in (TOLD, UPDATE_ENDS) else None
         if kind in (FETCH, NO_BATCH):
             began, ended, shapes, tokens = first
             self.session.log.waited(began, ended)
@@ -464,7 +465,7 @@ class PlainLoop:
             if kind == TOLD:
                 self._step_told()
             elif kind == FORWARD:
-                running.append(steps.forward_began(seen))
+                running.append(steps.forward_began(second))
             elif (token := running.pop()) is not None:
                 ends: dict[int, Callable[[Any], None]] = {
                     FORWARD_ENDS: steps.forward_ends,
@@ -493,7 +494,7 @@ class PlainLoop:
         at, calls.steps_left = calls.now(), calls.steps_left - 1
         if calls.on and self._root.training and calls.steps_left > 0 and at < calls.until:
             calls.kinds.append(TOLD)
-            calls.facts.append(at)
+            calls.facts += (at, calls.nodes())
             return
         calls.stop()
         self._step_told()

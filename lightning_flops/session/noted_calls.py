@@ -20,12 +20,12 @@ FETCH, NO_BATCH, FORWARD, FORWARD_ENDS, BACKWARD, BACKWARD_ENDS, UPDATE, UPDATE_
 NO_BATCH is a fetch that raised. TOLD is that the loop has told of a batch.
 """
 
-FACTS = (1, 1, 2, 0, 0, 1, 1, 1, 1)
+FACTS = (1, 1, 2, 0, 0, 1, 1, 2, 2)
 """How many facts are noted with each kind.
 
 A fetch: a tuple of when it began and ended, and of its batch the shapes and the tokens. FORWARD: when, and what is seen
-in its arguments, None if its batch was fetched. UPDATE: the optimizer. FORWARD_ENDS and BACKWARD: none. All others:
-when.
+in its arguments, None if its batch was fetched. UPDATE: the optimizer. BACKWARD_ENDS: when. UPDATE_ENDS and TOLD, with
+which a step may end: when, and how many autograd nodes were made by then. All others: none.
 """
 
 Seen = tuple["Shapes", "BatchTokens | None"]
@@ -73,11 +73,12 @@ class NotedCalls:
         self.running: list[Any] = []
         """What the door has made of the begin of each call that is running."""
         self.now: Callable[[], float] = _no_time
+        self.nodes: Callable[[], int] = _no_nodes
         self._tell = tell
 
     def start(self, log: BatchLog, *, steps: int, has_batch: bool) -> None:
         """Note the calls of this thread from here on, for less than so many *steps*, as long as *log* may."""
-        self.now, self.thread = log.now, get_ident()
+        self.now, self.nodes, self.thread = log.now, log.nodes, get_ident()
         self.steps_left, self.until, self.has_batch = steps, log.until, has_batch
         self.on = True
 
@@ -121,3 +122,7 @@ def _nobody() -> None:
 
 def _no_time() -> float:
     return 0.0
+
+
+def _no_nodes() -> int:
+    return 0

@@ -12,6 +12,7 @@ import logging
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 from lightning_flops.analysis.traced_step import NEEDS_NUMPY, can_read_traces
@@ -429,6 +430,7 @@ class Session:
         updates: Sequence[int],
         ends_step: Sequence[bool],
         tokens: Sequence[BatchTokens | None],
+        nodes: Sequence[int | None],
         seconds: Sequence[float],
     ) -> Sequence[int | None]:
         if any(tokens):
@@ -437,9 +439,9 @@ class Session:
             known = shapes = one_object_if_equal(shapes)
         books = self.flops.books
         if self.steps.book_if_steps(known, updates, ends_step):  # as in most runs
-            books.book_one_batch_each(known, updates, seconds)
+            books.book_one_batch_each(known, updates, seconds, nodes)
         else:
-            books.book(self.steps.book_all(known, updates, ends_step), seconds)
+            books.book(self.steps.book_all(known, updates, ends_step), seconds, list(compress(nodes, ends_step)))
         self.flops.at_border = ends_step[-1]
         return self._meter.samples_of(shapes)
 

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING
 from lightning_flops.analysis.flops_law import step_law
 from lightning_flops.analysis.run_books import RunFlops
 from lightning_flops.analysis.step_keys import StepKey
-from lightning_flops.analysis.step_laws import MORE, NOT_COUNTED, OTHERS_TRAIN, StepLaws, StepSeconds
+from lightning_flops.analysis.step_laws import (
+    MORE,
+    NOT_COUNTED,
+    OTHERS_TRAIN,
+    OTHERS_TRAIN_NOW,
+    StepLaws,
+    StepSeconds,
+)
 from lightning_flops.instrument.torch_private.modules import trained_parameters
 from lightning_flops.records import NO_TOKENS
 from lightning_flops.session.checks import Checks
@@ -323,7 +330,7 @@ class StepFlops:
         )
         if not is_as_it_was:
             self._trained = None
-            self.laws.foretell_nothing(OTHERS_TRAIN)
+            self.laws.foretell_nothing(OTHERS_TRAIN, OTHERS_TRAIN_NOW)
 
     def _trained_by_run(self) -> int:
         return sum(map(_NEEDS_GRADIENT, self._updated()))

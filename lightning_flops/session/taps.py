@@ -179,6 +179,8 @@ class Taps:
                                 kinds.append(end)
                                 if timed:
                                     facts.append(at)
+                                if ends_step:
+                                    facts.append(calls.nodes())
                             else:
                                 calls.ends_now(ends)
                     except BaseException as error:

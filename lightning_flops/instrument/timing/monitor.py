@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 from lightning_flops import host_clock
 from lightning_flops.instrument.batches import Shapes
+from lightning_flops.instrument.torch_private.autograd import sequence_number
 from lightning_flops.records import NO_TOKENS, BatchTokens, BatchTotals, Extremes
 
 
@@ -31,9 +32,10 @@ class MonitorReading(NamedTuple):
 LONGEST_LOG = 1000
 """Most batches that the log holds before it is added up: a few hundred kilobytes."""
 
-Noted = tuple[float, float, int, Shapes, int, bool, BatchTokens | None]
+Noted = tuple[float, float, int, Shapes, int, bool, BatchTokens | None, int | None]
 """A batch: the log's clock, its wait and its fetches when the batch was through; the shapes of its tensors; the
-optimizer attempts that belong to it; whether a step ended with it; its tokens, None if it does not tell."""
+optimizer attempts that belong to it; whether a step ended with it; its tokens, None if it does not tell; and how many
+autograd nodes this thread had made by then, None if nobody looked."""
 
 ENDS_STEP: Final = 5
 """The place of that in ``Noted``."""
@@ -50,13 +52,15 @@ class BatchLog:
     """
 
     __slots__ = (
-        *("excluded_sec", "excluded_since", "fetch_since", "fetches", "noted", "now", "reasons", "spare", "until"),
-        "wait_sec",
+        *("excluded_nodes", "excluded_sec", "excluded_since", "fetch_since", "fetches", "nodes", "nodes_since"),
+        *("noted", "now", "reasons", "spare", "until", "wait_sec"),
     )
 
-    def __init__(self, now: Callable[[], float] = host_clock.now) -> None:
+    def __init__(self, now: Callable[[], float] = host_clock.now, nodes: Callable[[], int] = sequence_number) -> None:
         self.now = now
         """The clock that events are stamped by."""
+        self.nodes = nodes
+        """How many autograd nodes this thread has made."""
         self.noted: list[Noted] = []
         """Batches that nobody was told of yet."""
         self.spare = 0
@@ -76,23 +80,46 @@ class BatchLog:
         """Time that it has done so, before the present reasons."""
         self.excluded_since = 0.0
         """Only valid while there is a reason."""
+        self.excluded_nodes = 0
+        """Autograd nodes that were made in that time."""
+        self.nodes_since = 0
+        """By the time ``excluded_since``; only valid while there is a reason."""
 
     def note(self, shapes: Shapes, updates: int, ends_step: bool, tokens: BatchTokens | None = None) -> bool:
         """Note a batch that is through if only the monitor needs to know of it; returns whether that is so."""
         at = self.now()
         if self.spare and at < self.until and not self.reasons:
             self.spare -= 1
-            self.noted.append((at - self.excluded_sec, self.wait_sec, self.fetches, shapes, updates, ends_step, tokens))
+            self.noted.append(
+                (
+                    at - self.excluded_sec,
+                    self.wait_sec,
+                    self.fetches,
+                    shapes,
+                    updates,
+                    ends_step,
+                    tokens,
+                    self.nodes() - self.excluded_nodes,
+                )
+            )
             return True
         return False
 
     def note_late(
-        self, at: float, shapes: Shapes, updates: int, ends_step: bool, tokens: BatchTokens | None = None
+        self,
+        at: float,
+        shapes: Shapes,
+        updates: int,
+        ends_step: bool,
+        tokens: BatchTokens | None = None,
+        *,
+        nodes: int | None = None,
     ) -> None:
-        """As ``note``, for a batch that was through at a time *at* which nobody had to look."""
+        """As ``note``, for a batch that was through *at* a time when nobody had to look; *nodes* were made by then."""
         self.spare = max(0, self.spare - 1)
         clock = (self.excluded_since if self.reasons else at) - self.excluded_sec
-        self.noted.append((clock, self.wait_sec, self.fetches, shapes, updates, ends_step, tokens))
+        trained = None if nodes is None or self.reasons else nodes - self.excluded_nodes
+        self.noted.append((clock, self.wait_sec, self.fetches, shapes, updates, ends_step, tokens, trained))
 
     def none_to_spare(self) -> None:
         """The next batch is told of at once; then it is found out how many can be noted."""
@@ -123,7 +150,7 @@ class BatchLog:
     def exclude(self, reason: str) -> None:
         """From here until ``include`` with the same *reason*, the run does something other than training."""
         if not self.reasons:
-            self.excluded_since = self.now()
+            self.excluded_since, self.nodes_since = self.now(), self.nodes()
         self.reasons.add(reason)
 
     def include(self, reason: str) -> None:
@@ -132,6 +159,7 @@ class BatchLog:
             self.reasons.remove(reason)
             if not self.reasons:
                 self.excluded_sec += self.now() - self.excluded_since
+                self.excluded_nodes += self.nodes() - self.nodes_since
 
 
 class _Clocks(NamedTuple):
@@ -143,11 +171,18 @@ class _Clocks(NamedTuple):
 
 
 Describe = Callable[
-    [Sequence[Shapes], Sequence[int], Sequence[bool], Sequence[BatchTokens | None], Sequence[float]],
+    [
+        Sequence[Shapes],
+        Sequence[int],
+        Sequence[bool],
+        Sequence[BatchTokens | None],
+        Sequence[int | None],
+        Sequence[float],
+    ],
     Sequence[int | None],
 ]
 """Gets columns of batches that were noted: their shapes, their optimizer attempts, which of them ended a step, their
-tokens; and the seconds of each step that ended. Returns the samples of each batch."""
+tokens, the autograd nodes by then; and the seconds of each step that ended. Returns the samples of each batch."""
 
 
 def _not_described(*columns: object) -> Sequence[int | None]:
@@ -257,9 +292,9 @@ class Monitor:
         if noted:
             columns = tuple(zip(*noted, strict=True))
             noted.clear()
-            clocks, waits, fetches, shapes, updates, ends_step, tokens = columns
+            clocks, waits, fetches, shapes, updates, ends_step, tokens, nodes = columns
             seconds = self._seconds_of(clocks, waits, fetches)
-            samples = self._describe(shapes, updates, ends_step, tokens, self._by_step(seconds, ends_step))
+            samples = self._describe(shapes, updates, ends_step, tokens, nodes, self._by_step(seconds, ends_step))
             self._add(seconds, samples, ends_step, tokens)
 
     def _add_told(self) -> Sequence[float]:

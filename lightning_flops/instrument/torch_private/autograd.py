@@ -59,7 +59,8 @@ current_node: Callable[[], Any] = take(
 sequence_number: Callable[[], int] = take(
     "torch.autograd:_get_sequence_nr",
     _no_sequence,
-    "does not tell the sequence numbers of autograd nodes: the modules' backward FLOPs stand under the root",
+    "does not tell the sequence numbers of autograd nodes: the modules' backward FLOPs stand under the root, and steps "
+    "of the same shapes that do different work show only where they are counted",
     works=_call,
 )
 """Number that the next autograd node made on this thread will have."""

@@ -102,14 +102,16 @@ def test_what_was_noted_is_asked_for_in_order_once_it_is_needed() -> None:
         updates: Sequence[int],
         ends_step: Sequence[bool],
         tokens: object,
+        nodes: Sequence[int | None],
         sec: Sequence[float],
     ) -> Sequence[int | None]:
-        asked.append((*shapes, *updates, *ends_step, *sec))
+        asked.append((*shapes, *updates, *ends_step, *nodes, *sec))
         return [8, 2]
 
     now = FakeNow()
     monitor = Monitor(now, describe=describe)
     log = monitor.log
+    log.nodes = iter((100, 107, 127, 150)).__next__  # twenty of them are the validation's
     log.spare = 2
     log.fetch_begins()
     now.sleep(0.25)
@@ -126,7 +128,7 @@ def test_what_was_noted_is_asked_for_in_order_once_it_is_needed() -> None:
     assert monitor.read() == MonitorReading(
         seconds=2.0, data_wait_sec=0.25, batches=2, steps=1, samples=10, tokens=UNKNOWN_TOKENS
     )
-    assert asked == [(((8, 4),), ((2, 4),), 0, 1, False, True, 2.0)]
+    assert asked == [(((8, 4),), ((2, 4),), 0, 1, False, True, 100, 130, 2.0)]
     monitor.add_up()
     assert len(asked) == 1
 

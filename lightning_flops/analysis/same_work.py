@@ -1,0 +1,78 @@
+"""Whether steps of the same shapes do the same work, as far as autograd tells.
+
+Shapes do not tell what a step runs where chance or data decide: layers that are dropped at random, experts that no
+token was sent to, an early exit. Counting shows it, but few steps can be counted. Every step tells how many nodes it
+has added to autograd's graph: that is one number to read, and it is the same where the same is run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from lightning_flops.analysis.law import Sizes
+from lightning_flops.analysis.step_keys import AlikeSteps, Kind, kind_of
+
+_LEAST_STEPS = 5
+_LEAST_SHARE = 0.01
+"""Steps that do other work count from so many on, and from this share of all; and so does the share of their nodes that
+is too many or too few. Somebody may compute a few figures more now and then, as to log them; a compiler may trace."""
+
+
+class OtherWork(NamedTuple):
+    """Steps that do other work than most of the same shapes."""
+
+    steps: int
+    of_steps: int
+    """So many were looked at."""
+
+
+class SameWork:
+    """Looks at the autograd nodes of a run's steps."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Kind, dict[Sizes, dict[int, int]]] = {}
+        """Of the steps of each shape: how many made so many nodes."""
+        self._differ = False
+        """Since ``other_work`` was asked, one has made another number than those before it."""
+
+    def book(self, steps: AlikeSteps, nodes: Sequence[int | None]) -> None:
+        """Steps of one kind have ended.
+
+        Args:
+            steps: one row for each, or one for all.
+            nodes: how many each has made; None if nobody knows.
+        """
+        known = self._numbers.setdefault(kind_of(steps.example), {})
+        rows = list(steps.rows())
+        for sizes, number in zip(rows if len(rows) == len(nodes) else rows * len(nodes), nodes, strict=True):
+            if number is None:
+                continue
+            numbers = known.get(sizes)
+            if numbers is None:
+                known[sizes] = {}  # the first step of its shapes may be one that is compiled
+            else:
+                self._differ = self._differ or (bool(numbers) and number not in numbers)
+                numbers[number] = numbers.get(number, 0) + 1
+
+    def forget(self) -> None:
+        """The steps so far are too many to remember."""
+        self._numbers.clear()
+
+    def other_work(self) -> OtherWork | None:
+        """Steps that do other work than most of their shapes; None if there are none, or next to none."""
+        if not self._differ:
+            return None
+        self._differ = False
+        others = steps = off = nodes = 0
+        for known in self._numbers.values():
+            for numbers in known.values():
+                usual = max(numbers, key=lambda number: numbers[number], default=0)
+                for number, times in numbers.items():
+                    steps += times
+                    nodes += times * number
+                    others += times * (number != usual)
+                    off += times * abs(number - usual)
+        if others < max(_LEAST_STEPS, _LEAST_SHARE * steps) or off < _LEAST_SHARE * nodes:
+            return None
+        return OtherWork(others, steps)
