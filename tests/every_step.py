@@ -111,11 +111,17 @@ class Watched:
 
     def _watch(self) -> None:
         books, output = self.session.flops.books, self.session.reports.output
-        book, book_slowed, counted, write = books.book, books.book_slowed, books.counted, output.write_reading
+        book, book_each, book_slowed = books.book, books.book_one_batch_each, books.book_slowed
+        counted, write = books.counted, output.write_reading
 
-        def booked(keys: Sequence[StepKey], seconds: Sequence[float]) -> None:
+        def booked(keys: Sequence[StepKey], *columns: Any) -> None:
             self.steps += [SeenStep(key, slowed=False) for key in keys]
-            book(keys, seconds)
+            book(keys, *columns)
+
+        def each_booked(batches: Sequence[Any], updates: Sequence[int], *columns: Any) -> None:
+            of_each = zip(batches, updates, strict=True)
+            self.steps += [SeenStep(((batch,), its), slowed=False) for batch, its in of_each]
+            book_each(batches, updates, *columns)
 
         def was_slowed(key: StepKey) -> None:
             self.steps.append(SeenStep(key, slowed=True))
@@ -133,6 +139,7 @@ class Watched:
 
         for owner, name, function in (
             (books, "book", booked),
+            (books, "book_one_batch_each", each_booked),
             (books, "book_slowed", was_slowed),
             (books, "counted", was_counted),
             (output, "write_reading", written),

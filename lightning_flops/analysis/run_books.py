@@ -120,9 +120,10 @@ class RunFlops:
             nodes: that autograd had in its graph at the end of each, of steps that followed one after the other; None
                 where nobody has looked.
         """
-        if not keys:
-            return
-        made = _differences([None] * len(keys) if nodes is None else nodes)
+        if keys:
+            self._book_keys(keys, seconds, _differences([None] * len(keys) if nodes is None else nodes))
+
+    def _book_keys(self, keys: Sequence[StepKey], seconds: Sequence[float], made: Sequence[int | None]) -> None:
         if keys.count(keys[0]) == len(keys):
             self._book_equal(keys[0], seconds, made)
             return
@@ -144,14 +145,15 @@ class RunFlops:
             seconds: of each.
             nodes: as for ``book``.
         """
+        made = _differences(nodes)
         if batches.count(batches[0]) == len(batches) and updates.count(updates[0]) == len(updates):
-            self._book_equal(((batches[0],), updates[0]), seconds, _differences(nodes))  # most steps
+            self._book_equal(((batches[0],), updates[0]), seconds, made)  # most steps
             return
         steps = of_one_batch_each(batches, updates)
         if steps is not None:
-            self._book(_Booked(steps, seconds, 1, _differences(nodes)))
+            self._book(_Booked(steps, seconds, 1, made))
         else:
-            self.book(list(zip(zip(batches, strict=True), updates, strict=True)), seconds, nodes)
+            self._book_keys(list(zip(zip(batches, strict=True), updates, strict=True)), seconds, made)
 
     def _book_equal(self, key: StepKey, seconds: Sequence[float], made: Sequence[int | None]) -> None:
         ((steps, in_all),) = by_kind((key,), (sum(seconds),))

@@ -15,8 +15,10 @@ from lightning_flops.analysis.step_keys import AlikeSteps, Kind, kind_of
 
 _LEAST_STEPS = 5
 _LEAST_SHARE = 0.01
-"""Steps that do other work count from so many on, and from this share of all; and so does the share of their nodes that
-is too many or too few. Somebody may compute a few figures more now and then, as to log them; a compiler may trace."""
+"""Steps that do other work count from so many on, and from this share of all: now and then a compiler may trace."""
+
+_LEAST_OFF = 0.02
+"""And if the nodes that are too many or too few are this share of all: somebody may log a few figures more."""
 
 
 class OtherWork(NamedTuple):
@@ -73,6 +75,6 @@ class SameWork:
                     nodes += times * number
                     others += times * (number != usual)
                     off += times * abs(number - usual)
-        if others < max(_LEAST_STEPS, _LEAST_SHARE * steps) or off < _LEAST_SHARE * nodes:
+        if others < max(_LEAST_STEPS, _LEAST_SHARE * steps) or off < _LEAST_OFF * nodes:
             return None
         return OtherWork(others, steps)
