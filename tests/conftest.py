@@ -91,7 +91,11 @@ _KEEP_SEEDS = ("torch.cuda", "torch.xpu", "torch.mtia")
 
 
 def pytest_collection_finish() -> None:
-    """All else is as it was found, and seeds are kept without the stack of who has set them."""
+    """All else is as it was found, and seeds are kept without the stack of who has set them.
+
+    No collection of garbage goes through what was collected and imported, not even the first.
+    """
+    gc.freeze()
     gc.enable()
     sys.dont_write_bytecode = _WRITES_NOTHING
     for name in _KEEP_SEEDS:
