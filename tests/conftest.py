@@ -90,6 +90,14 @@ importlib.metadata.entry_points = _kept_entry_points  # type: ignore[assignment]
 _KEEP_SEEDS = ("torch.cuda", "torch.xpu", "torch.mtia")
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """A process that only hands tests out draws nothing: for its seeds it would import DeepSpeed, and torch with it."""
+    randomly: Any = sys.modules.get("pytest_randomly")
+    if randomly is not None and config.pluginmanager.hasplugin("dsession"):
+        randomly.entrypoint_reseeds = []
+
+
 def pytest_collection_finish() -> None:
     """All else is as it was found, and seeds are kept without the stack of who has set them.
 

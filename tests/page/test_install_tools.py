@@ -147,7 +147,8 @@ def test_skipped_tests_are_counted_on_a_line_for_each_reason(tmp_path: Path) -> 
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", "-p", "no:cacheprovider", "-c", os.devnull,
          "--rootdir", str(tmp_path), str(tmp_path)],
-        cwd=REPOSITORY, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, capture_output=True, text=True, check=True,
+        cwd=REPOSITORY, env={**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True, text=True, check=True,
     )  # fmt: skip
     lines = [line for line in done.stdout.splitlines() if line.startswith("Skipped ")]
     assert lines == ["Skipped 2 tests: chromium is not here (python -m tests.page.install_tools)"]
