@@ -10,7 +10,7 @@ from operator import sub
 from typing import NamedTuple
 
 from lightning_flops.analysis.law import Sizes
-from lightning_flops.analysis.same_work import SameWork
+from lightning_flops.analysis.same_work import OtherWork, SameWork
 from lightning_flops.analysis.step_keys import (
     AlikeSteps,
     Kind,
@@ -21,9 +21,8 @@ from lightning_flops.analysis.step_keys import (
     kind_of,
     of_one_batch_each,
 )
-from lightning_flops.analysis.step_laws import OTHER_WORK, OTHER_WORK_NOW, FlopSums, Foretold, StepLaws, StepSeconds
+from lightning_flops.analysis.step_laws import FlopSums, Foretold, StepLaws, StepSeconds
 from lightning_flops.records import BucketFlops
-from lightning_flops.units import plain
 
 _MOST_LATEST = 1000
 """Most steps that are in no book yet."""
@@ -221,10 +220,6 @@ class RunFlops:
                     numbers[sizes] += each
             for sizes, sec in zip(steps.rows(), its_sec, strict=True):
                 seconds[sizes] = seconds.get(sizes, 0.0) + sec
-        others = self._work.other_work()
-        if others is not None:
-            sentence = OTHER_WORK.format(steps=plain(others.steps), of_steps=plain(others.of_steps))
-            self.laws.foretell_nothing(sentence, OTHER_WORK_NOW)
         if sum([len(book.steps) for book in self._undisturbed.values()]) > _MOST_KEYS:
             books = dict(self._of_books())
             self._undisturbed = {}
@@ -243,8 +238,16 @@ class RunFlops:
             self._slowed.pop(key, None)
         self._counted.add(Foretold(flops, whole=True))
 
+    @property
+    def doubt(self) -> OtherWork | None:
+        """Why what is foretold may not be so, though it is of the same shapes; None if nothing speaks for that."""
+        found = self._work.other_work()
+        return None if found is None or found.is_dispelled(confirmed=self.laws.confirmed) else found
+
     def sums(self, steps: StepCounts) -> FlopSums | None:
         """FLOPs of *steps*; None if the model FLOPs of one are not known, or if one is missing."""
+        if self.doubt is not None:
+            return None
         sums = FlopSums()
         unknown = sum([self.laws.add_alike(sums, alike, numbers) for alike, numbers in steps.alike])
         return sums if steps.whole and not unknown else None
@@ -260,19 +263,24 @@ class RunFlops:
             of_these = sums[slowed] = replace(folded, model_by_dtype=dict(folded.model_by_dtype))
             unknown[slowed] = self.laws.add(of_these, list(books), list(books.values()))
         nobody_knows = self._unseen + self._unknown + unknown[False] + unknown[True]
+        predicted = sums[False].steps + sums[True].steps
+        doubt = self.doubt
+        if doubt is not None:
+            nobody_knows, predicted = nobody_knows + predicted, 0
         every = (self._counted, sums[False], sums[True])
         hardware = [one.hardware for one in every if one.hardware is not None]
         return RunTotals(
             model_flops=None if nobody_knows else sum(one.model for one in every),
             hardware_flops=None if nobody_knows or len(hardware) < len(every) else sum(hardware),
             steps_counted=self._counted.steps,
-            steps_predicted=sums[False].steps + sums[True].steps,
+            steps_predicted=predicted,
             steps_unknown=nobody_knows,
             steps_unseen=self._unseen,
             steps_checked=self.laws.confirmed,
-            undisturbed=None if unknown[False] or self._unknown else sums[False],
+            undisturbed=None if unknown[False] or self._unknown or doubt is not None else sums[False],
             keys=undisturbed if not self._folded[False].steps else {},
             depends_beside_model=self.laws.depends_beside_model,
+            doubt=doubt,
         )
 
 
@@ -300,6 +308,8 @@ class RunTotals:
     """So many of those steps of each key; empty where the books were too long to keep."""
     depends_beside_model: bool = False
     """Steps of the same shapes spent different FLOPs beside forward and backward."""
+    doubt: OtherWork | None = None
+    """Why nothing is foretold, though there are counted steps of the same shapes."""
 
 
 NOTHING_BOOKED = RunTotals(

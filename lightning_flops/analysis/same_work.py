@@ -1,8 +1,9 @@
 """Whether steps of the same shapes do the same work, as far as autograd tells.
 
-Shapes do not tell what a step runs where chance or data decide: layers that are dropped at random, experts that no
-token was sent to, an early exit. Counting shows it, but few steps can be counted. Every step tells how many nodes it
-has added to autograd's graph: that is one number to read, and it is the same where the same is run.
+Shapes do not tell what a step runs where chance or data decide: layers that are dropped at random, an early exit.
+Counting shows it, but few steps can be counted. Every step tells how many nodes it has added to autograd's graph: that
+is one number to read, and it is the same where the same is run. Other numbers of nodes need not be other FLOPs: tokens
+may be sent to more experts, or to fewer, and be as many. So they are doubts, which counted steps can dispel.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import NamedTuple
 
 from lightning_flops.analysis.law import Sizes
 from lightning_flops.analysis.step_keys import AlikeSteps, Kind, kind_of
+from lightning_flops.units import plain
 
 _LEAST_STEPS = 5
 _LEAST_SHARE = 0.01
@@ -21,12 +23,28 @@ _LEAST_OFF = 0.02
 """And if the nodes that are too many or too few are this share of all: somebody may log a few figures more."""
 
 
+_CHANCE = 0.05
+"""That counted steps were by chance none of those that spend something else: with less, the doubt is dispelled."""
+
+
 class OtherWork(NamedTuple):
     """Steps that do other work than most of the same shapes."""
 
     steps: int
     of_steps: int
     """So many were looked at."""
+
+    def __str__(self) -> str:
+        """Says so in a sentence."""
+        return (
+            f"{plain(self.steps)} of {plain(self.of_steps)} steps that were looked at added another number of nodes to "
+            "autograd's graph than most steps of the same shapes. So chance or data may decide what a step spends, and "
+            "too few steps were counted to tell that they do not: the run's FLOPs and MFU are n/a."
+        )
+
+    def is_dispelled(self, *, confirmed: int) -> bool:
+        """Whether it is other work of as many FLOPs, if so many counted steps have spent what was foretold of them."""
+        return (1.0 - self.steps / self.of_steps) ** confirmed < _CHANCE
 
 
 class SameWork:
@@ -35,8 +53,9 @@ class SameWork:
     def __init__(self) -> None:
         self._numbers: dict[Kind, dict[Sizes, dict[int, int]]] = {}
         """Of the steps of each shape: how many made so many nodes."""
+        self._found: OtherWork | None = None
         self._differ = False
-        """Since ``other_work`` was asked, one has made another number than those before it."""
+        """Since that was found, one has made another number than those before it."""
 
     def book(self, steps: AlikeSteps, nodes: Sequence[int | None]) -> None:
         """Steps of one kind have ended.
@@ -63,9 +82,11 @@ class SameWork:
 
     def other_work(self) -> OtherWork | None:
         """Steps that do other work than most of their shapes; None if there are none, or next to none."""
-        if not self._differ:
-            return None
-        self._differ = False
+        if self._differ:
+            self._differ, self._found = False, self._look()
+        return self._found
+
+    def _look(self) -> OtherWork | None:
         others = steps = off = nodes = 0
         for known in self._numbers.values():
             for numbers in known.values():

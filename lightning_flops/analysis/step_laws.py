@@ -56,16 +56,6 @@ OTHERS_TRAIN = (
     "the run's FLOPs and MFU are known for counted steps only."
 )
 
-OTHERS_TRAIN_NOW = "other parameters are trained than when steps were counted"
-
-OTHER_WORK = (
-    "{steps} of {of_steps} steps that were looked at added another number of nodes to autograd's graph than most steps "
-    "of the same shapes. So chance or data decide what a step runs, and shapes do not tell: the run's FLOPs and MFU "
-    "are known for counted steps only."
-)
-
-OTHER_WORK_NOW = "chance or data decide what a step of the same shapes runs"
-
 GIVEN_UP = (
     "The law of the FLOPs was given up: a step was counted that spends something else than the steps before it "
     "foretold. Steps that were not counted have no FLOPs and no MFU any more."
@@ -108,8 +98,7 @@ class StepLaws:
         self._samples: list[tuple[StepKey, BucketFlops]] = []
         self._samples_are_whole: bool | None = None
         self._ready: dict[StepKey, Foretold | None] = {}
-        self._given_up = ""
-        """Why nothing is foretold any more, in words without a full stop; empty if something is."""
+        self._given_up = False
         self.confirmed = 0
         """Steps that were counted and had spent what was foretold of them, in every bucket."""
 
@@ -258,7 +247,7 @@ class StepLaws:
     def _finder_of(self, kind: Kind) -> LawFinder | str:
         """What looks for the law of steps of this *kind*; in words, why nothing does."""
         if self._given_up:
-            return self._given_up
+            return "other parameters are trained than when steps were counted"
         if kind in self._unreliable:
             return self._unreliable[kind]
         if kind in self._suspected:
@@ -376,15 +365,10 @@ class StepLaws:
         """Steps like this one are known to spend different FLOPs with the same shapes."""
         self._doubt(kind_of(key))
 
-    def foretell_nothing(self, sentence: str, why: str) -> None:
-        """Nothing is foretold any more.
-
-        Args:
-            sentence: is noted.
-            why: the same in words without a full stop.
-        """
+    def foretell_nothing(self, sentence: str) -> None:
+        """Nothing is foretold any more, because of what *sentence* says."""
         self._ready.clear()
-        self._given_up = why
+        self._given_up = True
         self._note(sentence)
 
     def _doubt(self, kind: Kind) -> None:

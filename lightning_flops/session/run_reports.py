@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 logger = package_logger(__name__)
 
+_DOUBTED = "steps of the same shapes may have spent different FLOPs"
 _NO_PEAK = "no dense peak is known for the device; set peak_flops_per_sec"
 
 
@@ -237,9 +238,9 @@ class RunReports:
             model_flops_peak_sec=at_peak,
             useful_flops_peak_sec=useful,
             lower_bound=self._flops.lower_bound,
-            notes=tuple(self._flops.notes),
+            notes=(*self._flops.notes, *([] if flops.doubt is None else [str(flops.doubt)])),
             tokens=self._all_tokens(monitor),
-            law=self._flops.laws.report(self._seconds_by_key()),
+            law=_DOUBTED if flops.doubt is not None else self._flops.laws.report(self._seconds_by_key()),
             peak_sec=self._peak_sec,
         )
         if self.throughput is not None:

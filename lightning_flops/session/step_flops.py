@@ -15,7 +15,6 @@ from lightning_flops.analysis.step_laws import (
     MORE,
     NOT_COUNTED,
     OTHERS_TRAIN,
-    OTHERS_TRAIN_NOW,
     StepLaws,
     StepSeconds,
 )
@@ -330,7 +329,7 @@ class StepFlops:
         )
         if not is_as_it_was:
             self._trained = None
-            self.laws.foretell_nothing(OTHERS_TRAIN, OTHERS_TRAIN_NOW)
+            self.laws.foretell_nothing(OTHERS_TRAIN)
 
     def _trained_by_run(self) -> int:
         return sum(map(_NEEDS_GRADIENT, self._updated()))

@@ -7,7 +7,7 @@ import pytest
 from lightning_flops.analysis.run_books import RunFlops
 from lightning_flops.analysis.same_work import OtherWork, SameWork
 from lightning_flops.analysis.step_keys import StepKey, by_kind
-from lightning_flops.analysis.step_laws import OTHER_WORK, StepLaws
+from lightning_flops.analysis.step_laws import StepLaws
 
 FORWARD = ("forward", "float32")
 
@@ -51,12 +51,10 @@ def test_steps_of_other_shapes_may_do_other_work() -> None:
     assert work.other_work() is None
     work.book(steps, [15, 8] * 50)
     assert work.other_work() == OtherWork(49 + 49, 49 + 49 + 100)
-    assert work.other_work() is None, "nothing was booked since"
 
 
 def test_a_runs_flops_are_not_foretold_where_chance_decides() -> None:
-    notes: list[str] = []
-    laws = StepLaws(notes.append)
+    laws = StepLaws(lambda _: None)
     laws.counted(key(8), {FORWARD: 100})
     books = RunFlops(laws)
     autograd = 0
@@ -67,9 +65,29 @@ def test_a_runs_flops_are_not_foretold_where_chance_decides() -> None:
             nodes.append(autograd)
         books.book_one_batch_each([key(8)[0][0]] * 50, [1] * 50, [1.0] * 50, nodes)
     totals = books.totals()
-    assert (totals.model_flops, totals.steps_unknown) == (None, 200)
+    assert (totals.model_flops, totals.steps_predicted, totals.steps_unknown) == (None, 0, 200)
     # Of each fifty, nobody knows where the first began: 9 of its 49 others do more. The very first of all is left out.
-    assert notes == [OTHER_WORK.format(steps=36, of_steps=195)]
+    assert totals.doubt == OtherWork(36, 195)
+    assert books.sums(books.reading()) is None
+
+
+def test_counted_steps_dispel_a_doubt_if_they_are_unlikely_to_be_alike_by_chance() -> None:
+    """As with tokens that are sent to more experts, or to fewer, and are as many."""
+    laws = StepLaws(lambda _: None)
+    laws.counted(key(8), {FORWARD: 100})
+    books = RunFlops(laws)
+    nodes = [0]
+    for step in range(100):
+        nodes.append(nodes[-1] + (15 if step % 2 else 8))
+    books.book([key(8)] * 101, [1.0] * 101, nodes)
+    for confirmed in range(1, 5):  # 1/16 is more than 5%
+        laws.counted(key(8), {FORWARD: 100})
+        assert laws.confirmed == confirmed
+        assert books.totals().model_flops is None
+    laws.counted(key(8), {FORWARD: 100})  # 1/32
+    assert books.totals().model_flops == 101 * 100
+    sums = books.sums(books.reading())
+    assert sums is not None and sums.model == 101 * 100
 
 
 def test_steps_of_several_batches_and_of_several_kinds_are_compared_with_their_like() -> None:
