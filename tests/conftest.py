@@ -101,8 +101,10 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_finish() -> None:
     """All else is as it was found, and seeds are kept without the stack of who has set them.
 
-    No collection of garbage goes through what was collected and imported, not even the first.
+    But for this one, no collection of garbage goes through what was collected and imported. It has to: what would be
+    garbage is deleted at the end of the process otherwise, late enough for Python to warn of files that are open.
     """
+    gc.collect()
     gc.freeze()
     gc.enable()
     sys.dont_write_bytecode = _WRITES_NOTHING
