@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from lightning_flops.records import RunContext
     from lightning_flops.schema.profile import Profile
     from lightning_flops.session.border import Border
+    from lightning_flops.session.run_so_far import RunSoFar
 
 T = TypeVar("T")
 
@@ -85,6 +86,7 @@ class PlainLoop:
         initial_step: the loggers' x-axis at the loop's first step.
         steps_before: steps that the loop has made unseen; the first step to profile comes at least one later.
         announce: as for ``LoggedOutput``.
+        so_far: what is known of its earlier turns, if the loop goes on.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class PlainLoop:
         initial_step: int = 0,
         steps_before: int = 0,
         announce: Callable[[str], None] | None = None,
+        so_far: RunSoFar | None = None,
     ) -> None:
         self.config = config
         self._model = model
@@ -112,6 +115,7 @@ class PlainLoop:
         self._log_every = log_every_n_steps
         self._initial_step = initial_step
         self._steps_before = self._steps_done = steps_before
+        self._had_profile = so_far is not None and so_far.profile is not None
         self._is_told = not optimizers
         """The loop calls ``step``."""
         self._updates = 0
@@ -126,7 +130,13 @@ class PlainLoop:
         )
         self._notes_calls = bool(optimizers)
         self.session = Session(
-            self, self._root, config=config, publish=publish, rank=frame.rank, world_size=frame.world_size
+            self,
+            self._root,
+            config=config,
+            publish=publish,
+            rank=frame.rank,
+            world_size=frame.world_size,
+            so_far=so_far,
         )
         self._calls = NotedCalls(self._tell_noted, tokens=self.session.tokens, replayed=self._steps.batches.replayed)
         self._any_optimizer = OptimizerHooks(
@@ -152,7 +162,7 @@ class PlainLoop:
         before = self._steps_before
         # The step that runs now was not seen from its beginning.
         first = self.config.next_profile_step(steps_done=before + 1 if before else 0)
-        if first is None and before and not self.config.timer_only:
+        if first is None and before and not (self._had_profile or self.config.timer_only):
             first = before + 1
         return RunPlan(
             steps_before=before,

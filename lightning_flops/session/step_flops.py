@@ -41,6 +41,10 @@ _REST = 19 * _IN_VAIN
 twenty is looked at in vain at most. Otherwise it lasts until the monitor finds a step that nobody knew."""
 
 
+def _nothing() -> Iterable[torch.Tensor]:
+    return ()
+
+
 class StepFlops:
     """Knows the FLOPs of a run's steps: of those that were counted, and of those that follow from them.
 
@@ -66,7 +70,7 @@ class StepFlops:
         self.notes: dict[str, None] = {}
         """Sentences about the run's FLOPs, each once."""
         self._add_note = note
-        self.laws = StepLaws(self._note, padding_counts=padding_counts)
+        self.laws = StepLaws(self.note, padding_counts=padding_counts)
         """Foretell what was not counted."""
         self.books = RunFlops(self.laws)
         """Every step of the run."""
@@ -84,7 +88,7 @@ class StepFlops:
         """The next batch begins a step."""
         self.lower_bound = False
         """Something is missing in the FLOPs of some steps."""
-        self._root = root
+        self._root: nn.Module | None = root
         self._updated = updated
         self._shown = shown
         self.samples = Samples(share=share)
@@ -114,6 +118,21 @@ class StepFlops:
         self._first_counted: StepKey | None = None
         self._counted_in_window: Counter[StepKey] = Counter()
         self._tokens_in_window = NO_TOKENS
+
+    # ---- a run that goes on later
+
+    def let_go(self, *, steps_done: int) -> None:
+        """The run may go on later, when *steps_done* steps are done: until then, its model is let go of."""
+        if self.checks.running:
+            self.checks.ends(steps_done=steps_done)
+        self.samples.leave()
+        self.at_border = True
+        self._root, self._updated = None, _nothing
+
+    def goes_on(self, root: nn.Module, *, updated: Callable[[], Iterable[torch.Tensor]]) -> None:
+        """The run goes on; the arguments are as at its beginning."""
+        self.samples.come_back()
+        self._root, self._updated = root, updated
 
     # ---- windows
 
@@ -190,7 +209,8 @@ class StepFlops:
                 return
         self.books.counted(key, step.flops)
 
-    def _note(self, sentence: str) -> None:
+    def note(self, sentence: str) -> None:
+        """Say *sentence* about the run's FLOPs in each report of the run."""
         self.notes[sentence] = None
         self._add_note(sentence)
 
@@ -204,7 +224,7 @@ class StepFlops:
         # The others do not spend that: what is foretold of them stays.
         self.lower_bound = True
         checks.found_more()
-        self._note(MORE.format(step=checks.began, flops=plain(more)))
+        self.note(MORE.format(step=checks.began, flops=plain(more)))
 
     # ---- steps that are counted outside of windows
 
@@ -312,7 +332,7 @@ class StepFlops:
             replaced: another run has begun on the same model, with optimizers of its own, for which it may have chosen
                 other parameters. Only those that this run's optimizers update tell of this run.
         """
-        if self._trained is None:
+        if self._trained is None or self._root is None:
             return
         if self._trained_of_run != self._trained_by_run() if replaced else self._trained != self._trained_parameters():
             self._trained = None
@@ -322,4 +342,4 @@ class StepFlops:
         return sum(map(_NEEDS_GRADIENT, self._updated()))
 
     def _trained_parameters(self) -> int:
-        return sum(map(_NEEDS_GRADIENT, self._root.parameters()))
+        return 0 if self._root is None else sum(map(_NEEDS_GRADIENT, self._root.parameters()))

@@ -178,6 +178,24 @@ class Monitor:
         """Of the running step, up to its last batch."""
         self._before = self._read_from = self._clocks()
 
+    # ---- a run that goes on later
+
+    def let_go(self) -> None:
+        """The run may go on later: until then, nothing is noted, and whoever described batches is let go of."""
+        self.add_up()
+        self._describe = _not_described
+
+    def goes_on(self, describe: Describe) -> None:
+        """The run goes on from here; the time since it stopped is in no figure."""
+        self._describe = describe
+        log = self.log
+        for reason in tuple(log.reasons):
+            log.include(reason)
+        log.fetch_since = None
+        log.none_to_spare()
+        self._step_sec = 0.0
+        self.restart()
+
     # ---- events
 
     def restart(self) -> None:
