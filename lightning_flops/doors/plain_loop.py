@@ -15,8 +15,10 @@ import torch
 from torch import nn
 
 from lightning_flops.doors.loader_taps import Fetched, LoaderTaps
+from lightning_flops.doors.loop_batches import Place
 from lightning_flops.doors.loop_steps import LoopSteps
 from lightning_flops.doors.plain_context import Frame, LoopOutput, device_of, run_context
+from lightning_flops.doors.read_ahead import innermost_not_ours
 from lightning_flops.doors.several_models import called_in, root_of
 from lightning_flops.doors.turns import MANY_UPDATES, Turns
 from lightning_flops.instrument.batches import BatchMeter
@@ -24,7 +26,7 @@ from lightning_flops.instrument.optimizer_hooks import OptimizerHooks
 from lightning_flops.instrument.timing.loader_queue import LoaderQueue, backlogs_of
 from lightning_flops.instrument.timing.settling import steps_to_settle
 from lightning_flops.instrument.torch_private.autograd import backward_entries
-from lightning_flops.instrument.torch_private.loading import workers_of
+from lightning_flops.instrument.torch_private.loading import workers_of, yielded_by
 from lightning_flops.session.border import guarded
 from lightning_flops.session.door import RunPlan
 from lightning_flops.session.noted_calls import (
@@ -70,6 +72,19 @@ _AWAITED = (
 
 def _nobody() -> None:
     return None
+
+
+def _weakly(iterator: Any) -> Callable[[], Any]:
+    try:
+        return weakref.ref(iterator)
+    except TypeError:  # an iterator of C
+        return _nobody
+
+
+def _place_of_user() -> Place | None:
+    """Where the innermost function on the stack stands that is not in this package."""
+    frame = innermost_not_ours()
+    return None if frame is None else Place(id(frame), frame.f_lasti)
 
 
 class PlainLoop:
@@ -120,7 +135,6 @@ class PlainLoop:
         """The loop calls ``step``."""
         self._updates = 0
         self._updating = False
-        self._in_backward = False
         self._ends_after_backward = False
         self._update_depth = 0
         self._training_iterator: Callable[[], Any] = _nobody
@@ -275,10 +289,7 @@ class PlainLoop:
         """*iterator* has delivered *batch*, which is for a step."""
         self._is_fetched(iterator, self._steps.batches.seen_of(batch))
         if iterator is not self._training_iterator():
-            try:
-                self._training_iterator = weakref.ref(iterator)
-            except TypeError:  # an iterator of C
-                self._training_iterator = _nobody
+            self._training_iterator = _weakly(iterator)
             self._calls.feeds = self._training_iterator
 
     def nothing_fetched(self, iterator: Any) -> None:
@@ -297,8 +308,11 @@ class PlainLoop:
     def _is_fetched(self, iterator: Any, fetched: Fetched | None) -> None:
         ahead = self.loaders.ahead
         gets = ahead.handed_over(iterator, fetched) if ahead.is_needed else fetched
-        if gets is not None:
-            self._steps.batches.takes(*gets, again=iterator is self._training_iterator())
+        if gets is None:
+            return
+        batches, first = self._steps.batches, 2 if ahead.is_needed else 1
+        again = batches.is_from(iterator) and yielded_by(iterator) != first
+        batches.takes(*gets, again=again, iterator=_weakly(iterator), place=_place_of_user())
 
     def looks_left(self, sign: str, in_words: str) -> None:
         """Something happens that suggests that the loop has left a step unfinished."""
@@ -323,21 +337,23 @@ class PlainLoop:
         return self._backward_began() if self._steps.on_its_thread() else None
 
     def _backward_began(self) -> bool | None:
-        if self._in_backward or self._steps.left_out:
+        if self._steps.in_backward or self._steps.left_out:
             return None
-        self._in_backward = True
+        self._steps.in_backward = True
         return True
 
     def _backward_ends(self, _: bool) -> None:
-        self._in_backward = False
-        if not self._updating:  # an optimizer's closure may run the same batch several times
+        self._steps.in_backward = False
+        if self._updating:  # an optimizer's closure may run the same batch several times
+            self._steps.batches.backwards += 1
+        else:
             self._steps.gradients_are_there()
         if self._ends_after_backward:
             self._ends_after_backward = False
             self._step_ends()
 
     def _backward_fails(self, _: bool, error: BaseException) -> None:
-        self._in_backward = self._ends_after_backward = False
+        self._steps.in_backward = self._ends_after_backward = False
 
     def _update_begins(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         """An update by *optimizer* begins; None inside another one, or if it is not the training's."""
@@ -366,7 +382,7 @@ class PlainLoop:
             self.session.notes.add_for_run(_LATE.format(missing=" and ".join(late), many=MANY_UPDATES))
         if not ends_step:
             self._steps.updated_between()
-        elif self._in_backward:  # hooks update each parameter as soon as it has its gradient
+        elif self._steps.in_backward:  # hooks update each parameter as soon as it has its gradient
             self._ends_after_backward = True
         else:
             self._step_ends()
@@ -442,6 +458,7 @@ class PlainLoop:
                         self._steps_done += 1
                         log.waited(began, ended)
                         log.note_late(facts[fact - 1], shapes, 1, True, tokens)
+                    steps.batches.steps_were_usual()
                 else:
                     kind = kinds[place]
                     self._tell(kind, *facts[fact : fact + FACTS[kind]])
@@ -463,7 +480,8 @@ class PlainLoop:
             began, ended, shapes, tokens = first
             self.session.log.waited(began, ended)
             if kind == FETCH:
-                steps.batches.takes((), shapes, tokens, again=True)  # only the fetches of one iterator are noted
+                # Only the fetches of one iterator are noted.
+                steps.batches.takes((), shapes, tokens, again=True, iterator=self._training_iterator)
         elif kind == UPDATE:
             running.append(self._update_began(first))
         elif kind == BACKWARD:
