@@ -478,6 +478,13 @@ class LoopBatches:
         for one in ahead:
             self._takes_unused(one)
 
+    def drop_all(self) -> None:
+        """Everything that was fetched since the latest step ended is of no step."""
+        self._ahead.clear()
+        self._others.clear()
+        self._looks = self._fetched = False
+        self.go_on()
+
     def end(self, *, ends_step: bool) -> Fetched:
         """The running batch is through: go on to the next one.
 

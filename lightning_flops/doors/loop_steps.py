@@ -541,6 +541,18 @@ class LoopSteps:
         if self.batches.is_of_ended_step:
             self.drops_batch()
 
+    def others_have_turn(self) -> None:
+        """Other loops have made steps since the latest of this one ended: nothing of that belongs to its next step."""
+        self.was_left("Another optimizer than those of the loop has made updates in a row, as another loop does.")
+        self.returns_to_steps()
+        self.batches.drop_all()
+        self._signs.clear()
+        self._has_gradients = self.micro_step_is_over = self._has_left_over = self._uses_left_over = False
+        self._used_up = False
+        self._batches_so_far = 0
+        self._at_border = True
+        self._session.step_begins_anew()
+
     def drops_batch(self) -> None:
         """The loop gives the running batch up: it belongs to no step."""
         self._has_gradients = self.micro_step_is_over = False

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,7 +21,7 @@ from lightning_flops.doors.loop_steps import LoopSteps
 from lightning_flops.doors.plain_context import Frame, LoopOutput, device_of, run_context
 from lightning_flops.doors.read_ahead import innermost_not_ours
 from lightning_flops.doors.several_models import called_in, root_of
-from lightning_flops.doors.turns import MANY_UPDATES, Turns
+from lightning_flops.doors.turns import MANY_UPDATES, PATIENCE, Turns
 from lightning_flops.instrument.batches import BatchMeter
 from lightning_flops.instrument.optimizer_hooks import OptimizerHooks
 from lightning_flops.instrument.timing.loader_queue import LoaderQueue, backlogs_of
@@ -67,6 +68,12 @@ _LATE = (
 _AWAITED = (
     "No step has ended: of the optimizers that were given, {missing} made no update, and the first step ends when each "
     "has made one. If the loop calls profiler.step(), steps end there."
+)
+
+
+_TURNS_OF_OTHERS = (
+    "Another optimizer than those that were given made several updates in a row, as another loop does. What ran from "
+    "the end of a step of this loop to the last of these updates is in no figure."
 )
 
 
@@ -153,9 +160,15 @@ class PlainLoop:
             so_far=so_far,
         )
         self._calls = NotedCalls(self._tell_noted, tokens=self.session.tokens, replayed=self._steps.batches.replayed)
-        self._any_optimizer = OptimizerHooks(
-            self._any_update_begins, self._any_update_ends, failed=self.session.border.broke
-        )
+        self._of_others: Counter[int] = Counter()
+        """Updates of each other optimizer, by its id, since the latest of the loop's own."""
+        self._hears_others = bool(optimizers) and so_far is None and not steps_before
+        """Nobody else does, who would say when the loop is over."""
+        if optimizers:
+            begins, ends = self._another_update_begins, self._another_update_ends
+        else:
+            begins, ends = self._any_update_begins, self._any_update_ends
+        self._any_optimizer = OptimizerHooks(begins, ends, failed=self.session.border.broke, but=optimizers)
         self.loaders = LoaderTaps(
             self.session,
             self,
@@ -214,7 +227,7 @@ class PlainLoop:
                     root=self._root,
                 ),
             )
-        if not self._optimizers:  # torch's own hooks see every optimizer
+        if self._hears_others or not self._optimizers:  # torch's own hooks see every optimizer
             self._any_optimizer.put_up()
         # If a scaler finds gradients that are not finite, it does not call the optimizer: this is a step all the same.
         taps.replace(
@@ -374,6 +387,7 @@ class PlainLoop:
         if self.session.window.marking:
             self.session.leave()
         self._updates += 1
+        self._of_others.clear()
         if self._is_told:
             return
         ends_step = self._turns.ends_step(optimizer)
@@ -426,6 +440,26 @@ class PlainLoop:
         self._update_depth -= 1
         if self._update_depth == 0:
             self._update_ends(optimizer)
+
+    @guarded
+    def _another_update_begins(self, optimizer: Any, *_: Any) -> None:
+        self._update_depth += 1  # as in ``_any_update_begins``
+
+    @guarded
+    def _another_update_ends(self, optimizer: Any, *_: Any) -> None:
+        """An optimizer that is none of the loop's has made an update; after several in a row, others have the turn."""
+        calls, steps = self._calls, self._steps
+        self._update_depth = max(0, self._update_depth - 1)
+        if self._update_depth or self._updating or steps.left_out or not steps.on_its_thread():
+            return
+        if calls.on and calls.kinds.count(UPDATE) > calls.kinds.count(UPDATE_ENDS):
+            return  # one of the loop's own runs it
+        calls.stop()
+        self._of_others[id(optimizer)] += 1
+        if self._of_others[id(optimizer)] >= PATIENCE and not (self._steps.in_backward or self._is_told):
+            self.session.notes.add_for_run(_TURNS_OF_OTHERS)
+            self._updates = 0
+            steps.others_have_turn()
 
     def _step_ends(self) -> None:
         self._update_depth = 0  # a step that raised, and was caught, did not fire its post hook

@@ -49,6 +49,11 @@ class StepBook:
         self._updates = 0
         return key
 
+    def drop_running(self) -> None:
+        """The running step begins anew: what was booked to it is of none."""
+        self._shapes.clear()
+        self._updates = 0
+
     def book_all(
         self, shapes: Sequence[Shapes], updates: Sequence[int], ends_step: Sequence[bool]
     ) -> Sequence[StepKey]:

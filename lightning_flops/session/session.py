@@ -623,6 +623,15 @@ class Session:
             self.flops.sample_ends(steps_done=self.steps.steps_done)
         self.flops.at_border = True
 
+    def step_begins_anew(self) -> None:
+        """What has run since the latest step ended is of no step: the next one begins here."""
+        self.steps.drop_running()
+        if self.monitor is not None:
+            self.monitor.drop_open_step()
+            self.monitor.leave_out()
+        self.window.recorder.step_begins_anew()
+        self.flops.at_border = True
+
     def check_waits(self) -> None:
         """What runs now belongs to no step. A check that has just begun would count nothing, and slow it all down."""
         if self.flops.checks.running:
