@@ -19,7 +19,7 @@ from lightning_flops.config import ProfilerConfig, SettingArguments, config_from
 from lightning_flops.doors.optimizers import optimizers_in
 from lightning_flops.doors.plain_context import LoopOutput, frame_of
 from lightning_flops.doors.plain_loop import PlainLoop
-from lightning_flops.doors.several_models import SeveralModels, called_in
+from lightning_flops.doors.several_models import ModelWhileItLives, SeveralModels, called_in
 from lightning_flops.doors.standalone import FlopsProfiler, get_model_profile
 from lightning_flops.errors import ConfigError, LightningFlopsError
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
@@ -263,8 +263,7 @@ class _Trained:
 
     def __init__(self, model: nn.Module, optimizers: tuple[Any, ...]) -> None:
         self._held: tuple[nn.Module, tuple[Any, ...]] | None = (model, optimizers)
-        self._names = tuple(name for name, _ in model.named_children()) if isinstance(model, SeveralModels) else None
-        self._models = [weakref.ref(one) for one in called_in(model)]
+        self._model = ModelWhileItLives(model)
         self._optimizers = [_weakly(one) for one in optimizers]
 
     def let_go(self) -> None:
@@ -278,12 +277,10 @@ class _Trained:
             LightningFlopsError: they are gone since a loop before.
         """
         if self._held is None:
-            models = [one for reference in self._models if (one := reference()) is not None]
+            model = self._model()
             optimizers = tuple(one for reference in self._optimizers if (one := reference()) is not None)
-            if len(models) < len(self._models) or len(optimizers) < len(self._optimizers):
+            if model is None or len(optimizers) < len(self._optimizers):
                 raise LightningFlopsError("its model or an optimizer is gone")
-            names = self._names
-            model = models[0] if names is None else SeveralModels(dict(zip(names, models, strict=True)))
             self._held = model, optimizers
         return self._held
 

@@ -1,8 +1,9 @@
-"""Finds the training loops of a program that knows nothing of us, and profiles each.
+"""Finds the training loops of a program that knows nothing of us, and profiles each in all of its turns.
 
 torch tells of every optimizer's step. A search recognizes a loop by them; then the loop gets the door that
-``profile_training`` uses. If others take turns than its optimizers (``turns.py`` has the rule), the loop is over, and
-the next one is searched for. A loop whose optimizers are those of one that was reported is not profiled again.
+``profile_training`` uses. If others take turns than its optimizers (``turns.py`` has the rule), its turn is over, and
+the next loop is searched for. A loop that goes on later, with the same optimizers, has a new door, whose session goes
+on with what the one before has added up. In between nothing of ours is in place, and nothing holds its model.
 """
 
 from __future__ import annotations
@@ -10,20 +11,21 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.doors.loop_search import LoopSearch, objects_of, parameters_of
-from lightning_flops.doors.plain_context import LoopOutput, frame_of
+from lightning_flops.doors.plain_context import Frame, LoopOutput, frame_of
 from lightning_flops.doors.plain_loop import PlainLoop
-from lightning_flops.doors.several_models import names_of
+from lightning_flops.doors.several_models import ModelWhileItLives, names_of
 from lightning_flops.doors.turns import BACK, PATIENCE, Company
 from lightning_flops.instrument.optimizer_hooks import OptimizerHooks
 from lightning_flops.schema.profile import Profile
 from lightning_flops.session.outcomes import OUTCOMES
+from lightning_flops.session.run_so_far import RunSoFar
 from lightning_flops.text.printable import package_logger
 from lightning_flops.units import plural
 
@@ -48,16 +50,19 @@ _MOST_LOOPS = 8
 """Loops of a program that are profiled: each has a report of its own, and makes its program wait for that."""
 
 
+_IN_TURN = (
+    "This loop trains in turn with others. Each of its turns is recognized by its first steps: these are in no figure "
+    "but the number of steps whose FLOPs are unknown."
+)
+
+
 @dataclass
 class FoundLoop:
-    """A loop that was recognized, and is profiled."""
+    """A loop that was recognized, has its turn, and is profiled."""
 
-    name: str
-    """Of its models' classes."""
+    known: KnownLoop
     door: PlainLoop
     optimizers: tuple[Any, ...]
-    said: list[str] = field(default_factory=list)
-    """What was said of its reports."""
     visitor: str = ""
     """The class of the latest other optimizer that has made an update."""
     visits: int = 0
@@ -65,17 +70,32 @@ class FoundLoop:
 
 
 class KnownLoop:
-    """A loop that is not profiled when it has its turn again. Its optimizers may be deleted.
+    """A loop that was recognized. It holds neither its model nor its optimizers.
 
     Args:
         optimizers: in the order of their updates in a step.
-        place: which of the loops that were reported it is; None: it could not be profiled.
+        model: what it calls; None: it cannot be profiled.
+        output: where its reports go.
     """
 
-    def __init__(self, optimizers: tuple[Any, ...], *, place: int | None) -> None:
-        self.place = place
+    def __init__(
+        self, optimizers: tuple[Any, ...], *, model: nn.Module | None = None, output: LoopOutput | None = None
+    ) -> None:
+        self.name = "" if model is None else " and ".join(names_of(model))
+        """Of its models' classes."""
+        self.model = _nothing if model is None else ModelWhileItLives(model)
+        """Returns its model, if that still exists."""
+        self.output = output
+        self.said: list[str] = []
+        """What was said of its reports."""
+        self.why_not = "nothing was profiled"
+        """In words without a full stop."""
+        self.turns = 0
+        """That were profiled."""
+        self.so_far: RunSoFar | None = None
+        """What was found in these, if it can go on."""
         self.steps = 0
-        """Steps that it has made in later turns."""
+        """Steps that it has made in turns that were not."""
         self._optimizers = weakref.WeakSet(optimizers)
         self._number = len(optimizers)
         self._last = weakref.ref(optimizers[-1])
@@ -96,6 +116,27 @@ class KnownLoop:
     def optimizers(self) -> tuple[Any, ...]:
         """Those that still exist; the one that ends its steps comes last."""
         return tuple(sorted(self._optimizers, key=self.ends_step))
+
+    @property
+    def line(self) -> str:
+        """What became of it, without a full stop."""
+        said = f"{self.name}: {self.said[-1] if self.said else self.why_not}".rstrip(".")
+        if self.turns > 1:
+            said += f" (of {self.turns} turns, of each of which the first steps are in no figure)"
+        if self.steps:
+            said += f" (and {self.steps} {plural('step', self.steps)} in later turns, which are in no figure)"
+        return said
+
+    def write(self) -> None:
+        """Write what is known of all its turns, if that is not in its reports."""
+        if self.so_far is not None:
+            self.so_far.write()
+        if self.output is not None:
+            self.output.close()
+
+
+def _nothing() -> None:
+    return None
 
 
 class LoopFinder:
@@ -136,8 +177,10 @@ class LoopFinder:
         self._company: Company | None = None
         """Others make updates beside those of the loop or the turn."""
         self._given_up = ""
-        self._over: list[str] = []
-        """What became of loops that are over, in a sentence without a full stop."""
+        self._over: list[KnownLoop | str] = []
+        """Loops that had a turn; of others what became of them, in a sentence without a full stop."""
+        self._is_full = False
+        """No further loop is profiled than those that are known."""
         self._said: list[str] = []
         self._loops = 0
         self.profiles: list[Profile] = []
@@ -166,12 +209,7 @@ class LoopFinder:
     @property
     def loops(self) -> tuple[str, ...]:
         """What became of each loop, once all are over; without full stops."""
-        return tuple(line + self._in_later_turns(place) for place, line in enumerate(self._over))
-
-    def _in_later_turns(self, place: int) -> str:
-        """What is said of the steps that a loop made after its report."""
-        steps = sum(one.steps for one in self._known if one.place == place)
-        return f" (and {steps} {plural('step', steps)} in later turns, which are in no figure)" if steps else ""
+        return tuple(one if isinstance(one, str) else one.line for one in self._over)
 
     @property
     def said(self) -> frozenset[str]:
@@ -183,8 +221,10 @@ class LoopFinder:
         self._any_optimizer.remove()
         self._search.stop()
         self._loop_is_over(error)
+        for known in self._known:
+            known.write()
         self._note_missed(self._search)
-        if self._loops and (steps := self._search.steps_done):
+        if self._loops and not self._is_full and (steps := self._search.steps_done):
             self._over.append(f"one of {steps} {plural('step', steps)}, too short to be recognized, was not profiled")
 
     # ---- torch's hooks; nothing of ours may raise in them
@@ -192,7 +232,7 @@ class LoopFinder:
     def _update_begins(self, optimizer: Any, *_: Any) -> None:
         # The hooks fire twice if a subclass's step calls its parent's: we hear the outer begin and the inner end.
         again, self._in_update = self._in_update, True
-        if again or self._loop is not None or self._turn is not None or self._given_up:
+        if again or self._loop is not None or self._turn is not None or self._given_up or self._is_full:
             return
         try:
             if not (optimizer in self._frameworks or self._is_frameworks(optimizer)):
@@ -259,15 +299,17 @@ class LoopFinder:
         recognized = self._search.update_ends(optimizer)
         if self._is_known():
             return
+        if self._is_full:
+            return
         if self._loops == _MOST_LOOPS:
-            self._given_up = f"only the first {_MOST_LOOPS} loops of a program are profiled"
+            self._is_full = True
             self._over.append("further ones were not profiled")
-            self._take_search().stop()
+            self._search.stop()
         elif recognized:
             self._open_door(self._take_search())
         elif self._search.refused:
             self._refused = self._search.refused
-            self._turn = KnownLoop(self._take_search().optimizers, place=None)
+            self._turn = KnownLoop(self._take_search().optimizers)
             self._known.append(self._turn)
 
     # ---- whose turn it is
@@ -315,14 +357,19 @@ class LoopFinder:
 
     def _is_known(self) -> bool:
         """Whether those that take turns are the optimizers of a known loop, which has its turn then."""
-        turn = next((one for one in self._known if one.is_of(self._search.optimizers)), None)
-        if turn is None:
+        known = next((one for one in self._known if one.is_of(self._search.optimizers)), None)
+        if known is None:
             return False
         search = self._take_search()
         search.stop()
         self._note_missed(search)
-        turn.steps += search.steps_done
-        self._turn = turn
+        so_far, model = known.so_far, known.model()
+        if so_far is None or model is None:
+            known.steps += search.steps_done
+            self._turn = known
+        else:
+            door = self._begin(known, model, known.optimizers, steps_before=so_far.steps_done + search.steps_done)
+            door.session.flops.note(_IN_TURN)
         return True
 
     # ---- one loop after the other
@@ -337,35 +384,45 @@ class LoopFinder:
         search.stop()
         self._note_missed(search)
         self._loops += 1
-        accelerator = _one_of(_ACCELERATORS)
-        fabric = _one_of(_FABRICS) if accelerator is None else None
-        frame = frame_of(model, accelerator=accelerator, fabric=fabric)
         output = LoopOutput(
-            frame,
+            _frame_of(model),
             log_dir=self._log_dir,
             writer=None,
             or_own=True,
             part=f"loop{self._loops}" if self._loops > 1 else "",
         )
-        said: list[str] = []
+        known = KnownLoop(optimizers, model=model, output=output)
+        self._begin(known, model, optimizers, steps_before=steps_done)
+
+    def _begin(
+        self, known: KnownLoop, model: nn.Module, optimizers: tuple[Any, ...], *, steps_before: int
+    ) -> PlainLoop:
+        """A turn of a loop begins, of which so many steps were made before."""
+        if known.output is None:
+            raise ValueError("a loop that cannot be profiled")
+        frame, so_far = _frame_of(model), known.so_far
         door = PlainLoop(
             model,
             optimizers,
             config=self._config,
             publish=self.profiles.append,
             frame=frame,
-            output=output,
-            steps_before=steps_done,
-            announce=lambda sentence: self._says(sentence, said),
+            output=known.output,
+            steps_before=steps_before,
+            announce=lambda sentence: self._says(sentence, known.said),
+            so_far=so_far,
         )
-        models = names_of(model)
-        self._loop = FoundLoop(name=" and ".join(models), door=door, optimizers=optimizers, said=said)
+        known.so_far = None
+        known.turns += 1
+        self._loop = FoundLoop(known=known, door=door, optimizers=optimizers)
         self._of_loop = frozenset(map(id, optimizers))
-        for sentence in _sentences(model, models, optimizers):
-            door.session.notes.add_for_run(sentence)
+        if so_far is None:
+            for sentence in _sentences(model, names_of(model), optimizers):
+                door.session.notes.add_for_run(sentence)
         before = len(OUTCOMES.trainings)
         door.session.begin()
         self._own_trainings += len(OUTCOMES.trainings) - before
+        return door
 
     def _says(self, sentence: str, said: list[str]) -> None:
         said.append(sentence)
@@ -381,16 +438,18 @@ class LoopFinder:
         self._turn = self._company = None
         if loop is None:
             return
+        known, unsaid = loop.known, len(OUTCOMES.reasons)
         self._had_turn.update(loop.optimizers)
-        unsaid = len(OUTCOMES.reasons)
+        if known.turns == 1:
+            self._known.append(known)
+            self._over.append(known)
         loop.door.end(error, replaced=replaced, taken=taken)
-        if loop.said:  # otherwise it may have its turn again, and be long enough then
-            self._known.append(KnownLoop(loop.optimizers, place=len(self._over)))
-        said = loop.said or ["nothing was profiled: " + reason for reason in OUTCOMES.reasons[unsaid:]]
-        self._over.append(f"{loop.name}: {said[-1] if said else 'nothing was profiled'}".rstrip("."))
+        known.so_far = loop.door.session.so_far()
+        if unsaid < len(OUTCOMES.reasons):
+            known.why_not = f"nothing was profiled: {OUTCOMES.reasons[-1]}"
 
     def _note_missed(self, search: LoopSearch) -> None:
-        for steps in search.missed:
+        for steps in () if self._is_full else search.missed:
             self._over.append(f"one of {steps} {plural('step', steps)}, too short to be recognized, was not profiled")
 
 
@@ -416,6 +475,13 @@ def _sentences(model: nn.Module, names: list[str], optimizers: tuple[Any, ...]) 
             "the FLOPs, as work outside of the model, and they are not among the parameters of the report."
         )
     return sentences
+
+
+def _frame_of(model: nn.Module) -> Frame:
+    """The frame of a loop that trains *model*, of accelerate or Fabric if there is one."""
+    accelerator = _one_of(_ACCELERATORS)
+    fabric = _one_of(_FABRICS) if accelerator is None else None
+    return frame_of(model, accelerator=accelerator, fabric=fabric)
 
 
 def _one_of(names: tuple[tuple[str, str], ...]) -> Any:

@@ -90,10 +90,16 @@ class LoopSteps:
         """The loader had no more batches, and nothing of a step has run since."""
         self._epoch_begins = False
         """No batch was asked for since."""
+        self._epoch_is_new = True
+        """No forward of an epoch's steps has begun yet."""
+        self._has_grad = True
+        """As far as that was seen, gradients are on in forwards of the running batch."""
         self._has_left_over = False
         """A batch was delivered by an iterator that was dropped before anything ran for the batch."""
         self._uses_left_over = False
         """The loop has computed on the latest such batch."""
+        self.in_backward = False
+        """A backward runs: what it calls is a part of it."""
         self.is_whole = is_whole
         """Everything of the running step was seen."""
         self.micro_step_is_over = False
@@ -107,13 +113,13 @@ class LoopSteps:
         self._loop_goes_on = goes_on
         config = door.config
         keeps = callable(config.batch_size) or callable(config.tokens_per_sample)
-        self.batches = LoopBatches(lambda: self._session, keeps=keeps, one_pass=one_pass)
+        self.batches = LoopBatches(lambda: self._session, keeps=keeps, one_pass=one_pass, counts_calls=goes_on)
         """The running one, and those that come next."""
         self._thread: int | None = None
         """The one that trains, once it is known."""
         self._forward_depth = 0
         self._backward_depth = 0
-        self._at_border = True
+        self._at_border = self._is_first = True
         self._trains_in_eval_mode = not self._model.training
         self._loss_may_follow = False
         self.batches_a_step = 1
@@ -182,7 +188,7 @@ class LoopSteps:
 
     def forward_began(self, seen: Seen | None) -> bool:
         """As ``_forward_begins``, for a forward that was noted."""
-        if not self._forward_depth:
+        if not (self._forward_depth or self.in_backward):
             self._begins_batch()
             if seen is not None:
                 self.batches.takes_seen_arguments((), seen)
@@ -201,7 +207,7 @@ class LoopSteps:
         return marked
 
     def _begin_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        if self.left_out:
+        if self.left_out or self.in_backward:
             return False
         if self._at_border and self._is_evaluation():
             self._leaves_steps(_EVALUATION)
@@ -216,7 +222,8 @@ class LoopSteps:
                 self.batches.takes_arguments(args, kwargs)
             if begins and session.flops.wants_shapes and self.is_whole:
                 shapes, tokens = self.batches.running()
-                session.step_begins((shapes,), (tokens,))
+                # It may go through the model as often as the one before.
+                session.step_begins(((*shapes, *self.batches.calls),), (tokens,))
                 if window.in_scope:
                     self._door.loaders.scope_is_entered()
             return False
@@ -243,12 +250,15 @@ class LoopSteps:
             self._has_left_over, self._uses_left_over = False, True
         if self.micro_step_is_over:
             self.micro_step_ends(updates=0, ends_step=False)
-        elif self.batches.ahead is not None:
+        elif self.batches.ahead:
             self._turns_to_next_batch()
         elif self._has_gradients and self.batches.come_apart():
             self.micro_step_ends(updates=0, ends_step=False)
-        begins, self._at_border = self._at_border, False
+        begins, self._at_border, self._is_first = self._at_border, False, False
+        self._epoch_is_new = False
         self.batches.is_used = True
+        self.batches.forwards += 1
+        self._has_grad = self.told_of is not None or torch.is_grad_enabled()
         return begins
 
     def forward_ends(self, marked: bool) -> None:
@@ -262,7 +272,8 @@ class LoopSteps:
         self._forward_depth -= 1
         if marked:
             self._session.leave()
-        self._door.interrupted(error)
+        if not self.in_backward:  # there checkpointing ends a forward by an exception when it has what it needs
+            self._door.interrupted(error)
 
     # ---- backward
 
@@ -293,8 +304,9 @@ class LoopSteps:
 
     def gradients_are_there(self) -> None:
         """A backward has ended. The next forward begins another batch, unless batches are known from a loader."""
-        if self.batches.ahead is not None and self._has_gradients:  # of a model that is not called
+        if self.batches.ahead and self._has_gradients:  # of a model that is not called
             self.micro_step_ends(updates=0, ends_step=False)
+        self.batches.backwards += 1
         self._has_gradients = self.batches.is_used = True
         self.micro_step_is_over = not self.batches.is_fetched
 
@@ -303,11 +315,15 @@ class LoopSteps:
         if self._has_gradients:
             self.micro_step_ends(updates=0, ends_step=False)
             return
+        if not self._has_grad:  # the loop has only looked at what the model makes of the batch
+            self.batches.pass_over(trains=False)
+            return
         self.looks_left("batch", "it went on to the next batch without a backward")
-        if "batch" in self._usual_signs and self.batches.ahead is not None:
-            self.batches.take_ahead_in()
+        if "batch" in self._usual_signs and self.batches.ahead:
+            self.batches.pass_over(trains=True)
         else:
             self.drops_batch()
+            self.batches.has_skipped = True
 
     def _backward_fails(self, _: bool, error: BaseException) -> None:
         self._backward_ends(True)
@@ -372,7 +388,7 @@ class LoopSteps:
         steps = min(steps, log.spare, _NOTED_BATCHES // self.batches_a_step)
         usual = self.is_whole and not (self._forward_depth or self._backward_depth or self._used_up)
         usual = usual and not (self.outside or self.left_out)
-        usual = usual and not self.batches.lacks_beside
+        usual = usual and not (self.batches.lacks_beside or self.batches.is_in_doubt)
         in_training = self._thread == get_ident() and not self._trains_in_eval_mode
         if steps > 1 and usual and in_training and not self.batches.keeps:
             calls.start(log, steps=steps, has_batch=self.batches.is_fetched)
@@ -381,7 +397,7 @@ class LoopSteps:
     def is_between_batches(self) -> bool:
         """A step has ended, and nothing of another one has happened."""
         batches = self.batches
-        return self._at_border and batches.batch is None and batches.ahead is None and not self._forward_depth
+        return self._at_border and batches.batch is None and not batches.ahead and not self._forward_depth
 
     def _unseen_shapes(self) -> Shapes:
         """Stands for shapes that nobody saw: those of no other step are the same."""
@@ -417,7 +433,8 @@ class LoopSteps:
         that runs belongs to the step.
         """
         if self._model.training:
-            return self._between_epochs and not torch.is_grad_enabled()
+            looks = self._epoch_is_new and self.batches.is_of_dropped_iterator  # at a batch of next(iter(loader))
+            return (self._between_epochs or looks) and not torch.is_grad_enabled()
         return not torch.is_grad_enabled() or not self._trains_in_eval_mode
 
     def looks_at_mode(self) -> None:
@@ -451,7 +468,7 @@ class LoopSteps:
         """What runs belongs to a step again."""
         self._leaves_outside()
         if self._between_epochs:
-            self._between_epochs, self._epoch_begins = False, True
+            self._between_epochs, self._epoch_begins, self._epoch_is_new = False, True, True
             self._session.steps_of_epoch_begin()
 
     # ---- epochs
@@ -492,6 +509,11 @@ class LoopSteps:
                 self._epoch_may_end()
         if self._between_epochs:
             self.returns_to_steps()
+        if self._is_first:  # of all steps, which begins here: none has ended before it
+            self._is_first = False
+            window = self._session.window
+            if self.is_whole and window.marking and not window.in_scope:
+                self._enter_scope()
         if not self._epoch_begins:
             return
         self._epoch_begins = False
@@ -520,6 +542,18 @@ class LoopSteps:
         """An update was made that ends no step. It was on no other batch if a step has ended since the last fetch."""
         if self.batches.is_of_ended_step:
             self.drops_batch()
+
+    def others_have_turn(self) -> None:
+        """Other loops have made steps since the latest of this one ended: nothing of that belongs to its next step."""
+        self.was_left("Another optimizer than those of the loop has made updates in a row, as another loop does.")
+        self.returns_to_steps()
+        self.batches.drop_all()
+        self._signs.clear()
+        self._has_gradients = self.micro_step_is_over = self._has_left_over = self._uses_left_over = False
+        self._used_up = False
+        self._batches_so_far = 0
+        self._at_border = True
+        self._session.step_begins_anew()
 
     def drops_batch(self) -> None:
         """The loop gives the running batch up: it belongs to no step."""

@@ -169,10 +169,16 @@ class LoopOutput:
         self._loggers = LoggersSink(frame.loggers)
         self._own_folder = OWN_FOLDER if or_own else None
         self._part = part
+        self._logged: LoggedOutput | None = None
         self._logger_folders = [getattr(logger, "log_dir", None) for logger in frame.loggers]
 
     def logged(self, config: ProfilerConfig, *, announce: Callable[[str], None] | None) -> LoggedOutput:
-        """What a session writes to; the arguments are those of ``LoggedOutput``."""
+        """What sessions write to, each turn of the loop to the same; the arguments are those of ``LoggedOutput``."""
+        if self._logged is None:
+            self._logged = self._new_logged(config, announce=announce)
+        return self._logged
+
+    def _new_logged(self, config: ProfilerConfig, *, announce: Callable[[str], None] | None) -> LoggedOutput:
         return LoggedOutput(
             config,
             loggers=_Both(self._writers, self._loggers),
@@ -197,7 +203,7 @@ class LoopOutput:
         return next(map(os.fsdecode, known), None) or self._writers.folder() or self._own_folder
 
     def close(self) -> None:
-        """Close what was opened for the reports."""
+        """Close what was opened for the reports; what is written afterwards opens it again."""
         self._writers.close()
 
 

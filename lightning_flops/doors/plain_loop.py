@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,16 +16,18 @@ import torch
 from torch import nn
 
 from lightning_flops.doors.loader_taps import Fetched, LoaderTaps
+from lightning_flops.doors.loop_batches import Place
 from lightning_flops.doors.loop_steps import LoopSteps
 from lightning_flops.doors.plain_context import Frame, LoopOutput, device_of, run_context
+from lightning_flops.doors.read_ahead import innermost_not_ours
 from lightning_flops.doors.several_models import called_in, root_of
-from lightning_flops.doors.turns import MANY_UPDATES, Turns
+from lightning_flops.doors.turns import MANY_UPDATES, PATIENCE, Turns
 from lightning_flops.instrument.batches import BatchMeter
 from lightning_flops.instrument.optimizer_hooks import OptimizerHooks
 from lightning_flops.instrument.timing.loader_queue import LoaderQueue, backlogs_of
 from lightning_flops.instrument.timing.settling import steps_to_settle
 from lightning_flops.instrument.torch_private.autograd import backward_entries
-from lightning_flops.instrument.torch_private.loading import workers_of
+from lightning_flops.instrument.torch_private.loading import workers_of, yielded_by
 from lightning_flops.session.border import guarded
 from lightning_flops.session.door import RunPlan
 from lightning_flops.session.noted_calls import (
@@ -49,6 +52,7 @@ if TYPE_CHECKING:
     from lightning_flops.records import RunContext
     from lightning_flops.schema.profile import Profile
     from lightning_flops.session.border import Border
+    from lightning_flops.session.run_so_far import RunSoFar
 
 T = TypeVar("T")
 
@@ -67,8 +71,27 @@ _AWAITED = (
 )
 
 
+_TURNS_OF_OTHERS = (
+    "Another optimizer than those that were given made several updates in a row, as another loop does. What ran from "
+    "the end of a step of this loop to the last of these updates is in no figure."
+)
+
+
 def _nobody() -> None:
     return None
+
+
+def _weakly(iterator: Any) -> Callable[[], Any]:
+    try:
+        return weakref.ref(iterator)
+    except TypeError:  # an iterator of C
+        return _nobody
+
+
+def _place_of_user() -> Place | None:
+    """Where the innermost function on the stack stands that is not in this package."""
+    frame = innermost_not_ours()
+    return None if frame is None else Place(id(frame), frame.f_lasti)
 
 
 class PlainLoop:
@@ -85,6 +108,7 @@ class PlainLoop:
         initial_step: the loggers' x-axis at the loop's first step.
         steps_before: steps that the loop has made unseen; the first step to profile comes at least one later.
         announce: as for ``LoggedOutput``.
+        so_far: what is known of its earlier turns, if the loop goes on.
     """
 
     def __init__(
@@ -100,6 +124,7 @@ class PlainLoop:
         initial_step: int = 0,
         steps_before: int = 0,
         announce: Callable[[str], None] | None = None,
+        so_far: RunSoFar | None = None,
     ) -> None:
         self.config = config
         self._model = model
@@ -112,11 +137,11 @@ class PlainLoop:
         self._log_every = log_every_n_steps
         self._initial_step = initial_step
         self._steps_before = self._steps_done = steps_before
+        self._had_profile = so_far is not None and so_far.profile is not None
         self._is_told = not optimizers
         """The loop calls ``step``."""
         self._updates = 0
         self._updating = False
-        self._in_backward = False
         self._ends_after_backward = False
         self._update_depth = 0
         self._training_iterator: Callable[[], Any] = _nobody
@@ -126,12 +151,24 @@ class PlainLoop:
         )
         self._notes_calls = bool(optimizers)
         self.session = Session(
-            self, self._root, config=config, publish=publish, rank=frame.rank, world_size=frame.world_size
+            self,
+            self._root,
+            config=config,
+            publish=publish,
+            rank=frame.rank,
+            world_size=frame.world_size,
+            so_far=so_far,
         )
         self._calls = NotedCalls(self._tell_noted, tokens=self.session.tokens, replayed=self._steps.batches.replayed)
-        self._any_optimizer = OptimizerHooks(
-            self._any_update_begins, self._any_update_ends, failed=self.session.border.broke
-        )
+        self._of_others: Counter[int] = Counter()
+        """Updates of each other optimizer, by its id, since the latest of the loop's own."""
+        self._hears_others = bool(optimizers) and so_far is None and not steps_before
+        """Nobody else does, who would say when the loop is over."""
+        if optimizers:
+            begins, ends = self._another_update_begins, self._another_update_ends
+        else:
+            begins, ends = self._any_update_begins, self._any_update_ends
+        self._any_optimizer = OptimizerHooks(begins, ends, failed=self.session.border.broke, but=optimizers)
         self.loaders = LoaderTaps(
             self.session,
             self,
@@ -152,7 +189,7 @@ class PlainLoop:
         before = self._steps_before
         # The step that runs now was not seen from its beginning.
         first = self.config.next_profile_step(steps_done=before + 1 if before else 0)
-        if first is None and before and not self.config.timer_only:
+        if first is None and before and not (self._had_profile or self.config.timer_only):
             first = before + 1
         return RunPlan(
             steps_before=before,
@@ -190,7 +227,7 @@ class PlainLoop:
                     root=self._root,
                 ),
             )
-        if not self._optimizers:  # torch's own hooks see every optimizer
+        if self._hears_others or not self._optimizers:  # torch's own hooks see every optimizer
             self._any_optimizer.put_up()
         # If a scaler finds gradients that are not finite, it does not call the optimizer: this is a step all the same.
         taps.replace(
@@ -265,10 +302,7 @@ class PlainLoop:
         """*iterator* has delivered *batch*, which is for a step."""
         self._is_fetched(iterator, self._steps.batches.seen_of(batch))
         if iterator is not self._training_iterator():
-            try:
-                self._training_iterator = weakref.ref(iterator)
-            except TypeError:  # an iterator of C
-                self._training_iterator = _nobody
+            self._training_iterator = _weakly(iterator)
             self._calls.feeds = self._training_iterator
 
     def nothing_fetched(self, iterator: Any) -> None:
@@ -287,8 +321,11 @@ class PlainLoop:
     def _is_fetched(self, iterator: Any, fetched: Fetched | None) -> None:
         ahead = self.loaders.ahead
         gets = ahead.handed_over(iterator, fetched) if ahead.is_needed else fetched
-        if gets is not None:
-            self._steps.batches.takes(*gets, again=iterator is self._training_iterator())
+        if gets is None:
+            return
+        batches, first = self._steps.batches, 2 if ahead.is_needed else 1
+        again = batches.is_from(iterator) and yielded_by(iterator) != first
+        batches.takes(*gets, again=again, iterator=_weakly(iterator), place=_place_of_user())
 
     def looks_left(self, sign: str, in_words: str) -> None:
         """Something happens that suggests that the loop has left a step unfinished."""
@@ -313,21 +350,23 @@ class PlainLoop:
         return self._backward_began() if self._steps.on_its_thread() else None
 
     def _backward_began(self) -> bool | None:
-        if self._in_backward or self._steps.left_out:
+        if self._steps.in_backward or self._steps.left_out:
             return None
-        self._in_backward = True
+        self._steps.in_backward = True
         return True
 
     def _backward_ends(self, _: bool) -> None:
-        self._in_backward = False
-        if not self._updating:  # an optimizer's closure may run the same batch several times
+        self._steps.in_backward = False
+        if self._updating:  # an optimizer's closure may run the same batch several times
+            self._steps.batches.backwards += 1
+        else:
             self._steps.gradients_are_there()
         if self._ends_after_backward:
             self._ends_after_backward = False
             self._step_ends()
 
     def _backward_fails(self, _: bool, error: BaseException) -> None:
-        self._in_backward = self._ends_after_backward = False
+        self._steps.in_backward = self._ends_after_backward = False
 
     def _update_begins(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         """An update by *optimizer* begins; None inside another one, or if it is not the training's."""
@@ -348,6 +387,7 @@ class PlainLoop:
         if self.session.window.marking:
             self.session.leave()
         self._updates += 1
+        self._of_others.clear()
         if self._is_told:
             return
         ends_step = self._turns.ends_step(optimizer)
@@ -356,7 +396,7 @@ class PlainLoop:
             self.session.notes.add_for_run(_LATE.format(missing=" and ".join(late), many=MANY_UPDATES))
         if not ends_step:
             self._steps.updated_between()
-        elif self._in_backward:  # hooks update each parameter as soon as it has its gradient
+        elif self._steps.in_backward:  # hooks update each parameter as soon as it has its gradient
             self._ends_after_backward = True
         else:
             self._step_ends()
@@ -401,6 +441,26 @@ class PlainLoop:
         if self._update_depth == 0:
             self._update_ends(optimizer)
 
+    @guarded
+    def _another_update_begins(self, optimizer: Any, *_: Any) -> None:
+        self._update_depth += 1  # as in ``_any_update_begins``
+
+    @guarded
+    def _another_update_ends(self, optimizer: Any, *_: Any) -> None:
+        """An optimizer that is none of the loop's has made an update; after several in a row, others have the turn."""
+        calls, steps = self._calls, self._steps
+        self._update_depth = max(0, self._update_depth - 1)
+        if self._update_depth or self._updating or steps.left_out or not steps.on_its_thread():
+            return
+        if calls.on and calls.kinds.count(UPDATE) > calls.kinds.count(UPDATE_ENDS):
+            return  # one of the loop's own runs it
+        calls.stop()
+        self._of_others[id(optimizer)] += 1
+        if self._of_others[id(optimizer)] >= PATIENCE and not (self._steps.in_backward or self._is_told):
+            self.session.notes.add_for_run(_TURNS_OF_OTHERS)
+            self._updates = 0
+            steps.others_have_turn()
+
     def _step_ends(self) -> None:
         self._update_depth = 0  # a step that raised, and was caught, did not fire its post hook
         self._steps_done += 1  # the session counts steps later, where only the monitor looks at them
@@ -432,6 +492,7 @@ class PlainLoop:
                         self._steps_done += 1
                         log.waited(began, ended)
                         log.note_late(facts[fact - 2], shapes, 1, True, tokens, nodes=facts[fact - 1])
+                    steps.batches.steps_were_usual()
                 else:
                     kind = kinds[place]
                     self._tell(kind, *facts[fact : fact + FACTS[kind]])
@@ -454,7 +515,8 @@ class PlainLoop:
             began, ended, shapes, tokens = first
             self.session.log.waited(began, ended)
             if kind == FETCH:
-                steps.batches.takes((), shapes, tokens, again=True)  # only the fetches of one iterator are noted
+                # Only the fetches of one iterator are noted.
+                steps.batches.takes((), shapes, tokens, again=True, iterator=self._training_iterator)
         elif kind == UPDATE:
             running.append(self._update_began(first))
         elif kind == BACKWARD:

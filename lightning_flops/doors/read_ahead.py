@@ -40,7 +40,8 @@ class ReadAhead(Generic[T]):
         module = sys.modules.get(_LOADERS)
         if module is None or self._held_of(iterator) is not None:
             return
-        asking = _first_not_ours()
+        frame = innermost_not_ours()
+        asking = None if frame is None else frame.f_code
         if asking in _codes(module, (("DataLoaderShard", "__iter__"),)):
             held: _Held[T] = _Held()
         elif asking in _codes(
@@ -75,12 +76,12 @@ class ReadAhead(Generic[T]):
             return None
 
 
-def _first_not_ours() -> CodeType | None:
-    """The code of the innermost function on the stack that is not in this package."""
+def innermost_not_ours() -> FrameType | None:
+    """The frame of the innermost function on the stack that is not in this package."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and str(frame.f_globals.get("__name__", "")).startswith(_OURS):
         frame = frame.f_back
-    return None if frame is None else frame.f_code
+    return frame
 
 
 def _codes(module: Any, names: Iterable[tuple[str, str]]) -> list[CodeType]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Mapping
 
 from torch import nn
@@ -43,6 +44,21 @@ def names_of(model: nn.Module) -> list[str]:
     if isinstance(model, SeveralModels):
         return [name for name, _ in model.named_children()]
     return [type(unwrapped(model)).__name__]
+
+
+class ModelWhileItLives:
+    """What a loop calls, which does not live longer because of this."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._names = [name for name, _ in model.named_children()] if isinstance(model, SeveralModels) else None
+        self._models = [weakref.ref(one) for one in called_in(model)]
+
+    def __call__(self) -> nn.Module | None:
+        """The model, or the models as one again; None if one of them is gone."""
+        models = [one for reference in self._models if (one := reference()) is not None]
+        if len(models) < len(self._models):
+            return None
+        return models[0] if self._names is None else SeveralModels(dict(zip(self._names, models, strict=True)))
 
 
 def root_of(model: nn.Module) -> nn.Module:

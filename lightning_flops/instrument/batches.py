@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from operator import itemgetter
@@ -15,6 +16,7 @@ from lightning_flops.instrument.torch_private.dispatch import modes_off
 from lightning_flops.instrument.torch_private.tensors import nested_sizes
 from lightning_flops.records import PADDING_MARK, UNKNOWN_SHAPE, WITH_PADDING, WITHOUT_PADDING, BatchTokens
 from lightning_flops.text.json_text import is_too_long, shown
+from lightning_flops.units import plural
 
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -29,7 +31,16 @@ _PACKED = -4
 _BESIDE = (-5,)
 """Stands between the shapes of batches that several loaders have delivered for one step."""
 
-_NO_LOSS = (-6,)
+_LOOKED_AT = (-6,)
+"""Comes before the shapes of batches that were fetched for a step, and that the model was not called on."""
+
+_FORWARDS, _BACKWARDS = -7, -8
+"""Begin shapes that are no tensor's: so many calls of the model, or backwards, had the batch, as their lengths tell."""
+
+_CALLS = (_FORWARDS, _BACKWARDS)
+_CALLS_BEGIN = ((_FORWARDS,), (_BACKWARDS,))
+
+_NO_LOSS = (-9,)
 """Stands in the shapes of a batch from which no loss came, so that no backward ran for it."""
 
 _NO_TENSORS = (_FROM_LOADER, PADDING_MARK, *_NO_LOSS)
@@ -62,6 +73,18 @@ def tensor_shapes(batch: Any) -> Shapes:
     return tuple(shape for tensor in _tensors(batch, _MAX_DEPTH) for shape in _shapes_of(tensor))
 
 
+def tensors_by_memory(batch: Any) -> dict[int, Shapes]:
+    """The shapes of the tensors in *batch*, by where they lie; those of one place are one."""
+    found: dict[int, Shapes] = {}
+    for tensor in _tensors(batch, _MAX_DEPTH):
+        try:
+            place = tensor.data_ptr() if type(tensor) is torch.Tensor else id(tensor)
+        except RuntimeError:  # it has no memory
+            place = id(tensor)
+        found.setdefault(place or id(tensor), _shapes_of(tensor))
+    return found
+
+
 def _shapes_of(tensor: torch.Tensor | PackedSequence) -> Shapes:
     if isinstance(tensor, PackedSequence):
         sizes = tensor.batch_sizes
@@ -77,7 +100,13 @@ def _shapes_of(tensor: torch.Tensor | PackedSequence) -> Shapes:
 
 def shapes_text(shapes: Shapes) -> str:
     """*shapes* as a report prints them: ``[32, 1, 8, 8] [32]``."""
-    return " ".join(map(_shape_text, shapes))
+    words = [_shape_text(shape) for shape in shapes if shape[:1] not in _CALLS_BEGIN]
+    if len(words) < len(shapes):
+        forwards, backwards = (
+            int("".join([str(len(shape) - 1) for shape in shapes if shape[:1] == begin]), 8) for begin in _CALLS_BEGIN
+        )
+        words.append(f"({forwards} {plural('forward', forwards)}, {backwards} {plural('backward', backwards)})")
+    return " ".join(words)
 
 
 def _shape_text(shape: tuple[int, ...]) -> str:
@@ -89,6 +118,8 @@ def _shape_text(shape: tuple[int, ...]) -> str:
         return "and"
     if shape == _NO_LOSS:
         return "without a loss"
+    if shape == _LOOKED_AT:
+        return "looked at:"
     return "[?]" if shape == UNKNOWN else str(list(shape))
 
 
@@ -127,13 +158,32 @@ def one_object_if_equal(batches: Sequence[Shapes]) -> Sequence[Shapes]:
 
 
 def of_tensors(shapes: Shapes) -> Shapes:
-    """Those of *shapes* that are a tensor's, without what tells of the whole batch."""
+    """*shapes* without what tells of the tokens of the whole batch."""
     return tuple([shape for shape in shapes if shape[:1] != (PADDING_MARK,)])
 
 
 def beside(shapes: Shapes, others: Shapes) -> Shapes:
     """*shapes* of a batch and those of a batch from another loader, both of which a step computes on."""
     return (*shapes, _BESIDE, *others)
+
+
+def looked_at(shapes: Shapes, others: Shapes) -> Shapes:
+    """*shapes* of a batch, and those of one that the step has fetched, too, and that is none of its samples."""
+    return (*shapes, _LOOKED_AT, *others)
+
+
+@functools.cache
+def calls_on(*, forwards: int, backwards: int) -> Shapes:
+    """Tells batches apart that had other numbers of forwards or backwards than one each; empty if these are one each.
+
+    The numbers are in the lengths, digit by digit, and not in the sizes: what other numbers spend follows from nothing.
+    """
+    if (forwards, backwards) == (1, 1):
+        return ()
+    digits = [
+        (mark, digit) for mark, number in zip(_CALLS, (forwards, backwards), strict=True) for digit in oct(number)[2:]
+    ]
+    return tuple((mark, *(0,) * int(digit)) for mark, digit in digits)
 
 
 def samples_in(shapes: Shapes) -> int | None:
@@ -147,6 +197,10 @@ def samples_in(shapes: Shapes) -> int | None:
     leading = {shape[0] for shape in shapes if shape}
     if len(leading) == 1 and min(leading) >= 0:
         return leading.pop()  # most batches
+    if any(shape[:1] in _CALLS_BEGIN for shape in shapes):
+        return samples_in(tuple([shape for shape in shapes if shape[:1] not in _CALLS_BEGIN]))
+    if _LOOKED_AT in shapes:
+        return samples_in(shapes[: shapes.index(_LOOKED_AT)])
     if _BESIDE in shapes:
         place = shapes.index(_BESIDE)
         several = samples_in(shapes[:place]), samples_in(shapes[place + 1 :])

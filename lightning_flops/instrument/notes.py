@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 
+def _to_nobody(sentence: str) -> None:
+    pass
+
+
 class Notes:
     """Notes of one run of training. Some hold for every report of the run, the others for its present window only.
 
@@ -12,10 +16,18 @@ class Notes:
         speak: is told each note of the whole run, once.
     """
 
-    def __init__(self, speak: Callable[[str], None] = lambda sentence: None) -> None:
+    def __init__(self, speak: Callable[[str], None] = _to_nobody) -> None:
         self._speak = speak
         self._of_run: list[str] = []
         self._of_window: list[str] = []
+
+    def goes_on(self, speak: Callable[[str], None]) -> None:
+        """The run goes on, and *speak* is told its notes from here on."""
+        self._speak = speak
+
+    def let_go(self) -> None:
+        """Nobody is told any notes until the run goes on."""
+        self._speak = _to_nobody
 
     @property
     def sentences(self) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ something of ours fails there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -31,9 +31,13 @@ class OptimizerHooks:
         begins: is called before the step.
         ends: is called after it, if it has returned.
         failed: is told what these two raised, and what was raised here; it never raises an ``Exception``.
+        but: optimizers whose steps are not heard of; they live as long as this.
     """
 
-    def __init__(self, begins: Heard, ends: Heard, *, failed: Callable[[Exception], None]) -> None:
+    def __init__(
+        self, begins: Heard, ends: Heard, *, failed: Callable[[Exception], None], but: Iterable[Any] = ()
+    ) -> None:
+        self._but = frozenset(map(id, but))
         self._begins: Heard | None = begins
         self._ends: Heard | None = ends
         self._failed = failed
@@ -62,7 +66,7 @@ class OptimizerHooks:
     def _before(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
             try:
-                if self._begins is not None:
+                if self._begins is not None and id(optimizer) not in self._but:
                     _run(self._begins, self._both[0], optimizer, args, kwargs)
                 # torch holds what we return until the step is over; the first of us is enough.
                 if _retired and not isinstance(kwargs, _UntilTheStepIsOver):
@@ -75,6 +79,8 @@ class OptimizerHooks:
         return None
 
     def _after(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if id(optimizer) in self._but:
+            return
         try:
             try:
                 if self._ends is not None:

@@ -261,6 +261,12 @@ class Recorder:
         if ends_step:
             self._go_on(self._state.step_ends())
 
+    def step_begins_anew(self) -> None:
+        """What has run since the latest step ended is of no step: the next one begins here. No scope is entered."""
+        self._window.step = RunningStep()
+        if (timer := self.timer) is not None:
+            timer.begin()
+
     def _go_on(self, state: State) -> None:
         """Change to *state*, unless the window was abandoned meanwhile."""
         if not self._state.closed:

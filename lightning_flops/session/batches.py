@@ -9,12 +9,16 @@ from lightning_flops.instrument.batches import Shapes
 
 
 class StepBook:
-    """Books batches to the step that is running."""
+    """Books batches to the step that is running.
 
-    def __init__(self) -> None:
+    Args:
+        last: the key of the step that ended last, if the run goes on.
+    """
+
+    def __init__(self, *, last: StepKey | None = None) -> None:
         self.steps_done = 0
         """Steps of the run that have ended."""
-        self.last: StepKey | None = None
+        self.last = last
         """Of the step that ended last."""
         self._shapes: list[Shapes] = []
         self._updates = 0
@@ -52,6 +56,11 @@ class StepBook:
         self.steps_done += len(shapes)
         self.last = ((shapes[-1],), updates[-1])
         return True
+
+    def drop_running(self) -> None:
+        """The running step begins anew: what was booked to it is of none."""
+        self._shapes.clear()
+        self._updates = 0
 
     def book_all(
         self, shapes: Sequence[Shapes], updates: Sequence[int], ends_step: Sequence[bool]

@@ -94,6 +94,7 @@ class RunFiles:
         self._timer_only = timer_only
         self._html = html
         self._profiles_written = 0
+        self._throughput_path: str | None = None
         self._free_paths = FreePaths()
         self._pages = RunPages()
 
@@ -119,10 +120,12 @@ class RunFiles:
         return _write_file(path, self._pages.add(profile, page=path.rpartition("/")[2]))
 
     def write_throughput(self, summary: ThroughputSummary) -> None:
-        """Write *summary*, unless a profile was asked for and there is none."""
+        """Write *summary*, in place of an earlier one of the run, unless a profile was asked for and there is none."""
         folder = self.folder() if self._profiles_written or self._timer_only else None
         if folder is not None:
-            _write_file(self._free_paths.free(self._named(f"{folder}/throughput.json")), summary.to_json())
+            if self._throughput_path is None:
+                self._throughput_path = self._free_paths.free(self._named(f"{folder}/throughput.json"))
+            _write_file(self._throughput_path, summary.to_json())
 
     def _named(self, path: str) -> str:
         """Where this rank writes what rank 0 of a training run writes to *path*: ``flops.test.rank3.txt``."""

@@ -24,6 +24,8 @@ class Replayed:
         """What batches are known by whose arguments need not be looked at any more."""
         self.looks_left = _MOST
         """So many arguments are looked at."""
+        self._arguments: dict[Shapes, Shapes] = {}
+        """Of the first forward on each of them, by what the batch is known by."""
         self._fetched_as: dict[Shapes, dict[Shapes, Shapes]] = {}
         """By the arguments: what the batches are known by, and the shapes of each."""
 
@@ -41,8 +43,13 @@ class Replayed:
             return
         known = known_by(fetched, tokens)
         self.known.add(known)
+        self._arguments[known] = arguments
         if arguments and not Counter(arguments) - Counter(fetched):
             self._fetched_as.setdefault(arguments, {})[known] = fetched
+
+    def arguments_of(self, fetched: Shapes, tokens: BatchTokens | None) -> Shapes | None:
+        """With which arguments the model was called on a batch like this one; None if that is not known."""
+        return self._arguments.get(known_by(fetched, tokens))
 
     def fetched_as(self, arguments: Shapes, tokens: BatchTokens | None) -> Shapes | None:
         """What the batch is known by whose *arguments* these are, with these *tokens*; None if that is not known."""

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from lightning_flops.session.batches import StepBook
     from lightning_flops.session.door import Door, RunPlan
     from lightning_flops.session.output import RunOutput
+    from lightning_flops.session.run_so_far import RunSoFar
     from lightning_flops.session.step_flops import StepFlops
     from lightning_flops.session.window import Window
 
@@ -60,6 +61,7 @@ class RunReports:
         monitor: adds up throughput; None if that was not asked for.
         writes: this rank writes the run's reports.
         warn: says a sentence in the log, on the rank that writes.
+        so_far: what another session knew of the run.
     """
 
     output: RunOutput
@@ -79,14 +81,17 @@ class RunReports:
         monitor: Monitor | None,
         writes: bool,
         warn: Callable[[str], None],
+        so_far: RunSoFar | None = None,
     ) -> None:
-        self.profile: Profile | None = None
+        self.profile: Profile | None = None if so_far is None else so_far.profile
         """What the latest window measured."""
         self.throughput: ThroughputSummary | None = None
         """Throughput of the run; None before its end, or if nothing was monitored."""
         self.micro_batch_size: int | None = None
         """Samples in the first batch that was counted in the window."""
-        self.slowed_tokens = NO_TOKENS
+        self.run_is_written = False
+        """The throughput is in the reports."""
+        self.slowed_tokens = NO_TOKENS if so_far is None else so_far.slowed_tokens
         """Tokens of the batches that the profiler slowed down, so that they are in no throughput."""
         self._peaks: dict[str, float | None] = {}
         """By dtype, FLOP/s of this device, of those that were asked for."""
@@ -217,7 +222,7 @@ class RunReports:
     # ---- the run ends
 
     def of_run(self, monitor: Monitor, *, replaced: bool) -> None:
-        """Write the throughput of the run.
+        """Find the throughput of the run.
 
         Args:
             monitor: has added it up.
@@ -243,6 +248,10 @@ class RunReports:
             law=_DOUBTED if flops.doubt is not None else self._flops.laws.report(self._seconds_by_key()),
             peak_sec=self._peak_sec,
         )
+
+    def write_run(self) -> None:
+        """Write the throughput of the run."""
+        self.run_is_written = True
         if self.throughput is not None:
             with random_state_kept():
                 self.output.write_throughput(self.throughput, step=self._door.x_axis())

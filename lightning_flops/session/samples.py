@@ -45,6 +45,19 @@ class Samples:
         self._paused = 0.0
         """Since when, while there is a reason; at the earliest when such a step began."""
         self._longest = 0.0
+        self._left: float | None = None
+
+    def leave(self) -> None:
+        """The run stops here, and may go on later: the time until then is none of its own."""
+        self._left = self._now()
+        self._since = self._window_since = None
+        self._reasons.clear()
+
+    def come_back(self) -> None:
+        """The run goes on."""
+        if self._left is not None:
+            self._began += self._now() - self._left
+            self._left = None
 
     @property
     def exhausted(self) -> bool:
@@ -54,7 +67,7 @@ class Samples:
     @property
     def elapsed_sec(self) -> float:
         """Wall time of the run so far."""
-        return self._now() - self._began
+        return (self._now() if self._left is None else self._left) - self._began
 
     def affords(self, *, steps_done: int) -> bool:
         """Whether the step that begins now may be counted."""

@@ -40,6 +40,7 @@ from lightning_flops.session.output import output_of_rank
 from lightning_flops.session.rank_exchange import NoExchangeError
 from lightning_flops.session.ranks import RankReports, join_ranks
 from lightning_flops.session.run_reports import RunReports
+from lightning_flops.session.run_so_far import RunSoFar
 from lightning_flops.session.samples import SHARE
 from lightning_flops.session.step_flops import StepFlops
 from lightning_flops.session.taps import Taps
@@ -81,6 +82,7 @@ class Session:
         whole_steps: the door reports all batches of a step together, when the step has ended.
         hears_starts: the door can tell that a step begins although nobody but the monitor needs to know of its batches.
         loop: what the run does.
+        so_far: the run goes on, of which another session knows this; None: it is a new one.
     """
 
     window: Window
@@ -100,35 +102,32 @@ class Session:
         whole_steps: bool = False,
         hears_starts: bool = False,
         loop: Loop = "training",
+        so_far: RunSoFar | None = None,
     ) -> None:
         self.border = Border(take_off=self._take_off, tell=self._tell_failure)
         self.taps = Taps(self, self.border)
-        self.notes = Notes(speak=self.warn)
-        self.steps = StepBook()
-        self.monitor = Monitor(describe=self._describe_noted) if config.monitor else None
-        """Adds up throughput during the whole run; None if that was not asked for."""
-        self.log = BatchLog() if self.monitor is None else self.monitor.log
-        """Notes batches between windows, if there is a monitor."""
         self._door = door
         self._root = root
         self._config = config
         self._rank = rank
         self._writes = rank == 0
+        self.notes = Notes() if so_far is None else so_far.notes
+        self.notes.goes_on(self.warn)
+        self.steps = StepBook(last=None if so_far is None else so_far.last)
+        self.monitor = self._new_monitor() if so_far is None else so_far.monitor
+        """Adds up throughput during the whole run; None if that was not asked for."""
+        self.log = BatchLog() if self.monitor is None else self.monitor.log
+        """Notes batches between windows, if there is a monitor."""
         self._whole_steps = whole_steps
         self._hears_starts = hears_starts
         self._loop: Loop = loop
         self._activity = activity_of(loop)
+        self._so_far = so_far
+        self._is_finished = False
         self._samples_of_step: int | None = 0
         self._meter = door.meter(self.notes.add_for_run)
         self._gpu_meter: GpuMeter | None = None
-        self.flops = StepFlops(
-            root,
-            self.notes.add_for_run,
-            updated=self._updated_parameters,
-            shown=config.monitor and (self._writes or config.all_ranks),
-            share=SHARE / world_size if config.all_ranks else SHARE,
-            padding_counts=config.causal_attention == "half",
-        )
+        self.flops = self._new_step_flops(world_size) if so_far is None else so_far.flops
         """What the steps of the run spend."""
         self.tokens = TokenReader(self.notes.add_for_run, wanted=config.monitor and config.tokens_per_sample is None)
         """Reads the tokens of batches."""
@@ -143,11 +142,26 @@ class Session:
             monitor=self.monitor,
             writes=self._writes,
             warn=self.warn,
+            so_far=so_far,
         )
         """What the run reports."""
         self._ledger = UndoLedger()
         # Join now, so that a rank whose profiler fails later can say so, and so that all ranks number their runs alike.
         self._ranks = self._join_ranks(world_size) if world_size > 1 else None
+
+    def _new_monitor(self) -> Monitor | None:
+        return Monitor(describe=self._describe_noted) if self._config.monitor else None
+
+    def _new_step_flops(self, world_size: int) -> StepFlops:
+        config = self._config
+        return StepFlops(
+            self._root,
+            self.notes.add_for_run,
+            updated=self._updated_parameters,
+            shown=config.monitor and (self._writes or config.all_ranks),
+            share=SHARE / world_size if config.all_ranks else SHARE,
+            padding_counts=config.causal_attention == "half",
+        )
 
     @property
     def out(self) -> bool:
@@ -179,7 +193,7 @@ class Session:
         room.enter_context(stack_room.open(_FRAMES_OF_TAPS))
         self._plan = plan = self._door.plan()
         self.steps.steps_done = plan.steps_before
-        self.flops.books.unseen(plan.steps_before)
+        self.flops.books.unseen(plan.steps_before - self._goes_on())
         self._device = plan.device
         self.reports.begin(plan, output_of_rank(self._rank, plan.output, ranks=self._ranks, config=self._config))
         self._door.tap_run(self.taps.for_run)
@@ -187,6 +201,15 @@ class Session:
         self._await_window(plan.profile_step)
         self._ledger.add(lambda: self.window.abandon())
         self.window.follow()
+
+    def _goes_on(self) -> int:
+        """If the run goes on that another session knew, go on with what that has added up; returns its steps."""
+        if self._so_far is None:
+            return 0
+        if self.monitor is not None:
+            self.monitor.goes_on(self._describe_noted)
+        self.flops.goes_on(self._root, updated=self._updated_parameters)
+        return self._so_far.steps_done
 
     def _await_window(self, profile_step: int | None) -> None:
         """Make a window that opens before *profile_step*; open it now if that is the step that begins now."""
@@ -606,6 +629,15 @@ class Session:
             self.flops.sample_ends(steps_done=self.steps.steps_done)
         self.flops.at_border = True
 
+    def step_begins_anew(self) -> None:
+        """What has run since the latest step ended is of no step: the next one begins here."""
+        self.steps.drop_running()
+        if self.monitor is not None:
+            self.monitor.drop_open_step()
+            self.monitor.leave_out()
+        self.window.recorder.step_begins_anew()
+        self.flops.at_border = True
+
     def check_waits(self) -> None:
         """What runs now belongs to no step. A check that has just begun would count nothing, and slow it all down."""
         if self.flops.checks.running:
@@ -678,8 +710,34 @@ class Session:
             self._ranks.finish(steps_done=self.steps.steps_done, interrupted_by=interrupted_by)
         if self.monitor is not None:
             self.reports.of_run(self.monitor, replaced=replaced)
+            if self._so_far is None or not replaced:  # what has many turns is not reported after each
+                self.reports.write_run()
         if self._ranks is not None:
             self._ranks.leave(wait=True)
+        self._is_finished = True
+
+    def so_far(self) -> RunSoFar | None:
+        """What another session needs to go on with the run, of which this one has been taken out; None: it failed."""
+        if not self._is_finished:
+            return None
+        self.notes.let_go()
+        if self.monitor is not None:
+            self.monitor.let_go()
+        self.flops.let_go(steps_done=self.steps.steps_done)
+        reports = self.reports
+        return RunSoFar(
+            steps_done=self.steps.steps_done,
+            last=self.steps.last,
+            notes=self.notes,
+            monitor=self.monitor,
+            flops=self.flops,
+            profile=reports.profile,
+            slowed_tokens=reports.slowed_tokens,
+            throughput=reports.throughput,
+            x_axis=self._door.x_axis(),
+            output=reports.output,
+            is_written=reports.run_is_written,
+        )
 
     def _updated_parameters(self) -> Iterator[torch.Tensor]:
         with contextlib.suppress(Exception):  # of the user's optimizers

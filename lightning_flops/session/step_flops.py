@@ -48,6 +48,10 @@ _REST = 19 * _IN_VAIN
 twenty is looked at in vain at most. Otherwise it lasts until the monitor finds a step that nobody knew."""
 
 
+def _nothing() -> Iterable[torch.Tensor]:
+    return ()
+
+
 class StepFlops:
     """Knows the FLOPs of a run's steps: of those that were counted, and of those that follow from them.
 
@@ -91,7 +95,7 @@ class StepFlops:
         """The next batch begins a step."""
         self.lower_bound = False
         """Something is missing in the FLOPs of some steps."""
-        self._root = root
+        self._root: nn.Module | None = root
         self._updated = updated
         self._shown = shown
         self.samples = Samples(share=share)
@@ -121,6 +125,21 @@ class StepFlops:
         self._first_counted: StepKey | None = None
         self._counted_in_window: Counter[StepKey] = Counter()
         self._tokens_in_window = NO_TOKENS
+
+    # ---- a run that goes on later
+
+    def let_go(self, *, steps_done: int) -> None:
+        """The run may go on later, when *steps_done* steps are done: until then, its model is let go of."""
+        if self.checks.running:
+            self.checks.ends(steps_done=steps_done)
+        self.samples.leave()
+        self.at_border = True
+        self._root, self._updated = None, _nothing
+
+    def goes_on(self, root: nn.Module, *, updated: Callable[[], Iterable[torch.Tensor]]) -> None:
+        """The run goes on; the arguments are as at its beginning."""
+        self.samples.come_back()
+        self._root, self._updated = root, updated
 
     # ---- windows
 
@@ -183,7 +202,7 @@ class StepFlops:
             self.notes[NOT_COUNTED] = None  # the report of a window names the operators
         if not step.sampled:
             self.samples.window_has_counted()
-            if self._trained is None:
+            if self._trained is None and self._root is not None:
                 self._trained, self._trained_of_run = trained_parameters(self._root), self._trained_by_run()
             self._first_counted = self._first_counted or key
             self._counted_in_window[key] += 1
@@ -320,7 +339,7 @@ class StepFlops:
             replaced: another run has begun on the same model, with optimizers of its own, for which it may have chosen
                 other parameters. Only those that this run's optimizers update tell of this run.
         """
-        if self._trained is None:
+        if self._trained is None or self._root is None:
             return
         is_as_it_was = (
             self._trained_of_run == self._trained_by_run()

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from torch import is_grad_enabled
+
 from lightning_flops.instrument.batches import known_by, tensor_shapes
 from lightning_flops.instrument.patches import Make, Patches
 from lightning_flops.instrument.timing.phase_timer import Mark
@@ -129,7 +131,7 @@ class Taps:
             begins: as for ``around``.
             ends: as for ``around``.
             fails: as for ``around``.
-            root: the model; a call is noted only while it is in training mode.
+            root: the model; a call is noted only while it is in training mode, and a forward only with gradients on.
             fact: noted with an update.
             sees: noted with a forward: what this returns of its arguments.
         """
@@ -143,7 +145,7 @@ class Taps:
                 # This runs in every step, where each further function that is called costs half a microsecond.
                 try:
                     noted = calls.on and get_ident() == calls.thread
-                    if noted and (not root.training or len(kinds) > MOST_KINDS):
+                    if noted and (not root.training or len(kinds) > MOST_KINDS or (sees and not is_grad_enabled())):
                         noted = False
                         calls.stop()
                     if noted:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -423,23 +425,54 @@ def test_a_loop_whose_optimizers_exist_before_it_is_one_of_its_own_all_the_same(
     assert [(one.modules[0].type_name, one.flops.forward) for one in profiles] == [("Net", FORWARD), ("Other", FORWARD)]
 
 
-def test_models_that_take_turns_by_epochs_are_profiled_once_each(now: FakeNow, said: list[str]) -> None:
-    finder = found(said, in_turns(now, turns=3, steps=24))
+OF_LATER_TURNS = " (of 3 turns, of each of which the first steps are in no figure)"
+
+UNSEEN_OF_TURN = 3
+"""Two updates in a row show that a loop has its turn again, and the step after them was not seen from its beginning."""
+
+
+def test_models_that_take_turns_by_epochs_have_a_report_each_of_all_their_turns(now: FakeNow, said: list[str]) -> None:
+    before = torch_state()
+    finder = found(said, in_turns(now, turns=3, steps=24), peak_flops_per_sec=1e12)
+    assert torch_state() == before
     assert [one.modules[0].type_name for one in finder.profiles] == ["Net", "Other"]
-    assert [line.rpartition(" (and ")[2] for line in finder.loops] == [
-        "48 steps in later turns, which are in no figure)"
-    ] * 2
-    for name in ("throughput", "throughput.loop2"):  # with no batch of the other's, whose first steps show its turn
-        assert steps_in(name) == 24
-        assert summary(name).batches == summary(name).steps_predicted
+    assert [line.endswith(OF_LATER_TURNS) for line in finder.loops] == [True, True]
+    for name in ("throughput", "throughput.loop2"):
+        run, of_first = summary(name), 9  # that no other optimizer takes turns with it is known after six
+        assert (steps_in(name), run.steps_counted, run.steps_unknown) == (72, 1, of_first + 2 * UNSEEN_OF_TURN)
+        # With no batch of the other's, whose first steps show its turn, and no second of them.
+        assert run.batches == run.steps_predicted
+        assert run.batch_cost_sec.maximum <= 2 * (FETCH_SEC + FORWARD_SEC + LOSS_SEC + BACKWARD_SEC + UPDATE_SEC)
+        seconds = run.batches * run.batch_cost_sec.average
+        assert run.mfu == pytest.approx(run.batches * (FORWARD + BACKWARD) / (1e12 * seconds), rel=1e-12)
+        assert any("trains in turn with others" in sentence for sentence in run.notes)
 
 
-def test_later_turns_are_counted_though_no_further_loop_is_profiled(
+def test_a_loop_between_its_turns_holds_nothing_and_may_be_gone(now: FakeNow, said: list[str]) -> None:
+    gone = []
+
+    def train() -> None:
+        net, other = Net(now), Other(now)
+        optimizers = SlowSGD(net.parameters(), now), SlowSGD(other.parameters(), now)
+        for _ in range(2):
+            steps_of(net, optimizers[0], 24, now)
+            steps_of(other, optimizers[1], 24, now)
+        held = weakref.ref(net)
+        del net, optimizers
+        gc.collect()
+        gone.append(held() is None)
+
+    finder = found(said, train)
+    assert gone == [True]
+    assert len(finder.loops) == 2 and (steps_in("throughput"), steps_in("throughput.loop2")) == (48, 48)
+
+
+def test_later_turns_are_in_the_figures_though_no_further_loop_is_profiled(
     now: FakeNow, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lightning_flops.doors.find_loop._MOST_LOOPS", 1)
     first, *rest = found(said, in_turns(now, turns=3, steps=24)).loops
-    assert first.endswith(" (and 48 steps in later turns, which are in no figure)")
+    assert first.endswith(OF_LATER_TURNS) and steps_in("throughput") == 72
     assert rest == ["further ones were not profiled"]
 
 
@@ -448,7 +481,9 @@ def test_models_whose_turns_are_short_are_profiled_in_a_later_turn(now: FakeNow,
     profiles = {one.modules[0].type_name: one for one in finder.profiles}
     assert sorted(profiles) == ["Net", "Other"] and len(finder.profiles) == 2
     assert [one.flops.forward for one in profiles.values()] == [FORWARD, FORWARD]
-    assert any(line.startswith("Net: nothing was profiled: its loop was recognized after ") for line in finder.loops)
+    assert [line.endswith(OF_LATER_TURNS.replace("3", "5")) for line in finder.loops] == [True, True]
+    for name in ("throughput", "throughput.loop2"):
+        assert (steps_in(name), summary(name).steps_unknown) == (40, 8 + 4 * UNSEEN_OF_TURN)
 
 
 @pytest.mark.parametrize("first", [1, 3])

@@ -27,8 +27,10 @@ from tests.loops.nets import (
     FORWARD,
     FORWARD_SEC,
     LOSS_SEC,
+    MIDDLE,
     NARROW,
     UPDATE_SEC,
+    WIDE,
     Net,
     Rows,
     SlowSGD,
@@ -769,3 +771,72 @@ def test_the_first_layer_alone_is_the_roots_child(now: FakeNow) -> None:
             optimizer.step()
     first = next(module for module in profile_of(profiler).modules if module.name == "first")
     assert (first.total.forward, first.total.backward) == (FIRST, FIRST)
+
+
+# ---- a loop that trains in turn with others
+
+
+class Larger(nn.Module):
+    """Another model, whose steps spend something else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.only = nn.Linear(WIDE, 3 * MIDDLE)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.only(rows)
+        return result
+
+
+LARGER = 2 * BATCH * WIDE * 3 * MIDDLE
+"""Its forward, and its backward."""
+
+
+@pytest.mark.parametrize("first", ["ours", "the other's"])
+@pytest.mark.parametrize("profile_step", [3, 26])
+def test_what_another_loop_does_between_steps_is_in_no_figure(first: str, profile_step: int, now: FakeNow) -> None:
+    net, other = Net(now), Larger()
+    optimizers = SlowSGD(net.parameters(), now), SlowSGD(other.parameters(), now)
+
+    def turn(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for rows in loader(12, now):
+            loss_of(model(rows), now).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    turns = [(net, optimizers[0]), (other, optimizers[1])]
+    settings: dict[str, Any] = {"profile_step": profile_step, "timing_steps": 2, "trace": False}
+    with (
+        profile_training(net, optimizers[0], **settings) as ours,
+        profile_training(other, optimizers[1], **settings) as theirs,
+    ):
+        sessions = [one._loop.session for one in (ours, theirs)]  # type: ignore[union-attr]
+        for _ in range(3):
+            for model, optimizer in turns if first == "ours" else turns[::-1]:
+                turn(model, optimizer)
+    for profiler, session, spent in ((ours, sessions[0], FORWARD + BACKWARD), (theirs, sessions[1], 2 * LARGER)):
+        run, profile = profiler.throughput, profiler.profile
+        assert run is not None and profile is not None and session.monitor is not None
+        assert (run.steps_counted, run.steps_predicted, run.steps_unknown) == (1, 35, 0)
+        assert (run.model_flops, run.batches) == (36 * spent, 35)
+        assert session.monitor.totals().samples == 35 * BATCH
+        assert (profile.flops.forward + profile.flops.backward, profile.samples) == (spent, BATCH)
+    profile = ours.profile
+    assert profile is not None and profile.timing is not None
+    whole = FETCH_SEC + FORWARD_SEC + LOSS_SEC + BACKWARD_SEC + UPDATE_SEC
+    assert profile.timing.global_step_sec == whole
+
+
+def test_the_steps_of_a_loop_may_have_several_updates_of_others(now: FakeNow) -> None:
+    """Five of a critic for one of a generator are a step; so are seven optimizers with an update each."""
+    net, other = Net(now), Larger()
+    ours = SlowSGD(net.parameters(), now)
+    parts = [SlowSGD([one], now) for one in other.parameters() for _ in range(4)]
+    with profile_training(net, ours, profile_step=2, timing_steps=2, trace=False) as profiler:
+        for rows in loader(12, now):
+            (net(rows).mean() + other(rows).mean()).backward()
+            for optimizer in (*parts, *parts[:1] * 4, ours):
+                optimizer.step()
+    run = profiler.throughput
+    assert run is not None
+    assert (run.steps_counted + run.steps_predicted, run.model_flops) == (12, 12 * (FORWARD + BACKWARD + 2 * LARGER))

@@ -201,7 +201,7 @@ class Monitor:
         self.log = BatchLog(now)
         self._describe = describe
         self._told: list[tuple[float, float, int, int | None, bool, BatchTokens | None]] = []
-        """Batches of the running step that were told of at once: as in ``Noted``, with their samples."""
+        """Batches of the running step that are in no sum yet: as in ``Noted``, with their samples."""
         self._spreads = _Spreads()
         self._batches = self._steps = 0
         self._samples: int | None = 0
@@ -213,17 +213,35 @@ class Monitor:
         """Of the running step, up to its last batch."""
         self._before = self._read_from = self._clocks()
 
+    # ---- a run that goes on later
+
+    def let_go(self) -> None:
+        """The run may go on later: until then, nothing is noted, and whoever described batches is let go of."""
+        self._add_all()
+        self._describe = _not_described
+
+    def goes_on(self, describe: Describe) -> None:
+        """The run goes on from here; the time since it stopped is in no figure."""
+        self._describe = describe
+        log = self.log
+        for reason in tuple(log.reasons):
+            log.include(reason)
+        log.fetch_since = None
+        log.none_to_spare()
+        self._step_sec = 0.0
+        self.restart()
+
     # ---- events
 
     def restart(self) -> None:
         """Drop what happened since the last batch and the last reading: the next batch and reading begin here."""
-        self.add_up()
+        self._add_all()
         self._before = now = self._clocks()
         self._begin_reading(now)
 
     def leave_out(self) -> None:
         """The batch that ends here is in no figure, and nor is its time; the reading goes on."""
-        self.add_up()
+        self._add_all()
         log, before = self.log, self._before
         log.excluded_sec += log.clock() - before.at
         log.wait_sec, log.fetches = before.wait_sec, before.fetches
@@ -236,6 +254,7 @@ class Monitor:
         """
         log = self.log
         self._told.clear()
+        self._step_sec = 0.0
         ends = [place for place, noted in enumerate(log.noted) if noted[ENDS_STEP]]
         kept = ends[: max(0, len(ends) - and_before)]
         del log.noted[kept[-1] + 1 if kept else 0 :]
@@ -249,7 +268,7 @@ class Monitor:
             self.add_up()
         told.append((log.clock(), log.wait_sec, log.fetches, samples, ends_step, tokens))
         if ends_step or len(told) > LONGEST_LOG:
-            ended = self._add_told()
+            ended = self._add_told(len(told))
             return ended[-1] if ended else None
         return None
 
@@ -257,7 +276,7 @@ class Monitor:
 
     def read(self) -> MonitorReading:
         """The batches since the last reading; the next reading begins here."""
-        self.add_up()
+        self._add_all()
         start, end = self._read_from, self._clocks()
         reading = MonitorReading(
             seconds=end.at - start.at,
@@ -272,7 +291,7 @@ class Monitor:
 
     def totals(self) -> BatchTotals:
         """All batches of the run, except those that ``restart`` dropped."""
-        self.add_up()
+        self._add_all()
         samples = _sum(self._samples_before, self._samples)
         seconds, waits, rates = self._spreads.records()
         return BatchTotals(
@@ -285,21 +304,43 @@ class Monitor:
         )
 
     def add_up(self) -> None:
-        """Add what was noted; afterwards everything that has happened is in the sums."""
-        if self._told:
-            self._add_told()
+        """Add what was noted; afterwards all but the batches of the running step is in the sums."""
         noted = self.log.noted
-        if noted:
-            columns = tuple(zip(*noted, strict=True))
-            noted.clear()
-            clocks, waits, fetches, shapes, updates, ends_step, tokens, nodes = columns
+        if not noted:
+            return
+        columns = tuple(zip(*noted, strict=True))
+        noted.clear()
+        clocks, waits, fetches, shapes, updates, ends_step, tokens, nodes = columns
+        told = self._told
+        if ends_step[-1] and not told:  # most of the time
             seconds = self._seconds_of(clocks, waits, fetches)
             samples = self._describe(shapes, updates, ends_step, tokens, nodes, self._by_step(seconds, ends_step))
             self._add(seconds, samples, ends_step, tokens)
+            return
+        began, ended = self._before.at - self._step_sec, list(compress(clocks, ends_step))
+        of_steps = list(map(sub, ended, (began, *ended)))
+        told += zip(
+            clocks,
+            waits,
+            fetches,
+            self._describe(shapes, updates, ends_step, tokens, nodes, of_steps),
+            ends_step,
+            tokens,
+            strict=True,
+        )
+        if ended:
+            self._add_told(len(told) - ends_step[::-1].index(True))
 
-    def _add_told(self) -> Sequence[float]:
-        clocks, waits, fetches, samples, ends_step, tokens = tuple(zip(*self._told, strict=True))
-        self._told.clear()
+    def _add_all(self) -> None:
+        """Add what was noted and the running step so far, which is not dropped any more then."""
+        self.add_up()
+        if self._told:
+            self._add_told(len(self._told))
+
+    def _add_told(self, number: int) -> Sequence[float]:
+        """Add the first *number* batches of those that are in no sum yet."""
+        clocks, waits, fetches, samples, ends_step, tokens = tuple(zip(*self._told[:number], strict=True))
+        del self._told[:number]
         seconds = self._seconds_of(clocks, waits, fetches)
         self._add(seconds, samples, ends_step, tokens)
         return self._by_step(seconds, ends_step)

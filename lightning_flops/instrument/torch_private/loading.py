@@ -78,6 +78,15 @@ def workers_of(iterator: Any) -> int | None:
     return workers if isinstance(workers, int) else None
 
 
+def yielded_by(iterator: Any) -> int | None:
+    """Batches that a DataLoader's iterator has delivered in its present pass; None if it does not tell.
+
+    One with persistent workers begins anew in each pass.
+    """
+    yielded = getattr(iterator, "_num_yielded", None)
+    return yielded if isinstance(yielded, int) else None
+
+
 def fetched_ahead(loader: Any) -> int:
     """Batches that the workers of a DataLoader, or of its iterator, fetch ahead; 0 of anything without workers."""
     workers, of_each = (
