@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import importlib.metadata
 import os
@@ -13,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 
 _LONG = (
     "tests/laws/test_failures_at_every_line.py",
@@ -118,6 +120,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the files that take long first; all others stay in their order."""
     place = {name: number for number, name in enumerate(_LONG)}
     items.sort(key=lambda item: place.get(item.nodeid.partition("::")[0], len(_LONG)))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A test that may take longer than others is not ended earlier than it says, not even where it hangs for good.
+
+    Faulthandler, which ends the process then, knows of one limit for all tests.
+    """
+    own, output = item.get_closest_marker("timeout"), item.config.stash.get(fault_handler_stderr_fd_key, None)
+    if own is None or output is None:
+        return
+    usual, of_all = (float(item.config.getini(name) or 0.0) for name in ("timeout", "faulthandler_timeout"))
+    if own.args[0] > usual > 0.0 and of_all > 0.0:
+        ends = bool(item.config.getini("faulthandler_exit_on_timeout"))
+        faulthandler.dump_traceback_later(own.args[0] + max(of_all - usual, 0.0), exit=ends, file=output)
 
 
 @pytest.fixture(scope="module", autouse=True)
