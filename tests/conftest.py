@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import importlib.metadata
 import os
@@ -13,32 +14,46 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 
 _LONG = (
     "tests/laws/test_failures_at_every_line.py",
     "tests/corpus/test_corpus.py",
     "tests/loops/test_find_loop.py",
+    "tests/ranks/test_strategies.py",
+    "tests/deepspeed/test_failures.py",
+    "tests/lightning/test_seams.py",
+    "tests/deepspeed/test_run_command.py",
     "tests/page/test_page.py",
     "tests/benchmarks/test_gpu.py",
-    "tests/deepspeed/test_run_command.py",
-    "tests/deepspeed/test_failures.py",
+    "tests/lightning/test_deepspeed_strategy.py",
+    "tests/lightning/test_seen_from_outside.py",
+    "tests/ranks/test_example.py",
     "tests/ranks/test_faults.py",
     "tests/page/test_trace_page.py",
-    "tests/deepspeed/test_experts.py",
-    "tests/ranks/test_example.py",
-    "tests/lightning/test_deepspeed_strategy.py",
-    "tests/benchmarks/test_foreign_suite.py",
-    "tests/lightning/test_seams.py",
-    "tests/lightning/test_seen_from_outside.py",
-    "tests/deepspeed/test_zero.py",
-    "tests/page/test_tensorboard_tab.py",
     "tests/lightning/test_exceptions.py",
-    "tests/lightning/test_compiled.py",
-    "tests/test_flops_law.py",
+    "tests/instrument/torch_private/test_missing_names.py",
+    "tests/analysis/test_trace_loading.py",
+    "tests/session/test_every_step.py",
     "tests/test_docs.py",
-    "tests/lightning/test_launchers.py",
+    "tests/deepspeed/test_experts.py",
+    "tests/test_flops_law.py",
     "tests/test_examples.py",
+    "tests/loops/test_neutral.py",
+    "tests/transformers/test_trainer_ranks.py",
+    "tests/session/test_checks.py",
+    "tests/ranks/test_strategies_deepspeed.py",
+    "tests/ranks/test_communication.py",
+    "tests/deepspeed/test_zero.py",
+    "tests/deepspeed/test_example.py",
+    "tests/lightning/test_compiled.py",
+    "tests/deepspeed/test_blocks.py",
+    "tests/lightning/test_evaluation.py",
+    "tests/lightning/test_launchers.py",
+    "tests/deepspeed/test_pipeline_lengths.py",
     "tests/transformers/test_trainer_seams.py",
+    "tests/lightning/test_import_roots.py",
+    "tests/benchmarks/test_foreign_suite.py",
 )
 """Files that take long, the longest first.
 
@@ -118,6 +133,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the files that take long first; all others stay in their order."""
     place = {name: number for number, name in enumerate(_LONG)}
     items.sort(key=lambda item: place.get(item.nodeid.partition("::")[0], len(_LONG)))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A test that may take longer than others is not ended earlier than it says, not even where it hangs for good.
+
+    Faulthandler, which ends the process then, knows of one limit for all tests.
+    """
+    own, output = item.get_closest_marker("timeout"), item.config.stash.get(fault_handler_stderr_fd_key, None)
+    if own is None or output is None:
+        return
+    usual, of_all = (float(item.config.getini(name) or 0.0) for name in ("timeout", "faulthandler_timeout"))
+    if own.args[0] > usual > 0.0 and of_all > 0.0:
+        ends = bool(item.config.getini("faulthandler_exit_on_timeout"))
+        faulthandler.dump_traceback_later(own.args[0] + max(of_all - usual, 0.0), exit=ends, file=output)
 
 
 @pytest.fixture(scope="module", autouse=True)
