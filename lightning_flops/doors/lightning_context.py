@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 import logging
 import math
-import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -206,11 +206,12 @@ def _log_folder(trainer: Trainer) -> str | None:
 
     We do not use ``trainer.log_dir``, because it broadcasts and so needs all ranks. We do not use the ``save_dir`` of a
     logger without a folder for each run: it belongs to the logging service, and may be the working directory. And we
-    check that the value is a path: a mock logger in a test has an object under every name.
+    check that the value is a path: a mock logger in a test has an object under every name, and ``MagicMock`` makes one
+    that is an ``os.PathLike``, whose folder would be left in the working directory.
     """
     for run_logger in trainer.loggers:
         folder = getattr(run_logger, "log_dir", None)
-        if isinstance(folder, (str, os.PathLike)) and (path := os.fsdecode(folder)):
+        if isinstance(folder, (str, PurePath)) and (path := str(folder)):
             return path
     return None
 

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import MagicMock, Mock
 
 import fsspec
 import pytest
@@ -161,7 +161,7 @@ def test_without_monitor_nothing_is_tapped_once_the_window_is_closed(
     assert [tag for tag in read_back(tmp_path).Tags()["scalars"] if tag.startswith("flops_monitor/")] == []
 
 
-@pytest.mark.parametrize("log_dir", [Mock(), "", b"logs", 3, None])
+@pytest.mark.parametrize("log_dir", [Mock(), MagicMock(), "", b"logs", 3, None])
 def test_a_log_dir_that_is_no_path_names_no_folder(
     root: str, trainer: MakeTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_dir: Any
 ) -> None:
