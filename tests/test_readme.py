@@ -81,10 +81,14 @@ RESULTS = (
     ("zoo.md", r"([\d,]+) are exact to the last FLOP, (\d+) differ", r"\*\*([\d,]+) exact, (\d+) explained, 0 wrong"),
     ("accuracy.md", r"exact on all (\d+) that", r"^\| lightning_flops \| (\d+) of \1 \|"),
     ("accuracy.md", r"seven peers is exact on (\d+)", r"^\| FlopCounterMode \| (\d+) of"),
-    ("lightning_suite.md", r"Of (\d+) of Lightning's own tests", r"^\| ran without and with the profiler \| (\d+) \|"),
-    ("lightning_suite.md", r"Trainer, (\d+) end as without", r"^\| ended alike [^|]*\| (\d+) \|"),
+    (
+        "lightning_suite.md",
+        r"Of ([\d,]+) of Lightning's own tests",
+        r"^\| ran without and with the profiler \| ([\d,]+) \|",
+    ),
+    ("lightning_suite.md", r"Trainer, ([\d,]+) end as without", r"^\| ended alike [^|]*\| ([\d,]+) \|"),
     ("lightning_suite.md", r"as without it and (\d+) compare", r"^\| differ by construction[^|]*\| (\d+) \|"),
-    ("lightning_suite.md", r"scalar; (\d+) showed a fault", r"^\| differ otherwise: faults \| (\d+) \|"),
+    ("lightning_suite.md", r"item; (\d+) showed a fault", r"^\| differ otherwise: faults \| (\d+) \|"),
 )
 
 
