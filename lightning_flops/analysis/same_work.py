@@ -8,7 +8,8 @@ may be sent to more experts, or to fewer, and be as many. So they are doubts, wh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from lightning_flops.analysis.law import Sizes
@@ -25,6 +26,9 @@ _LEAST_OFF = 0.02
 
 _CHANCE = 0.05
 """That counted steps were by chance none of those that spend something else: with less, the doubt is dispelled."""
+
+_SEEN_ONCE: Mapping[int, int] = {}
+"""Of the first step of its shapes nothing is kept: it may be one that was compiled."""
 
 
 class OtherWork(NamedTuple):
@@ -51,7 +55,7 @@ class SameWork:
     """Looks at the autograd nodes of a run's steps."""
 
     def __init__(self) -> None:
-        self._numbers: dict[Kind, dict[Sizes, dict[int, int]]] = {}
+        self._numbers: dict[Kind, dict[Sizes, Mapping[int, int]]] = {}
         """Of the steps of each shape: how many made so many nodes."""
         self._found: OtherWork | None = None
         self._differ = False
@@ -65,16 +69,29 @@ class SameWork:
             nodes: how many each has made; None if nobody knows.
         """
         known = self._numbers.setdefault(kind_of(steps.example), {})
-        rows = list(steps.rows())
-        for sizes, number in zip(rows if len(rows) == len(nodes) else rows * len(nodes), nodes, strict=True):
-            if number is None:
+        if steps.number == 1:
+            numbers = Counter(nodes)
+            del numbers[None]
+            (sizes,) = steps.rows()
+            if sizes not in known and numbers:
+                known[sizes] = _SEEN_ONCE
+                numbers[next(number for number in nodes if number is not None)] -= 1
+            for number, times in numbers.items():
+                if number is not None and times:
+                    self._add(known, sizes, number, times)
+            return
+        for sizes, one in zip(steps.rows(), nodes, strict=True):
+            if one is None:
                 continue
-            numbers = known.get(sizes)
-            if numbers is None:
-                known[sizes] = {}  # the first step of its shapes may be one that is compiled
+            if sizes in known:
+                self._add(known, sizes, one, 1)
             else:
-                self._differ = self._differ or (bool(numbers) and number not in numbers)
-                numbers[number] = numbers.get(number, 0) + 1
+                known[sizes] = _SEEN_ONCE
+
+    def _add(self, known: dict[Sizes, Mapping[int, int]], sizes: Sizes, number: int, times: int) -> None:
+        numbers = known[sizes]
+        self._differ = self._differ or (bool(numbers) and number not in numbers)
+        known[sizes] = {**numbers, number: numbers.get(number, 0) + times}
 
     def forget(self) -> None:
         """The steps so far are too many to remember."""
