@@ -79,11 +79,9 @@ class OptimizerHooks:
         return None
 
     def _after(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if id(optimizer) in self._but:
-            return
         try:
             try:
-                if self._ends is not None:
+                if self._ends is not None and id(optimizer) not in self._but:
                     _run(self._ends, self._both[1], optimizer, args, kwargs)
             except Exception as error:
                 _run(self._failed, self._both[1], error)
