@@ -23,7 +23,6 @@ _LEAST_SHARE = 0.01
 _LEAST_OFF = 0.02
 """And if the nodes that are too many or too few are this share of all: somebody may log a few figures more."""
 
-
 _CHANCE = 0.05
 """That counted steps were by chance none of those that spend something else: with less, the doubt is dispelled."""
 
@@ -51,12 +50,25 @@ class OtherWork(NamedTuple):
         return (1.0 - self.steps / self.of_steps) ** confirmed < _CHANCE
 
 
+class _Tally(NamedTuple):
+    """Steps that were looked at, but for the first of each shape."""
+
+    others: int = 0
+    """Those that made another number of nodes than most of their shapes."""
+    steps: int = 0
+    off: int = 0
+    """So many nodes too many or too few."""
+    nodes: int = 0
+
+
 class SameWork:
     """Looks at the autograd nodes of a run's steps."""
 
     def __init__(self) -> None:
         self._numbers: dict[Kind, dict[Sizes, Mapping[int, int]]] = {}
         """Of the steps of each shape: how many made so many nodes."""
+        self._forgotten = _Tally()
+        """Of steps whose shapes are not remembered any more."""
         self._found: OtherWork | None = None
         self._differ = False
         """Since that was found, one has made another number than those before it."""
@@ -94,7 +106,8 @@ class SameWork:
         known[sizes] = {**numbers, number: numbers.get(number, 0) + times}
 
     def forget(self) -> None:
-        """The steps so far are too many to remember."""
+        """The steps so far have too many shapes to remember."""
+        self._forgotten = self._tally()
         self._numbers.clear()
 
     def other_work(self) -> OtherWork | None:
@@ -104,7 +117,13 @@ class SameWork:
         return self._found
 
     def _look(self) -> OtherWork | None:
-        others = steps = off = nodes = 0
+        others, steps, off, nodes = self._tally()
+        if others < max(_LEAST_STEPS, _LEAST_SHARE * steps) or off < _LEAST_OFF * nodes:
+            return None
+        return OtherWork(others, steps)
+
+    def _tally(self) -> _Tally:
+        others, steps, off, nodes = self._forgotten
         for known in self._numbers.values():
             for numbers in known.values():
                 usual = max(numbers, key=lambda number: numbers[number], default=0)
@@ -113,6 +132,4 @@ class SameWork:
                     nodes += times * number
                     others += times * (number != usual)
                     off += times * abs(number - usual)
-        if others < max(_LEAST_STEPS, _LEAST_SHARE * steps) or off < _LEAST_OFF * nodes:
-            return None
-        return OtherWork(others, steps)
+        return _Tally(others, steps, off, nodes)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from lightning_flops.analysis.run_books import StepCounts
+    from lightning_flops.analysis.same_work import OtherWork
     from lightning_flops.analysis.step_keys import StepKey
     from lightning_flops.analysis.step_laws import StepSeconds
     from lightning_flops.config import ProfilerConfig
@@ -93,6 +94,7 @@ class RunReports:
         """The throughput is in the reports."""
         self.slowed_tokens = NO_TOKENS if so_far is None else so_far.slowed_tokens
         """Tokens of the batches that the profiler slowed down, so that they are in no throughput."""
+        self._doubt_is_said = False
         self._peaks: dict[str, float | None] = {}
         """By dtype, FLOP/s of this device, of those that were asked for."""
         self._writes = writes
@@ -197,6 +199,8 @@ class RunReports:
             steps: that were booked in the same time.
         """
         flops = self._flops.books.sums(steps) if reading.steps else None
+        if flops is None:
+            self._say_doubt(self._flops.books.doubt)
         if reading.steps and self._writes:
             useful: float | str = "not every token is known"
             if flops is not None and reading.tokens.real is not None:
@@ -211,6 +215,12 @@ class RunReports:
                 step=self._door.x_axis(),
             )
         return flops is not None
+
+    def _say_doubt(self, doubt: OtherWork | None) -> None:
+        """Say once in the log why steps of known shapes have no FLOPs, and so no MFU."""
+        if doubt is not None and not self._doubt_is_said:
+            self._doubt_is_said = True
+            self._warn(str(doubt))
 
     def _tokens_in(self, reading: MonitorReading) -> int | None:
         """Tokens that the throughput is of: as the user has said, or those that are no padding."""
@@ -230,6 +240,7 @@ class RunReports:
         """
         self._flops.look_at_parameters(replaced=replaced)
         flops = self._flops.books.totals()
+        self._say_doubt(flops.doubt)
         known = flops.undisturbed
         at_peak: float | str = "the FLOPs of a step are not known"
         useful = at_peak

@@ -53,6 +53,16 @@ def test_steps_of_other_shapes_may_do_other_work() -> None:
     assert work.other_work() == OtherWork(49 + 49, 49 + 49 + 100)
 
 
+def test_what_was_seen_of_shapes_that_are_forgotten_still_counts() -> None:
+    work = SameWork()
+    ((steps, _),) = by_kind([key(8)], [1])
+    work.book(steps, [8] * 80 + [15] * 21)
+    work.forget()
+    assert work.other_work() == OtherWork(21, 100)
+    work.book(steps, [8] * 50 + [15])  # of the shapes that are seen anew, the first is left out again
+    assert work.other_work() == OtherWork(22, 150)
+
+
 def test_a_runs_flops_are_not_foretold_where_chance_decides() -> None:
     laws = StepLaws(lambda _: None)
     laws.counted(key(8), {FORWARD: 100})

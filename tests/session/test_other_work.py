@@ -20,7 +20,7 @@ def no_step_is_counted_outside_of_windows(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("door", HERE)
 @pytest.mark.parametrize("keeps", [1.0, 0.5])
-def test_steps_of_the_same_shapes(door: str, keeps: float, tmp_path: Path) -> None:
+def test_steps_of_the_same_shapes(door: str, keeps: float, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     torch.manual_seed(3)
     model = Dropping(keeps).train()
     batches = tuple({"rows": torch.randn(ROWS, WIDTH)} for _ in range(STEPS))
@@ -34,3 +34,5 @@ def test_steps_of_the_same_shapes(door: str, keeps: float, tmp_path: Path) -> No
     assert summary.model_flops is None
     (sentence,) = summary.notes
     assert "added another number of nodes to autograd's graph than most steps of the same shapes" in sentence
+    warnings = [record.getMessage() for record in caplog.records if record.name.startswith("lightning_flops")]
+    assert len([one for one in warnings if "another number of nodes" in one]) == 1, "said once"
