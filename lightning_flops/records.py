@@ -19,6 +19,9 @@ FlopPhase = Literal["forward", "backward", "recompute", "optimizer"]
 BucketFlops = Mapping[tuple[str, str], int]
 """FLOPs of a step by bucket and dtype. A bucket is a ``FlopPhase``, or ``causal_skipped``, which may be below zero."""
 
+Shapes = tuple[tuple[int, ...], ...]
+"""Those of a batch's tensors, with what else tells of the batch."""
+
 UNKNOWN_SHAPE = (-1,)
 """Stands for the shape of a tensor that has none."""
 

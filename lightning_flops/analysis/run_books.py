@@ -14,7 +14,6 @@ from lightning_flops.analysis.same_work import OtherWork, SameWork
 from lightning_flops.analysis.step_keys import (
     AlikeSteps,
     Kind,
-    Shapes,
     StepKey,
     by_kind,
     key_like,
@@ -22,7 +21,7 @@ from lightning_flops.analysis.step_keys import (
     of_one_batch_each,
 )
 from lightning_flops.analysis.step_laws import FlopSums, Foretold, StepLaws, StepSeconds
-from lightning_flops.records import BucketFlops
+from lightning_flops.records import BucketFlops, Shapes
 
 _MOST_LATEST = 1000
 """Most steps that are in no book yet."""

@@ -7,12 +7,9 @@ from itertools import chain, islice, repeat
 from typing import NamedTuple, TypeVar
 
 from lightning_flops.analysis.law import FLAG, Column, Sizes
-from lightning_flops.records import PADDING_MARK, WITH_PADDING, WITHOUT_PADDING
+from lightning_flops.records import PADDING_MARK, WITH_PADDING, WITHOUT_PADDING, Shapes
 
 _Number = TypeVar("_Number", int, float)
-
-Shapes = tuple[tuple[int, ...], ...]
-"""Those of a batch's tensors."""
 
 StepKey = tuple[tuple[Shapes, ...], int]
 """The shapes of the tensors of each batch of a step, with what else tells of the batch (``known_by``), and the step's

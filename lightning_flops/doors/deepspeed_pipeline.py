@@ -12,8 +12,9 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from lightning_flops.instrument.batches import BatchMeter, Shapes, tensor_shapes
+from lightning_flops.instrument.batches import BatchMeter, tensor_shapes
 from lightning_flops.instrument.patches import untapped
+from lightning_flops.records import Shapes
 
 if TYPE_CHECKING:
     from lightning_flops.doors.deepspeed_engine import EngineDoor

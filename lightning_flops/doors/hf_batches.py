@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from lightning_flops.instrument.batches import Shapes, tensor_shapes
+from lightning_flops.instrument.batches import tensor_shapes
 from lightning_flops.instrument.tokens import TELLING, OnDeviceError, tokens_in
-from lightning_flops.records import BatchTokens
+from lightning_flops.records import BatchTokens, Shapes
 from lightning_flops.session.token_reader import TokenReader
 
 NO_TOKENS = (

@@ -30,9 +30,10 @@ from lightning_flops.doors.hf_context import (
     torch_loader,
     training_output,
 )
-from lightning_flops.instrument.batches import BatchMeter, Shapes, tensor_shapes
+from lightning_flops.instrument.batches import BatchMeter, tensor_shapes
 from lightning_flops.instrument.patches import Patches
 from lightning_flops.instrument.timing.loader_queue import LoaderQueue, backlogs_of
+from lightning_flops.records import Shapes
 from lightning_flops.session.door import RunPlan
 from lightning_flops.session.session import Session
 from lightning_flops.sinks.trainer_log import TrainerLogSink

@@ -21,8 +21,9 @@ from lightning_flops.doors.lightning_context import (
     run_output,
     settle_steps,
 )
-from lightning_flops.instrument.batches import BatchMeter, Shapes, from_loader, tensor_shapes
+from lightning_flops.instrument.batches import BatchMeter, from_loader, tensor_shapes
 from lightning_flops.instrument.timing.loader_queue import LoaderQueue, backlogs_of
+from lightning_flops.records import Shapes
 from lightning_flops.session.door import RunPlan
 from lightning_flops.session.session import Session
 from lightning_flops.text.printable import package_logger

@@ -21,10 +21,11 @@ from lightning_flops.doors.lightning_context import (
     settle_steps,
 )
 from lightning_flops.doors.lightning_deepspeed import engine_of
-from lightning_flops.instrument.batches import BatchMeter, Shapes, tensor_shapes, without_loss
+from lightning_flops.instrument.batches import BatchMeter, tensor_shapes, without_loss
 from lightning_flops.instrument.optimizer_hooks import OptimizerHooks
 from lightning_flops.instrument.timing.loader_queue import LoaderQueue, backlogs_of
 from lightning_flops.instrument.timing.monitor import LONGEST_LOG
+from lightning_flops.records import Shapes
 from lightning_flops.session.border import guarded
 from lightning_flops.session.door import RunPlan
 from lightning_flops.session.session import Session

@@ -25,9 +25,8 @@ from lightning_flops.session.border import guarded_on_deletion
 from lightning_flops.session.noted_calls import NotedCalls, Seen
 
 if TYPE_CHECKING:
-    from lightning_flops.instrument.batches import Shapes
     from lightning_flops.instrument.patches import Make
-    from lightning_flops.records import BatchTokens
+    from lightning_flops.records import BatchTokens, Shapes
     from lightning_flops.session.border import Border
     from lightning_flops.session.session import Session
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lightning_flops.instrument.batches import (
     UNKNOWN,
-    Shapes,
     beside,
     calls_on,
     known_by,
@@ -20,6 +19,7 @@ from lightning_flops.instrument.batches import (
     tensor_shapes,
     tensors_by_memory,
 )
+from lightning_flops.records import Shapes
 from lightning_flops.session.replayed import Replayed
 
 if TYPE_CHECKING:

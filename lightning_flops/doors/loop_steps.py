@@ -17,7 +17,8 @@ from torch import nn
 
 from lightning_flops.doors.loop_batches import LoopBatches, batch_of
 from lightning_flops.doors.plain_context import device_of
-from lightning_flops.instrument.batches import UNKNOWN, Shapes
+from lightning_flops.instrument.batches import UNKNOWN
+from lightning_flops.records import Shapes
 from lightning_flops.session.noted_calls import FORWARD, NotedCalls, Seen
 
 if TYPE_CHECKING:

@@ -14,11 +14,9 @@ from torch.nn.utils.rnn import PackedSequence
 from lightning_flops.instrument.random_state import random_state_kept
 from lightning_flops.instrument.torch_private.dispatch import modes_off
 from lightning_flops.instrument.torch_private.tensors import nested_sizes
-from lightning_flops.records import PADDING_MARK, UNKNOWN_SHAPE, WITH_PADDING, WITHOUT_PADDING, BatchTokens
+from lightning_flops.records import PADDING_MARK, UNKNOWN_SHAPE, WITH_PADDING, WITHOUT_PADDING, BatchTokens, Shapes
 from lightning_flops.text.json_text import is_too_long, shown
 from lightning_flops.units import plural
-
-Shapes = tuple[tuple[int, ...], ...]
 
 UNKNOWN = UNKNOWN_SHAPE
 

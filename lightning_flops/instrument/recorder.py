@@ -18,7 +18,6 @@ from torch import nn
 
 from lightning_flops import host_clock
 from lightning_flops.config import TraceSchedule
-from lightning_flops.instrument.batches import Shapes
 from lightning_flops.instrument.border import UndoLedger
 from lightning_flops.instrument.counting.part_counter import Counter
 from lightning_flops.instrument.notes import Notes
@@ -37,7 +36,7 @@ from lightning_flops.instrument.window_states import (
     Waiting,
     WindowParts,
 )
-from lightning_flops.records import RunContext, TimePhase, WindowRecord
+from lightning_flops.records import RunContext, Shapes, TimePhase, WindowRecord
 
 _TIME_PHASES: tuple[TimePhase, ...] = get_args(TimePhase)
 

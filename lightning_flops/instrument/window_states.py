@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import nn
 
-from lightning_flops.instrument.batches import Shapes, shapes_text
+from lightning_flops.instrument.batches import shapes_text
 from lightning_flops.instrument.border import UndoLedger
 from lightning_flops.instrument.counting.part_counter import Counter, PartCounter
 from lightning_flops.instrument.module_scope import describe_modules
@@ -24,7 +24,7 @@ from lightning_flops.instrument.timing.phase_timer import Mark, PhaseTimer, Step
 from lightning_flops.instrument.timing.settling import Settling
 from lightning_flops.instrument.torch_private.profiling import profiler_is_recording
 from lightning_flops.instrument.tracing.trace_cycles import TraceCycles
-from lightning_flops.records import BucketFlops, ModuleRecord, StepRecord, StepSignature, TimePhase
+from lightning_flops.records import BucketFlops, ModuleRecord, Shapes, StepRecord, StepSignature, TimePhase
 
 _SEEN_BY_PROFILER = (
     "Another profiler recorded the counted step: its trace has the counter's own work in that step, which takes longer "

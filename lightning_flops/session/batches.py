@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lightning_flops.analysis.step_keys import StepKey
-from lightning_flops.instrument.batches import Shapes
+from lightning_flops.records import Shapes
 
 
 class StepBook:

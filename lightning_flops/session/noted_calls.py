@@ -11,8 +11,7 @@ from lightning_flops.session.replayed import Replayed
 from lightning_flops.session.token_reader import TokenReader
 
 if TYPE_CHECKING:
-    from lightning_flops.instrument.batches import Shapes
-    from lightning_flops.records import BatchTokens
+    from lightning_flops.records import BatchTokens, Shapes
 
 FETCH, NO_BATCH, FORWARD, FORWARD_ENDS, BACKWARD, BACKWARD_ENDS, UPDATE, UPDATE_ENDS, TOLD = range(9)
 """Kinds of what is noted. A forward, a backward and an update have two, one for the begin and the next for the end.

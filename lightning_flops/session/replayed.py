@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from lightning_flops.instrument.batches import Shapes, known_by
-from lightning_flops.records import BatchTokens
+from lightning_flops.instrument.batches import known_by
+from lightning_flops.records import BatchTokens, Shapes
 
 _MOST = 64
 """Arguments that are looked at: this takes time, and lengths may be ever new."""

@@ -16,7 +16,7 @@ from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 from lightning_flops.analysis.traced_step import NEEDS_NUMPY, can_read_traces
-from lightning_flops.instrument.batches import Shapes, known_by, of_tensors, one_object_if_equal
+from lightning_flops.instrument.batches import known_by, of_tensors, one_object_if_equal
 from lightning_flops.instrument.border import UndoLedger, on_deletion
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
 from lightning_flops.instrument.memory import MemoryWatch, memory_reader
@@ -32,7 +32,7 @@ from lightning_flops.instrument.timing.processor_wait import ProcessorWatch
 from lightning_flops.instrument.torch_private.profiling import profiler_is_recording
 from lightning_flops.instrument.tracing.step_tracer import StepTracer
 from lightning_flops.instrument.tracing.trace_cycles import TraceCycles, Tracer
-from lightning_flops.records import activity_of
+from lightning_flops.records import Shapes, activity_of
 from lightning_flops.session.batches import StepBook
 from lightning_flops.session.border import Border, guarded
 from lightning_flops.session.outcomes import OUTCOMES

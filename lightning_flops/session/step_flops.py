@@ -28,9 +28,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from lightning_flops.instrument.batches import Shapes
     from lightning_flops.instrument.window_states import CountedStep
-    from lightning_flops.records import BatchTokens
+    from lightning_flops.records import BatchTokens, Shapes
     from lightning_flops.schema.law import StepLaw
     from lightning_flops.session.batches import StepBook
 

@@ -11,7 +11,6 @@ from torch.nn.utils.rnn import pack_sequence
 from lightning_flops.instrument.batches import (
     UNKNOWN,
     BatchMeter,
-    Shapes,
     beside,
     from_loader,
     known_by,
@@ -19,7 +18,7 @@ from lightning_flops.instrument.batches import (
     shapes_text,
     tensor_shapes,
 )
-from lightning_flops.records import BatchTokens
+from lightning_flops.records import BatchTokens, Shapes
 
 
 @dataclass

@@ -9,9 +9,8 @@ from operator import ne, sub
 from typing import Final, NamedTuple
 
 from lightning_flops import host_clock
-from lightning_flops.instrument.batches import Shapes
 from lightning_flops.instrument.torch_private.autograd import sequence_number
-from lightning_flops.records import NO_TOKENS, BatchTokens, BatchTotals, Extremes
+from lightning_flops.records import NO_TOKENS, BatchTokens, BatchTotals, Extremes, Shapes
 
 
 class MonitorReading(NamedTuple):

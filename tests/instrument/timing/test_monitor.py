@@ -3,9 +3,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from lightning_flops.instrument.batches import Shapes
 from lightning_flops.instrument.timing.monitor import BatchLog, Monitor, MonitorReading
-from lightning_flops.records import UNKNOWN_TOKENS
+from lightning_flops.records import UNKNOWN_TOKENS, Shapes
 from tests.fake_clock import FakeNow
 
 
