@@ -26,7 +26,7 @@ from lightning_flops.instrument.batches import BatchMeter
 from lightning_flops.instrument.optimizer_hooks import OptimizerHooks
 from lightning_flops.instrument.timing.loader_queue import LoaderQueue, backlogs_of
 from lightning_flops.instrument.timing.settling import steps_to_settle
-from lightning_flops.instrument.torch_private.autograd import backward_entries
+from lightning_flops.instrument.torch_private.autograd import backward_entries, runs_step_in_step_of
 from lightning_flops.instrument.torch_private.loading import workers_of, yielded_by
 from lightning_flops.session.border import guarded
 from lightning_flops.session.door import RunPlan
@@ -164,11 +164,12 @@ class PlainLoop:
         """Updates of each other optimizer, by its id, since the latest of the loop's own."""
         self._hears_others = bool(optimizers) and so_far is None and not steps_before
         """Nobody else does, who would say when the loop is over."""
-        if optimizers:
-            begins, ends = self._another_update_begins, self._another_update_ends
-        else:
-            begins, ends = self._any_update_begins, self._any_update_ends
-        self._any_optimizer = OptimizerHooks(begins, ends, failed=self.session.border.broke, but=optimizers)
+        self._any_optimizer = OptimizerHooks(
+            None if optimizers else self._any_update_begins,
+            self._another_updated if optimizers else self._any_update_ends,
+            failed=self.session.border.broke,
+            but=optimizers,
+        )
         self.loaders = LoaderTaps(
             self.session,
             self,
@@ -442,19 +443,16 @@ class PlainLoop:
             self._update_ends(optimizer)
 
     @guarded
-    def _another_update_begins(self, optimizer: Any, *_: Any) -> None:
-        self._update_depth += 1  # as in ``_any_update_begins``
-
-    @guarded
-    def _another_update_ends(self, optimizer: Any, *_: Any) -> None:
+    def _another_updated(self, optimizer: Any, *_: Any) -> None:
         """An optimizer that is none of the loop's has made an update; after several in a row, others have the turn."""
         calls, steps = self._calls, self._steps
-        self._update_depth = max(0, self._update_depth - 1)
-        if self._update_depth or self._updating or steps.left_out or not steps.on_its_thread():
+        if self._updating or steps.left_out or not steps.on_its_thread():
             return
         if calls.on and calls.kinds.count(UPDATE) > calls.kinds.count(UPDATE_ENDS):
             return  # one of the loop's own runs it
         calls.stop()
+        if runs_step_in_step_of(optimizer):
+            return  # torch's hooks fire for both
         self._of_others[id(optimizer)] += 1
         if self._of_others[id(optimizer)] >= PATIENCE and not (self._steps.in_backward or self._is_told):
             self.session.notes.add_for_run(_TURNS_OF_OTHERS)

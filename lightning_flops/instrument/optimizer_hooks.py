@@ -28,29 +28,31 @@ class OptimizerHooks:
     """Hears of every step of every optimizer. Torch fires twice if a subclass's step calls its parent's.
 
     Args:
-        begins: is called before the step.
+        begins: is called before the step; None: nobody needs to know.
         ends: is called after it, if it has returned.
         failed: is told what these two raised, and what was raised here; it never raises an ``Exception``.
         but: optimizers whose steps are not heard of; they live as long as this.
     """
 
     def __init__(
-        self, begins: Heard, ends: Heard, *, failed: Callable[[Exception], None], but: Iterable[Any] = ()
+        self, begins: Heard | None, ends: Heard, *, failed: Callable[[Exception], None], but: Iterable[Any] = ()
     ) -> None:
         self._but = frozenset(map(id, but))
-        self._begins: Heard | None = begins
+        self._begins = begins
         self._ends: Heard | None = ends
         self._failed = failed
+        self._hears_begins = begins is not None  # a hook of ours costs a small step nearly a microsecond
         self._handles: list[Any] = []
-        self._both: tuple[Any, ...] = ()
-        """The same two, also when they are removed."""
+        self._hooks: list[Any] = []
+        """The same, that of ``_after`` first; also when they are removed."""
 
     def put_up(self) -> None:
         """Hear of the steps from here on."""
         _remove_retired()
-        self._handles.append(register_optimizer_step_pre_hook(self._before))
         self._handles.append(register_optimizer_step_post_hook(self._after))
-        self._both = tuple(self._handles)
+        if self._hears_begins:
+            self._handles.append(register_optimizer_step_pre_hook(self._before))
+        self._hooks = self._handles[:]
 
     def remove(self) -> None:
         """Hear of no step any more; may be called twice. If torch cannot spare the hooks yet, they are removed later.
@@ -62,17 +64,24 @@ class OptimizerHooks:
             _retired.append(self._handles[-1])
             self._handles.pop()
         _remove_retired()
+        if _retired and not self._hears_begins and all(map(self._is_called_with, _running)):
+            # At the end of the next step they can be removed, if there is a hook before it.
+            _retired.append(register_optimizer_step_pre_hook(self._before))
+
+    def _is_called_with(self, running: Any) -> bool:
+        """Whether torch goes through the table of hooks after a step, and not through that of those before it."""
+        return bool(self._hooks) and running.hooks_dict_ref() is self._hooks[0].hooks_dict_ref()
 
     def _before(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
             try:
                 if self._begins is not None and id(optimizer) not in self._but:
-                    _run(self._begins, self._both[0], optimizer, args, kwargs)
+                    _run(self._begins, self._hooks[-1], optimizer, args, kwargs)
                 # torch holds what we return until the step is over; the first of us is enough.
                 if _retired and not isinstance(kwargs, _UntilTheStepIsOver):
                     return args, _UntilTheStepIsOver(kwargs)
             except Exception as error:
-                _run(self._failed, self._both[0], error)
+                _run(self._failed, self._hooks[-1], error)
         except BaseException:
             _remove_retired()  # the user's Ctrl-C ends the step, and with it torch's way through the table
             raise
@@ -82,9 +91,9 @@ class OptimizerHooks:
         try:
             try:
                 if self._ends is not None and id(optimizer) not in self._but:
-                    _run(self._ends, self._both[1], optimizer, args, kwargs)
+                    _run(self._ends, self._hooks[0], optimizer, args, kwargs)
             except Exception as error:
-                _run(self._failed, self._both[1], error)
+                _run(self._failed, self._hooks[0], error)
         except BaseException:
             _remove_retired()
             raise

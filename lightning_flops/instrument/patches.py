@@ -122,12 +122,23 @@ class _Wrapped(_StandIn):
         self._inner = None  # this also drops our references: whoever still holds us does not keep our objects alive
 
 
-class _EagerCall(_Wrapped):
-    """The calls of a module that is not compiled. In a pickle or a copy it is None, and the copy is called as usual."""
+class _EagerCall(_StandIn, functools.partial[Any]):
+    """The calls of a module that is not compiled. In a pickle or a copy it is None, and the copy is called as usual.
 
-    def __init__(self, original: Callable[..., Any], make: Make, broke: Broke) -> None:
-        super().__init__(original, make, broke)
+    A partial function is called without a function of ours: this runs in every step of a loop, and no Ctrl-C arrives
+    on the way.
+    """
+
+    def __new__(cls, original: Callable[..., Any], make: Make) -> _EagerCall:
+        return super().__new__(cls, make(original))
+
+    def __init__(self, original: Callable[..., Any], make: Make) -> None:
+        super().__init__(original)
         self.__dict__[IS_EAGER] = True
+
+    def undo(self) -> None:
+        """Call what was called before; whoever still holds us does not keep our objects alive."""
+        self.__setstate__((self._original, (), {}, self.__dict__))
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         return operator.itemgetter(0), ((None,),)
@@ -306,9 +317,9 @@ class _Calls:
     and the compiler looks past it, so we use it, too.
     """
 
-    def __init__(self, module: nn.Module, make: Make, broke: Broke) -> None:
+    def __init__(self, module: nn.Module, make: Make) -> None:
         self._attributes = vars(module)
-        self._wrapped = _EagerCall(eager_call(module), make, broke)
+        self._wrapped = _EagerCall(eager_call(module), make)
         self._copies = Patches()
 
     def put_on(self, module: nn.Module) -> None:
@@ -479,7 +490,7 @@ class Patches:
         if vars(module).get(COMPILED_CALL) is not None:
             self.replace(module, COMPILED_CALL, make)
         elif calls_its_attribute():
-            calls = _Calls(module, make, self._broke)
+            calls = _Calls(module, make)
             self._ledger.add(calls.undo)
             calls.put_on(module)
         else:

@@ -109,6 +109,57 @@ def test_hooks_that_are_removed_in_one_of_them_leave_the_step_and_other_hooks_al
     assert hooks_up() == before + 2
 
 
+@pytest.mark.parametrize("last", [True, False])
+def test_where_only_ends_are_heard_there_is_one_hook_which_can_be_removed_in_itself(
+    last: bool, optimizer: torch.optim.Optimizer, users: Users
+) -> None:
+    heard: list[Any] = []
+
+    def ended(one: Any, *_: Any) -> None:
+        heard.append(one)
+        hooks.remove()
+
+    hooks = OptimizerHooks(None, ended, failed=unexpected)
+    before = hooks_up()
+    if last:
+        users.put_up()
+    hooks.put_up()
+    assert hooks_up() == before + (3 if last else 1)
+    if not last:
+        users.put_up()
+    weight = optimizer.param_groups[0]["params"][0]
+    optimizer.step()
+    if last:
+        assert hooks_up() == before + 2
+    optimizer.step(closure=None)
+    assert weight.tolist() == [0.0, 0.0]
+    assert heard == [optimizer]
+    assert users.heard == ["before", "after"] * 2
+    assert hooks_up() == before + 2
+
+
+def test_one_hook_that_is_removed_while_torch_calls_those_before_a_step(
+    optimizer: torch.optim.Optimizer, users: Users
+) -> None:
+    """Then none may be put up there, and that of another, which removes it, takes both out at the step's end."""
+
+    def remove_both(*_: Any) -> None:
+        after.remove()
+        other.remove()
+
+    after = OptimizerHooks(None, nothing, failed=unexpected)
+    other = OptimizerHooks(remove_both, nothing, failed=unexpected)
+    before = hooks_up()
+    after.put_up()
+    other.put_up()
+    users.put_up()
+    optimizer.step()
+    optimizer.step()
+    assert optimizer.param_groups[0]["params"][0].tolist() == [0.0, 0.0]
+    assert users.heard == ["before", "after"] * 2
+    assert hooks_up() == before + 2
+
+
 def test_what_fails_in_a_hook_is_told_and_the_step_goes_on(optimizer: torch.optim.Optimizer) -> None:
     def fail(*_: Any) -> None:
         raise RuntimeError("ours")

@@ -261,15 +261,27 @@ def has_ended(module: torch.nn.Module, calls: int) -> bool:
 
 def runs_step_of(optimizer: Any) -> bool:
     """Whether a step of *optimizer* is on this thread's stack; True also if torch does not show that."""
-    if not _STEP_CODES:
-        return True
+    return not _STEP_CODES or _running_steps(optimizer) > 0
+
+
+def runs_step_in_step_of(optimizer: Any) -> bool:
+    """Whether a step of *optimizer* has called another one of the same, as a subclass's step calls its parent's.
+
+    False also if torch does not show that.
+    """
+    return _running_steps(optimizer) > 1
+
+
+def _running_steps(optimizer: Any) -> int:
+    """How many steps of *optimizer* are on this thread's stack."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    found = 0
+    while frame is not None and _STEP_CODES:
         # No other frame's variables are looked at: in a user's they would be kept beyond their time.
         if frame.f_code is _STEP_CODES[0] and frame.f_locals.get("self") is optimizer:
-            return True
+            found += 1
         frame = frame.f_back
-    return False
+    return found
 
 
 def checkpoint_codes() -> frozenset[CodeType]:
