@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -21,15 +22,26 @@ class Arms:
         rounds: blocks of each arm.
         turn_to: switches the training to an arm.
         end: ends the training, switched as it began.
+        apart: returns how much there was so far of what belongs in no figure.
     """
 
     def __init__(
-        self, names: Sequence[str], *, rounds: int, turn_to: Callable[[str], None], end: Callable[[], None]
+        self,
+        names: Sequence[str],
+        *,
+        rounds: int,
+        turn_to: Callable[[str], None],
+        end: Callable[[], None],
+        apart: Callable[[], int] = int,
     ) -> None:
         """Draws the order of the arms."""
         self.means: dict[str, list[float]] = {arm: [] for arm in names}
-        """CPU microseconds of a step by arm, one figure for each block."""
+        """CPU microseconds of a step by arm, one figure for each block; NaN if there was something apart in it."""
         self.medians: dict[str, list[float]] = {arm: [] for arm in names}
+        self.blocks_apart = 0
+        """So many blocks have no figures."""
+        self._apart = apart
+        self._apart_before = 0
         generator = random.Random(0)
         self._plan = [arm for _ in range(rounds) for arm in generator.sample(names, k=len(names))]
         self._turn_to = turn_to
@@ -52,9 +64,12 @@ class Arms:
         self._began = time.process_time()
 
     def _end_block(self) -> None:
+        before, self._apart_before = self._apart_before, self._apart()
         if self._arm is not None:
-            self.means[self._arm].append(1e6 * mean(self._block[1:]))
-            self.medians[self._arm].append(1e6 * median(self._block[1:]))
+            is_apart = self._apart_before > before
+            self.blocks_apart += is_apart
+            self.means[self._arm].append(math.nan if is_apart else 1e6 * mean(self._block[1:]))
+            self.medians[self._arm].append(math.nan if is_apart else 1e6 * median(self._block[1:]))
         self._block.clear()
         if not self._plan:
             self._end()

@@ -24,6 +24,11 @@ class MemorySink:
         self.pages: list[OwnPages] = []
         """Of each window."""
 
+    @property
+    def takes_scalars(self) -> bool:
+        """It does."""
+        return True
+
     def write_scalars(self, scalars: Mapping[str, float], *, step: int) -> None:
         """Keep every scalar; one that is written again at the same step replaces the first."""
         for tag, value in scalars.items():

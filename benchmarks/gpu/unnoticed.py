@@ -187,7 +187,7 @@ def _error_mode(here: Here) -> Iterator[Row]:
 
 def _cost_outside(here: Here) -> Iterator[Row]:
     """Host time of a step when the window has closed, over a bare Trainer; and that the same work runs."""
-    rounds = here.pick(60, 2)
+    rounds = here.pick(60, 3)
     callback = profiler(here, profile_step=0, timing_steps=1, monitor=True)
     samples = monitor_cost.measure(
         callback,

@@ -212,12 +212,12 @@ class RunFlops:
             if kind not in self._undisturbed:
                 self._undisturbed[kind] = _KindBook(steps.example, Counter(), {})
             _, numbers, seconds = self._undisturbed[kind]
+            rows = list(steps.rows())
             if each == 1:
-                numbers.update(steps.rows())
+                numbers.update(rows)
             else:
-                for sizes in steps.rows():
-                    numbers[sizes] += each
-            for sizes, sec in zip(steps.rows(), its_sec, strict=True):
+                numbers[rows[0]] += each
+            for sizes, sec in zip(rows, its_sec, strict=True):
                 seconds[sizes] = seconds.get(sizes, 0.0) + sec
         if sum([len(book.steps) for book in self._undisturbed.values()]) > _MOST_KEYS:
             books = dict(self._of_books())

@@ -9,7 +9,9 @@ may be sent to more experts, or to fewer, and be as many. So they are doubts, wh
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from itertools import compress, repeat
+from operator import eq, not_
 from typing import NamedTuple
 
 from lightning_flops.analysis.law import Sizes
@@ -26,7 +28,7 @@ _LEAST_OFF = 0.02
 _CHANCE = 0.05
 """That counted steps were by chance none of those that spend something else: with less, the doubt is dispelled."""
 
-_SEEN_ONCE: Mapping[int, int] = {}
+_SEEN_ONCE = -1
 """Of the first step of its shapes nothing is kept: it may be one that was compiled."""
 
 
@@ -50,28 +52,29 @@ class OtherWork(NamedTuple):
         return (1.0 - self.steps / self.of_steps) ** confirmed < _CHANCE
 
 
-class _Tally(NamedTuple):
-    """Steps that were looked at, but for the first of each shape."""
+class _Known(NamedTuple):
+    """Steps of one kind, by all sizes in a step's batches."""
 
-    others: int = 0
-    """Those that made another number of nodes than most of their shapes."""
-    steps: int = 0
-    off: int = 0
-    """So many nodes too many or too few."""
-    nodes: int = 0
+    usual: dict[Sizes, int]
+    """The number of nodes that most of them have made; or ``_SEEN_ONCE``."""
+    steps: Counter[Sizes]
+    """So many have made it."""
+    others: dict[Sizes, Counter[int]]
+    """How many have made another number, by that number."""
 
 
 class SameWork:
     """Looks at the autograd nodes of a run's steps."""
 
     def __init__(self) -> None:
-        self._numbers: dict[Kind, dict[Sizes, Mapping[int, int]]] = {}
-        """Of the steps of each shape: how many made so many nodes."""
-        self._forgotten = _Tally()
-        """Of steps whose shapes are not remembered any more."""
-        self._found: OtherWork | None = None
-        self._differ = False
-        """Since that was found, one has made another number than those before it."""
+        self._known: dict[Kind, _Known] = {}
+        # Of all steps that were looked at, but for the first of each shape:
+        self._steps = 0
+        self._nodes = 0
+        self._others = 0
+        """Those that made another number of nodes than most of their shapes."""
+        self._off = 0
+        """So many nodes too many or too few."""
 
     def book(self, steps: AlikeSteps, nodes: Sequence[int | None]) -> None:
         """Steps of one kind have ended.
@@ -80,56 +83,66 @@ class SameWork:
             steps: one row for each, or one for all.
             nodes: how many each has made; None if nobody knows.
         """
-        known = self._numbers.setdefault(kind_of(steps.example), {})
+        kind = kind_of(steps.example)
+        if kind not in self._known:
+            self._known[kind] = _Known({}, Counter(), {})
+        known, rows = self._known[kind], list(steps.rows())
         if steps.number == 1:
-            numbers = Counter(nodes)
-            del numbers[None]
-            (sizes,) = steps.rows()
-            if sizes not in known and numbers:
-                known[sizes] = _SEEN_ONCE
-                numbers[next(number for number in nodes if number is not None)] -= 1
-            for number, times in numbers.items():
-                if number is not None and times:
-                    self._add(known, sizes, number, times)
+            first = next((one for one in nodes if one is not None), None)
+            if first is not None:
+                self._add(known, rows[0], first, 1)
+                numbers = Counter(nodes)
+                numbers[first] -= 1
+                for number, times in numbers.items():
+                    if number is not None and times:
+                        self._add(known, rows[0], number, times)
             return
-        for sizes, one in zip(steps.rows(), nodes, strict=True):
-            if one is None:
-                continue
-            if sizes in known:
+        # That is so of most of them, and then no function of ours is called for each.
+        as_usual = list(map(eq, map(known.usual.get, rows, repeat(_SEEN_ONCE)), nodes))
+        known.steps.update(compress(rows, as_usual))
+        self._steps += sum(as_usual)
+        self._nodes += sum(compress(nodes, as_usual))  # type: ignore[arg-type]
+        for sizes, one in compress(zip(rows, nodes, strict=True), map(not_, as_usual)):
+            if one is not None:
                 self._add(known, sizes, one, 1)
-            else:
-                known[sizes] = _SEEN_ONCE
 
-    def _add(self, known: dict[Sizes, Mapping[int, int]], sizes: Sizes, number: int, times: int) -> None:
-        numbers = known[sizes]
-        self._differ = self._differ or (bool(numbers) and number not in numbers)
-        known[sizes] = {**numbers, number: numbers.get(number, 0) + times}
+    def _add(self, known: _Known, sizes: Sizes, number: int, times: int) -> None:
+        """So many steps of these *sizes* have made this *number* of nodes."""
+        usual = known.usual.get(sizes)
+        if usual is None:
+            known.usual[sizes] = _SEEN_ONCE
+            times -= 1
+            if not times:
+                return
+        if usual is None or usual == _SEEN_ONCE:
+            known.usual[sizes] = usual = number
+        self._steps += times
+        self._nodes += times * number
+        if number == usual:
+            known.steps[sizes] += times
+            return
+        self._others += times
+        self._off += times * abs(number - usual)
+        others = known.others.setdefault(sizes, Counter())
+        others[number] += times
+        if others[number] > known.steps[sizes]:
+            self._becomes_usual(known, sizes, number)
+
+    def _becomes_usual(self, known: _Known, sizes: Sizes, number: int) -> None:
+        """Most steps of these *sizes* have made this *number* of nodes by now."""
+        others, usual = known.others[sizes], known.usual[sizes]
+        self._others -= others.total()
+        self._off -= sum(times * abs(one - usual) for one, times in others.items())
+        others[usual], known.steps[sizes], known.usual[sizes] = known.steps[sizes], others.pop(number), number
+        self._others += others.total()
+        self._off += sum(times * abs(one - number) for one, times in others.items())
 
     def forget(self) -> None:
-        """The steps so far have too many shapes to remember."""
-        self._forgotten = self._tally()
-        self._numbers.clear()
+        """The steps so far have too many shapes to remember; that some of them did other work still counts."""
+        self._known.clear()
 
     def other_work(self) -> OtherWork | None:
         """Steps that do other work than most of their shapes; None if there are none, or next to none."""
-        if self._differ:
-            self._differ, self._found = False, self._look()
-        return self._found
-
-    def _look(self) -> OtherWork | None:
-        others, steps, off, nodes = self._tally()
-        if others < max(_LEAST_STEPS, _LEAST_SHARE * steps) or off < _LEAST_OFF * nodes:
+        if self._others < max(_LEAST_STEPS, _LEAST_SHARE * self._steps) or self._off < _LEAST_OFF * self._nodes:
             return None
-        return OtherWork(others, steps)
-
-    def _tally(self) -> _Tally:
-        others, steps, off, nodes = self._forgotten
-        for known in self._numbers.values():
-            for numbers in known.values():
-                usual = max(numbers, key=lambda number: numbers[number], default=0)
-                for number, times in numbers.items():
-                    steps += times
-                    nodes += times * number
-                    others += times * (number != usual)
-                    off += times * abs(number - usual)
-        return _Tally(others, steps, off, nodes)
+        return OtherWork(self._others, self._steps)

@@ -367,7 +367,7 @@ class LightningFit:
         """Note no more batches than until the Trainer logs again."""
         if not until_log:  # it logs with the step that ends now, or with the one that is running
             until_log = self._logs_every if ends_step else 1
-        self._log.spare = min(self._log.spare, until_log)
+        self._log.stop_before(until_log)
 
     def _batches_until_log(self) -> int:
         """With how many further batches the Trainer logs its metrics at the earliest; 0: with the one that has ended.

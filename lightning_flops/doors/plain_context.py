@@ -213,6 +213,10 @@ class _Both:
     def __init__(self, *sinks: Sink) -> None:
         self._sinks = sinks
 
+    @property
+    def takes_scalars(self) -> bool:
+        return any(sink.takes_scalars for sink in self._sinks)
+
     def write_scalars(self, scalars: Mapping[str, float], *, step: int) -> None:
         for sink in self._sinks:
             sink.write_scalars(scalars, step=step)

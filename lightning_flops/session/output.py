@@ -37,6 +37,10 @@ logger = package_logger(__name__)
 class RunOutput(Protocol):
     """The places where the reports of one run go, from one rank."""
 
+    @property
+    def shows_readings(self) -> bool:
+        """Whether there is a logger that gets the monitor's readings."""
+
     def write_profile(self, profile: Profile, *, step: int) -> None:
         """Give the report to everything that shows it."""
 
@@ -176,6 +180,11 @@ class LoggedOutput:
         self.part = part
         """A word that tags have below their prefix; mostly empty in a training run."""
 
+    @property
+    def shows_readings(self) -> bool:
+        """Whether there is a logger that gets the monitor's readings."""
+        return self._loggers.takes_scalars
+
     def write_profile(self, profile: Profile, *, step: int) -> None:
         """Give the report to everything that shows it."""
         prefix, at = self._tags(self._config.tag_prefix), self._x_axis(step)
@@ -253,6 +262,8 @@ class LoggedOutput:
 class RankOutput:
     """Where a rank other than 0 writes its own reports, if ``all_ranks`` is set: only to files."""
 
+    shows_readings = False
+
     def __init__(self, files: RunFiles) -> None:
         self._files = files
 
@@ -280,6 +291,8 @@ class RankOutput:
 
 class _NoOutput:
     """The output of a rank other than 0 without ``all_ranks``: it writes nothing."""
+
+    shows_readings = False
 
     def write_profile(self, profile: Profile, *, step: int) -> None:
         """Nothing: rank 0's report has what this rank measured."""

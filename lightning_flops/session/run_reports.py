@@ -48,6 +48,13 @@ _DOUBTED = "steps of the same shapes may have spent different FLOPs"
 _NO_PEAK = "no dense peak is known for the device; set peak_flops_per_sec"
 
 
+_MANY_READINGS = 20
+"""After so many in which no step was missing, none is expected soon."""
+
+_REST_SEC = 0.5
+"""So long a reading waits that nobody gets. It takes less than half a millisecond."""
+
+
 class RunReports:
     """Makes the reports of one run, and writes them.
 
@@ -95,6 +102,10 @@ class RunReports:
         self.slowed_tokens = NO_TOKENS if so_far is None else so_far.slowed_tokens
         """Tokens of the batches that the profiler slowed down, so that they are in no throughput."""
         self._doubt_is_said = False
+        self._readings_in_row = 0
+        """So many readings had FLOPs of all their steps, one after the other."""
+        self._read_at = 0.0
+        """When the latest was made."""
         self._peaks: dict[str, float | None] = {}
         """By dtype, FLOP/s of this device, of those that were asked for."""
         self._writes = writes
@@ -191,13 +202,26 @@ class RunReports:
 
     # ---- the run logs
 
+    @property
+    def reading_can_wait(self) -> bool:
+        """Whether a reading would be made for nobody: no logger gets it, and it would tell ourselves nothing new.
+
+        That is so on all ranks but one. Steps of less than a millisecond would notice it.
+        """
+        return (
+            self._readings_in_row >= _MANY_READINGS
+            and not self.output.shows_readings
+            and host_clock.now() - self._read_at < _REST_SEC
+        )
+
     def of_reading(self, reading: MonitorReading, steps: StepCounts) -> bool:
-        """Write what the monitor has added up since its last reading; return whether it has FLOPs, of all its steps.
+        """Write what the monitor has added up since its last reading; return whether no step's FLOPs are missing.
 
         Args:
             reading: the monitor's.
             steps: that were booked in the same time.
         """
+        self._read_at = host_clock.now()
         flops = self._flops.books.sums(steps) if reading.steps else None
         if flops is None:
             self._say_doubt(self._flops.books.doubt)
@@ -214,7 +238,11 @@ class RunReports:
                 useful_flops_peak_sec=None if isinstance(useful, str) else useful,
                 step=self._door.x_axis(),
             )
-        return flops is not None
+        if flops is None and self.profile is not None:
+            self._readings_in_row = 0
+            return False
+        self._readings_in_row += 1
+        return True
 
     def _say_doubt(self, doubt: OtherWork | None) -> None:
         """Say once in the log why steps of known shapes have no FLOPs, and so no MFU."""

@@ -422,14 +422,18 @@ class Session:
 
     def look(self, *, logs: bool) -> None:
         """A batch was noted after which somebody must look; *logs* as in ``batch``."""
-        if self.monitor is not None:
-            if logs:
-                self._write_reading(self.monitor)
-            else:
-                self.monitor.add_up()
-            self._find_spare_batches()
+        if self.monitor is None:
+            return
+        if logs and not self.flops.wants_shapes and self.reports.reading_can_wait and self.log.go_on():
+            return
+        if logs:
+            self._write_reading(self.monitor)
+        else:
+            self.monitor.add_up()
+        self._find_spare_batches()
 
     def _find_spare_batches(self) -> None:
+        self.log.none_to_spare()
         self.log.spare, self.log.until = self._batches_to_spare(), self.flops.look_from
 
     def _batches_to_spare(self) -> int:
@@ -568,7 +572,7 @@ class Session:
         reading = monitor.read()
         read = self.flops.books.reading()
         self.flops.look_at_parameters()
-        if not self.reports.of_reading(reading, read) and self.reports.profile is not None:
+        if not self.reports.of_reading(reading, read):
             self.flops.misses(read.keys(), steps_done=self.steps.steps_done)
             self.log.none_to_spare()
 

@@ -32,6 +32,11 @@ class DeepSpeedMonitorSink:
         self._monitors = tuple(monitors)
         self._guarded = Services(monitors, name="monitors")
 
+    @property
+    def takes_scalars(self) -> bool:
+        """Whether there is a monitor."""
+        return bool(self._monitors)
+
     def write_scalars(self, scalars: Mapping[str, float], *, step: int) -> None:
         """Write all *scalars* as events at *step*, in one call per monitor."""
         events = [(tag, value, step) for tag, value in scalars.items()]

@@ -21,6 +21,11 @@ class LoggersSink:
     def __init__(self, loggers: Iterable[Any]) -> None:
         self._loggers = Services(loggers, name="loggers")
 
+    @property
+    def takes_scalars(self) -> bool:
+        """Whether there is a logger."""
+        return bool(self._loggers)
+
     def write_scalars(self, scalars: Mapping[str, float], *, step: int) -> None:
         """Log all *scalars* in one call per logger."""
         # A dict of its own for each: some loggers add a prefix or a step in place. By name, as Lightning's own call has

@@ -25,6 +25,10 @@ class Services:
         self._name = name
         self._failed: set[int] = set()
 
+    def __bool__(self) -> bool:
+        """Whether there is any."""
+        return bool(self._services)
+
     def each(self, write: Callable[[Any], Any]) -> bool:
         """Call *write* with every service; whether any call returned True."""
         taken = [self._guarded(place, write) for place in range(len(self._services))]

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
 class ScalarSink(Protocol):
     """Takes numbers by tag."""
 
+    @property
+    def takes_scalars(self) -> bool:
+        """Whether there is anybody behind it who gets them."""
+
     def write_scalars(self, scalars: Mapping[str, float], *, step: int) -> None:
         """Write every scalar at *step* of the run's own x-axis."""
 

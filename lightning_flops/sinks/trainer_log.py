@@ -28,6 +28,9 @@ class TrainerLogSink:
         self._waiting: dict[str, float] = {}
         self._in_log: dict[str, float] = {}
 
+    takes_scalars = True
+    """A Trainer's log is at least printed."""
+
     @property
     def holds_back(self) -> bool:
         """Scalars wait for the Trainer's next log."""

@@ -25,6 +25,11 @@ class WritersSink:
         self._writers = tuple(writers)
         self._guarded = Services(self._writers, name="writers")
 
+    @property
+    def takes_scalars(self) -> bool:
+        """Whether there is a writer."""
+        return bool(self._writers)
+
     def write_scalars(self, scalars: Mapping[str, float], *, step: int) -> None:
         """Write all *scalars* at *step*."""
         self._guarded.each(lambda writer: _write_scalars(writer, dict(scalars), step))

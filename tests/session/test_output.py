@@ -40,6 +40,10 @@ class Scalars:
     def __init__(self) -> None:
         self.steps: list[int] = []
 
+    @property
+    def takes_scalars(self) -> bool:
+        return True
+
     def write_scalars(self, scalars: Mapping[str, float], *, step: int) -> None:
         self.steps.append(step)
 

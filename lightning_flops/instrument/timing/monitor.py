@@ -51,7 +51,16 @@ class BatchLog:
     """
 
     __slots__ = (
-        *("excluded_nodes", "excluded_sec", "excluded_since", "fetch_since", "fetches", "nodes", "nodes_since"),
+        *(
+            "beyond",
+            "excluded_nodes",
+            "excluded_sec",
+            "excluded_since",
+            "fetch_since",
+            "fetches",
+            "nodes",
+            "nodes_since",
+        ),
         *("noted", "now", "reasons", "spare", "until", "wait_sec"),
     )
 
@@ -65,6 +74,8 @@ class BatchLog:
         self.spare = 0
         """Only the monitor needs to know of so many of the next batches, and needs no more of them than ``Noted``. 0
         also means that nobody knows yet."""
+        self.beyond = 0
+        """So many more there would be, but that something may have to be done before them."""
         self.until = math.inf
         """From this time on somebody must look, though there were batches to spare."""
         self.fetch_since: float | None = None
@@ -122,7 +133,18 @@ class BatchLog:
 
     def none_to_spare(self) -> None:
         """The next batch is told of at once; then it is found out how many can be noted."""
-        self.spare = 0
+        self.spare = self.beyond = 0
+
+    def stop_before(self, batches: int) -> None:
+        """Something may have to be done after so many *batches*: no more are to spare until then."""
+        if self.spare > batches:
+            self.beyond += self.spare - batches
+            self.spare = batches
+
+    def go_on(self) -> bool:
+        """Nothing has to be done now after all; returns whether batches are to spare."""
+        self.spare, self.beyond = self.spare + self.beyond, 0
+        return self.spare > 0
 
     def clock(self) -> float:
         """Seconds that the run has trained, from a moment that is always the same."""
