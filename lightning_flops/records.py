@@ -25,6 +25,12 @@ Shapes = tuple[tuple[int, ...], ...]
 UNKNOWN_SHAPE = (-1,)
 """Stands for the shape of a tensor that has none."""
 
+HIDDEN_SHAPE = (-10,) * 65
+"""Stands for a batch in which no tensor was found, but something else, whose sizes nobody knows.
+
+No tensor has so many axes: steps of such batches are a kind of their own.
+"""
+
 PADDING_MARK = -3
 """Begins a shape that is no tensor's, but tells of a whole batch: the number after it is 1 if none of its tokens is
 padding, else 0."""

@@ -22,7 +22,7 @@ from lightning_flops.analysis.step_keys import (
     sizes_alike,
     sizes_of,
 )
-from lightning_flops.records import PADDING_MARK, UNKNOWN_SHAPE, BatchTokens, BucketFlops
+from lightning_flops.records import HIDDEN_SHAPE, PADDING_MARK, UNKNOWN_SHAPE, BatchTokens, BucketFlops
 from lightning_flops.schema.law import NO_OTHER_SIZE, NO_STEP_TIMED
 
 _T = TypeVar("_T")
@@ -44,6 +44,11 @@ _REMEMBERED = 10_000
 DEPENDS = (
     "Steps with the same batch shapes spent different FLOPs, so shapes do not tell what a step spends: the run's FLOPs "
     "and MFU are known for counted steps only."
+)
+
+HIDDEN_SIZES = (
+    "Batches hold no tensors that could be seen, so nothing tells which steps are like the counted ones: the run's "
+    "FLOPs and MFU are known for counted steps only."
 )
 
 BESIDE_MODEL_DEPENDS = (
@@ -308,9 +313,12 @@ class StepLaws:
     def counted(self, key: StepKey, flops: BucketFlops) -> None:
         """A step was counted from its first moment to its last."""
         flops = _but_zeros(flops)
+        kind = kind_of(key)
+        if any(HIDDEN_SHAPE in shapes for shapes in key[0]):
+            self._unreliable.setdefault(kind, "batches hold no tensors that could be seen")
+            self._note(HIDDEN_SIZES)
         self.confirmed += self._foretells(key, flops)
         self._ready.clear()
-        kind = kind_of(key)
         if kind in self._suspected:
             self._suspected.discard(kind)
             if self.known(key) is None:  # this step does not decide

@@ -13,13 +13,14 @@ from lightning_flops.instrument.batches import (
     UNKNOWN,
     beside,
     calls_on,
+    hides_something,
     known_by,
     looked_at,
     samples_in,
     tensor_shapes,
     tensors_by_memory,
 )
-from lightning_flops.records import Shapes
+from lightning_flops.records import HIDDEN_SHAPE, Shapes
 from lightning_flops.session.replayed import Replayed
 
 if TYPE_CHECKING:
@@ -98,7 +99,8 @@ class _Delivered:
 class LoopBatches:
     """The running batch of a loop, and those that were fetched before their turn.
 
-    A batch is known as it came from a loader. If none delivered it, the arguments of the model's forward stand for it.
+    A batch is known as it came from a loader. If none delivered it, the arguments of the model's forwards stand for it,
+    and also for texts in it, or for whatever else shows no sizes.
 
     If several iterators deliver a batch each before a forward, a step computes on all of them, as of ``zip``, or they
     were fetched to be looked at: for a picture, a shape, a sample to log. ``zip`` asks all of them at one place of the
@@ -137,6 +139,12 @@ class LoopBatches:
         self._tokens: BatchTokens | None = None
         self._is_replayed = False
         """The running batch was not fetched, and is one that was fetched before."""
+        self._is_hidden = False
+        """It was fetched, and the sizes of something in it were not seen."""
+        self.was_hidden = False
+        """The same of the latest batch that has ended."""
+        self._shows_all = False
+        """What is no tensor in batches is not for the model, as the names of files."""
         self._was_beside = False
         """Several loaders have delivered the latest batch that has ended."""
         self._is_beside = False
@@ -178,7 +186,10 @@ class LoopBatches:
 
     def seen_of(self, batch: Any) -> Fetched:
         """*batch* where a setting needs it, its shapes and its tokens."""
-        return (batch if self.keeps else (), *self.sees(batch))
+        shapes, tokens = self.sees(batch)
+        if HIDDEN_SHAPE not in shapes and not self._shows_all and hides_something(batch):
+            shapes = (*shapes, HIDDEN_SHAPE)
+        return batch if self.keeps else (), shapes, tokens
 
     def sees(self, batch: Any) -> Seen:
         """The shapes and the tokens of *batch*."""
@@ -270,6 +281,7 @@ class LoopBatches:
     def _is_running(self, fetched: Fetched) -> None:
         self.batch, self._shapes, self._tokens = fetched
         self.is_fetched = True
+        self._is_hidden = HIDDEN_SHAPE in self._shapes
 
     def _takes_together(self, fetched: Fetched) -> None:
         """One iterator has delivered several batches before a forward.
@@ -297,7 +309,8 @@ class LoopBatches:
     @property
     def looks_at_arguments(self) -> bool:
         """Whether the arguments of a forward of the running batch tell anything that is not known."""
-        return not self.is_fetched or self.is_in_doubt or (self.replayed.looks_left > 0 and self._learns_arguments)
+        stand_for_it = self._is_hidden or not self.is_fetched
+        return stand_for_it or self.is_in_doubt or (self.replayed.looks_left > 0 and self._learns_arguments)
 
     @property
     def is_in_doubt(self) -> bool:
@@ -307,7 +320,7 @@ class LoopBatches:
     @property
     def _learns_arguments(self) -> bool:
         """Whether the running batch was fetched, and with which arguments the model is called on it is not known."""
-        if not self.is_fetched or self.are_several:
+        if self._is_hidden or not self.is_fetched or self.are_several:
             return False
         return known_by(self._shapes, self._tokens) not in self.replayed.known
 
@@ -316,11 +329,26 @@ class LoopBatches:
         arguments = batch_of(args, kwargs)
         if self.is_in_doubt:
             self._decide(arguments)
+        elif self._is_hidden:
+            self._takes_in_place_of_hidden(self.sees(arguments))
         elif self.is_fetched:
             self.replayed.looks_left -= 1
             self.replayed.learn(self._shapes, self._tokens, tensor_shapes(arguments))
         else:
             self.takes_seen_arguments(arguments if self.keeps else (), self.sees(arguments))
+
+    def _takes_in_place_of_hidden(self, seen: Seen) -> None:
+        shapes, tokens = seen
+        if not shapes:
+            return
+        is_first = HIDDEN_SHAPE in self._shapes
+        visible = _visible(self._shapes)
+        if is_first and _has_shapes(visible, shapes):
+            self._shapes, self._is_hidden, self._shows_all = visible, False, True
+            return
+        self._shapes = (*visible, *shapes)
+        if is_first:
+            self._tokens = tokens or self._tokens
 
     def takes_seen_arguments(self, kept: Any, seen: Seen) -> None:
         """The model was called with arguments that were looked at.
@@ -474,7 +502,7 @@ class LoopBatches:
             return
         ahead, self._ahead = self._ahead, []
         self.batch, self._shapes, self._tokens = None, (), None
-        self._is_replayed = self.is_fetched = False
+        self._is_replayed = self.is_fetched = self._is_hidden = False
         for one in ahead:
             self._takes_unused(one)
 
@@ -506,6 +534,8 @@ class LoopBatches:
         if self._rivals:  # no forward of the model was seen
             self._takes_all([*self._rivals, self._delivered()])
         batch, shapes, tokens = self.batch, self._shapes, self._tokens
+        self.was_hidden = self._is_hidden
+        shapes = _visible(shapes) or shapes
         if self.is_fetched:
             self._was_beside, self._fed_by = self._is_beside, self._iterator
         if self._looked_at:
@@ -537,6 +567,10 @@ class LoopBatches:
     def is_of_ended_step(self) -> bool:
         """Whether the running batch is the model's arguments, and was fetched for the step that ended last."""
         return self.batch is not None and not self.is_fetched and self._had_fetched and not self._fetched
+
+
+def _visible(shapes: Shapes) -> Shapes:
+    return tuple([shape for shape in shapes if shape != HIDDEN_SHAPE]) if HIDDEN_SHAPE in shapes else shapes
 
 
 def _has_shapes(batch: Shapes, arguments: Shapes) -> bool:

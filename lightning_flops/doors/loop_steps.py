@@ -389,7 +389,7 @@ class LoopSteps:
         steps = min(steps, log.spare, _NOTED_BATCHES // self.batches_a_step)
         usual = self.is_whole and not (self._forward_depth or self._backward_depth or self._used_up)
         usual = usual and not (self.outside or self.left_out)
-        usual = usual and not (self.batches.lacks_beside or self.batches.is_in_doubt)
+        usual = usual and not (self.batches.lacks_beside or self.batches.is_in_doubt or self.batches.was_hidden)
         in_training = self._thread == get_ident() and not self._trains_in_eval_mode
         if steps > 1 and usual and in_training and not self.batches.keeps:
             calls.start(log, steps=steps, has_batch=self.batches.is_fetched)

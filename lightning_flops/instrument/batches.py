@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from operator import itemgetter
@@ -14,7 +15,15 @@ from torch.nn.utils.rnn import PackedSequence
 from lightning_flops.instrument.random_state import random_state_kept
 from lightning_flops.instrument.torch_private.dispatch import modes_off
 from lightning_flops.instrument.torch_private.tensors import nested_sizes
-from lightning_flops.records import PADDING_MARK, UNKNOWN_SHAPE, WITH_PADDING, WITHOUT_PADDING, BatchTokens, Shapes
+from lightning_flops.records import (
+    HIDDEN_SHAPE,
+    PADDING_MARK,
+    UNKNOWN_SHAPE,
+    WITH_PADDING,
+    WITHOUT_PADDING,
+    BatchTokens,
+    Shapes,
+)
 from lightning_flops.text.json_text import is_too_long, shown
 from lightning_flops.units import plural
 
@@ -41,14 +50,23 @@ _CALLS_BEGIN = ((_FORWARDS,), (_BACKWARDS,))
 _NO_LOSS = (-9,)
 """Stands in the shapes of a batch from which no loss came, so that no backward ran for it."""
 
-_NO_TENSORS = (_FROM_LOADER, PADDING_MARK, *_NO_LOSS)
+HIDDEN = (HIDDEN_SHAPE,)
+"""The shapes of a batch that holds something, and no tensor."""
+
+_hidden_so_far = itertools.count(1)
+
+_NO_TENSORS = (_FROM_LOADER, PADDING_MARK, *_NO_LOSS, *HIDDEN_SHAPE[:1])
 """What begins shapes that are no tensor's."""
 
 _MAX_DEPTH = 16  # a batch that nests deeper, or contains itself, is described down to here
 
 
 def tensor_shapes(batch: Any) -> Shapes:
-    """Shapes of every tensor in *batch*, in order: dicts, sequences and dataclasses are looked into."""
+    """Shapes of every tensor in *batch*, in order: dicts, sequences and dataclasses are looked into.
+
+    ``HIDDEN`` if there are none, but other things, as texts or a class of the user's: the sizes of what is computed on
+    them are not seen. Of a batch of nothing there is nothing to see.
+    """
     try:
         # By far the most common batches. This is asked at every step, when its code is no longer in the processor's
         # cache: the fewer functions, the quicker. A torch.Size is a tuple, and equal to a plain one.
@@ -68,7 +86,13 @@ def tensor_shapes(batch: Any) -> Shapes:
                 return tuple(shapes)
     except RuntimeError:  # one of them has no shape
         pass
-    return tuple(shape for tensor in _tensors(batch, _MAX_DEPTH) for shape in _shapes_of(tensor))
+    found = tuple(shape for tensor in _tensors(batch, _MAX_DEPTH) for shape in _shapes_of(tensor))
+    return found or (HIDDEN if _first_hidden(batch, _MAX_DEPTH) is not None else ())
+
+
+def hides_something(batch: Any) -> bool:
+    """Whether there is anything in *batch* that may have sizes, and is no tensor: a text, or a class of the user's."""
+    return _first_hidden(batch, _MAX_DEPTH, but=(bool, int, float, complex)) is not None
 
 
 def tensors_by_memory(batch: Any) -> dict[int, Shapes]:
@@ -118,7 +142,7 @@ def _shape_text(shape: tuple[int, ...]) -> str:
         return "without a loss"
     if shape == _LOOKED_AT:
         return "looked at:"
-    return "[?]" if shape == UNKNOWN else str(list(shape))
+    return "[?]" if shape in (UNKNOWN, HIDDEN_SHAPE) else str(list(shape))
 
 
 def from_loader(shapes: Shapes, index: int) -> Shapes:
@@ -147,6 +171,11 @@ def known_by(shapes: Shapes, tokens: BatchTokens | None) -> Shapes:
     if real is None or sequences is None:
         return shapes
     return (*shapes, WITHOUT_PADDING if real == processed else WITH_PADDING)
+
+
+def never_alike(shapes: Shapes) -> Shapes:
+    """*shapes* of a batch; if they are hidden, those of no other batch are the same."""
+    return (*shapes, (next(_hidden_so_far),)) if HIDDEN_SHAPE in shapes else shapes
 
 
 def one_object_if_equal(batches: Sequence[Shapes]) -> Sequence[Shapes]:
@@ -313,6 +342,16 @@ def _tensors(value: Any, depth: int) -> Iterator[torch.Tensor | PackedSequence]:
     elif is_dataclass(value) and not isinstance(value, type):
         for name in fields(value):
             yield from _tensors(getattr(value, name.name, None), depth - 1)
+
+
+def _first_hidden(value: Any, depth: int, *, but: tuple[type, ...] = ()) -> Any:
+    """The first thing in a batch that is no tensor, nor of a kind in *but*; None if there is none."""
+    if isinstance(value, Mapping):
+        value = tuple(value.values())
+    if isinstance(value, (list, tuple)) and depth:
+        found = (_first_hidden(item, depth - 1, but=but) for item in value)
+        return next((one for one in found if one is not None), None)
+    return None if isinstance(value, (torch.Tensor, PackedSequence, *but)) else value
 
 
 def _is_on_host(tensor: Any) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import nn
 
-from lightning_flops.instrument.batches import shapes_text
+from lightning_flops.instrument.batches import never_alike, shapes_text
 from lightning_flops.instrument.border import UndoLedger
 from lightning_flops.instrument.counting.part_counter import Counter, PartCounter
 from lightning_flops.instrument.module_scope import describe_modules
@@ -60,7 +60,7 @@ class RunningStep:
 
     def add_batch(self, shapes: Shapes, *, samples: int | None, tokens: int | None) -> None:
         """A batch of this step went through the loop; None for samples or tokens that are not known."""
-        self.batches.append(shapes)
+        self.batches.append(never_alike(shapes))
         self._samples = None if self._samples is None or samples is None else self._samples + samples
         self._tokens = None if self._tokens is None or tokens is None else self._tokens + tokens
 
