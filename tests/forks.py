@@ -5,8 +5,9 @@ Torch, Lightning and DeepSpeed take a process two to nine seconds to import, and
 folder, environment, arguments and output, and ends as any program does. This is for programs that only use what they
 import; one that is about importing, or about a launcher, is started as its user starts it.
 
-There is one such process for each tuple of modules, and all processes of one run of the tests share it. It ends when
-the last of them has ended, and whoever asked for a fork that still runs takes it along.
+There is one such process for each tuple of modules, and all processes of one run of the tests share it. It is itself a
+fork of the one that has imported the beginning of its tuple, so nothing is imported twice. It ends when the last who
+may ask has ended, and whoever asked for a fork that still runs takes it along.
 """
 
 from __future__ import annotations
@@ -77,6 +78,7 @@ def start_fork(
     place: Mapping[str, str],
     output: int,
     errors: int | None = None,
+    given: int | None = None,
 ) -> Fork:
     """Start ``python ARGUMENTS``: a module, a file or a text, with or without ``-W ignore`` before it.
 
@@ -88,6 +90,7 @@ def start_fork(
         place: variables besides, which were not set when anything was imported.
         output: a file, where both its streams go.
         errors: another for what goes to stderr.
+        given: a file that it reads as stdin; None: there is nothing to read.
     """
     silent = list(arguments[:2]) == ["-W", "ignore"]
     server = _server(imports, os.getpid(), tuple(environment.items()))
@@ -97,7 +100,8 @@ def start_fork(
         "folder": str(folder),
         "environment": {**environment, **place},
     }
-    return Fork(server, server.ask(program, output, output if errors is None else errors))
+    streams = (output, output if errors is None else errors, *(() if given is None else (given,)))
+    return Fork(server, server.ask(program, *streams))
 
 
 TORCH = ("torch", "torch._dynamo")
@@ -105,6 +109,14 @@ TORCH = ("torch", "torch._dynamo")
 
 BEFORE_LIGHTNING = (*TORCH, "torchmetrics")
 """What takes Lightning long to import, without anything of Lightning itself."""
+
+LIGHTNING = (
+    *BEFORE_LIGHTNING,
+    *("lightning_flops", "lightning.pytorch", "torch.utils.tensorboard", "lightning_flops.lightning"),
+)
+
+_BEGINNINGS = (TORCH, BEFORE_LIGHTNING, LIGHTNING)
+"""Each has a process that others with more imports are forks of, the longest that a tuple begins with."""
 
 
 def run_fork(
@@ -197,18 +209,33 @@ _SERVERS: dict[tuple[tuple[str, ...], int], _Server] = {}
 
 
 def _begin(address: Path, imports: tuple[str, ...], environment: dict[str, str]) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.forks", str(address), *imports],
-        cwd=REPOSITORY,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-    )
-    assert process.stdout is not None
-    with process.stdout as said:
+    arguments = ["-m", "tests.forks", str(address), *imports]
+    reads, writes = os.pipe()
+    with open(reads, "rb") as said:
+        try:
+            begins = [known for known in _BEGINNINGS if known == imports[: len(known)] and known != imports]
+            if begins:
+                server = _server(max(begins, key=len), os.getpid(), tuple(environment.items()))
+                program = {
+                    "arguments": arguments,
+                    "silent": False,
+                    "folder": str(REPOSITORY),
+                    "environment": environment,
+                }
+                server.ask({**program, "outlives": True}, writes, 2)
+            else:
+                process = subprocess.Popen(
+                    [sys.executable, *arguments],
+                    cwd=REPOSITORY,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=writes,
+                    start_new_session=True,
+                )
+                _BEGUN.append(process)  # so that nobody warns of a process that is let go
+        finally:
+            os.close(writes)
         assert said.readline() == b"listens\n"
-    _BEGUN.append(process)  # so that nobody warns of a process that is let go
 
 
 _BEGUN: list[subprocess.Popen[bytes]] = []
@@ -242,7 +269,7 @@ def serve(address: str, imports: Sequence[str]) -> list[str] | None:
                     forks[one] = set()
                     waiting.register(one, selectors.EVENT_READ)
                     continue
-                line, files, _, _ = socket.recv_fds(asking, 1 << 20, 2)
+                line, files, _, _ = socket.recv_fds(asking, 1 << 20, 3)
                 while line and not line.endswith(b"\n"):
                     line += asking.recv(1 << 20)
                 if not line:
@@ -270,7 +297,8 @@ def serve(address: str, imports: Sequence[str]) -> list[str] | None:
                         for each in (listener, *forks):
                             each.close()
                         return _become(request, *files)
-                    forks[asking].add(answer)
+                    if "outlives" not in request:  # one that imports more, which others will ask as well
+                        forks[asking].add(answer)
                 for file in files:
                     os.close(file)
                 asking.sendall(f"{json.dumps(answer)}\n".encode())
@@ -295,11 +323,12 @@ def _end(pid: int) -> None:
     os.waitpid(pid, 0)
 
 
-def _become(program: dict[str, Any], output: int, errors: int) -> list[str]:
+def _become(program: dict[str, Any], output: int, errors: int, given: int | None = None) -> list[str]:
     """Make this fork the program that was asked for."""
     os.setsid()
-    for stream, file in ((0, os.open(os.devnull, os.O_RDONLY)), (1, output), (2, errors)):
+    for stream, file in ((0, os.open(os.devnull, os.O_RDONLY) if given is None else given), (1, output), (2, errors)):
         os.dup2(file, stream)
+        os.close(file)
     for text in (sys.stdout, sys.stderr):
         if isinstance(text, io.TextIOWrapper):
             text.reconfigure(encoding="utf-8")

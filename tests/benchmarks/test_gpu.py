@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -20,10 +19,8 @@ from benchmarks.gpu.judge import at_least, at_most, exactly, failed, not_here, t
 from benchmarks.gpu.processes import Plan, run_part
 from benchmarks.gpu.results import Part, Report, Row
 from benchmarks.gpu.table import console, markdown, summary
+from tests.forks import LIGHTNING, REPOSITORY, run_fork
 from tests.golden_files import golden
-
-REPOSITORY = Path(__file__).resolve().parent.parent.parent
-
 
 # ---- judgement
 
@@ -200,14 +197,8 @@ def test_what_only_a_gpu_can_show_says_why_on_a_cpu(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(900)
 def test_the_whole_program_runs_small_on_a_cpu(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--small", "--output", str(tmp_path)],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        timeout=880,
-        check=False,
-    )
+    arguments = ["-m", "benchmarks.gpu", "--device", "cpu", "--small", "--output", str(tmp_path)]
+    done = run_fork(arguments, imports=LIGHTNING, folder=REPOSITORY, timeout_sec=880)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
     report = Report.from_json((tmp_path / "gpu.json").read_text())
     assert [part.number for part in report.parts] == list(range(9))

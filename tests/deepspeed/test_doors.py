@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ from lightning_flops.report.headline import headline
 from lightning_flops.schema.profile import Profile
 from tests.deepspeed.engines_truth import BACKWARD, FORWARD
 from tests.deepspeed.launching import launch, profile_in
+from tests.forks import REPOSITORY, TORCH, run_fork
 from tests.ranks import DEEPSPEED, DEEPSPEED_ON_CPU, run_ranks
 
 
@@ -156,7 +155,7 @@ def test_a_run_can_have_several_windows() -> None:
 
 def test_without_deepspeed_the_import_says_what_to_install() -> None:
     program = "import sys; sys.modules['deepspeed'] = None; import lightning_flops.deepspeed"
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=200)
+    ended = run_fork(["-c", program], imports=TORCH, folder=REPOSITORY)
     assert "ImportError: lightning_flops.deepspeed needs DeepSpeed: install lightning-flops[deepspeed]" in ended.stderr
 
 

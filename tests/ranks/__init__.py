@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from tests.forks import REPOSITORY, TORCH, Fork, start_fork
+from tests.forks import LIGHTNING, REPOSITORY, TORCH, Fork, start_fork
 
 __all__ = [
     "DEEPSPEED",
@@ -26,15 +26,13 @@ __all__ = [
     "run_ranks",
 ]
 
-_TORCH = (*TORCH, "lightning_flops")
-_MUON = "deepspeed.runtime.zero.muon.muon_optimizer"  # is looked for by the first engine that shards
-DEEPSPEED = (*_TORCH, "deepspeed", _MUON, "lightning_flops.deepspeed")
-LIGHTNING = (*_TORCH, "lightning.pytorch", "torch.utils.tensorboard", "lightning_flops.lightning")
-EVERYTHING = (
-    *_TORCH,
-    *("lightning.pytorch", "pytorch_lightning", "torch.utils.tensorboard", "deepspeed", _MUON),
-    *("lightning_flops.lightning", "lightning_flops.deepspeed", "lightning_flops.transformers"),
+_DEEPSPEED = (
+    "deepspeed",
+    "deepspeed.runtime.zero.muon.muon_optimizer",  # is looked for by the first engine that shards
+    "lightning_flops.deepspeed",
 )
+DEEPSPEED = (*TORCH, "lightning_flops", *_DEEPSPEED)
+EVERYTHING = (*LIGHTNING, "pytorch_lightning", *_DEEPSPEED, "lightning_flops.transformers")
 """What ranks may find imported. Each of these is imported once, for all that ask for the same."""
 
 DEEPSPEED_ON_CPU = {

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import os
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pkgutil import iter_modules
@@ -14,7 +13,9 @@ import pytest
 
 from lightning_flops.instrument import torch_private
 from lightning_flops.instrument.torch_private import names
+from tests.forks import BEFORE_LIGHTNING, REPOSITORY, TORCH, run_fork, start_fork
 from tests.instrument.torch_private.without import FORWARD, ROOM, TRAINING, USED_OFFLINE
+from tests.ranks import environment_of_ranks
 
 for module in iter_modules(torch_private.__path__, f"{ROOM}."):
     import_module(module.name)
@@ -44,23 +45,31 @@ assert set(PATHS) >= QUICK
 @pytest.fixture(scope="module")
 def without() -> Iterator[Callable[[str], dict[str, Any]]]:
     """Answers with what happens without the name of a path."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", WITHOUT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdin is not None and process.stdout is not None
-    stdin, stdout = process.stdin, process.stdout
-    assert stdout.readline() == "ready\n"
+    (given, asks), (answers, output) = os.pipe(), os.pipe()
+    with open(asks, "w") as stdin, open(answers) as stdout:
+        process = start_fork(
+            ["-m", WITHOUT],
+            imports=BEFORE_LIGHTNING,
+            folder=REPOSITORY,
+            environment=environment_of_ranks({}),
+            place={},
+            output=output,
+            errors=2,
+            given=given,
+        )
+        os.close(given)
+        os.close(output)
+        assert stdout.readline() == "ready\n"
 
-    def ask(path: str) -> dict[str, Any]:
-        stdin.write(f"{path}\n")
-        stdin.flush()
-        found: dict[str, Any] = json.loads(stdout.readline())
-        return found
+        def ask(path: str) -> dict[str, Any]:
+            stdin.write(f"{path}\n")
+            stdin.flush()
+            found: dict[str, Any] = json.loads(stdout.readline())
+            return found
 
-    yield ask
-    stdin.close()
-    process.wait()
-    stdout.close()
+        yield ask
+        stdin.close()
+        process.wait()
 
 
 @pytest.mark.parametrize("path", [pytest.param(one, marks=() if one in QUICK else pytest.mark.slow) for one in PATHS])
@@ -92,7 +101,7 @@ def test_a_torch_that_has_them_all_loses_none() -> None:
         "assert names.LOST == [] and len(names.TABLE) > 80\n"
         "assert not [name.path for name in names.TABLE.values() if name.missing]\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = run_fork(["-c", program], imports=TORCH, folder=REPOSITORY)
     assert done.returncode == 0, done.stderr
 
 
