@@ -789,7 +789,8 @@ _OF_LIGHTNING = (
     "benchmarks.lightning_suite_door",
 )
 
-_OF_LOOP = ("fsspec.implementations.local", "torch.utils.tensorboard")
+# A loader may be accelerate's: a loop looks there, where it is imported.
+_OF_LOOP = ("accelerate.data_loader", "fsspec.implementations.local", "torch.utils.tensorboard")
 
 _OF_RUN: dict[str, tuple[str, ...]] = {
     "lightning": _OF_LIGHTNING,
@@ -811,10 +812,22 @@ _OF_RUN: dict[str, tuple[str, ...]] = {
 }
 
 
+_FRAMEWORKS_MODULES = {
+    "deepspeed": ("lightning_flops.deepspeed", "lightning_flops.doors.deepspeed_"),
+    "transformers": ("lightning_flops.transformers", "lightning_flops.doors.hf_"),
+}
+"""How the names of our modules begin that import a framework, by the run of its training."""
+
+
 def import_for(run: str) -> None:
-    """Load what a training and its trials need, so that a trial's process finds it there."""
+    """Load what a training and its trials need, so that a trial's process finds it there.
+
+    And nothing of another framework: each trial is a fork, which costs the more the more is loaded.
+    """
+    others = tuple(name for of, names in _FRAMEWORKS_MODULES.items() if of != run for name in names)
+    not_meant = ("lightning_flops.__main__", "lightning_flops.tensorboard", *others)
     for module in pkgutil.walk_packages([str(PACKAGE)], "lightning_flops."):
-        if module.name.rpartition(".")[2] != "__main__":
+        if not module.name.startswith(not_meant):
             import_module(module.name)
     for name in (*_OF_TORCH, *_OF_RUN.get(run, ())):
         import_module(name)

@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.fault_lines import HANDS_OVER, PACKAGE, lines_that_cannot_fail
-from tests.forks import run_fork
-from tests.ranks import DEEPSPEED_ON_CPU, EVERYTHING
+from tests.forks import LIGHTNING, TORCH, run_fork
+from tests.ranks import DEEPSPEED, DEEPSPEED_ON_CPU, EVERYTHING
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 RUNS = {
@@ -36,13 +36,15 @@ RUNS = {
 
 A line costs two to three times as much in the first four that draw any as in the others.
 """
+_IMPORTS = {"lightning": LIGHTNING, "lightning-manual": LIGHTNING, "deepspeed": DEEPSPEED, "transformers": EVERYTHING}
+"""What each finds imported, if it needs more than torch: a trial is a fork, which costs the more the more is there."""
 
 
 def faults_of(run: str, *options: str) -> str:
     """What a sweep in a process of its own says, which forks one for each trial; empty where it finds no fault."""
     done = run_fork(
         ["-m", "benchmarks.fault_lines", run, *options],
-        imports=EVERYTHING,
+        imports=_IMPORTS.get(run, TORCH),
         folder=REPOSITORY,
         timeout_sec=36000.0,
         environment=DEEPSPEED_ON_CPU,
