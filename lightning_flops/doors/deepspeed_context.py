@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,11 +33,11 @@ LOST = {
 """Private names of a DeepSpeed engine that its door uses, and what is lost if one is missing."""
 
 
-def private_names(note: Callable[[str], None]) -> PrivateNames:
-    """The private names of the installed DeepSpeed; *note* adds a sentence to every report."""
+def private_names() -> PrivateNames:
+    """The private names of the installed DeepSpeed."""
     import deepspeed
 
-    return PrivateNames(f"DeepSpeed ({deepspeed.__version__})", LOST, note)
+    return PrivateNames(f"DeepSpeed ({deepspeed.__version__})", LOST)
 
 
 def run_context(engine: Any) -> RunContext:

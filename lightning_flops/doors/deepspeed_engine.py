@@ -88,7 +88,7 @@ class EngineDoor:
         self._keep_builtin = keep_builtin
         self._builtin: Any = None
         """The settings of DeepSpeed's own profiler, while we have switched it off."""
-        self.names = private_names(lambda sentence: self.session.notes.add_for_run(sentence))
+        self.names = private_names()
         """Private names of DeepSpeed."""
         self.steps = steps(self)
         self.session = Session(
@@ -100,6 +100,7 @@ class EngineDoor:
             world_size=int(engine.world_size),
             whole_steps=whole_steps,
         )
+        self.names.tell(self.session.notes.add_for_run)
         self.loaders = LoaderTaps(
             self.session, self.steps, batches_a_step=lambda: int(engine.gradient_accumulation_steps())
         )

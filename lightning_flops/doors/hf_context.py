@@ -6,7 +6,7 @@ import inspect
 import logging
 import math
 import platform
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -45,9 +45,9 @@ LOST = {
 is missing."""
 
 
-def private_names(note: Callable[[str], None]) -> PrivateNames:
-    """The private names of the installed transformers; *note* adds a sentence to every report."""
-    return PrivateNames(f"transformers ({transformers.__version__})", LOST, note)
+def private_names() -> PrivateNames:
+    """The private names of the installed transformers."""
+    return PrivateNames(f"transformers ({transformers.__version__})", LOST)
 
 
 def trainer_of(callback: TrainerCallback) -> Trainer | None:

@@ -102,7 +102,7 @@ class HfTraining:
         self._finished = False
         self._iterator: Callable[[], Any] = lambda: None
         self._batches = FetchedBatches(lambda sentence: self.session.notes.add_for_run(sentence))
-        self._names = private_names(lambda sentence: self.session.notes.add_for_run(sentence))
+        self._names = private_names()
         self.session = Session(
             self,
             root_of(trainer),
@@ -111,6 +111,7 @@ class HfTraining:
             rank=trainer.args.process_index,
             world_size=trainer.args.world_size,
         )
+        self._names.tell(self.session.notes.add_for_run)
         self._batch_log, self._tokens = self.session.log, self.session.tokens  # asked in every step of the run
 
     @property

@@ -6,7 +6,7 @@ import functools
 import logging
 import math
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
@@ -35,30 +35,42 @@ IMPORT_ROOTS = ("lightning.pytorch", "pytorch_lightning")
 
 _DATA_WAIT = "the wait for data cannot be told apart, and is in other"
 
-LOST = {
+_OF_ANY_LOOP = {
     "_on_before_fetch": _DATA_WAIT,
     "_on_after_fetch": _DATA_WAIT,
+    "_data_fetcher": _DATA_WAIT,
+    "_start_profiler": _DATA_WAIT,
+    "_stop_profiler": _DATA_WAIT,
+    "_combined_loader": (
+        "neither the worker processes of its data loaders nor their queues are seen, and the first timed steps may use "
+        "batches that were fetched ahead"
+    ),
+    "_iterator": "the queues of its data loaders are not seen, and the first timed steps may use batches fetched ahead",
+}
+
+LOST = {
+    **_OF_ANY_LOOP,
     "_after_closure": "what Lightning's hooks do inside the optimizer's step counts as the optimizer's",
     "_clip_gradients": "clipping the gradients is not marked as the optimizer's",
     "_optimizer_zero_grad": "dropping the gradients in a hook of the user's is in other",
     "_batches_that_stepped": "the loggers get trainer.global_step as their x-axis",
+    "_lightning_optimizers": "zero_grad in manual optimization is in other",
 }
 """Private names of Lightning that a fit uses, and what is lost if one is missing."""
 
 _AFTER_CALLBACKS = "what a batch runs after the callbacks have heard of its end is not counted"
 
 LOST_WITHOUT_TRAINING = {
-    "_on_before_fetch": _DATA_WAIT,
-    "_on_after_fetch": _DATA_WAIT,
+    **_OF_ANY_LOOP,
     "_predict_step": _AFTER_CALLBACKS,
     "_evaluation_step": _AFTER_CALLBACKS,
 }
 """The same of the names that a loop without training uses."""
 
 
-def private_names(trainer: Trainer, note: Callable[[str], None], *, lost: Mapping[str, str] = LOST) -> PrivateNames:
-    """The private names of *trainer*'s Lightning that are in *lost*; *note* adds a sentence to every report."""
-    return PrivateNames(f"Lightning ({_version_of(_import_root(trainer))})", lost, note)
+def private_names(trainer: Trainer, *, lost: Mapping[str, str] = LOST) -> PrivateNames:
+    """The private names of *trainer*'s Lightning that are in *lost*."""
+    return PrivateNames(f"Lightning ({_version_of(_import_root(trainer))})", lost)
 
 
 def is_lightnings_own(target: Any, name: str) -> bool:
@@ -76,41 +88,54 @@ def last_step_of_development_run(trainer: Trainer) -> int | None:
     return math.ceil(batches / trainer.accumulate_grad_batches) - 1 if batches else None
 
 
-def settle_steps(loop: Any, *, batches_a_step: int) -> int:
+def settle_steps(loop: Any, *, names: PrivateNames, batches_a_step: int) -> int:
     """Steps to leave alone after a counted one, as far as the loaders of *loop* show."""
-    return steps_to_settle(batches_ahead=batches_fetched_ahead(loop), batches_a_step=batches_a_step)
+    return steps_to_settle(batches_ahead=batches_fetched_ahead(loop, names=names), batches_a_step=batches_a_step)
 
 
-def batches_fetched_ahead(loop: Any) -> int:
+def batches_fetched_ahead(loop: Any, *, names: PrivateNames) -> int:
     """Most batches that a loader of *loop* fetches ahead; 0 without workers."""
-    return max(map(batches_ahead, _loaders(loop)), default=0)
+    return max(map(batches_ahead, _loaders(loop, names)), default=0)
 
 
-def loader_iterators(loop: Any) -> list[Any]:
+def loader_iterators(loop: Any, *, names: PrivateNames) -> list[Any]:
     """The current iterators of the loaders of *loop*; empty if this Lightning keeps them elsewhere."""
-    combined = getattr(loop, "_combined_loader", None)
-    return list(getattr(getattr(combined, "_iterator", None), "iterators", None) or ())
+    combined = names.get(loop, "_combined_loader", None)
+    iterator = None if combined is None else names.get(combined, "_iterator", None)
+    return list(getattr(iterator, "iterators", None) or ())
 
 
-def loader_workers(loop: Any) -> int | None:
+def loader_workers(loop: Any, *, names: PrivateNames) -> int | None:
     """Fewest worker processes of the DataLoaders of *loop*; None if no loader says."""
-    workers = [getattr(loader, "num_workers", None) for loader in _loaders(loop)]
+    workers = [getattr(loader, "num_workers", None) for loader in _loaders(loop, names)]
     return min((count for count in workers if isinstance(count, int)), default=None)
 
 
-def _loaders(loop: Any) -> Sequence[Any]:
-    combined = getattr(loop, "_combined_loader", None)
+def _loaders(loop: Any, names: PrivateNames) -> Sequence[Any]:
+    combined = names.get(loop, "_combined_loader", None)
     return () if combined is None else tuple(combined.flattened)
 
 
-def reset_fetcher(loop: Any, methods: Any) -> None:
+_FETCHES = {"_start_profiler": "_on_before_fetch", "_stop_profiler": "_on_after_fetch"}
+"""What a data fetcher calls before and after a fetch, and the method of a loop that this is."""
+
+
+def fetches_can_be_wrapped(loop: Any, methods: Any, *, names: PrivateNames) -> bool:
+    """Whether the fetches of *loop* can be wrapped by its *methods*, and unwrapped in its fetcher, which keeps them."""
+    fetcher = names.get(loop, "_data_fetcher", None)
+    if fetcher is None:
+        return False
+    return all(names.has(fetcher, kept) and names.has(methods, method) for kept, method in _FETCHES.items())
+
+
+def reset_fetcher(loop: Any, methods: Any, *, names: PrivateNames) -> None:
     """Give the data fetcher of *loop* the current methods of *methods*; it keeps those from when it was made."""
-    fetcher = getattr(loop, "_data_fetcher", None)
+    fetcher = names.get(loop, "_data_fetcher", None)
     if fetcher is None:
         return
-    for name, method in (("_start_profiler", "_on_before_fetch"), ("_stop_profiler", "_on_after_fetch")):
-        kept = vars(fetcher).get(name)
-        current = getattr(methods, method, None)
+    for name, method in _FETCHES.items():
+        kept = names.get(fetcher, name, None)
+        current = names.get(methods, method, None)
         if current is not None and untapped(kept) == untapped(current):  # and not what somebody else has put there
             setattr(fetcher, name, current)
 
@@ -119,7 +144,7 @@ def run_context(trainer: Trainer, *, loop: Loop = "training") -> RunContext:
     """Where this run takes place, as far as a rank knows without asking the others."""
     device = trainer.strategy.root_device
     root = _import_root(trainer)
-    sizes = mesh_sizes(getattr(trainer.strategy, "_device_mesh", None))
+    sizes = mesh_sizes(_device_mesh(trainer.strategy))
     ep_size = sizes.pop("ep", 1)  # ranks with different experts see different data
     return RunContext(
         framework=root,
@@ -141,6 +166,14 @@ def run_context(trainer: Trainer, *, loop: Loop = "training") -> RunContext:
         strategy=type(trainer.strategy).__name__,
         loop=loop,
     )
+
+
+def _device_mesh(strategy: Any) -> Any:
+    """The mesh of *strategy*; None without one, or before its processes have found each other."""
+    try:
+        return strategy.device_mesh
+    except (AttributeError, RuntimeError):
+        return None
 
 
 def _import_root(trainer: Trainer) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from lightning_flops.doors.lightning_context import (
     LOST_WITHOUT_TRAINING,
     batches_fetched_ahead,
+    fetches_can_be_wrapped,
     loader_iterators,
     loader_workers,
     private_names,
@@ -79,6 +80,7 @@ class LightningEvaluation:
             "validate": trainer.validate_loop,
         }
         self._loop = loops[function]
+        self._names = private_names(trainer, lost=LOST_WITHOUT_TRAINING)
         self._several_loaders = self._loop.num_dataloaders > 1
         self._moved = ""
         self._batches = self._number_of_batches()
@@ -89,9 +91,6 @@ class LightningEvaluation:
         self._batch: Any = None
         self._shapes: Shapes = ()
         self._tokens: BatchTokens | None = None
-        self._names = private_names(
-            trainer, lambda sentence: self.session.notes.add_for_run(sentence), lost=LOST_WITHOUT_TRAINING
-        )
         self.session = Session(
             self,
             pl_module,
@@ -101,10 +100,11 @@ class LightningEvaluation:
             world_size=trainer.world_size,
             loop=function,
         )
+        self._names.tell(self.session.notes.add_for_run)
 
     def _number_of_batches(self) -> int | None:
         """How many batches the loop has; None if not known."""
-        length = getattr(getattr(self._loop, "_data_fetcher", None), "length", None)
+        length = getattr(self._names.get(self._loop, "_data_fetcher", None), "length", None)
         if length is None and not self._several_loaders:
             length = sum(self._loop.max_batches)
         return int(length) if length is not None and math.isfinite(length) else None
@@ -114,7 +114,7 @@ class LightningEvaluation:
         asked, batches = config.next_profile_step(steps_done=0), self._batches
         if asked is None or batches is None or asked < batches:
             return config
-        instead = max(0, batches - 1 - settle_steps(self._loop, batches_a_step=1) - config.timing_steps)
+        instead = max(0, batches - 1 - self._settle_steps() - config.timing_steps)
         self._moved = (
             f"Batch {instead} was profiled in place of batch {asked} (profile_step), because this {self._function} "
             f"loop has {batches} batch(es)."
@@ -122,14 +122,18 @@ class LightningEvaluation:
         logger.info(self._moved)
         return replace(config, profile_step=instead)
 
+    def _settle_steps(self) -> int:
+        return settle_steps(self._loop, names=self._names, batches_a_step=1)
+
     # ---- how the run begins
 
     def plan(self) -> RunPlan:
         """How the loop begins."""
         self._context = run_context(self._trainer, loop=self._function)
-        settle = settle_steps(self._loop, batches_a_step=1)
+        settle = self._settle_steps()
         profile_step = self._config.next_profile_step(steps_done=0)
-        if self._batches is not None and profile_step is not None and not batches_fetched_ahead(self._loop):
+        fetched_ahead = batches_fetched_ahead(self._loop, names=self._names)
+        if self._batches is not None and profile_step is not None and not fetched_ahead:
             # No queue has to drain: rather time a batch than none.
             settle = max(0, min(settle, self._batches - profile_step - 2))
         return RunPlan(
@@ -154,10 +158,10 @@ class LightningEvaluation:
         strategy = self._trainer.strategy
         if session.tokens.reads and strategy.root_device.type != "cpu":
             taps.replace(strategy, "batch_to_device", make.around(self._batch_is_on_host, lambda _: None))
-        if self._names.has(loop, "_on_before_fetch") and self._names.has(loop, "_on_after_fetch"):
+        if fetches_can_be_wrapped(loop, loop, names=self._names):
             taps.replace(loop, "_on_before_fetch", make.before(self._fetch_begins))
             taps.replace(loop, "_on_after_fetch", make.after(self._fetch_ends, also_failed=True))
-            reset_fetcher(loop, loop)
+            reset_fetcher(loop, loop, names=self._names)
         else:
             self._first_batch_begins()
 
@@ -192,7 +196,7 @@ class LightningEvaluation:
 
     def _fetch_ends(self) -> None:
         self.session.fetch_ends()
-        fetcher = getattr(self._loop, "_data_fetcher", None)
+        fetcher = self._names.get(self._loop, "_data_fetcher", None)
         if not self._in_step and getattr(fetcher, "done", False):
             self._leave_scope()  # there may be no further batch, and what follows the loop is in none
 
@@ -284,13 +288,12 @@ class LightningEvaluation:
 
     def loader_workers(self) -> int | None:
         """Fewest worker processes of the loop's loaders."""
-        return loader_workers(self._loop)
+        return loader_workers(self._loop, names=self._names)
 
     def feed(self) -> Feed:
         """The queues of the loop's loaders."""
-        return LoaderQueue(
-            lambda: backlogs_of(loader_iterators(self._loop), note=self.session.notes.add_for_run), batches_a_step=1
-        )
+        loop, note = self._loop, self.session.notes.add_for_run
+        return LoaderQueue(lambda: backlogs_of(loader_iterators(loop, names=self._names), note=note), batches_a_step=1)
 
     def x_axis(self) -> int:
         """Batches of this loop until now: Lightning has no step of its own in it."""
@@ -305,4 +308,4 @@ class LightningEvaluation:
 
     def take_out(self) -> None:
         """Remove our wrappers that the data fetcher keeps."""
-        reset_fetcher(self._loop, self._loop)
+        reset_fetcher(self._loop, self._loop, names=self._names)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lightning_flops.doors.lightning_context import (
+    fetches_can_be_wrapped,
     is_lightnings_own,
     last_step_of_development_run,
     loader_iterators,
@@ -100,7 +101,7 @@ class LightningFit:
         self._tokens: BatchTokens | None = None
         self._optimizer_steps = self._step_counter()
         self._last_global_step = self._optimizer_steps()
-        self._names = private_names(trainer, lambda sentence: self.session.notes.add_for_run(sentence))
+        self._names = private_names(trainer)
         self.session = Session(
             self,
             pl_module,
@@ -110,6 +111,7 @@ class LightningFit:
             world_size=trainer.world_size,
             hears_starts=True,
         )
+        self._names.tell(self.session.notes.add_for_run)
         self._log = self.session.log
         self._notes = False
         """A batch that only the monitor needs to know of is noted."""
@@ -153,7 +155,9 @@ class LightningFit:
             profile_step = last
         return RunPlan(
             profile_step=profile_step,
-            settle_steps=settle_steps(self._trainer.fit_loop, batches_a_step=self._trainer.accumulate_grad_batches),
+            settle_steps=settle_steps(
+                trainer.fit_loop, names=self._names, batches_a_step=trainer.accumulate_grad_batches
+            ),
             device=self._trainer.strategy.root_device,
             dp_size=self._context.dp_size,
             output=run_output(self._trainer, self._config, own_folder=self._own_folder),
@@ -171,7 +175,7 @@ class LightningFit:
         session, make = self.session, self.session.taps
         epoch_loop = self._trainer.fit_loop.epoch_loop
         session.training_stops("epoch restart")  # until the first epoch's first batch
-        if self._names.has(epoch_loop, "_on_before_fetch") and self._names.has(epoch_loop, "_on_after_fetch"):
+        if fetches_can_be_wrapped(self._trainer.fit_loop, epoch_loop, names=self._names):
             taps.replace(epoch_loop, "_on_before_fetch", make.fetch_begins())
             taps.replace(epoch_loop, "_on_after_fetch", make.fetch_ends())
         taps.replace(epoch_loop, "run", make.after(session.epoch_ends, also_failed=True))
@@ -220,7 +224,7 @@ class LightningFit:
         inside = self.session.taps.part("optimizer", counts=False)
         trainer = self._trainer
         # In manual optimization Lightning gives the user wrappers, which have a zero_grad of their own.
-        for optimizer in (*trainer.optimizers, *getattr(trainer.strategy, "_lightning_optimizers", ())):
+        for optimizer in (*trainer.optimizers, *self._names.get(trainer.strategy, "_lightning_optimizers", ())):
             if isinstance(optimizer, torch.optim.Optimizer):
                 taps.replace(optimizer, "zero_grad", inside)
         loop = trainer.fit_loop.epoch_loop.automatic_optimization
@@ -425,12 +429,13 @@ class LightningFit:
 
     def loader_workers(self) -> int | None:
         """Fewest worker processes of the training loaders."""
-        return loader_workers(self._trainer.fit_loop)
+        return loader_workers(self._trainer.fit_loop, names=self._names)
 
     def feed(self) -> Feed:
         """The queues of the training loaders."""
+        loop, note = self._trainer.fit_loop, self.session.notes.add_for_run
         return LoaderQueue(
-            lambda: backlogs_of(loader_iterators(self._trainer.fit_loop), note=self.session.notes.add_for_run),
+            lambda: backlogs_of(loader_iterators(loop, names=self._names), note=note),
             batches_a_step=self._trainer.accumulate_grad_batches,
         )
 
@@ -445,4 +450,4 @@ class LightningFit:
         try:
             self._any_optimizer.remove()
         finally:
-            reset_fetcher(self._trainer.fit_loop, self._trainer.fit_loop.epoch_loop)
+            reset_fetcher(self._trainer.fit_loop, self._trainer.fit_loop.epoch_loop, names=self._names)

@@ -12,13 +12,19 @@ class PrivateNames:
     Args:
         framework: its name and version, as they stand in a sentence.
         lost: what is lost without each name; an empty text if nothing is lost, because only some versions have it.
-        note: adds a sentence to every report of the run.
     """
 
-    def __init__(self, framework: str, lost: Mapping[str, str], note: Callable[[str], None]) -> None:
+    def __init__(self, framework: str, lost: Mapping[str, str]) -> None:
         self._framework = framework
         self._lost = lost
+        self._unsaid: list[str] = []
+        self._note: Callable[[str], object] = self._unsaid.append
+
+    def tell(self, note: Callable[[str], object]) -> None:
+        """From here on *note* adds a sentence for each missing name to every report, also for those missed before."""
         self._note = note
+        for sentence in self._unsaid:
+            note(sentence)
 
     def get(self, owner: Any, name: str, stand_in: Any) -> Any:
         """The attribute *name* of *owner*; if *owner* has none, *stand_in*, and a note in the report.

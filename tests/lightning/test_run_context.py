@@ -17,7 +17,7 @@ def context_of(mesh: dict[str, int]) -> RunContext:
     """Of a Trainer whose strategy has a mesh of these dimensions."""
     strategy = SimpleNamespace(
         root_device=torch.device("cpu"),
-        _device_mesh=SimpleNamespace(mesh_dim_names=tuple(mesh), shape=tuple(mesh.values())),
+        device_mesh=SimpleNamespace(mesh_dim_names=tuple(mesh), shape=tuple(mesh.values())),
     )
     trainer = SimpleNamespace(
         strategy=strategy,
