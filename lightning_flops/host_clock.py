@@ -1,9 +1,8 @@
 """The host's clocks, also where somebody has replaced those of the module ``time``.
 
-Tests do that: with a list of readings, which ends, or with a clock that stands still. What we took from there would be
-missing for those whom it is meant for, and our times would be wrong; and a module of ours that is first imported
-meanwhile would keep the false clock for the rest of the process. So these are the functions of a copy of ``time`` that
-nobody else has.
+Tests do that. Some put a list of readings there: if we took one, the test would miss it. Others put a clock there that
+stands still: our times would be wrong. And a module of ours that is first imported meanwhile would keep that clock for
+the rest of the process. So these are the functions of a copy of ``time`` that nobody else has.
 """
 
 from __future__ import annotations

@@ -102,9 +102,9 @@ def count_offline(model: nn.Module, batch: Any, *, causal_attention: Literal["fu
     For a compiled model, whose compiled path may do less work or hide it, this is the figure of the eager one. The
     backward is that of everything the forward puts out; there is no loss function and no optimizer.
 
-    Where the forward asks for values, as of a mask or of lengths, those that follow from the batch and from buffers are
-    worked out, and the shapes are those of this example. Values that a parameter or chance went into are not settled by
-    it, nor are those of a tensor of more than a million elements.
+    A forward may ask for values, for example of a mask or of lengths. Values that follow from the batch and from
+    buffers are worked out, so the shapes are those of this example. Other values are not known: those that come from a
+    parameter or from chance, and those of a tensor of more than a million elements.
 
     Args:
         model: stays as it is.

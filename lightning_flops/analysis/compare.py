@@ -58,10 +58,11 @@ NEEDS_NUMPY = "comparing needs numpy: pip install 'lightning-flops[trace]'"
 def compare_profiles(a: Profile, b: Profile, *, sources: tuple[str, str] = ("A", "B")) -> Comparison:
     """What the step of run *b* takes longer than that of run *a*, and why.
 
-    Every nanosecond of the difference is *more work* (FLOPs or bytes changed, modules are new or gone), *worse
-    efficiency* (the same work, slower) or *more waiting* (for data, communication, the host, or the loop around the
-    model), below zero where it became less. By part of a step and by module the causes add up to the whole difference,
-    to the nanosecond. ``analysis/compare_split.py`` states the formula, with its source.
+    Every nanosecond of the difference has one of three causes. *More work*: FLOPs or bytes changed, modules are new or
+    gone. *Worse efficiency*: the same work, slower. *More waiting*: for data, communication, the host, or the loop
+    around the model. A cause is below zero if there is less of it. The causes of all parts of a step, or of all
+    modules, add up to the whole difference, to the nanosecond. ``analysis/compare_split.py`` states the formula, with
+    its source.
 
     What the spread of the timed steps explains is marked as noise. It is the noise within the two runs.
 

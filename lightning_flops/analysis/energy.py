@@ -23,8 +23,8 @@ def build_energy(
 ) -> Energy | None:
     """The energy of a step, from what the GPU's counters told of all timed ones.
 
-    The host is ahead of the GPU, by about the same time at the first reading and at the last: so what was read is the
-    mean power of these steps, and a step's energy is this power times its seconds.
+    The host runs ahead of the GPU, by about the same time at the first reading and at the last. So the readings tell
+    the mean power of these steps, and a step's energy is this power times its seconds.
 
     Args:
         gpu: what was read; None if nothing was.

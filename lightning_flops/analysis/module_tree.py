@@ -26,8 +26,8 @@ def build_modules(
 ) -> tuple[ModuleProfile, ...]:
     """Every module in tree order: each before those below it, siblings in the model's own order.
 
-    A module that did work and that *records* does not list (it was created while the step ran) is added at the end of
-    its parent, so that no FLOPs are lost from the tree.
+    A module that was created while the step ran is not in *records*. If it did work, it is added after its siblings, so
+    that no FLOPs are lost from the tree.
 
     Args:
         records: the model's modules.

@@ -7,9 +7,9 @@ is looked at in two ways.
 - Over all timed steps, in the parts in which neither the rank nor the others exposed much communication in the traced
   step: a longer wait for data is then its own. This rests on many steps, and sees nothing of the parts in which ranks
   wait for each other.
-- In the traced step, whole: its communication says how long the rank waited, in every part. This rests on one step, so
-  it counts as far as every timed step of the others leaves room for such a wait: for a hiccup of the traced step, or
-  where now this rank is the last and now that one, some of them were too fast.
+- In the traced step, whole: its communication says how long the rank waited, in every part. This rests on one step. So
+  it counts only as far as the others may have waited so long in every one of their timed steps. If the rank was late
+  by chance, or if the ranks are late in turn, some of these steps were too short for that.
 
 The command that reads traces knows no timed steps: there the traced steps alone decide, by the same rule.
 
@@ -303,8 +303,8 @@ def _traced_delays(peers: Sequence[_Rank]) -> dict[int, _Delay]:
 def _rooms(traced: Sequence[_Rank]) -> list[float]:
     """For each rank, how long the others may have waited for it in every one of their timed steps.
 
-    What they took for a part at least, without the work of that part and without as much communication as the rank
-    itself exposed there: it came last, so that was no waiting. Without timed steps nothing limits it.
+    That is the least that they took for a part, less the work of the part, less the communication that the rank itself
+    exposed there: the rank came last, so its communication was no waiting. Without timed steps there is no limit.
     """
     if any(one.step is None for one in traced):
         return [math.inf] * len(traced)

@@ -39,8 +39,8 @@ class FetchedBatches:
     """Holds batches from when they are fetched until the Trainer has trained on them.
 
     Tokens are those that ``tokens_in`` finds, never padding. They are counted on the host, so that the training never
-    waits for a device: of a batch that its loader moves to a device, we keep what tells them as it was before, until
-    the batch is done.
+    waits for a device. If a loader moves a batch to a device, we keep the tensors on the host that tell its tokens,
+    until the batch is done.
 
     Args:
         note: gets a sentence for the report if tokens cannot be counted.

@@ -1,7 +1,8 @@
 """How many ranks share the work of a DeepSpeed run, as its process groups say; asks no rank, imports no DeepSpeed.
 
-DeepSpeed keeps its groups in a module of its own, and takes a client's model-parallel unit ("mpu": Megatron's, the grid
-of a pipeline, its own module of sequence-parallel groups, …) whose methods have had different names over the years.
+DeepSpeed keeps its groups in a module of its own. It also takes a model-parallel unit ("mpu") of the user's:
+Megatron's, the grid of a pipeline, its own module of sequence-parallel groups, and others. The methods of such units
+have had different names over the years.
 """
 
 from __future__ import annotations

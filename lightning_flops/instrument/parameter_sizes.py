@@ -103,8 +103,9 @@ def _is_fsdp(module: nn.Module) -> bool:
 def parameter_sizes(parameter: torch.Tensor) -> tuple[int, bool, int]:
     """(size in the whole model, whether it is trained, size held in this rank's memory) of *parameter*.
 
-    A rank that holds one shard of a parameter, or experts of its own, answers for all ranks that hold the others; of
-    copies that several pipeline stages hold only the first stage's counts, so that stages add up to the model.
+    A rank that holds one shard of a parameter answers for the ranks that hold the other shards, and likewise for
+    experts. If several pipeline stages hold a copy of it, only the first stage counts it, so that stages add up to the
+    model.
     """
     trainable = bool(parameter.requires_grad)
     if is_lazy(parameter):

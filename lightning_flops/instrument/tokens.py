@@ -40,11 +40,15 @@ class OnDeviceError(Exception):
 def tokens_in(batch: Any, *, note: Callable[[str], object] = str) -> BatchTokens | None:
     """The tokens of *batch*; None if nothing in it tells of tokens.
 
-    A batch tells its tokens by ``input_ids`` or an ``attention_mask`` of batch x length, whose numbers from 1 on may
-    tell the sequences of a packed row apart, by the borders of packed sequences (``cu_seqlens`` or ``position_ids``
-    that begin anew), or as a PackedSequence. The tokens of a pair of sequences are those of the first one. ``labels``
-    of -100 are not trained on; they do not tell padding, because a prompt has them, too. Where nothing else tells it
-    and every token has a label, none is padding.
+    A batch can tell its tokens in three ways:
+
+    - ``input_ids`` or an ``attention_mask`` of batch x length; the mask's numbers from 1 on may tell the sequences of a
+      packed row apart;
+    - the borders of packed sequences: ``cu_seqlens``, or ``position_ids`` that begin anew;
+    - a PackedSequence.
+
+    The tokens of a pair of sequences are those of the first one. ``labels`` of -100 are not trained on; they do not
+    tell padding, because a prompt has them, too. If nothing else tells it and every token has a label, none is padding.
 
     Args:
         batch: as the loop has it.

@@ -1,8 +1,8 @@
 """Profiles, two of them compared, or traces as one HTML file: the page that ``web/`` builds, and its figures inside it.
 
-The page's policy (a content security policy in its head) lets nothing run but the two files of the package, which it
-names by their digests, and lets nothing be loaded from anywhere. Profiles are data, compressed, which the page reads as
-JSON; what they call things is text there, never markup.
+A content security policy in the page's head names two files of the package by their digests. Nothing else may run, and
+nothing may be loaded from anywhere. Profiles are compressed data, which the page reads as JSON; the names in them are
+text there, never markup.
 """
 
 from __future__ import annotations

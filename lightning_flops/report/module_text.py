@@ -103,8 +103,8 @@ def _row(
 def _alike(blocks: Sequence[_Block]) -> Iterator[tuple[int, int, _Block]]:
     """First and last depth and the block of *blocks*, those in a row with the same values drawn together.
 
-    A module around another one that does all the work repeats its figures: their classes then stand as "Net > Trunk",
-    and the two latencies, which differ by what the outer one does itself, in the same way.
+    If a module only calls another one, which does all the work, both have the same figures. Then their classes stand
+    together, as "Net > Trunk". So do their latencies, which differ by what the outer one does itself.
     """
     first = 0
     last: _Block = blocks[0] if blocks else ()

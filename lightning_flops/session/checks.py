@@ -16,8 +16,8 @@ _ROUND_NUMBERS = (100, 1000, 10_000)
 """People save, log pictures and draw samples at every so many steps."""
 
 _BESIDE = (0, 1, -1)
-"""What they do then may run in the step of that number, or after its update, and so in the next one for us; and the
-first step is their number 0 or 1."""
+"""What they do then may run in the step of that number, or after its update, which is in the next step for us. And some
+count their steps from 0, others from 1."""
 
 
 class Checks:

@@ -2,9 +2,9 @@
 
 We never use a collective: if one rank is absent, a collective waits, and after its timeout the group is broken for
 training, too. A key that nobody wrote is just not there. Every errand runs on a thread of ours, which lives as long as
-there are errands, and with a client of our own: a client serves one call at a time, so waiting in training's client
-would hold training up. No errand waits inside the store, because a wait that times out prints torch's warnings. It
-looks, and looks again later.
+there are errands. It has a client of its own, because a client serves one call at a time: if we waited in training's
+client, training would wait, too. No errand waits inside the store, because a wait that times out prints torch's
+warnings. It looks, and looks again later.
 
 A store may outlive its job. When a new job starts on it, it may still hold messages of ranks that have died. So the
 keys of a run's messages contain a random word that rank 0 makes when its run begins. The other ranks look it up.

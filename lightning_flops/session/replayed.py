@@ -14,9 +14,9 @@ _MOST = 64
 class Replayed:
     """Remembers with which arguments the model was called on which batch.
 
-    Of a batch that was not fetched, the arguments of the model are all that is seen, and they may be a part of it: a
-    loss gets the labels, and a mask on a device is not read. If the same arguments were those of a batch that was
-    fetched, it is such a batch.
+    If a batch was not fetched, we see only the arguments of the model. They may be a part of the batch: its labels go
+    to the loss, and a mask on a device is not read. If a batch that was fetched had the same arguments, it is such a
+    batch.
     """
 
     def __init__(self) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import lightning_flops
 from lightning_flops import FlopsProfilerCallback
-from lightning_flops.doors.lightning_context import LOST
+from lightning_flops.doors.lightning_context import LOST, LOST_WITHOUT_TRAINING
 from lightning_flops.session import private_names
 from tests.lightning.footprint import footprint
 from tests.lightning.nets import ROOTS, loader, new_net, new_trainer
@@ -40,3 +42,19 @@ def test_a_private_name_that_is_missing_costs_what_the_report_says(
     assert note.endswith(f" keeps no {name}: {LOST[name]}.")
     found, expected = footprint(run, net), footprint(plain_run, plain)
     assert found == expected
+
+
+OF_CLASSES = {"_MockOptimizer"}
+"""Names that a class is known by: there is nothing to look up."""
+
+
+def test_every_private_name_of_lightnings_that_a_door_asks_for_is_listed() -> None:
+    doors = Path(lightning_flops.__file__).parent / "doors"
+    asked: set[str] = set()
+    for path in doors.glob("lightning_*.py"):
+        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        own = {node.attr for node in nodes if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self"}
+        texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+        attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)} - own - {"_receive"}
+        asked |= {name for name in texts | attributes if name.isidentifier() and name[0] == "_" != name[1]}
+    assert asked == {*LOST, *LOST_WITHOUT_TRAINING, *OF_CLASSES}

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from lightning_flops import FlopsProfilerCallback, Profile
-from lightning_flops.doors.lightning_context import loader_iterators
+from lightning_flops.doors.lightning_context import loader_iterators, private_names
 from lightning_flops.instrument.timing.loader_queue import backlog_of
 from lightning_flops.instrument.timing.monitor import Monitor
 from lightning_flops.report.throughput_text import render_throughput
@@ -229,11 +229,12 @@ def test_samples_are_those_the_step_was_given_even_if_it_changes_its_batch(
 
 def test_the_queue_of_a_fits_loader_is_seen(root: str, trainer: MakeTrainer) -> None:
     run, net = trainer(), new_net(root)
+    names = private_names(run)
     workers: list[int] = []
     step = net.training_step
 
     def training_step(batch: Any, batch_idx: int) -> Any:
-        workers.extend(backlog_of(iterator).workers for iterator in loader_iterators(run.fit_loop))
+        workers.extend(backlog_of(iterator).workers for iterator in loader_iterators(run.fit_loop, names=names))
         return step(batch, batch_idx)
 
     net.training_step = training_step

@@ -1,8 +1,8 @@
 """The traces of two runs compared: what in their steps takes longer, and what of it is noise.
 
-All times are means over the traced steps, and over ranks where each run has several: the mean over the ranks is taken
-in each step, so that ranks that wait for one another are not taken for independent measurements. The parts of a step
-add up to it. The rows of other tables are sums of events, which may overlap.
+All times are means over the traced steps, and over the ranks if each run has several. The mean over the ranks is taken
+first, in each step, because ranks that wait for one another are no independent measurements. The parts of a step add up
+to it. The rows of other tables are sums of events, which may overlap.
 
 The difference of what is called many times is shared out between more calls and longer calls by the formula of
 ``compare_split``, calls being the work. What is noise, ``compare_noise`` says, as for profiles.

@@ -202,10 +202,11 @@ def _without_shapes(work: RecordedWork) -> RecordedWork:
 
 
 def _results_told(trace: Trace) -> dict[int, tuple[int, ...]]:
-    """Sizes of what convolutions returned, where the file has no strides of theirs, as those before torch 2.0.
+    """Sizes of what convolutions returned, if the file does not have their strides, as files from before torch 2.0.
 
-    A forward's result has the sizes of the gradient that the node of its sequence number was given; the gradient of an
-    input or of a weight those of that input or weight, which stand among the arguments of the call around.
+    The result of a forward is as large as the gradient that its node was given in the backward; both carry the same
+    sequence number. The gradient of an input or a weight is as large as that input or weight, which is an argument of
+    the call around it.
     """
     if all(one.concrete is not None for one in trace.recorded_inputs):
         return {}  # what torch writes since 2.0

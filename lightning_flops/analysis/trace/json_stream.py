@@ -1,9 +1,9 @@
 """Trace JSON read as a stream: a block of text in memory at a time, whatever the size of the file.
 
-The decoder that is handed in makes events of text, all that stand whole in a block; where it cannot, ``json`` of the
-standard library reads on value by value, and says what is wrong. What stands beside the events and is not needed is
-skipped: a piece of at most a block is decoded and dropped; of a longer one only the end is searched, block by block, in
-one pass, however deeply it is nested.
+The decoder that is handed in decodes all events that stand whole in a block. Where it cannot, ``json`` of the standard
+library reads on value by value, and says what is wrong. Values beside the events that nobody needs are skipped. If such
+a value fits into a block, it is decoded and dropped. Of a longer one only the end is searched, block by block, in one
+pass, however deeply it is nested.
 
 No library reads such a text both fast and in little memory: ijson, which does the second, takes several times as long
 as msgspec (benchmarks/results/traces.md).

@@ -1,8 +1,8 @@
 """What each module of a model took, forward and backward, in a trace whose modules and phases are marked.
 
 Every moment of a thread belongs to the innermost *frame* then open: a module's mark, a phase's mark, or a node that
-autograd runs. A node belongs to the module in whose frame its forward operator ran, which the sequence number that both
-carry tells; a node inside another node, as a reentrant checkpoint runs them, is taken out of the outer one's time.
+autograd runs. A node belongs to the module in whose frame its forward operator ran; both carry the same sequence
+number. A reentrant checkpoint runs nodes inside another node: their time is taken out of the outer one's.
 """
 
 from __future__ import annotations
@@ -133,8 +133,8 @@ def _part_of_torchs(name: str, called: Mapping[int, str]) -> str | None:
 def module_table(trace: Trace) -> ModuleTable | None:
     """Forward and backward time of each module, over all steps; None if the trace does not show modules.
 
-    Where a device took part, time is that in which kernels, copies and memsets launched in the module ran on it, those
-    that ran at once counted once; else it is the host's.
+    If a device took part, this is the time in which kernels, copies and memsets that were launched in the module ran on
+    it; a moment in which several of them ran counts once. Otherwise it is the host's time.
     """
     frames = trace.frames
     if frames is None:
@@ -314,8 +314,9 @@ def _is_inside_step(parts: list[str | None], trace: Trace, around: int) -> bool:
 def _maker_frames(trace: Trace, rows: Ints, parent: Ints, is_node: npt.NDArray[np.bool_]) -> Ints:
     """For each row of a node, the frame in which the operator ran that made the node; -1 where it is not known.
 
-    An operator carries the number that the next node of its thread will get, so a node was made by the last operator
-    with its number or, if nothing was recorded when it was made, with the highest below it.
+    An operator carries the number that the next node of its thread will get. So the last operator with a node's number
+    made the node. If no operator has that number, because none was recorded then, it is the one with the highest number
+    below it.
     """
     made_in = np.full(len(trace), -1, dtype=np.int64)
     nodes = rows[is_node[trace.name[rows]] & (trace.sequence[rows] >= 0)]

@@ -44,8 +44,8 @@ class Phases:
 def find_phases(trace: Trace) -> Phases:
     """The phases of *trace*: by the names of scopes where there are any, else by its operators.
 
-    A forward told by operators goes from the first to the last operator with gradients on before a backward; a
-    backward from the first to the last operator that autograd ran before anything else followed.
+    By its operators, a forward goes from the first to the last operator with gradients on before a backward. A backward
+    goes from the first to the last operator that autograd ran, until something else follows.
     """
     data_loader = _by_scopes(trace, is_data_loader)
     optimizer = _by_scopes(trace, is_optimizer)

@@ -1,10 +1,10 @@
 """Counts half of the score matrix where attention is called with the causal flag, whatever backend runs it.
 
-A fused kernel's operator has the flag among its arguments. The math backend computes separate products that do not; but
-it makes its causal mask in between, by operators in an order that is its own: it scales the query, makes at once a
+A fused kernel's operator has the flag among its arguments. The math backend computes separate products, which do not
+have it. But it makes its causal mask by operators in an order that nobody else uses: it scales the query, makes a
 boolean matrix of ones and its lower triangle, and scales the key. (A mask that a caller made is there before both are
-scaled.) The two products that follow are the flagged ones, and so are, backward, those of the autograd nodes that the
-two made.
+scaled.) The two products that follow are the flagged ones. In the backward these are the products of the autograd nodes
+that the two have made.
 """
 
 from __future__ import annotations

@@ -119,9 +119,9 @@ def _add_cells(sums: dict[_Key, _Sum], state: ThreadState) -> None:
 def _without_backward(sums: Mapping[_Key, _Sum], key: _Key) -> int:
     """Forward FLOPs from which no backward can follow.
 
-    Inside an ``autograd.Function``, where grad is off, tensors do not say so; but reentrant checkpointing, the one such
-    function that runs whole modules, repeats them with grad on, and the repetition knows: the innermost one, where a
-    checkpoint in another is repeated more than once.
+    Inside an ``autograd.Function`` grad is off, so tensors do not say whether a backward follows. But only one such
+    function runs whole modules: reentrant checkpointing. It repeats them with grad on, and the repetition knows. If a
+    checkpoint in another one is repeated more than once, the innermost repetition decides.
     """
     module, phase, operator, dtype = key
     entry = sums[key]

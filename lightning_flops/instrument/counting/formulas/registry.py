@@ -203,9 +203,9 @@ def as_our_formula(formula: Callable[..., Any]) -> Formula:
 def hides_flops(name: str, args: Arguments, kwargs: Keywords, out: Any) -> bool:
     """Whether a call of an operator that nothing is known about may have spent FLOPs, so that counts are lower bounds.
 
-    It may when it takes or makes a floating-point, complex or quantized tensor. One that works on integers alone does
-    not, unless its name (``namespace.name``) speaks of a product (mm, conv, attention …), or two of its 8-bit inputs of
-    at least two dimensions have shapes that do not broadcast together: a product of quantized numbers.
+    It may if it takes or makes a floating-point, complex or quantized tensor. One that works on integers alone does
+    not, with two exceptions: its name (``namespace.name``) speaks of a product (mm, conv, attention …), or it looks
+    like a product of quantized numbers, because two of its 8-bit inputs of at least two dimensions do not broadcast.
     """
     if says_heavy(name):
         return True
