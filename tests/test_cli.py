@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from lightning_flops import __version__
-from lightning_flops.analysis.trace import analyze_traces, load_trace
+from lightning_flops.analysis.trace import load_trace
 from lightning_flops.cli import main
 from lightning_flops.instrument.counting.recorded_calls import recorded_work
 from lightning_flops.report.trace_text import render_traces
+from tests.analysis.in_memory import analyze_traces
 
 TRACES = Path(__file__).parent / "data" / "traces"
 RANKS = [str(TRACES / f"two_ranks_known_answers.rank{rank}.pt.trace.json") for rank in (0, 1)]

@@ -70,16 +70,15 @@ def profile_scalars(profile: Profile, *, prefix: str = PROFILE_PREFIX) -> dict[s
     return {tag: value for tag, value in values.items() if tag.rpartition("/")[2] not in _OF_TRAINING}
 
 
-def scalar_charts(*, prefix: str = PROFILE_PREFIX, monitor: str = MONITOR_PREFIX) -> dict[str, dict[str, list[str]]]:
+def scalar_charts(*, prefix: str = PROFILE_PREFIX) -> dict[str, dict[str, list[str]]]:
     """Charts that show scalars of one unit together: tags by the chart's title, by the title of the charts' group.
 
     Args:
         prefix: what the tags of a profile begin with.
-        monitor: what the tags of the monitor begin with.
     """
     groups = {
         f"FLOPs: profiled steps ({prefix})": (prefix, _PROFILE_CHARTS),
-        f"FLOPs: the whole run ({monitor})": (monitor, _MONITOR_CHARTS),
+        f"FLOPs: the whole run ({MONITOR_PREFIX})": (MONITOR_PREFIX, _MONITOR_CHARTS),
     }
     return {
         group: {title: [f"{start}/{tag}" for tag in tags.split()] for title, tags in charts.items()}

@@ -25,7 +25,7 @@ def answer_lines(report: TracesReport, files: Sequence[str], view: View) -> list
     """The section that a report of traces begins with.
 
     Args:
-        report: what ``analyze_traces`` returned.
+        report: what ``analyze_files`` returned.
         files: a name for each trace.
         view: how wide it is.
     """

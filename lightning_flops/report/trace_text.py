@@ -39,7 +39,7 @@ def render_traces(
     """The answer, every table of every trace, and the ranks side by side; ends with a line break.
 
     Args:
-        report: what ``analyze_traces`` returned.
+        report: what ``analyze_files`` returned.
         top_rows: rows shown of each long table; None for all.
         children: show below each operator what it called and launched itself.
         sort: what long tables are sorted by, where they have it; None for each table's own order.

@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 
 from lightning_flops.analysis.collectives import RanksError
-from lightning_flops.analysis.trace import analyze_files, analyze_traces, files, load_trace
+from lightning_flops.analysis.trace import analyze_files, files, load_trace
 from lightning_flops.analysis.trace.columns import TraceFormatError
 from lightning_flops.analysis.trace.one_file import analyze_file
 from lightning_flops.analysis.trace.one_trace import AnalyzedTrace
 from lightning_flops.errors import LightningFlopsError
+from tests.analysis.in_memory import analyze_traces
 
 TRACES = Path(__file__).parents[1] / "data" / "traces"
 RANKS = [str(TRACES / f"two_ranks_known_answers.rank{rank}.pt.trace.json") for rank in (0, 1)]

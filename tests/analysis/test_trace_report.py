@@ -5,10 +5,10 @@ import json
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lightning_flops.analysis.trace import analyze_traces
 from lightning_flops.report.trace_text import render_traces
 from lightning_flops.schema import dataclass_json
 from lightning_flops.schema.trace import TracesReport
+from tests.analysis.in_memory import analyze_traces
 from tests.analysis.trace_events import Event, kernel, launch, memory, on_device, operator, scope, step, trace
 
 NAMES = (

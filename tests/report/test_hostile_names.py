@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from lightning_flops.analysis.trace import analyze_traces
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.doors.standalone import get_model_profile
 from lightning_flops.report.advice_text import render_advice_markdown
 from lightning_flops.report.text import render_text
 from lightning_flops.report.trace_text import render_traces
 from lightning_flops.schema.advice import Advice
+from tests.analysis.in_memory import analyze_traces
 from tests.analysis.trace_events import data_loader, memory, module, operator, scope, step, trace
 from tests.golden_files import golden
 from tests.report import windows

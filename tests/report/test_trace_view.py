@@ -6,12 +6,12 @@ from typing import Any, get_args
 
 import pytest
 
-from lightning_flops.analysis.trace import analyze_traces
 from lightning_flops.commands.trace import SORT_KEYS
 from lightning_flops.instrument.counting.recorded_calls import recorded_work
 from lightning_flops.report.trace_text import render_traces
 from lightning_flops.report.trace_view import SortKey, View
 from lightning_flops.schema.trace import TracesReport
+from tests.analysis.in_memory import analyze_traces
 from tests.analysis.trace_events import kernel, launch, memory, module, on_device, operator, phase, step, trace
 
 

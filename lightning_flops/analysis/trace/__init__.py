@@ -24,13 +24,11 @@ if TYPE_CHECKING:
     from lightning_flops.analysis.trace.parts import step_parts as step_parts
     from lightning_flops.analysis.trace.ranks import collective_calls as collective_calls
     from lightning_flops.analysis.trace.recorded import trace_from_columns as trace_from_columns
-    from lightning_flops.analysis.trace.report import analyze_traces as analyze_traces
 
 _MODULES = {
     "analyze_each": "files",
     "analyze_files": "files",
     "analyze_trace": "one_trace",
-    "analyze_traces": "report",
     "collective_calls": "ranks",
     "compare_traces": "compare",
     "counter_tracks": "counters",

@@ -13,17 +13,17 @@ from lightning_flops.analysis.trace.names import KIND_OF_CATEGORY, Kind, is_scop
 from lightning_flops.analysis.trace.values import int32, int64
 from lightning_flops.records import TraceColumns
 
+_SOURCE = "(profiler)"
+"""What messages call these events."""
 
-def trace_from_columns(
-    columns: TraceColumns, *, process: int, metadata: Mapping[str, Any] | None = None, source: str = "(profiler)"
-) -> Trace:
+
+def trace_from_columns(columns: TraceColumns, *, process: int, metadata: Mapping[str, Any] | None = None) -> Trace:
     """The trace of host events that are already in memory as columns. No event is handled by itself.
 
     Args:
         columns: the events.
         process: number of the process they ran in.
         metadata: what stands at the top of a file, beside the events.
-        source: what messages call these events.
 
     Raises:
         TraceFormatError: none of the events is torch.profiler's.
@@ -36,11 +36,11 @@ def trace_from_columns(
     scopes = np.array([is_scope_written_as_operator(text) for text in columns.names], dtype=bool)
     kind = np.where((kind == Kind.OPERATOR) & scopes[name], np.int8(Kind.ANNOTATION), kind)
     if not (kind > Kind.PYTHON).any():
-        raise TraceFormatError(f"{source}: the trace holds no events of torch.profiler")
+        raise TraceFormatError(f"{_SOURCE}: the trace holds no events of torch.profiler")
     nowhere = np.full(len(kept), -1, dtype=np.int64)
     unknown = np.full(len(kept), np.nan)
     return Trace(
-        source=source,
+        source=_SOURCE,
         names=columns.names,
         lanes=tuple(Lane(process=str(process), thread=str(thread)) for thread in columns.threads),
         name=name,

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lightning_flops.analysis.stragglers import are_compared, find_stragglers_in_traces
-from lightning_flops.analysis.trace.columns import Trace
-from lightning_flops.analysis.trace.flops import Formulas
 from lightning_flops.analysis.trace.job import job_flops
-from lightning_flops.analysis.trace.one_trace import AnalyzedTrace, analyze_one
+from lightning_flops.analysis.trace.one_trace import AnalyzedTrace
 from lightning_flops.analysis.trace.ranks import compare_ranks, refuse_mixed_ranks
 from lightning_flops.analysis.trace_advice import advise_on_traces
 from lightning_flops.config import AdviceThresholds
@@ -25,6 +23,7 @@ def join_analyses(analyzed: Sequence[AnalyzedTrace], *, thresholds: AdviceThresh
     """
     ordered = sorted(analyzed, key=lambda one: -1 if one.report.rank is None else one.report.rank)
     reports = tuple(one.report for one in ordered)
+    refuse_mixed_ranks(reports)
     summaries = [one.summary for one in analyzed if one.summary is not None]
     comparison = compare_ranks(summaries) if summaries else None
     stragglers: tuple[Straggler, ...] = ()
@@ -43,24 +42,6 @@ def join_analyses(analyzed: Sequence[AnalyzedTrace], *, thresholds: AdviceThresh
             thresholds=thresholds,
         ),
     )
-
-
-def analyze_traces(
-    traces: Sequence[Trace], *, thresholds: AdviceThresholds | None = None, formulas: Formulas | None = None
-) -> TracesReport:
-    """Every table of each of *traces*, one for each rank, and the ranks side by side.
-
-    Args:
-        traces: each of another rank.
-        formulas: as for ``analyze_trace``; None where there is no torch, as the reports then say.
-        thresholds: of the advice; None for the defaults.
-
-    Raises:
-        RanksError: two traces are of the same rank, or none is given.
-    """
-    refuse_mixed_ranks(traces)  # before the work
-    analyzed = [analyze_one(trace, compared=len(traces) > 1, formulas=formulas) for trace in traces]
-    return join_analyses(analyzed, thresholds=thresholds)
 
 
 def _job_flops(analyzed: Sequence[AnalyzedTrace]) -> JobFlops | None:

@@ -1,0 +1,20 @@
+"""Traces that no file holds, analyzed as ``analyze_files`` does with files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lightning_flops.analysis.trace.columns import Trace
+from lightning_flops.analysis.trace.flops import Formulas
+from lightning_flops.analysis.trace.one_trace import analyze_one
+from lightning_flops.analysis.trace.report import join_analyses
+from lightning_flops.config import AdviceThresholds
+from lightning_flops.schema.trace import TracesReport
+
+
+def analyze_traces(
+    traces: Sequence[Trace], *, thresholds: AdviceThresholds | None = None, formulas: Formulas | None = None
+) -> TracesReport:
+    """Every table of each of *traces*, and their ranks side by side."""
+    analyzed = [analyze_one(trace, compared=len(traces) > 1, formulas=formulas) for trace in traces]
+    return join_analyses(analyzed, thresholds=thresholds)
