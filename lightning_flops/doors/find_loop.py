@@ -36,8 +36,8 @@ _FABRICS = (("lightning.fabric.fabric", "Fabric"), ("lightning_fabric.fabric", "
 
 _IN_BETWEEN = (
     "{kind}, an optimizer that made no update while this loop was recognized, makes updates in some of its steps now. "
-    "What it trains is work outside of the model here, and such steps are others than those before. profile_training "
-    "can be given all models and optimizers."
+    "What it trains is work outside of the model here, and such steps are not like those before. profile_training can "
+    "be given all models and optimizers."
 )
 
 _OFTEN = 2

@@ -48,6 +48,6 @@ def _about(profile: Profile, budget: Budget) -> str:
         return ""
     word = profile.context.step_word
     return (
-        f"The parts of a {word} take what they took in the timed {word}s; what filled a part is shared out as in the "
+        f"The time of each part of a {word} is that of the timed {word}s. What filled the part is divided as in the "
         f"traced {word} {budget.traced_step}."
     )

@@ -32,8 +32,8 @@ def energy_lines(energy: Energy | None, *, step_name: str = "global step", lower
         lines.append(line("energy per token", si(energy.joules_per_token, "J")))
     lines += [
         line("clock of the multiprocessors", _clock(energy)),
-        line("held below what was asked for by power, share of the time", percent(energy.power_limited_share)),
-        line("held below what was asked for by heat, share of the time", percent(energy.heat_limited_share)),
+        line("clock held down by power, share of the time", percent(energy.power_limited_share)),
+        line("clock held down by heat, share of the time", percent(energy.heat_limited_share)),
     ]
     if energy.reasons:
         shares = ", ".join(f"{words} at {percent(share)} of the readings" for words, share in energy.reasons.items())

@@ -32,9 +32,9 @@ def render_throughput(summary: ThroughputSummary) -> str:
             ],
         ),
         *paragraph(
-            f"Over {plain(summary.batches)} {plural('batch', summary.batches)} of this rank; ips is this rank's "
-            "times the ranks that see different data: the others are taken to do the same. Averages are totals over "
-            "totals. Not in it: batches that were counted or traced, validation, checkpoints and what lies between "
+            f"Over {plain(summary.batches)} {plural('batch', summary.batches)} of this rank. ips is this rank's, times "
+            "the number of ranks that see different data, as if all were as fast. An average is a total divided by a "
+            "total. Left out: batches that were counted or traced, validation, checkpoints and what lies between "
             "epochs."
         ),
         *_flops_lines(summary),
@@ -80,10 +80,11 @@ def _checked(summary: ThroughputSummary) -> str:
     """Whether somebody has looked if the shapes tell what a step spends."""
     if not summary.steps_checked:
         return (
-            "No step was counted to check that. Where chance decides what a step runs, as with layers that are dropped "
-            "at random, shapes do not tell."
+            "No step was counted to check that. If chance decides what a step runs, as with layers that are dropped at "
+            "random, shapes do not tell what it spends."
         )
-    return f"{plain(summary.steps_checked)} of the counted steps had been known before, and spent just that."
+    steps = plain(summary.steps_checked)
+    return f"For {steps} of the counted steps the FLOPs had been foretold: they spent exactly that."
 
 
 def _token_lines(summary: ThroughputSummary) -> list[str]:
