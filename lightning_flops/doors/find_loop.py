@@ -82,20 +82,20 @@ class KnownLoop:
         self, optimizers: tuple[Any, ...], *, model: nn.Module | None = None, output: LoopOutput | None = None
     ) -> None:
         self.name = "" if model is None else " and ".join(names_of(model))
-        """Of its models' classes."""
+        """The names of its models' classes."""
         self.model = _nothing if model is None else ModelWhileItLives(model)
-        """Returns its model, if that still exists."""
+        """Returns what it calls, if that still exists."""
         self.output = output
         self.said: list[str] = []
         """What was said of its reports."""
         self.why_not = "nothing was profiled"
-        """In words without a full stop."""
+        """Why there is no report, in words without a full stop."""
         self.turns = 0
-        """That were profiled."""
+        """Turns that were profiled."""
         self.so_far: RunSoFar | None = None
-        """What was found in these, if it can go on."""
+        """What was found in these turns, if it can go on."""
         self.steps = 0
-        """Steps that it has made in turns that were not."""
+        """Steps that it has made in turns that were not profiled."""
         self._optimizers = weakref.WeakSet(optimizers)
         self._number = len(optimizers)
         self._last = weakref.ref(optimizers[-1])
@@ -119,7 +119,7 @@ class KnownLoop:
 
     @property
     def line(self) -> str:
-        """What became of it, without a full stop."""
+        """What became of the loop, without a full stop."""
         said = f"{self.name}: {self.said[-1] if self.said else self.why_not}".rstrip(".")
         if self.turns > 1:
             said += f" (of {self.turns} turns, of each of which the first steps are in no figure)"

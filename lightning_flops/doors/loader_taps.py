@@ -73,10 +73,10 @@ class _Known:
     """An iterator that was asked for a batch."""
 
     reference: weakref.ref[Any]
-    """The only one of ours that tells when the iterator is dropped: a Ctrl-C that arrives while it tells arrives again
-    after it, and would be lost in a second one."""
+    """Tells when the iterator is dropped. There is one for each iterator: if a Ctrl-C arrives while it tells, we raise
+    it again afterwards, and Python would drop that in a second one."""
     batches: int = 0
-    """That it has delivered for steps, as far as that matters: none, one, or several."""
+    """Batches that it has delivered for steps; only none, one and several are told apart."""
 
 
 class LoaderTaps:
@@ -116,7 +116,7 @@ class LoaderTaps:
         self._iterator_is_used_up = False
         self._known: weakref.WeakKeyDictionary[Any, _Known] = weakref.WeakKeyDictionary()
         self._feeder: _Known | None = None
-        """The latest one; None if it cannot be told when that is dropped."""
+        """The iterator that has delivered the latest batch; None if nothing tells when it is dropped."""
         self._modes_outside = 0
         self._on_class = Patches()
 
