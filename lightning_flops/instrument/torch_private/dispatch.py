@@ -53,6 +53,63 @@ _length: Any = take("torch._C:_len_torch_dispatch_stack", None, _STACK_LOSS, wor
 _mode_at: Any = take("torch._C:_get_dispatch_stack_at", None, _STACK_LOSS)
 
 
+_InferenceMode: Any = take(
+    "torch._C:_InferenceMode",
+    None,
+    "does not tell when an inference mode ends: a step that begins to be counted inside one is not counted whole",
+    reported=False,
+)
+
+
+class _AfterInferenceModes:
+    """Sets torch's flag for a thread's dispatch modes right where the end of an inference mode sets it wrong.
+
+    The flag says whether there are modes on the stack; operators go past those, or fail for want of one, if it is
+    wrong. When an inference mode ends, torch sets it to what it was when that began, whatever was pushed or removed in
+    between.
+    """
+
+    def __init__(self) -> None:
+        self._threads: set[int] = set()
+        """In these the stack was changed in an inference mode that has not ended."""
+        self._end: Any = None
+        """Of an inference mode, without us."""
+
+    def stack_changes(self) -> None:
+        """The stack of this thread has changed."""
+        if _InferenceMode is None or not torch.is_inference_mode_enabled():
+            return
+        self._threads.add(threading.get_ident())
+        if self._end is None:
+            self._end = end = vars(_InferenceMode)["__exit__"]
+
+            def ends(mode: Any, *exception: Any) -> Any:
+                try:
+                    return end(mode, *exception)
+                finally:
+                    self._has_ended()
+
+            _InferenceMode.__exit__ = ends
+
+    def _has_ended(self) -> None:
+        thread = threading.get_ident()
+        if thread not in self._threads:
+            return
+        if _length():
+            _push(_pop(None))
+        else:
+            _push(DispatchMode())  # type: ignore[no-untyped-call]
+            _pop(None)
+        if torch.is_inference_mode_enabled():  # it was inside another one
+            return
+        self._threads.discard(thread)
+        if not self._threads:
+            _InferenceMode.__exit__, self._end = self._end, None
+
+
+_after_inference_modes = _AfterInferenceModes()
+
+
 class _TorchsStack:
     """A thread's stack of dispatch modes, as torch has it."""
 
@@ -60,6 +117,7 @@ class _TorchsStack:
     def push(mode: DispatchMode) -> None:
         """Puts *mode* on top of this thread's stack."""
         _push(mode)
+        _after_inference_modes.stack_changes()
 
     @staticmethod
     def depth() -> int:
@@ -81,6 +139,7 @@ class _TorchsStack:
             above.append(popped)
         for other in reversed(above):
             _push(other)
+        _after_inference_modes.stack_changes()
 
 
 class _OwnStack:
