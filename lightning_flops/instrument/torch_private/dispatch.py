@@ -7,6 +7,7 @@ threads enter and leave in turn.
 from __future__ import annotations
 
 import functools
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -87,7 +88,8 @@ class _AfterInferenceModes:
                 try:
                     return end(mode, *exception)
                 finally:
-                    self._has_ended()
+                    with contextlib.suppress(Exception):  # this is the end of the user's own mode
+                        self._has_ended()
 
             _InferenceMode.__exit__ = ends
 
