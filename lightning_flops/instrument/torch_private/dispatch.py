@@ -7,10 +7,9 @@ threads enter and leave in turn.
 from __future__ import annotations
 
 import functools
-import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, cast
 
 import torch
@@ -88,7 +87,7 @@ class _AfterInferenceModes:
                 try:
                     return end(mode, *exception)
                 finally:
-                    with contextlib.suppress(Exception):  # this is the end of the user's own mode
+                    with suppress(Exception):  # this is the end of the user's own mode
                         self._has_ended()
 
             _InferenceMode.__exit__ = ends
