@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -22,7 +21,8 @@ class Arms:
         rounds: blocks of each arm.
         turn_to: switches the training to an arm.
         end: ends the training, switched as it began.
-        apart: returns how much there was so far of what belongs in no figure.
+        block_steps: in a block.
+        apart: returns how many steps there were so far that belong in no figure; asked when a step has begun.
     """
 
     def __init__(
@@ -32,14 +32,16 @@ class Arms:
         rounds: int,
         turn_to: Callable[[str], None],
         end: Callable[[], None],
+        block_steps: int = BLOCK_STEPS,
         apart: Callable[[], int] = int,
     ) -> None:
         """Draws the order of the arms."""
         self.means: dict[str, list[float]] = {arm: [] for arm in names}
-        """CPU microseconds of a step by arm, one figure for each block; NaN if there was something apart in it."""
+        """CPU microseconds of a step by arm, one figure for each block."""
         self.medians: dict[str, list[float]] = {arm: [] for arm in names}
-        self.blocks_apart = 0
-        """So many blocks have no figures."""
+        self.steps_apart = 0
+        """So many steps are in no figure."""
+        self._block_steps = block_steps
         self._apart = apart
         self._apart_before = 0
         generator = random.Random(0)
@@ -47,6 +49,8 @@ class Arms:
         self._turn_to = turn_to
         self._end = end
         self._steps = 0
+        self._is_apart = False
+        self._in_block = 0
         self._block: list[float] = []
         self._began = 0.0
         self._arm: str | None = None
@@ -57,20 +61,25 @@ class Arms:
         self._steps += 1
         if self._steps < WARM_UP_STEPS:
             return
+        is_apart = self._is_apart
+        before, self._apart_before = self._apart_before, self._apart()
+        self._is_apart = self._apart_before > before  # what begins there ends with the step that begins now
         if self._arm is not None:
-            self._block.append(now - self._began)
-        if self._arm is None or len(self._block) == BLOCK_STEPS:
+            self._in_block += 1
+            if is_apart or self._is_apart:
+                self.steps_apart += self._is_apart
+            else:
+                self._block.append(now - self._began)
+        if self._arm is None or self._in_block == self._block_steps:
             self._end_block()
         self._began = time.process_time()
 
     def _end_block(self) -> None:
-        before, self._apart_before = self._apart_before, self._apart()
         if self._arm is not None:
-            is_apart = self._apart_before > before
-            self.blocks_apart += is_apart
-            self.means[self._arm].append(math.nan if is_apart else 1e6 * mean(self._block[1:]))
-            self.medians[self._arm].append(math.nan if is_apart else 1e6 * median(self._block[1:]))
+            self.means[self._arm].append(1e6 * mean(self._block[1:]))
+            self.medians[self._arm].append(1e6 * median(self._block[1:]))
         self._block.clear()
+        self._in_block = 0
         if not self._plan:
             self._end()
             return
@@ -78,6 +87,6 @@ class Arms:
         self._turn_to(self._arm)
 
 
-def steps_of(names: Sequence[str], *, rounds: int) -> int:
+def steps_of(names: Sequence[str], *, rounds: int, block_steps: int = BLOCK_STEPS) -> int:
     """Steps that a training of these arms takes, and some more."""
-    return WARM_UP_STEPS + (rounds * len(names) + 2) * BLOCK_STEPS
+    return WARM_UP_STEPS + (rounds * len(names) + 2) * block_steps

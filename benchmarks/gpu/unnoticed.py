@@ -187,13 +187,14 @@ def _error_mode(here: Here) -> Iterator[Row]:
 
 def _cost_outside(here: Here) -> Iterator[Row]:
     """Host time of a step when the window has closed, over a bare Trainer; and that the same work runs."""
-    rounds = here.pick(60, 3)
+    rounds = here.pick(60, 2)
     callback = profiler(here, profile_step=0, timing_steps=1, monitor=True)
     samples = monitor_cost.measure(
         callback,
         rounds=rounds,
         folder=here.folder,
         new_lengths=False,
+        block_steps=50,
         accelerator="gpu" if here.on_gpu else "cpu",
     ).means
     over = monitor_cost.over(samples, monitor_cost.MONITOR, monitor_cost.BARE)
