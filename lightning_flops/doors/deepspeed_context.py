@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 LOST = {
     "_config": "DeepSpeed's own profiler is not told to stand down",
+    "_is_gradient_accumulation_boundary": "where the loop itself says that a step ends, its micro-steps are not seen",
     "_INSTRUCTION_MAP": "the parts of a pipeline's step cannot be told apart",
     "_next_batch": "neither the wait for a stage's micro-batches nor their sizes are seen",
     "_aggregate_total_loss": "the stages' exchange of the loss is in other",

@@ -116,7 +116,7 @@ class EngineSteps:
         own = vars(self._engine)  # not getattr: the engine passes on attributes of the user's model
         self._steps.micro_step_is_over = (
             bool(own.get("inside_no_sync_ctxt"))
-            or own.get("_is_gradient_accumulation_boundary") is not None
+            or self._door.names.get(self._engine, "_is_gradient_accumulation_boundary", None) is not None
             or self._leaves_the_border_to_its_user()
         )
 

@@ -7,7 +7,7 @@ import pytest
 from lightning_flops.doors.deepspeed_context import LOST
 from tests.deepspeed.launching import launch
 
-OF_ENGINES = ("_config",)
+OF_ENGINES = ("_config", "_is_gradient_accumulation_boundary")
 """Those that an engine without stages is asked for, and whose loss a report tells."""
 
 
