@@ -202,26 +202,29 @@ class RunReports:
 
     # ---- the run logs
 
-    @property
-    def reading_can_wait(self) -> bool:
+    def reading_can_wait(self, *, at: float) -> bool:
         """Whether a reading would be made for nobody: no logger gets it, and it would tell ourselves nothing new.
 
         That is so on all ranks but one. Steps of less than a millisecond would notice it.
+
+        Args:
+            at: the time by the log's clock.
         """
         return (
             self._readings_in_row >= _MANY_READINGS
             and not self.output.shows_readings
-            and host_clock.now() - self._read_at < _REST_SEC
+            and at - self._read_at < _REST_SEC
         )
 
-    def of_reading(self, reading: MonitorReading, steps: StepCounts) -> bool:
+    def of_reading(self, reading: MonitorReading, steps: StepCounts, *, at: float) -> bool:
         """Write what the monitor has added up since its last reading; return whether no step's FLOPs are missing.
 
         Args:
             reading: the monitor's.
             steps: that were booked in the same time.
+            at: when it was made, by the log's clock.
         """
-        self._read_at = host_clock.now()
+        self._read_at = at
         flops = self._flops.books.sums(steps) if reading.steps else None
         if flops is None:
             self._say_doubt(self._flops.books.doubt)

@@ -424,7 +424,12 @@ class Session:
         """A batch was noted after which somebody must look; *logs* as in ``batch``."""
         if self.monitor is None:
             return
-        if logs and not self.flops.wants_shapes and self.reports.reading_can_wait and self.log.go_on():
+        if (
+            logs
+            and not self.flops.wants_shapes
+            and self.reports.reading_can_wait(at=self.log.now())
+            and self.log.go_on()
+        ):
             return
         if logs:
             self._write_reading(self.monitor)
@@ -572,7 +577,7 @@ class Session:
         reading = monitor.read()
         read = self.flops.books.reading()
         self.flops.look_at_parameters()
-        if not self.reports.of_reading(reading, read):
+        if not self.reports.of_reading(reading, read, at=self.log.now()):
             self.flops.misses(read.keys(), steps_done=self.steps.steps_done)
             self.log.none_to_spare()
 
