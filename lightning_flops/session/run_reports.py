@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from lightning_flops.records import BatchTokens, RunContext, RunFacts, WindowRecord
     from lightning_flops.schema.profile import Profile
     from lightning_flops.schema.throughput import ThroughputSummary
-    from lightning_flops.session.batches import StepBook
     from lightning_flops.session.door import Door, RunPlan
     from lightning_flops.session.output import RunOutput
     from lightning_flops.session.run_so_far import RunSoFar
+    from lightning_flops.session.step_book import StepBook
     from lightning_flops.session.step_flops import StepFlops
     from lightning_flops.session.window import Window
 

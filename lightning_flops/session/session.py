@@ -33,7 +33,6 @@ from lightning_flops.instrument.torch_private.profiling import profiler_is_recor
 from lightning_flops.instrument.tracing.step_tracer import StepTracer
 from lightning_flops.instrument.tracing.trace_cycles import TraceCycles, Tracer
 from lightning_flops.records import Shapes, activity_of
-from lightning_flops.session.batches import StepBook
 from lightning_flops.session.border import Border, guarded
 from lightning_flops.session.outcomes import OUTCOMES
 from lightning_flops.session.output import output_of_rank
@@ -42,6 +41,7 @@ from lightning_flops.session.ranks import RankReports, join_ranks
 from lightning_flops.session.run_reports import RunReports
 from lightning_flops.session.run_so_far import RunSoFar
 from lightning_flops.session.samples import SHARE
+from lightning_flops.session.step_book import StepBook
 from lightning_flops.session.step_flops import StepFlops
 from lightning_flops.session.taps import Taps
 from lightning_flops.session.token_reader import TokenReader

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from lightning_flops.instrument.window_states import CountedStep
     from lightning_flops.records import BatchTokens, Shapes
     from lightning_flops.schema.law import StepLaw
-    from lightning_flops.session.batches import StepBook
+    from lightning_flops.session.step_book import StepBook
 
 
 _NEEDS_GRADIENT: attrgetter[bool] = attrgetter("requires_grad")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from lightning_flops.instrument.window_states import CountedStep
-from lightning_flops.session.batches import StepBook
+from lightning_flops.session.step_book import StepBook
 from lightning_flops.session.step_flops import StepFlops
 
 STEPS = 4000
