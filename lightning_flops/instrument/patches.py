@@ -14,6 +14,7 @@ import operator
 import types
 import weakref
 from collections.abc import Callable, Mapping
+from types import MethodType
 from typing import Any
 
 from torch import nn
@@ -122,23 +123,33 @@ class _Wrapped(_StandIn):
         self._inner = None  # this also drops our references: whoever still holds us does not keep our objects alive
 
 
-class _EagerCall(_StandIn, functools.partial[Any]):
-    """The calls of a module that is not compiled. In a pickle or a copy it is None, and the copy is called as usual.
+class _Direct(_StandIn, functools.partial[Any]):
+    """A function with our wrapper around it, which is called without another function of ours on the way.
 
-    A partial function is called without a function of ours: this runs in every step of a loop, and no Ctrl-C arrives
-    on the way.
+    This runs in every step of a loop; and no Ctrl-C arrives on the way.
     """
 
-    def __new__(cls, original: Callable[..., Any], make: Make) -> _EagerCall:
+    def __new__(cls, original: Callable[..., Any], make: Make) -> _Direct:
         return super().__new__(cls, make(original))
 
     def __init__(self, original: Callable[..., Any], make: Make) -> None:
         super().__init__(original)
-        self.__dict__[IS_EAGER] = True
+
+    @property
+    def alive(self) -> bool:
+        return self.func is not self._original
 
     def undo(self) -> None:
         """Call what was called before; whoever still holds us does not keep our objects alive."""
         self.__setstate__((self._original, (), {}, self.__dict__))
+
+
+class _EagerCall(_Direct):
+    """The calls of a module that is not compiled. In a pickle or a copy it is None, and the copy is called as usual."""
+
+    def __init__(self, original: Callable[..., Any], make: Make) -> None:
+        super().__init__(original, make)
+        self.__dict__[IS_EAGER] = True
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         return operator.itemgetter(0), ((None,),)
@@ -169,7 +180,7 @@ class _ClassTap(_StandIn):
             found = None if instance is None else self._taps.get(id(instance))
             tap = None if found is None else found()
             if tap is not None:
-                return types.MethodType(self, instance) if tap.table is None else tap.table
+                return MethodType(self, instance) if tap.table is None else tap.table
             if not self._taps:
                 self._leave()  # other code had replaced us, and has put us back since
         except Exception:  # no border is around us here; the instance gets what its class has
@@ -345,6 +356,40 @@ def _without_calls(replicate: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+class _ModuleFunction(_Direct):
+    """A function of a module, which is pickled by its name."""
+
+    def __reduce_ex__(self, protocol: Any) -> str:  # type: ignore[override]
+        return str(self.__name__)
+
+    def __copy__(self) -> Any:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return self
+
+
+class _ClassFunction:
+    """A function of a class, which binds to its instances."""
+
+    def __init__(self, original: Callable[..., Any], make: Make) -> None:
+        self._inner: Callable[..., Any] | None = make(original)
+
+        @functools.wraps(original)
+        def replacement(*args: Any, **kwargs: Any) -> Any:
+            # As in _Wrapped.
+            return (self._inner or original)(*args, **kwargs)
+
+        self.replacement = replacement
+
+    @property
+    def alive(self) -> bool:
+        return self._inner is not None
+
+    def undo(self) -> None:
+        self._inner = None
+
+
 class _Shared:
     """Replaces one function of a class or a module, for all users of it.
 
@@ -360,24 +405,23 @@ class _Shared:
         self.had = name in vars(target)
         self.previous = vars(target).get(name)
         original: Callable[..., Any] = getattr(target, name) if missing is None else getattr(target, name, missing)
-        self.inner: Callable[..., Any] | None = make(original)
-
-        @functools.wraps(original)
-        def replacement(*args: Any, **kwargs: Any) -> Any:
-            # As in _Wrapped.
-            return (self.inner or original)(*args, **kwargs)
-
-        replacement.__lightning_flops_patch__ = self  # type: ignore[attr-defined]
-        self.replacement = replacement
-        setattr(target, name, replacement)
+        self.replacement: Any
+        self.wrapped: _ClassFunction | _ModuleFunction
+        if isinstance(target, type):
+            self.wrapped = _ClassFunction(original, make)
+            self.replacement = self.wrapped.replacement
+        else:
+            self.wrapped = self.replacement = _ModuleFunction(original, make)
+        self.replacement.__lightning_flops_patch__ = self
+        setattr(target, name, self.replacement)
 
     def undo(self) -> None:
-        self.inner = None
+        self.wrapped.undo()
         if vars(self.target).get(self.name) is not self.replacement:
             return
         had, previous = self.had, self.previous
         # As in _OwnAttribute.
-        while (older := getattr(previous, "__lightning_flops_patch__", None)) is not None and older.inner is None:
+        while (older := getattr(previous, "__lightning_flops_patch__", None)) is not None and not older.wrapped.alive:
             had, previous = older.had, older.previous
         if had:
             setattr(self.target, self.name, previous)
