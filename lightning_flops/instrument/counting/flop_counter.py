@@ -47,7 +47,7 @@ from lightning_flops.instrument.torch_private.autograd import (
     sequence_number,
 )
 from lightning_flops.instrument.torch_private.compiler import autograd_is_compiled
-from lightning_flops.instrument.torch_private.dispatch import is_pushed, push, remove
+from lightning_flops.instrument.torch_private.dispatch import is_pushed, push, push_under_others, remove
 from lightning_flops.instrument.torch_private.modules import children_of, is_replica
 from lightning_flops.records import OUTSIDE, FlopRecord, OperatorCell, PhaseFlops
 
@@ -168,7 +168,7 @@ class FlopCounter:
                 state.makers.mark(sequence_number(), OUTSIDE)
         state.replan()
         if not is_pushed(self._mode):  # if it were on the stack twice, it would count twice
-            push(self._mode)
+            push_under_others(self._mode)  # a step may begin inside a mode of the user's, and end outside of it
 
     def _leave(self, remaining: int) -> None:
         """Leaves the counter on this thread until it is entered only *remaining* times."""

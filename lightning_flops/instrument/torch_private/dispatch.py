@@ -121,6 +121,18 @@ class _TorchsStack:
         _after_inference_modes.stack_changes()
 
     @staticmethod
+    def push_under_others(mode: DispatchMode) -> None:
+        """Puts *mode* under all others of this thread.
+
+        Whoever leaves a mode takes the topmost one off, which may be another one if that was pushed meanwhile.
+        """
+        above = [_pop(None) for _ in range(_length())]
+        _push(mode)
+        for other in reversed(above):
+            _push(other)
+        _after_inference_modes.stack_changes()
+
+    @staticmethod
     def depth() -> int:
         """How many modes are on this thread's stack, without those whose handlers run now."""
         return int(_length())
@@ -159,6 +171,8 @@ class _OwnStack:
         mode.__enter__()  # type: ignore[no-untyped-call]
         cls._modes().append(mode)
 
+    push_under_others = push
+
     @classmethod
     def depth(cls) -> int:
         """How many modes were pushed on this thread, with those whose handlers run now."""
@@ -185,6 +199,7 @@ class _OwnStack:
 
 _stack: type[_TorchsStack | _OwnStack] = _OwnStack if None in (_push, _pop, _length, _mode_at) else _TorchsStack
 push = _OwnStack.push if TABLE[_MODE].missing else _stack.push  # the first refuses to push what is no mode
+push_under_others = _OwnStack.push if TABLE[_MODE].missing else _stack.push_under_others
 depth = _stack.depth
 is_pushed = _stack.is_pushed
 remove = _stack.remove

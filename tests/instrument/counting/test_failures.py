@@ -141,7 +141,7 @@ def test_what_fails_around_a_function_with_a_formula(at: int, monkeypatch: pytes
     assert "Counting failed in an autograd function (LookupError: no longer there); FLOPs may be missing." in notes
 
 
-@pytest.mark.parametrize("name", ["push", "is_pushed", "sequence_number"])
+@pytest.mark.parametrize("name", ["push_under_others", "is_pushed", "sequence_number"])
 @pytest.mark.parametrize("error", [LookupError, KeyboardInterrupt])
 def test_a_counter_that_cannot_be_entered_leaves_nothing_on_torch(
     name: str, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
