@@ -111,6 +111,10 @@ class _AfterInferenceModes:
 _after_inference_modes = _AfterInferenceModes()
 
 
+def _is_ours(mode: object) -> bool:
+    return type(mode).__module__.partition(".")[0] == __name__.partition(".")[0]
+
+
 class _TorchsStack:
     """A thread's stack of dispatch modes, as torch has it."""
 
@@ -122,11 +126,13 @@ class _TorchsStack:
 
     @staticmethod
     def push_under_others(mode: DispatchMode) -> None:
-        """Puts *mode* under all others of this thread.
+        """Puts *mode* on this thread's stack, under all that were pushed by others since the latest of ours.
 
         Whoever leaves a mode takes the topmost one off, which may be another one if that was pushed meanwhile.
         """
-        above = [_pop(None) for _ in range(_length())]
+        above = []
+        while _length() and not _is_ours(_mode_at(_length() - 1)):
+            above.append(_pop(None))
         _push(mode)
         for other in reversed(above):
             _push(other)
