@@ -90,7 +90,7 @@ class OptimizerHooks:
     def _after(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:
             try:
-                if self._ends is not None and id(optimizer) not in self._but:
+                if id(optimizer) not in self._but and self._ends is not None:
                     _run(self._ends, self._hooks[0], optimizer, args, kwargs)
             except Exception as error:
                 _run(self._failed, self._hooks[0], error)

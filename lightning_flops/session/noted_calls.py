@@ -47,6 +47,23 @@ class NotedCalls:
         replayed: remembers what is fetched.
     """
 
+    __slots__ = (
+        *(
+            "__weakref__",
+            "_tell",
+            "facts",
+            "feeds",
+            "fetching",
+            "hands_over",
+            "has_batch",
+            "kinds",
+            "nodes",
+            "now",
+            "on",
+        ),
+        *("replayed", "running", "steps_left", "thread", "tokens", "until"),
+    )
+
     def __init__(
         self, tell: Callable[[bytes, list[Any]], object], *, tokens: TokenReader, replayed: Replayed | None = None
     ) -> None:
