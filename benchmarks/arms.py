@@ -21,7 +21,6 @@ class Arms:
         rounds: blocks of each arm.
         turn_to: switches the training to an arm.
         end: ends the training, switched as it began.
-        block_steps: in a block.
         apart: returns how many steps there were so far that belong in no figure; asked when a step has begun.
     """
 
@@ -32,7 +31,6 @@ class Arms:
         rounds: int,
         turn_to: Callable[[str], None],
         end: Callable[[], None],
-        block_steps: int = BLOCK_STEPS,
         apart: Callable[[], int] = int,
     ) -> None:
         """Draws the order of the arms."""
@@ -41,7 +39,6 @@ class Arms:
         self.medians: dict[str, list[float]] = {arm: [] for arm in names}
         self.steps_apart = 0
         """So many steps are in no figure."""
-        self._block_steps = block_steps
         self._apart = apart
         self._apart_before = 0
         generator = random.Random(0)
@@ -70,7 +67,7 @@ class Arms:
                 self.steps_apart += self._is_apart
             else:
                 self._block.append(now - self._began)
-        if self._arm is None or self._in_block == self._block_steps:
+        if self._arm is None or self._in_block == BLOCK_STEPS:
             self._end_block()
         self._began = time.process_time()
 
@@ -87,6 +84,6 @@ class Arms:
         self._turn_to(self._arm)
 
 
-def steps_of(names: Sequence[str], *, rounds: int, block_steps: int = BLOCK_STEPS) -> int:
+def steps_of(names: Sequence[str], *, rounds: int) -> int:
     """Steps that a training of these arms takes, and some more."""
-    return WARM_UP_STEPS + (rounds * len(names) + 2) * block_steps
+    return WARM_UP_STEPS + (rounds * len(names) + 2) * BLOCK_STEPS

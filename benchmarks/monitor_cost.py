@@ -4,9 +4,10 @@
 
 One fit holds all arms. At the beginning of a training step the Trainer's callbacks, and what its data fetcher calls,
 are switched to the next arm's for a block of steps; the order of the arms is new in every round. A block has two
-figures, of all its steps but the first: the median step, and the mean. A block is as long as the monitor puts anything
-off, so the mean has all of that in it. Differences are taken within a round: what slows the machine down slows all arms
-of a round, and memory lies where it lies for all of them. Two bare arms tell what nothing looks like.
+figures, of all its steps but the first: the median step, and the mean. Differences are taken within a round: what slows
+the machine down slows all arms of a round, and memory lies where it lies for all of them. Those of means are averaged
+over as many rounds as the monitor puts anything off, so all of that is in them. Two bare arms tell what nothing looks
+like.
 
 Between windows the monitor counts a few steps, which takes at most half a percent of the run's time. Such a step is in
 no figure, and how many there were is said.
@@ -22,7 +23,7 @@ import tempfile
 import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from lightning_flops import FlopsProfilerCallback
 
-from .arms import Arms, steps_of
+from .arms import BLOCK_STEPS, Arms, steps_of
 from .machine import restart_in_one_thread_environment
 from .ratios import Estimate, Target, median_with_interval
 from .time_report import RESULT, write_section
@@ -45,8 +46,8 @@ OVER_BARE = Target(limit=20, unit="µs")
 OVER_EMPTY = Target(limit=8, unit="µs")
 NEW_LENGTHS = "monitor=True, the window closed, ever new lengths"
 WITH_LOGGER = f"{NEW_LENGTHS}, with a logger"
-BLOCK_STEPS = 1000
-"""As many as the monitor's log holds."""
+TOGETHER = 20
+"""Rounds in which an arm has a thousand steps: as many as the monitor's log holds."""
 
 ARMS = BARE, BARE_AGAIN, EMPTY, MONITOR = "bare Trainer", "bare Trainer again", "empty callback", "monitor"
 
@@ -157,7 +158,6 @@ def measure(
     folder: Path,
     new_lengths: bool,
     accelerator: str = "cpu",
-    block_steps: int = BLOCK_STEPS,
     trainer_logger: Logger | None = None,
 ) -> Arms:
     """CPU microseconds of a step under each arm: of each block the mean and the median.
@@ -171,10 +171,9 @@ def measure(
         rounds=rounds,
         turn_to=switch.turn_to,
         end=switch.end,
-        block_steps=block_steps,
         apart=switch.counted,
     )
-    batches = Batches(steps_of(ARMS, rounds=rounds, block_steps=block_steps), new_lengths=new_lengths)
+    batches = Batches(steps_of(ARMS, rounds=rounds), new_lengths=new_lengths)
     switch.trainer = Trainer(
         accelerator=accelerator, devices=1, max_epochs=1, logger=trainer_logger or False,
         enable_checkpointing=False, barebones=False, enable_progress_bar=False, enable_model_summary=False,
@@ -185,21 +184,25 @@ def measure(
     return arms
 
 
-def over(samples: Mapping[str, Sequence[float]], arm: str, base: str) -> Estimate:
-    """Microseconds that *arm* costs more than *base*, taken round by round."""
-    return median_with_interval([one - other for one, other in zip(samples[arm], samples[base], strict=True)])
+def over(samples: Mapping[str, Sequence[float]], arm: str, base: str, *, together: int = 1) -> Estimate:
+    """Microseconds that *arm* costs more than *base*, taken round by round and averaged over so many *together*."""
+    rounds = [one - other for one, other in zip(samples[arm], samples[base], strict=True)]
+    groups = [rounds[first : first + together] for first in range(0, len(rounds) - together + 1, together)]
+    return median_with_interval([mean(group) for group in groups])
 
 
 def table(
     by_setting: Mapping[str, tuple[Mapping[str, Sequence[float]], Mapping[str, Sequence[float]]]],
     *,
     targets: Mapping[str, Mapping[str, Target]],
+    together: int = 1,
 ) -> list[str]:
     """Rows of each arm: its median step and its mean one, over a bare Trainer and over an empty callback.
 
     Args:
         by_setting: the medians and the means of each arm's blocks.
         targets: for each arm that has some, what it may cost over another arm.
+        together: as for ``over``, of the means.
     """
     lines = [
         "| setting | arm | the median step | over bare | over empty | the mean over bare | over empty | targets |",
@@ -208,12 +211,14 @@ def table(
     for setting, (medians, means) in by_setting.items():
         for arm in medians:
             cells = [
-                "" if arm == base else over(of, arm, base).text(1) for of in (medians, means) for base in (BARE, EMPTY)
+                "" if arm == base else over(of, arm, base, together=number).text(1)
+                for of, number in ((medians, 1), (means, together))
+                for base in (BARE, EMPTY)
             ]
             verdicts = [
-                f"{word} over {base}: {target.verdict(over(of, arm, base))}"
+                f"{word} over {base}: {target.verdict(over(of, arm, base, together=number))}"
                 for base, target in targets.get(arm, {}).items()
-                for word, of in (("median", medians), ("mean", means))
+                for word, of, number in (("median", medians, 1), ("mean", means, together))
             ]
             lines.append(
                 f"| {setting} | {arm} | {median(medians[arm]):.0f} | {' | '.join(cells)} | {'; '.join(verdicts)} |"
@@ -227,9 +232,10 @@ def report(by_setting: Mapping[str, Arms], *, rounds: int) -> list[str]:
     lines = [
         "## What the monitor costs a step",
         "",
-        f"Host CPU µs a step of a small network; arms switched inside one fit in blocks of {BLOCK_STEPS:,} steps, in a "
+        f"Host CPU µs a step of a small network; arms switched inside one fit in blocks of {BLOCK_STEPS} steps, in a "
         f"new order in each of {rounds} rounds; medians of the rounds' differences with 95% bootstrap intervals. The "
-        "Trainer logs every 50 steps. The mean of a block's steps has all in it that is put off. Steps that are "
+        f"Trainer logs once in a block. Differences of means are averaged over {TOGETHER} rounds first, in which an arm "
+        "has as many steps as anything is put off, so all of that is in them. Steps that are "
         f"counted between windows have a budget of their own, 0.5% of the run's time, and are in no figure: {apart}. "
         "With a logger, which writes nothing, the monitor is read whenever the Trainer logs; without one nobody gets "
         "the readings, and most are not made.",
@@ -237,6 +243,7 @@ def report(by_setting: Mapping[str, Arms], *, rounds: int) -> list[str]:
         *table(
             {name: (arms.medians, arms.means) for name, arms in by_setting.items()},
             targets={MONITOR: {EMPTY: OVER_EMPTY}},
+            together=TOGETHER,
         ),
     ]
     return [*lines, ""]
@@ -245,7 +252,7 @@ def report(by_setting: Mapping[str, Arms], *, rounds: int) -> list[str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures, writes its section of the results, and returns 0."""
     parser = argparse.ArgumentParser(prog=f"python -m {MODULE}", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=480)
     parser.add_argument("--output", type=Path, default=RESULT)
     options = parser.parse_args(arguments)
     restart_in_one_thread_environment(MODULE)

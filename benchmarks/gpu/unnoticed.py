@@ -194,7 +194,6 @@ def _cost_outside(here: Here) -> Iterator[Row]:
         rounds=rounds,
         folder=here.folder,
         new_lengths=False,
-        block_steps=50,
         accelerator="gpu" if here.on_gpu else "cpu",
     ).means
     over = monitor_cost.over(samples, monitor_cost.MONITOR, monitor_cost.BARE)
