@@ -234,8 +234,8 @@ def report(by_setting: Mapping[str, Arms], *, rounds: int) -> list[str]:
         "",
         f"Host CPU µs a step of a small network; arms switched inside one fit in blocks of {BLOCK_STEPS} steps, in a "
         f"new order in each of {rounds} rounds; medians of the rounds' differences with 95% bootstrap intervals. The "
-        f"Trainer logs once in a block. Differences of means are averaged over {TOGETHER} rounds first, in which an arm "
-        "has as many steps as anything is put off, so all of that is in them. Steps that are "
+        f"Trainer logs once in a block. Differences of means are averaged over {TOGETHER} rounds first, in which an "
+        "arm has as many steps as anything is put off, so all of that is in them. Steps that are "
         f"counted between windows have a budget of their own, 0.5% of the run's time, and are in no figure: {apart}. "
         "With a logger, which writes nothing, the monitor is read whenever the Trainer logs; without one nobody gets "
         "the readings, and most are not made.",
