@@ -189,7 +189,7 @@ HANDS_OVER: dict[str, tuple[str, ...]] = {
     "instrument/counting/opaque_bodies.py": ("out = func(*args, **kwargs)",),
     "instrument/torch_private/kernels.py": ("return function.redispatch(keys, *args, **kwargs)",),
     "instrument/patches.py": (
-        "return (self.inner or original)(*args, **kwargs)",
+        "return (self._inner or original)(*args, **kwargs)",
         "return self._original(*args, **kwargs)",
         "return self.run(*args, **kwargs)",
         "return run(*args, **kwargs)",
