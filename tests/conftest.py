@@ -30,7 +30,7 @@ _LONG = (
     "tests/test_docs.py",
     "tests/test_examples.py",
     "tests/benchmarks/test_faults.py",
-    "tests/analysis/test_trace_loading.py",
+    "tests/analysis/test_trace_reading.py",
     "tests/page/test_trace_page.py",
     "tests/lightning/test_seen_from_outside.py",
     "tests/ranks/test_faults.py",

@@ -12,12 +12,12 @@ from lightning_flops.analysis.budget import build_budget, own_seconds, seconds_a
 from lightning_flops.analysis.energy import build_energy
 from lightning_flops.analysis.evidence import gather_evidence
 from lightning_flops.analysis.flop_counts import FlopCounts, bytes_by_phase
+from lightning_flops.analysis.flop_tables import flop_spread, flops_by_dtype, flops_by_operator, mean_flops, total_flops
 from lightning_flops.analysis.memory_bandwidth import memory_bytes_per_sec
 from lightning_flops.analysis.module_tree import build_modules
 from lightning_flops.analysis.peak_flops import peak_for
 from lightning_flops.analysis.rates import mean, per_second
 from lightning_flops.analysis.roofline import Roof, module_rooflines, operator_rooflines
-from lightning_flops.analysis.step_flops import flop_spread, flops_by_dtype, flops_by_operator, mean_flops, total_flops
 from lightning_flops.analysis.step_rates import build_rates, hardware_peak_seconds, model_peak_seconds
 from lightning_flops.analysis.timing import build_timing, is_timed
 from lightning_flops.analysis.traced_step import module_times

@@ -14,7 +14,7 @@ from lightning_flops.analysis.trace.device import (
     launch_statistics,
 )
 from lightning_flops.analysis.trace.durations import durations_of, group_by
-from lightning_flops.analysis.trace.names import (
+from lightning_flops.analysis.trace.event_names import (
     collective_of_kernel,
     may_use_tensor_cores,
     multiplies,

@@ -109,6 +109,6 @@ def test_a_process_that_reads_a_file_imports_no_settings_and_no_comparison() -> 
     program = "import sys, lightning_flops.analysis.trace.one_file; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     names = done.stdout.split()
-    assert "lightning_flops.analysis.trace.loading" in names
+    assert "lightning_flops.analysis.trace.reading" in names
     unneeded = {"fsspec", "torch", "lightning_flops.config", "lightning_flops.schema.comparison"}
     assert not {*unneeded, "lightning_flops.analysis.trace.compare"} & set(names)

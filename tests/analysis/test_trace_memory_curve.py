@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 from lightning_flops.analysis.trace.memory_curve import MOST_POINTS, MOST_SPANS, memory_curves
-from lightning_flops.analysis.trace.operators import memory_table
+from lightning_flops.analysis.trace.operator_tables import memory_table
 from lightning_flops.schema.trace_events import MemoryCurve
 from tests.analysis.trace_events import Event, data_loader, memory, module, operator, phase, step, trace
 

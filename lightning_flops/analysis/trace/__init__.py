@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from lightning_flops.analysis.trace.files import analyze_each as analyze_each
     from lightning_flops.analysis.trace.files import analyze_files as analyze_files
     from lightning_flops.analysis.trace.filling import step_filling as step_filling
-    from lightning_flops.analysis.trace.loading import load_trace as load_trace
     from lightning_flops.analysis.trace.one_trace import analyze_trace as analyze_trace
     from lightning_flops.analysis.trace.parts import step_parts as step_parts
     from lightning_flops.analysis.trace.ranks import collective_calls as collective_calls
+    from lightning_flops.analysis.trace.reading import load_trace as load_trace
     from lightning_flops.analysis.trace.recorded import trace_from_columns as trace_from_columns
 
 _MODULES = {
@@ -33,7 +33,7 @@ _MODULES = {
     "compare_traces": "compare",
     "counter_tracks": "counters",
     "flops_by_part": "counters",
-    "load_trace": "loading",
+    "load_trace": "reading",
     "step_filling": "filling",
     "step_parts": "parts",
     "trace_from_columns": "recorded",

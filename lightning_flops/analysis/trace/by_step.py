@@ -17,7 +17,7 @@ from lightning_flops.analysis.trace.communication import collective_name, collec
 from lightning_flops.analysis.trace.flops import step_of
 from lightning_flops.analysis.trace.intervals import Ints, covered_within, distinct, union
 from lightning_flops.analysis.trace.modules import calls_of_modules, occupied_by, own_host_ns, owned_device_events
-from lightning_flops.analysis.trace.operators import device_ns_of_operators, outermost_calls, self_host_ns
+from lightning_flops.analysis.trace.operator_tables import device_ns_of_operators, outermost_calls, self_host_ns
 from lightning_flops.analysis.trace.phases import launched_ns
 from lightning_flops.analysis.trace.whole_steps import OddMark
 

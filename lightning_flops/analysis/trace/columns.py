@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_flops.analysis.trace import structure
+from lightning_flops.analysis.trace.event_names import Kind, is_of_another_vendor
 from lightning_flops.analysis.trace.intervals import Floats, Intervals, Ints, merge
-from lightning_flops.analysis.trace.names import Kind, is_of_another_vendor
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.records import RecordedInputs
 

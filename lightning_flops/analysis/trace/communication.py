@@ -6,8 +6,8 @@ import numpy as np
 
 from lightning_flops.analysis.trace.columns import CollectiveArguments, Trace
 from lightning_flops.analysis.trace.durations import NS_PER_US, group_by, ratio
+from lightning_flops.analysis.trace.event_names import Kind, collective_of_kernel, computes_on_host, host_collective
 from lightning_flops.analysis.trace.intervals import Intervals, Ints, distinct, intersect, union
-from lightning_flops.analysis.trace.names import Kind, collective_of_kernel, computes_on_host, host_collective
 from lightning_flops.schema.communication import CollectiveRow, Overlap
 
 _NOTHING = CollectiveArguments()

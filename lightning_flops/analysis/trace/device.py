@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from lightning_flops.analysis.trace.columns import LaunchShape, Trace
 from lightning_flops.analysis.trace.durations import NS_PER_US, Groups, durations_of, group_by, ratio
+from lightning_flops.analysis.trace.event_names import Kind, may_use_tensor_cores, uses_tensor_cores
 from lightning_flops.analysis.trace.intervals import Floats, Ints, distinct, load_within, shared_ns
-from lightning_flops.analysis.trace.names import Kind, may_use_tensor_cores, uses_tensor_cores
 from lightning_flops.schema.trace_events import (
     KERNEL_GAP_LIMIT_US,
     LONG_DELAY_US,

@@ -18,6 +18,13 @@ from lightning_flops.analysis.trace.columns import (
     TraceFormatError,
 )
 from lightning_flops.analysis.trace.decoding import ABSENT, event_of
+from lightning_flops.analysis.trace.event_names import (
+    ELEMENT_BYTES,
+    Kind,
+    host_collective,
+    is_scope_written_as_operator,
+)
+from lightning_flops.analysis.trace.event_values import bytes_of, launch_shape, text_of, value_of, whole
 from lightning_flops.analysis.trace.growing import (
     Column,
     finite,
@@ -32,13 +39,6 @@ from lightning_flops.analysis.trace.growing import (
 )
 from lightning_flops.analysis.trace.head import devices_of, place_in_run
 from lightning_flops.analysis.trace.interning import FOREIGN, Details, Kinds, Lanes, Numbers, bytes_of_text
-from lightning_flops.analysis.trace.names import (
-    ELEMENT_BYTES,
-    Kind,
-    host_collective,
-    is_scope_written_as_operator,
-)
-from lightning_flops.analysis.trace.values import bytes_of, launch_shape, text_of, value_of, whole
 from lightning_flops.records import RecordedInputs
 
 TEXTS_LIMIT_BYTES = 64 << 20

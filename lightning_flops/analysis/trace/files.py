@@ -13,9 +13,9 @@ from contextlib import ExitStack, suppress
 from functools import partial
 
 from lightning_flops.analysis.trace.flops import Formulas
+from lightning_flops.analysis.trace.joined_traces import join_analyses
 from lightning_flops.analysis.trace.one_file import analyze_file
 from lightning_flops.analysis.trace.one_trace import AnalyzedTrace
-from lightning_flops.analysis.trace.report import join_analyses
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.schema.trace import TracesReport

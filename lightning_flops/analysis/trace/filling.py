@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_flops.analysis.trace.columns import Trace
+from lightning_flops.analysis.trace.event_names import Kind, computes_on_host, may_use_tensor_cores, multiplies
 from lightning_flops.analysis.trace.intervals import NOTHING, Intervals, subtract, union
-from lightning_flops.analysis.trace.names import Kind, computes_on_host, may_use_tensor_cores, multiplies
 from lightning_flops.analysis.trace.parts import pieces_of_steps
 from lightning_flops.schema.trace import PartFilling, StepFilling
 

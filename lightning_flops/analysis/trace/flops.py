@@ -20,10 +20,10 @@ from lightning_flops.analysis.memory_bandwidth import memory_bytes_per_sec
 from lightning_flops.analysis.peak_flops import peak_flops_per_sec
 from lightning_flops.analysis.trace.columns import Trace
 from lightning_flops.analysis.trace.durations import NS_PER_US, ratio
+from lightning_flops.analysis.trace.event_names import Kind, multiplies, uses_tensor_cores
 from lightning_flops.analysis.trace.intervals import Ints
 from lightning_flops.analysis.trace.modules import modules_above, with_below
-from lightning_flops.analysis.trace.names import Kind, multiplies, uses_tensor_cores
-from lightning_flops.analysis.trace.operators import by_shapes, device_ns_of_operators, with_callees
+from lightning_flops.analysis.trace.operator_tables import by_shapes, device_ns_of_operators, with_callees
 from lightning_flops.records import RecordedCall, RecordedInputs, RecordedWork
 from lightning_flops.schema.trace_flops import (
     KernelFlops,

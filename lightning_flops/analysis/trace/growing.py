@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_flops.analysis.trace.decoding import ABSENT
+from lightning_flops.analysis.trace.event_values import LARGEST_INTEGER
 from lightning_flops.analysis.trace.intervals import Ints
-from lightning_flops.analysis.trace.values import LARGEST_INTEGER
 
 _LONGEST_US = 2**62 / 1000
 """Sums of a time and a length stay below the largest integer of a column; 146 years."""

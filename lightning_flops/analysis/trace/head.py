@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lightning_flops.analysis.trace.columns import DeviceProperties
-from lightning_flops.analysis.trace.values import whole
+from lightning_flops.analysis.trace.event_values import whole
 from lightning_flops.analysis.trace_marks import METADATA_KEY
 
 WITH_MODULES = "with_modules"

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from lightning_flops.analysis.trace.columns import Lane
 from lightning_flops.analysis.trace.decoding import ABSENT
-from lightning_flops.analysis.trace.names import KIND_OF_CATEGORY
+from lightning_flops.analysis.trace.event_names import KIND_OF_CATEGORY
 
 FOREIGN = 255
 """The kind of events of another tool."""

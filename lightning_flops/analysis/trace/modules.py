@@ -17,8 +17,8 @@ import numpy.typing as npt
 from lightning_flops.analysis.module_names import parent_name, with_those_above
 from lightning_flops.analysis.trace.columns import Trace
 from lightning_flops.analysis.trace.durations import NS_PER_US
+from lightning_flops.analysis.trace.event_names import Kind, is_optimizer
 from lightning_flops.analysis.trace.intervals import Ints, distinct, intersect, merge, subtract
-from lightning_flops.analysis.trace.names import Kind, is_optimizer
 from lightning_flops.analysis.trace.python_calls import called_modules, forwards_of_modules
 from lightning_flops.analysis.trace.structure import enclosing_operators, in_nesting_order, nest
 from lightning_flops.analysis.trace_marks import marked_module, marked_phase

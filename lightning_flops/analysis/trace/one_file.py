@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable
 
 from lightning_flops.analysis.trace.flops import Formulas
-from lightning_flops.analysis.trace.loading import load_trace
 from lightning_flops.analysis.trace.one_trace import AnalyzedTrace, analyze_one
+from lightning_flops.analysis.trace.reading import load_trace
 
 _MB = 1e6
 

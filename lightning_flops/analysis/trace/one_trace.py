@@ -24,7 +24,7 @@ from lightning_flops.analysis.trace.memory_curve import memory_curves
 from lightning_flops.analysis.trace.module_memory import module_memory_table
 from lightning_flops.analysis.trace.modules import module_table
 from lightning_flops.analysis.trace.no_mfu import NO_FLOPS
-from lightning_flops.analysis.trace.operators import memory_table, operator_table, operators_by_shape
+from lightning_flops.analysis.trace.operator_tables import memory_table, operator_table, operators_by_shape
 from lightning_flops.analysis.trace.parts import step_parts
 from lightning_flops.analysis.trace.phases import model_summary
 from lightning_flops.analysis.trace.ranks import RankSummary, rank_summary

@@ -10,8 +10,8 @@ import numpy as np
 
 from lightning_flops.analysis.trace.columns import Trace
 from lightning_flops.analysis.trace.communication import communication_and_computation
+from lightning_flops.analysis.trace.event_names import Kind
 from lightning_flops.analysis.trace.intervals import Intervals, Ints, covered_within, merge, subtract
-from lightning_flops.analysis.trace.names import Kind
 from lightning_flops.analysis.trace_marks import marked_phase
 from lightning_flops.schema.trace import TracedPart
 

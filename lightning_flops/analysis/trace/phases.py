@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from lightning_flops.analysis.trace.columns import Trace
 from lightning_flops.analysis.trace.durations import NS_PER_US, durations_of, ratio
+from lightning_flops.analysis.trace.event_names import Kind, is_backward, is_data_loader, is_forward, is_optimizer
 from lightning_flops.analysis.trace.intervals import NOTHING, Intervals, Ints, covered_within, merge, subtract, union
-from lightning_flops.analysis.trace.names import Kind, is_backward, is_data_loader, is_forward, is_optimizer
 from lightning_flops.analysis.trace.parts import moments_of
 from lightning_flops.schema.trace_steps import ModelSummary, PhaseRow, PhaseSource, Remainder
 

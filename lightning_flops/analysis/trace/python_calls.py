@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_flops.analysis.trace.columns import Trace
+from lightning_flops.analysis.trace.event_names import Kind
 from lightning_flops.analysis.trace.intervals import Ints
-from lightning_flops.analysis.trace.names import Kind
 from lightning_flops.analysis.trace.structure import enclosing_operators, in_nesting_order, nest
 
 MODULE = "nn.Module: "

@@ -19,7 +19,7 @@ from lightning_flops.analysis.trace.communication import (
     collective_rows_by_start,
     overlap,
 )
-from lightning_flops.analysis.trace.names import is_point_to_point
+from lightning_flops.analysis.trace.event_names import is_point_to_point
 from lightning_flops.schema.communication import CollectiveCalls, RankComparison
 
 _LONGEST_GROUP_CHARS = 40

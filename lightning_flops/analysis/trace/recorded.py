@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from lightning_flops.analysis.trace.columns import Lane, Trace, TraceFormatError
+from lightning_flops.analysis.trace.event_names import KIND_OF_CATEGORY, Kind, is_scope_written_as_operator
+from lightning_flops.analysis.trace.event_values import int32, int64
 from lightning_flops.analysis.trace.head import place_in_run
-from lightning_flops.analysis.trace.names import KIND_OF_CATEGORY, Kind, is_scope_written_as_operator
-from lightning_flops.analysis.trace.values import int32, int64
 from lightning_flops.records import TraceColumns
 
 _SOURCE = "(profiler)"

@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from lightning_flops.analysis.trace.columns import NONE, Trace
 from lightning_flops.analysis.trace.durations import NS_PER_US, durations_of, group_by, ratio
+from lightning_flops.analysis.trace.event_names import Kind, is_data_loader, is_users_scope, step_number
 from lightning_flops.analysis.trace.intervals import Intervals, Ints, distinct, merge, shared_ns
-from lightning_flops.analysis.trace.names import Kind, is_data_loader, is_users_scope, step_number
 from lightning_flops.analysis.trace.phases import sums_between
 from lightning_flops.analysis.trace_marks import METADATA_KEY
 from lightning_flops.schema.trace_events import TransferRow, UserScopeRow

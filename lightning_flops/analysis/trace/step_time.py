@@ -7,8 +7,8 @@ import numpy.typing as npt
 
 from lightning_flops.analysis.trace.columns import Trace
 from lightning_flops.analysis.trace.durations import NS_PER_US
+from lightning_flops.analysis.trace.event_names import Kind, is_data_loader
 from lightning_flops.analysis.trace.intervals import Intervals, covered_within, union
-from lightning_flops.analysis.trace.names import Kind, is_data_loader
 from lightning_flops.schema.trace_steps import StepTime, StepTimes
 
 

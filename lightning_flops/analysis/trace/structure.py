@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from lightning_flops.analysis.trace.event_names import Kind, host_collective, is_collective_kernel, step_number
 from lightning_flops.analysis.trace.intervals import Intervals, Ints, distinct, merge, order_by
-from lightning_flops.analysis.trace.names import Kind, host_collective, is_collective_kernel, step_number
 from lightning_flops.analysis.trace.whole_steps import OddMark, whole_steps
 
 if TYPE_CHECKING:

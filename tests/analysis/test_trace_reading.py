@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_flops.analysis.trace import events as events_module
-from lightning_flops.analysis.trace import load_trace, loading
+from lightning_flops.analysis.trace import load_trace, reading
 from lightning_flops.analysis.trace.columns import LaunchShape, Trace, TraceFormatError
 from lightning_flops.analysis.trace.decoding import fast_decoder
 from lightning_flops.analysis.trace.events import TraceBuilder
@@ -103,7 +103,7 @@ def test_a_text_cut_off_anywhere_is_an_error(events: list[Any], kept: float, blo
 
 def test_json_decoders_give_equal_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     fast = load_trace(RANK_0)
-    monkeypatch.setattr(loading, "fast_decoder", lambda: None)
+    monkeypatch.setattr(reading, "fast_decoder", lambda: None)
     assert columns(load_trace(RANK_0)) == columns(fast)
 
 
@@ -314,7 +314,7 @@ def test_a_bad_file_is_named_with_what_is_wrong(
     case: str, decoder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if decoder == "standard":
-        monkeypatch.setattr(loading, "fast_decoder", lambda: None)
+        monkeypatch.setattr(reading, "fast_decoder", lambda: None)
     content, words = BAD[case]
     path = tmp_path / "bad.json"
     path.write_bytes(content)
@@ -590,14 +590,14 @@ def without_isal(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_bomb_ends_at_a_stated_limit(unpacker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if unpacker == "zlib":
         without_isal(monkeypatch)
-    monkeypatch.setattr(loading, "_FREE_INFLATION_BYTES", 1 << 20)
+    monkeypatch.setattr(reading, "_FREE_INFLATION_BYTES", 1 << 20)
     path = tmp_path / "bomb.json.gz"
     # Spaces of 4 MB take a thousandth of that.
     path.write_bytes(gzip.compress(f'{{"traceEvents": [{OPERATOR}{" " * (4 << 20)}]}}'.encode(), 9))
     with pytest.raises(TraceFormatError) as caught:
         load_trace(path)
     assert str(caught.value) == f"{path}: the gzip data holds more than 200 times its own bytes: it is no trace"
-    monkeypatch.setattr(loading, "_FREE_INFLATION_BYTES", 4 << 20)
+    monkeypatch.setattr(reading, "_FREE_INFLATION_BYTES", 4 << 20)
     assert len(load_trace(path)) == 1
 
 
@@ -608,7 +608,7 @@ def test_isal_and_zlib_say_the_same_of_damaged_files(
     if unpacker == "zlib":
         without_isal(monkeypatch)
     whole = gzip.compress(RANK_0.read_bytes())
-    assert (loading._gzip_module() is gzip) == (unpacker == "zlib")
+    assert (reading._gzip_module() is gzip) == (unpacker == "zlib")
     for name, content in {
         "whole": whole,
         "cut": whole[:-5],

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_flops.analysis.trace.columns import LaunchShape
-from lightning_flops.analysis.trace.names import ELEMENT_BYTES
+from lightning_flops.analysis.trace.event_names import ELEMENT_BYTES
 
 LARGEST_INTEGER = 2**63 - 1
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from lightning_flops.analysis.trace.columns import Trace
 from lightning_flops.analysis.trace.durations import NS_PER_US, Groups, group_by
+from lightning_flops.analysis.trace.event_names import may_use_tensor_cores
 from lightning_flops.analysis.trace.intervals import Ints
-from lightning_flops.analysis.trace.names import may_use_tensor_cores
 from lightning_flops.analysis.trace.python_calls import places, shapes_in_words
 from lightning_flops.analysis.trace.structure import enclosing_operators
 from lightning_flops.schema.trace_events import CalledFrom, ChildRow, MemoryRow, OperatorRow, OperatorShapeRow
