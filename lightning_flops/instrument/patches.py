@@ -180,7 +180,7 @@ class _ClassTap(_StandIn):
             found = None if instance is None else self._taps.get(id(instance))
             tap = None if found is None else found()
             if tap is not None:
-                return MethodType(self, instance) if tap.table is None else tap.table
+                return tap.seen
             if not self._taps:
                 self._leave()  # other code had replaced us, and has put us back since
         except Exception:  # no border is around us here; the instance gets what its class has
@@ -191,23 +191,8 @@ class _ClassTap(_StandIn):
         return _bound(self._original, instance, owner)
 
     def __call__(self, instance: Any, /, *args: Any, **kwargs: Any) -> Any:
-        try:
-            found = self._taps.get(id(instance))
-            tap = None if found is None else found()
-            run = None if tap is None else tap.run
-        except Exception:
-            run = None
-        except BaseException:
-            self._broke(instance)
-            raise
-        try:
-            if run is None:  # a bound method that was kept, or was copied with its instance
-                run = _bound(self._original, instance, type(instance))
-            return run(*args, **kwargs)
-        except BaseException as error:
-            if _came_before(run, error):
-                self._broke(instance)
-            raise
+        # Whoever has taken the function out of a bound method of ours.
+        return self.__get__(instance, type(instance))(*args, **kwargs)
 
     def _broke(self, instance: Any) -> None:
         tap = self.tap_of(instance)
@@ -259,6 +244,34 @@ def _bound(attribute: Any, instance: Any, owner: type | None) -> Any:
     return attribute.__get__(instance, owner) if hasattr(type(attribute), "__get__") else attribute
 
 
+class _BoundTap(_Direct):
+    """What an instance sees in place of a method of its class: it looks like a bound method of the descriptor's."""
+
+    def __new__(cls, function: Any, instance: Any) -> Any:
+        """A bound method, as of the type of bound methods: whoever keeps one's parts puts them together so."""
+        return MethodType(function, instance)
+
+    def __init__(self, original: Callable[..., Any], on_class: _ClassTap) -> None:
+        _StandIn.__init__(self, original)
+        self.__func__ = on_class
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return MethodType
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self._original.__reduce_ex__(protocol)
+
+    def __repr__(self) -> str:
+        return repr(self._original)
+
+
+def _bound_tap(original: Callable[..., Any], make: Make, on_class: _ClassTap) -> _BoundTap:
+    bound: _BoundTap = functools.partial.__new__(_BoundTap, make(original))
+    _BoundTap.__init__(bound, original, on_class)
+    return bound
+
+
 class _Tap:
     """One attribute of a class, replaced for one instance."""
 
@@ -268,36 +281,31 @@ class _Tap:
             raise AttributeError(f"class {type(target).__name__} has no attribute {name!r}")
         found = vars(kind)[name]
         on_class = found if isinstance(found, _ClassTap) else _ClassTap(kind, name)
-        below = on_class.tap_of(target)
         self.target = target
         self.broke = broke
         self.below = on_class.reference_to(target)
         self.alive = True
-        self.table: dict[Any, Any] | None = None
-        self._entries: list[_Wrapped] = []
+        self.seen: Any
+        """What the instance has in place of its class's."""
+        self._wrapped: list[_Wrapped | _BoundTap] = []
+        before = getattr(target, name)
         if isinstance(make, Mapping):
-            self.table = dict(getattr(target, name))
+            self.seen = dict(before)
             for key, make_entry in make.items():
-                self.table[key] = entry = _Wrapped(self.table[key], make_entry, broke)
-                self._entries.append(entry)
+                self.seen[key] = entry = _Wrapped(before[key], make_entry, broke)
+                self._wrapped.append(entry)
         else:
-            self._original = getattr(target, name) if below is None else below.call
-            self.run = make(self._original)
+            self.seen = bound = _bound_tap(before, make, on_class)
+            self._wrapped.append(bound)
         self._on_class = on_class
 
     def put_on(self) -> None:
         self._on_class.put_on(self)
 
-    def call(self, *args: Any, **kwargs: Any) -> Any:
-        """What a tap on top of this one calls; also works after this one was undone."""
-        return self.run(*args, **kwargs)
-
     def undo(self) -> None:
         self.alive = False
-        if self.table is None:
-            self.run = self._original
-        for entry in self._entries:
-            entry.undo()
+        for one in self._wrapped:
+            one.undo()
         self._on_class.take_off(self)
 
 

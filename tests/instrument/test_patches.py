@@ -198,13 +198,32 @@ def test_a_copy_of_a_bound_method_calls_the_copy_and_not_us() -> None:
 
 def test_a_tapped_method_looks_like_the_one_it_is(tapped: Loop) -> None:
     plain = Loop()
-    assert type(tapped.run) is types.MethodType
+    assert isinstance(tapped.run, types.MethodType) and inspect.ismethod(tapped.run)
+    assert repr(tapped.run) == repr(types.MethodType(RUN, tapped))
+    assert tapped.run.__self__ is tapped
     assert inspect.signature(tapped.run) == inspect.signature(plain.run)
     assert inspect.getsource(tapped.run) == inspect.getsource(plain.run)
     assert tapped.run.__code__ is RUN.__code__
     assert tapped.run.__annotations__ == RUN.__annotations__
     assert tapped.run == types.MethodType(RUN, tapped) and hash(tapped.run) == hash(types.MethodType(RUN, tapped))
     assert Loop.run is RUN and plain.run.__func__ is RUN  # type: ignore[attr-defined]
+
+
+def test_whoever_keeps_the_parts_of_a_tapped_method_is_seen_and_sees_the_end() -> None:
+    loop, patches = Loop(), Patches()
+    spied: list[str] = []
+    patches.replace(loop, "run", spying(spied))
+    weakly = weakref.WeakMethod(loop.run)
+    again = types.MethodType(loop.run.__func__, loop)  # type: ignore[attr-defined]
+    for n, method in enumerate((weakly(), again, loop.run)):
+        assert method is not None
+        method(str(n))
+    assert spied == ["0", "1", "2"]
+    patches.undo()
+    for method in (weakly(), again):
+        assert method is not None
+        method("after")
+    assert spied == ["0", "1", "2"] and loop.ran[-2:] == ["after", "after"]
 
 
 def test_a_class_that_is_pickled_by_value_has_its_own_method() -> None:
