@@ -18,6 +18,7 @@ from torch import nn
 from lightning_flops.doors.loop_batches import LoopBatches, batch_of
 from lightning_flops.doors.plain_context import device_of
 from lightning_flops.instrument.batches import UNKNOWN
+from lightning_flops.instrument.torch_private.dispatch import fake_mode
 from lightning_flops.records import Shapes
 from lightning_flops.session.noted_calls import FORWARD, NotedCalls, Seen
 
@@ -286,6 +287,8 @@ class LoopSteps:
         """A backward begins; True if it is a part of a step, and not inside another backward."""
         session = self._session
         if self._backward_depth or self.left_out or not self.is_whole or not self.on_its_thread():
+            return None
+        if fake_mode() is not None:  # a compiler traces it
             return None
         if self.evaluating:
             session.notes.add_for_run(

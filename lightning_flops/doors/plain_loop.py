@@ -27,6 +27,7 @@ from lightning_flops.instrument.optimizer_hooks import OptimizerHooks
 from lightning_flops.instrument.timing.loader_queue import LoaderQueue, backlogs_of
 from lightning_flops.instrument.timing.settling import steps_to_settle
 from lightning_flops.instrument.torch_private.autograd import backward_entries, runs_step_in_step_of
+from lightning_flops.instrument.torch_private.dispatch import fake_mode
 from lightning_flops.instrument.torch_private.loading import workers_of, yielded_by
 from lightning_flops.session.border import guarded
 from lightning_flops.session.door import RunPlan
@@ -226,6 +227,7 @@ class PlainLoop:
                     self._backward_ends,
                     fails=self._backward_fails,
                     root=self._root,
+                    aside=fake_mode,  # one that a compiler traces
                 ),
             )
         if self._hears_others or not self._optimizers:  # torch's own hooks see every optimizer

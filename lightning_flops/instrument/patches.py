@@ -18,6 +18,7 @@ from types import MethodType
 from typing import Any
 
 from torch import nn
+from torch.compiler import is_dynamo_compiling
 
 from lightning_flops.instrument.border import UndoLedger, on_deletion
 from lightning_flops.instrument.torch_private.compiler import (
@@ -25,6 +26,7 @@ from lightning_flops.instrument.torch_private.compiler import (
     IS_EAGER,
     calls_its_attribute,
     eager_call,
+    hide,
 )
 from lightning_flops.instrument.torch_private.modules import REPLICATE
 
@@ -176,6 +178,8 @@ class _ClassTap(_StandIn):
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         try:
+            if is_dynamo_compiling():  # a function of the user's, into which it would read our code
+                return _bound(self._original, instance, owner)
             # As in ``tap_of``, without the call: this runs at every step of an optimizer.
             found = None if instance is None else self._taps.get(id(instance))
             tap = None if found is None else found()
@@ -237,6 +241,11 @@ class _ClassTap(_StandIn):
     def _leave(self) -> None:
         if vars(self._kind).get(self._attribute) is self:
             setattr(self._kind, self._attribute, self._original)
+
+
+hide(_Wrapped.__call__, alone=True)  # in a loop whose steps are compiled, these run between what is compiled
+hide(_ClassTap.__call__, alone=True)
+hide(_ClassTap.__get__)
 
 
 def _bound(attribute: Any, instance: Any, owner: type | None) -> Any:
@@ -388,6 +397,7 @@ class _ClassFunction:
             # As in _Wrapped.
             return (self._inner or original)(*args, **kwargs)
 
+        hide(replacement, alone=True)
         self.replacement = replacement
 
     @property

@@ -15,7 +15,8 @@ from torch import is_grad_enabled
 
 from lightning_flops.instrument.batches import known_by, tensor_shapes
 from lightning_flops.instrument.patches import Make, Patches
-from lightning_flops.instrument.timing.phase_timer import Mark
+from lightning_flops.instrument.timing.phase_timer import Mark, PhaseTimer
+from lightning_flops.instrument.torch_private.compiler import hide
 from lightning_flops.session.noted_calls import FACTS, FETCH, MOST_KINDS, NO_BATCH, UPDATE
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class Taps:
     def __init__(self, session: Session, border: Border) -> None:
         self._session = session
         self._border = border
+        hide(border.broke)
         self.for_run = Patches(border.close)
         """Wrappers that stay as long as the session does."""
         self.for_window = Patches(border.close)
@@ -107,7 +109,7 @@ class Taps:
                     except BaseException as error:
                         border.broke(error)
 
-            return run
+            return _not_compiled(run, begins, ends, fails, returns, self._session.leave_again, self._failed)
 
         return make
 
@@ -122,6 +124,7 @@ class Taps:
         root: nn.Module,
         fact: Any = None,
         sees: Callable[[tuple[Any, ...], dict[str, Any]], Any] | None = None,
+        aside: Callable[[], object] | None = None,
     ) -> Make:
         """As ``around``, where calls can be noted: then the door is told of a call later.
 
@@ -134,6 +137,7 @@ class Taps:
             root: the model; a call is noted only while it is in training mode, and a forward only with gradients on.
             fact: noted with an update.
             sees: noted with a forward: what this returns of its arguments.
+            aside: nobody is told of a call if this returns something true.
         """
         border, told, end, ends_step = self._border, self.around(begins, ends, fails=fails), kind + 1, kind == UPDATE
         kinds, facts, timed = calls.kinds, calls.facts, bool(FACTS[end])
@@ -144,7 +148,8 @@ class Taps:
             def run(*args: Any, **kwargs: Any) -> Any:
                 # This runs in every step, where each further function that is called costs half a microsecond.
                 try:
-                    noted = calls.on and get_ident() == calls.thread
+                    is_aside = aside is not None and aside()
+                    noted = calls.on and get_ident() == calls.thread and not is_aside
                     if noted and (not root.training or len(kinds) > MOST_KINDS or (sees and not is_grad_enabled())):
                         noted = False
                         calls.stop()
@@ -157,10 +162,10 @@ class Taps:
                         elif fact is not None:
                             facts.append(fact)
                 except BaseException as error:
-                    noted = False
+                    noted = is_aside = False
                     border.broke(error)
                 if not noted:
-                    return tell(*args, **kwargs)
+                    return original(*args, **kwargs) if is_aside else tell(*args, **kwargs)
                 try:
                     failed = False
                     return original(*args, **kwargs)
@@ -188,7 +193,9 @@ class Taps:
                     except BaseException as error:
                         border.broke(error)
 
-            return run
+            return _not_compiled(
+                run, sees, calls.stop, calls.ends_now, calls.fails_now, self._failed, self._session.leave_again
+            )
 
         return make
 
@@ -266,7 +273,9 @@ class Taps:
                     except BaseException as error:
                         _broke(weak_border(), error)
 
-            return run
+            return _not_compiled(
+                run, begins, ends, no_more, calls.stop, calls.tell_all, calls.tokens.of, tensor_shapes, known_by, _broke
+            )
 
         return make
 
@@ -312,7 +321,7 @@ class Taps:
                     except BaseException as error:
                         border.broke(error)
 
-            return run
+            return _not_compiled(run, passes)
 
         return make
 
@@ -331,7 +340,7 @@ class Taps:
                     border.broke(error)
                 return original(*args, **kwargs)
 
-            return run
+            return _not_compiled(run, session.fetch_begins)
 
         return make
 
@@ -354,7 +363,7 @@ class Taps:
                     border.broke(error)
                 return original(*args, **kwargs)
 
-            return run
+            return _not_compiled(run, session.fetch_ends)
 
         return make
 
@@ -389,7 +398,7 @@ class Taps:
                     border.broke(error)
                 return call(*args, **kwargs)
 
-            return run
+            return _not_compiled(run, choose)
 
         return make
 
@@ -421,7 +430,7 @@ class Taps:
                     except BaseException as error:
                         border.broke(error)
 
-            return run
+            return _not_compiled(run, session.enter, session.leave, PhaseTimer.enter, PhaseTimer.leave)
 
         return make
 
@@ -448,6 +457,18 @@ class Taps:
                 fails(token, error)
         except BaseException as ours:
             self._border.broke(ours)
+
+
+def _not_compiled(run: Function, *ours: Any) -> Function:
+    """*run*, a wrapper that may be called by compiled code: neither it nor *ours*, which it calls, is compiled.
+
+    What it is around is compiled as it would be without us.
+    """
+    hide(run, alone=True)
+    for function in ours:
+        if function is not None:
+            hide(function)
+    return run
 
 
 def _broke(border: Border | None, error: BaseException) -> None:

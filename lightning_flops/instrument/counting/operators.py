@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import Parameter
 
 from lightning_flops.instrument.counting.formulas import TORCH_NAMESPACES, Entry, lookup
-from lightning_flops.instrument.torch_private.dispatch import is_fake, makes_fake_tensors
+from lightning_flops.instrument.torch_private.dispatch import fake_mode, is_fake
 from lightning_flops.instrument.torch_private.operators import OpOverload, call_of, schema_of
 from lightning_flops.instrument.torch_private.tensors import stored_values
 
@@ -257,7 +257,7 @@ def tf32_operators() -> Callable[[Operator], bool] | None:
 
 def computes_on_fake_tensors(root: nn.Module | None) -> bool:
     """Whether the user runs the model on fake tensors, to learn its shapes or its FLOPs without the work."""
-    if makes_fake_tensors():
+    if fake_mode() is not None:
         return True
     first = None if root is None else next(root.parameters(), None)
     return first is not None and (is_fake(type(first)) or is_fake(type(first.data)))

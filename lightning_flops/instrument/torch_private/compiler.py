@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import types
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any, TypeVar
@@ -27,29 +28,34 @@ _action: Any = take("torch._C._dynamo.eval_frame:_FrameAction", None, _MARK_LOSS
 _strategy: Any = take("torch._C._dynamo.eval_frame:_FrameExecStrategy", None, _MARK_LOSS, reported=False)
 
 
-def _skip_strategy() -> Any:
-    """The mark of a code object so that neither it nor what it calls is compiled; None where torch has no such mark."""
+def _strategies() -> tuple[Any, Any]:
+    """Marks of a code object: neither it nor what it calls is compiled, or it alone is not; None if torch has none."""
     if None in (_mark, _action, _strategy):
-        return None
+        return None, None
     try:
-        return _strategy(_action.SKIP, _action.SKIP)
+        return _strategy(_action.SKIP, _action.SKIP), _strategy(_action.SKIP, _action.DEFAULT)
     except (AttributeError, TypeError):
         logger.info("this torch (%s) %s", torch.__version__, _MARK_LOSS, exc_info=True)
-        return None
+        return None, None
 
 
-_SKIP = _skip_strategy()
+_SKIP_ALL, _SKIP_ONE = _strategies()
 
 
-def hide(function: Callable[..., Any]) -> bool:
+def hide(function: Callable[..., Any], *, alone: bool = False) -> bool:
     """Marks one of our functions, so that its calls, and what they call, are not compiled. Returns whether it could.
 
     The mark is on the function's code and stays there: it is for code of this package only.
+
+    Args:
+        function: has the code that is marked.
+        alone: what it calls is compiled as it would be without it: it calls the user's functions.
     """
-    if _SKIP is None:
+    strategy = _SKIP_ONE if alone else _SKIP_ALL
+    if strategy is None:
         return False
     try:
-        _mark(function.__code__, _SKIP)
+        _mark(function.__code__, strategy)
     except (AttributeError, TypeError):  # it has no code of its own, such as a callable object
         logger.debug("%r could not be marked as not to be compiled", function, exc_info=True)
         return False
@@ -86,6 +92,46 @@ def can_compile() -> bool:
         logger.debug("torch's compiler cannot be imported", exc_info=True)
         return False
     return True
+
+
+# ---- calls of what it has compiled
+
+_EVAL_FRAME = "torch._dynamo.eval_frame"
+_CALL = "compile_wrapper"
+END_OF_COMPILED_CALL = "_maybe_set_eval_frame"
+"""Torch calls this function of ``module_of_compiled_calls`` when all else of such a call is over."""
+
+
+def _is_called(end: Any) -> None:
+    made_in = sys.modules[_EVAL_FRAME]._TorchDynamoContext.__call__.__code__.co_consts
+    calls = [code for code in made_in if getattr(code, "co_name", "") == _CALL]
+    if not calls or END_OF_COMPILED_CALL not in calls[0].co_names:
+        raise AttributeError("compiled functions are called in another way")
+
+
+_end_of_call = take_later(
+    f"{_EVAL_FRAME}:{END_OF_COMPILED_CALL}",
+    None,
+    "does not show calls of compiled functions: a step that begins to be counted inside one is not counted whole",
+    works=_is_called,
+    reported=False,
+)
+
+
+def module_of_compiled_calls() -> Any:
+    """The module of torch in which functions that were given to ``torch.compile`` are called; None: it is not seen."""
+    return None if not was_used() or _end_of_call() is None else sys.modules[_EVAL_FRAME]
+
+
+def is_in_compiled_call(frame: types.FrameType | None) -> bool:
+    """Whether *frame*, or what has called it, runs inside a function that was given to ``torch.compile``."""
+    if module_of_compiled_calls() is None:
+        return False
+    while frame is not None:
+        if frame.f_code.co_name == _CALL and frame.f_globals.get("__name__") == _EVAL_FRAME:
+            return True
+        frame = frame.f_back
+    return False
 
 
 # ---- when it compiles
@@ -139,7 +185,7 @@ def is_compiled_in_place(module: torch.nn.Module) -> bool:
     return call is not None and not getattr(call, IS_EAGER, False)
 
 
-def _is_called(call: Any) -> None:
+def _calls_it(call: Any) -> None:
     module = torch.nn.Module()
     module.__dict__[COMPILED_CALL] = lambda: 1
     if call(module) != 1:
@@ -150,7 +196,7 @@ _calls: Any = take_later(
     "torch.nn:Module._wrapped_call_impl",
     None,
     "does not let the calls of one module be seen: of a loop of your own, forward is what the module's forward does",
-    works=_is_called,
+    works=_calls_it,
 )
 
 

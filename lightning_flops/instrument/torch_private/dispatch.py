@@ -7,7 +7,9 @@ threads enter and leave in turn.
 from __future__ import annotations
 
 import functools
+import sys
 import threading
+import types
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, cast
@@ -15,6 +17,12 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, cast
 import torch
 
 from lightning_flops.errors import LightningFlopsError
+from lightning_flops.instrument.torch_private.compiler import (
+    END_OF_COMPILED_CALL,
+    hide,
+    is_in_compiled_call,
+    module_of_compiled_calls,
+)
 from lightning_flops.instrument.torch_private.names import TABLE, take
 
 _MODE = "torch.utils._python_dispatch:TorchDispatchMode"
@@ -61,38 +69,49 @@ _InferenceMode: Any = take(
 )
 
 
-class _AfterInferenceModes:
-    """Sets torch's flag for a thread's dispatch modes right where the end of an inference mode sets it wrong.
+class _After:
+    """Sets torch's flag for a thread's dispatch modes right where the end of something sets it wrong.
 
     The flag says whether there are modes on the stack; operators go past those, or fail for want of one, if it is
-    wrong. When an inference mode ends, torch sets it to what it was when that began, whatever was pushed or removed in
-    between.
+    wrong. When an inference mode ends, or the call of a compiled function, torch sets it to what it was when that
+    began, whatever was pushed or removed in between.
+
+    Args:
+        owner: returns the class or the module of the function with which it ends; None: this torch has none.
+        name: of that function.
+        is_inside: whether a frame runs inside of one.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, owner: Callable[[], Any], name: str, is_inside: Callable[[types.FrameType | None], bool]
+    ) -> None:
+        self._owner = owner
+        self._name = name
+        self._is_inside = is_inside
         self._threads: set[int] = set()
-        """In these the stack was changed in an inference mode that has not ended."""
+        """In these the stack was changed inside of one that has not ended."""
         self._end: Any = None
-        """Of an inference mode, without us."""
+        """The function, without us."""
 
-    def stack_changes(self) -> None:
-        """The stack of this thread has changed."""
-        if _InferenceMode is None or not torch.is_inference_mode_enabled():
+    def stack_changes(self, frame: types.FrameType) -> None:
+        """*frame* has changed the stack of this thread."""
+        if self._owner() is None or not self._is_inside(frame):
             return
         self._threads.add(threading.get_ident())
         if self._end is None:
-            self._end = end = vars(_InferenceMode)["__exit__"]
+            self._end = end = vars(self._owner())[self._name]
 
-            def ends(mode: Any, *exception: Any) -> Any:
+            def ends(*args: Any) -> Any:
                 try:
-                    return end(mode, *exception)
+                    return end(*args)
                 finally:
-                    with suppress(Exception):  # this is the end of the user's own mode
-                        self._has_ended()
+                    with suppress(Exception):  # this is the end of something of the user's
+                        self._has_ended(sys._getframe(1))
 
-            _InferenceMode.__exit__ = ends
+            setattr(self._owner(), self._name, ends)
 
-    def _has_ended(self) -> None:
+    def _has_ended(self, frame: types.FrameType) -> None:
+        """What *frame* had begun is over."""
         thread = threading.get_ident()
         if thread not in self._threads:
             return
@@ -101,14 +120,26 @@ class _AfterInferenceModes:
         else:
             _push(DispatchMode())  # type: ignore[no-untyped-call]
             _pop(None)
-        if torch.is_inference_mode_enabled():  # it was inside another one
+        if self._is_inside(frame.f_back):  # it was inside another one
             return
         self._threads.discard(thread)
         if not self._threads:
-            _InferenceMode.__exit__, self._end = self._end, None
+            setattr(self._owner(), self._name, self._end)
+            self._end = None
 
 
-_after_inference_modes = _AfterInferenceModes()
+hide(_After._has_ended)
+
+_inside_which_torch_restores_its_flag = (
+    _After(lambda: _InferenceMode, "__exit__", lambda _: torch.is_inference_mode_enabled()),
+    _After(module_of_compiled_calls, END_OF_COMPILED_CALL, is_in_compiled_call),
+)
+
+
+def _stack_changes() -> None:
+    frame = sys._getframe(1)
+    for each in _inside_which_torch_restores_its_flag:
+        each.stack_changes(frame)
 
 
 def _is_ours(mode: object) -> bool:
@@ -122,7 +153,7 @@ class _TorchsStack:
     def push(mode: DispatchMode) -> None:
         """Puts *mode* on top of this thread's stack."""
         _push(mode)
-        _after_inference_modes.stack_changes()
+        _stack_changes()
 
     @staticmethod
     def push_under_others(mode: DispatchMode) -> None:
@@ -136,7 +167,7 @@ class _TorchsStack:
         _push(mode)
         for other in reversed(above):
             _push(other)
-        _after_inference_modes.stack_changes()
+        _stack_changes()
 
     @staticmethod
     def depth() -> int:
@@ -158,7 +189,7 @@ class _TorchsStack:
             above.append(popped)
         for other in reversed(above):
             _push(other)
-        _after_inference_modes.stack_changes()
+        _stack_changes()
 
 
 class _OwnStack:
@@ -296,9 +327,14 @@ def is_traced() -> bool:
     return any(_mode_of_key(key) is not None for key in (_keys.FAKE, _keys.PROXY, _keys.FUNCTIONAL))
 
 
-def makes_fake_tensors() -> bool:
-    """Whether operators make fake tensors now; False if torch does not tell."""
-    return _keys is not None and _mode_of_key is not None and _mode_of_key(_keys.FAKE) is not None
+def _nothing() -> None:
+    pass
+
+
+fake_mode: Callable[[], Any] = (
+    _nothing if None in (_keys, _mode_of_key) else functools.partial(_mode_of_key, _keys.FAKE)
+)
+"""Returns torch's mode in which operators make fake tensors, as while something is traced; None: none is on."""
 
 
 @functools.cache

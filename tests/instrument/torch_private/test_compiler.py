@@ -49,7 +49,7 @@ def test_a_hidden_function_has_no_wrapper_and_is_not_compiled() -> None:
 
 
 def test_a_torch_without_the_mark_hides_a_function_behind_its_own_wrapper(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler, "_SKIP", None)
+    monkeypatch.setattr(compiler, "_SKIP_ALL", None)
     double = doubling()
     wrapped = hidden(double)
     assert wrapped is not double

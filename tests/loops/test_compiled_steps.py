@@ -1,0 +1,149 @@
+"""A loop of the user's in which ``torch.compile`` was given the step, the update, or what calls the model."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo.eval_frame
+from torch import Tensor, nn
+from torch._dynamo import utils as dynamo
+from torch.utils.data import DataLoader
+
+from lightning_flops import profile_training
+from lightning_flops.instrument.torch_private import dispatch
+from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.throughput import ThroughputSummary
+from tests.loops.test_inference_modes import Counting
+
+ROWS, IN, HIDDEN, OUT, STEPS = 8, 16, 6, 4, 120
+FORWARD = 2 * ROWS * IN * HIDDEN + 2 * ROWS * HIDDEN * OUT
+BACKWARD = 2 * FORWARD - 2 * ROWS * IN * HIDDEN  # the input needs no gradient
+STEP = FORWARD + BACKWARD
+
+ENDS = vars(torch._dynamo.eval_frame)["_maybe_set_eval_frame"]
+
+
+@pytest.fixture(autouse=True)
+def compiles_anew() -> Iterator[None]:
+    torch._dynamo.reset()
+    dynamo.clear_compilation_metrics()
+    yield
+    torch._dynamo.reset()
+
+
+class Loop:
+    """Trains a small network; one part of its step is compiled."""
+
+    def __init__(self, compiled: str, backend: str) -> None:
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(IN, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, OUT))
+        self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=0.01)
+        if compiled:
+            setattr(self, compiled, torch.compile(getattr(self, compiled), backend=backend))
+
+    def loss(self, rows: Tensor) -> Tensor:
+        return self.net(rows).square().mean()  # type: ignore[no-any-return]
+
+    def gradients(self, rows: Tensor) -> None:
+        self.loss(rows).backward()
+
+    def update(self) -> None:
+        self.optimizer.step()
+
+    def step(self, rows: Tensor) -> None:
+        self.gradients(rows)
+        self.update()
+        self.optimizer.zero_grad()
+
+    def train(self, after_step: Callable[[], object] = lambda: None) -> list[Tensor]:
+        data = torch.randn(STEPS * ROWS, IN, generator=torch.Generator().manual_seed(1))
+        for rows in DataLoader(data, batch_size=ROWS):  # type: ignore[arg-type]
+            self.step(rows)
+            after_step()
+        return [weight.detach() for weight in self.net.parameters()]
+
+
+def profiled(loop: Loop, *, told: bool) -> tuple[list[Tensor], Profile, ThroughputSummary]:
+    with profile_training(loop.net, loop.optimizer, profile_step=3, timing_steps=2, trace=False) as profiler:
+        weights = loop.train(profiler.step if told else lambda: None)
+    assert profiler.profile is not None and profiler.throughput is not None
+    return weights, profiler.profile, profiler.throughput
+
+
+@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("compiled", ["loss", "gradients", "update", "step"])
+def test_every_step_is_known_whatever_part_of_it_is_compiled(
+    compiled: str, backend: str, told: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("lightning_flops.session.session.SHARE", 100.0)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        bare = Loop(compiled, backend).train()
+        said = {str(warning.message) for warning in warned}
+        torch._dynamo.reset()
+        warned.clear()
+        weights, profile, run = profiled(Loop(compiled, backend), told=told)
+    assert all(map(torch.equal, weights, bare))
+    assert {str(warning.message) for warning in warned} <= said
+    assert "profiler failed" not in caplog.text
+    assert (profile.flops.forward, profile.flops.backward) == (FORWARD, BACKWARD)
+    assert run.steps_counted > 1 and run.steps_unknown == 0
+    assert run.model_flops == STEPS * STEP
+    compiled_files = {str(one.co_filename) for one in dynamo.get_compilation_metrics()}
+    assert compiled_files and not [file for file in compiled_files if "/lightning_flops/" in file]
+    assert vars(torch._dynamo.eval_frame)["_maybe_set_eval_frame"] is ENDS
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_the_step_in_which_the_model_is_compiled_is_like_the_others(in_place: bool) -> None:
+    loop = Loop("", "")
+    if in_place:
+        loop.net.compile(backend="aot_eager")
+    else:
+        loop.net = torch.compile(loop.net, backend="aot_eager")  # type: ignore[assignment]
+    _, profile, run = profiled(loop, told=False)
+    assert (profile.flops.forward, profile.flops.backward) == (FORWARD, BACKWARD)
+    assert (run.steps_unknown, run.model_flops) == (0, STEPS * STEP)
+
+
+# ---- torch's flag for dispatch modes, which the call of a compiled function restores
+
+
+def compiled(function: Callable[[], Any]) -> Callable[[], Any]:
+    """A function that was given to torch.compile, and runs *function* outside of what is compiled."""
+    outside = torch.compiler.disable(function)
+
+    def run() -> Any:
+        return outside()
+
+    return torch.compile(run, backend="eager")
+
+
+def test_a_mode_that_was_pushed_in_a_compiled_call_sees_what_comes_after_it() -> None:
+    mode, rows = Counting(), torch.ones(2)
+    inner = compiled(lambda: dispatch.push(mode))
+
+    def outer() -> None:
+        inner()
+        rows.neg()
+
+    compiled(outer)()
+    rows.neg()
+    dispatch.remove(mode)
+    rows.neg()
+    assert mode.operators == 2
+    assert vars(torch._dynamo.eval_frame)["_maybe_set_eval_frame"] is ENDS
+
+
+def test_a_mode_that_was_removed_in_a_compiled_call_leaves_operators_as_they_are() -> None:
+    mode = Counting()
+    dispatch.push(mode)
+    compiled(lambda: dispatch.remove(mode))()
+    assert torch.zeros(2).add(1).tolist() == [1, 1]  # torch failed here for want of a mode
+    assert mode.operators == 0
+    assert vars(torch._dynamo.eval_frame)["_maybe_set_eval_frame"] is ENDS
