@@ -77,8 +77,13 @@ def is_lightnings_own(target: Any, name: str) -> bool:
     """Whether *target*'s method is Lightning's own, and not overridden or replaced."""
     function = getattr(getattr(target, name, None), "__func__", None)
     return function is not None and any(
-        function is vars(kind).get(name) for kind in type(target).__mro__ if kind.__module__.startswith(IMPORT_ROOTS)
+        function is vars(kind).get(name) for kind in type(target).__mro__ if is_lightnings(kind)
     )
+
+
+def is_lightnings(kind: type) -> bool:
+    """Whether the class *kind* is defined in Lightning itself, and not in a package whose name begins as its name."""
+    return kind.__module__.startswith(tuple(f"{root}." for root in IMPORT_ROOTS))
 
 
 def last_step_of_development_run(trainer: Trainer) -> int | None:
@@ -178,7 +183,7 @@ def _device_mesh(strategy: Any) -> Any:
 
 def _import_root(trainer: Trainer) -> str:
     modules = [kind.__module__ for kind in type(trainer).__mro__]  # the Trainer may be a subclass of the user's
-    return next((root for module in modules for root in IMPORT_ROOTS if module.startswith(root)), modules[0])
+    return next((root for module in modules for root in IMPORT_ROOTS if module.startswith(f"{root}.")), modules[0])
 
 
 @functools.cache  # each fit asks twice, and each time the file that says it would be parsed, for milliseconds

@@ -11,6 +11,7 @@ import torch
 
 from lightning_flops.doors.lightning_context import (
     fetches_can_be_wrapped,
+    is_lightnings,
     is_lightnings_own,
     last_step_of_development_run,
     loader_iterators,
@@ -409,7 +410,8 @@ class LightningFit:
     def _steps_without_optimizer(self) -> bool:
         """Whether every batch is a step, because there is no optimizer whose steps would show it."""
         return not self._module.automatic_optimization and all(
-            type(optimizer).__name__ == "_MockOptimizer" for optimizer in self._trainer.optimizers
+            is_lightnings(type(optimizer))
+            for optimizer in self._trainer.optimizers  # its stand-in for none at all
         )
 
     # ---- what the session asks

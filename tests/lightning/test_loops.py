@@ -145,6 +145,37 @@ def test_a_closure_of_manual_optimization_is_forward_and_backward(
     assert window.mixed_phases == (("forward", "backward") if raw_backward else ())
 
 
+@pytest.mark.filterwarnings("ignore:`LightningModule.configure_optimizers` returned `None`")
+def test_without_an_optimizer_every_batch_is_a_step(root: str, trainer: MakeTrainer, keep_window: list[Any]) -> None:
+    net = new_gan(root)
+    net.configure_optimizers = lambda: None
+    net.training_step = lambda batch, batch_idx: net.manual_backward(net.critic(batch[0]).square().sum())
+    trainer(FlopsProfilerCallback(profile_step=2, timing_steps=2)).fit(net, loader(8))
+    (window,) = keep_window
+    assert [step.index for step in window.counted_steps] == [2]
+    assert flops(window) == batch_flops()
+
+
+def test_an_optimizer_of_a_package_that_is_named_after_lightning_is_one(
+    root: str, trainer: MakeTrainer, keep_window: list[Any]
+) -> None:
+    net = new_net(root)
+    net.automatic_optimization = False
+    net.configure_optimizers = lambda: type("Own", (torch.optim.SGD,), {"__module__": f"{root}_spells.optimizers"})(
+        net.parameters(), lr=0.01
+    )
+
+    def training_step(batch: Any, batch_idx: int) -> None:
+        net.manual_backward(torch.nn.functional.mse_loss(net.net(batch[0]), batch[1]))
+        if batch_idx % 2:
+            net.optimizers().step()
+
+    net.training_step = training_step
+    trainer(FlopsProfilerCallback(profile_step=1, timing_steps=2)).fit(net, loader(12))
+    (window,) = keep_window
+    assert flops(window) == batch_flops(times=2)  # a step is two batches
+
+
 def test_a_forward_in_a_hook_is_counted_wherever_the_hook_stands(
     root: str, trainer: MakeTrainer, keep_window: list[Any]
 ) -> None:

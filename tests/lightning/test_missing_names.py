@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from lightning_flops.doors.lightning_context import LOST, LOST_WITHOUT_TRAINING
 from lightning_flops.session import private_names
 from tests.lightning.footprint import footprint
 from tests.lightning.nets import ROOTS, loader, new_net, new_trainer
+from tests.private_names_in import private_names_in
 
 
 @pytest.mark.parametrize("name", LOST)
@@ -44,17 +44,6 @@ def test_a_private_name_that_is_missing_costs_what_the_report_says(
     assert found == expected
 
 
-OF_CLASSES = {"_MockOptimizer"}
-"""Names that a class is known by: there is nothing to look up."""
-
-
 def test_every_private_name_of_lightnings_that_a_door_asks_for_is_listed() -> None:
     doors = Path(lightning_flops.__file__).parent / "doors"
-    asked: set[str] = set()
-    for path in doors.glob("lightning_*.py"):
-        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
-        own = {node.attr for node in nodes if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self"}
-        texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
-        attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)} - own - {"_receive"}
-        asked |= {name for name in texts | attributes if name.isidentifier() and name[0] == "_" != name[1]}
-    assert asked == {*LOST, *LOST_WITHOUT_TRAINING, *OF_CLASSES}
+    assert private_names_in(doors.glob("lightning_*.py")) == {*LOST, *LOST_WITHOUT_TRAINING}
