@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from lightning_flops.instrument.batches import BatchMeter, tensor_shapes
@@ -36,8 +37,6 @@ _PARTS: dict[str, TimePhase] = {
 """The part of a step that each kind of instruction is, by the name of its class; any other kind is ``other``."""
 
 _TABLE = "_INSTRUCTION_MAP"
-_LATEST = "_exec_instr"
-"""Where the engine keeps the function of the instruction that it ran last."""
 
 
 class PipelineSteps:
@@ -111,9 +110,10 @@ class PipelineSteps:
         self._tap_instructions(taps, {name: self._in_train_batch_only(part) for name, part in parts.items()})
 
     def take_out(self) -> None:
-        """Remove our wrapper from the function that the engine keeps of its latest instruction."""
-        if (latest := vars(self._engine).get(_LATEST)) is not None:
-            setattr(self._engine, _LATEST, untapped(latest))
+        """Remove our wrapper from the function of its latest instruction, which the engine keeps as an attribute."""
+        for name, kept in list(vars(self._engine).items()):
+            if isinstance(kept, MethodType) and (function := untapped(kept)) is not kept:
+                setattr(self._engine, name, function)
 
     def _note_the_stage(self) -> None:
         self._door.session.notes.add(
