@@ -17,6 +17,7 @@ from typing import Any
 
 try:
     from deepspeed.runtime import config as deepspeed_config
+    from deepspeed.runtime.base_optimizer import ZeROOptimizer
     from deepspeed.runtime.engine import DeepSpeedEngine
     from deepspeed.runtime.hybrid_engine import DeepSpeedHybridEngine
     from deepspeed.runtime.pipe.engine import PipelineEngine
@@ -29,12 +30,14 @@ from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
 
 from lightning_flops.config import BLOCK, ProfilerConfig, TakenBlock
+from lightning_flops.doors.deepspeed_context import private_names
 from lightning_flops.doors.deepspeed_engine import EngineDoor
 from lightning_flops.doors.deepspeed_pipeline import PipelineSteps
 from lightning_flops.doors.deepspeed_steps import EngineSteps
 from lightning_flops.errors import ConfigError, LightningFlopsError
 from lightning_flops.instrument.patches import Patches
 from lightning_flops.instrument.torch_private.modules import holds
+from lightning_flops.session.private_names import PrivateNames
 from lightning_flops.session.results import ProfiledRun
 from lightning_flops.text.printable import package_logger
 
@@ -148,24 +151,25 @@ def attach(
     attached = handle is not None and not handle._detached
     if handle is not None and attached and config is None:
         return handle
-    settings = _settings(engine, config)
+    names = private_names()
+    settings = _settings(engine, config, names)
     if handle is not None and attached:
         if handle.config == settings:
             return handle
         if _is_running(handle):
             raise ConfigError("this engine is profiled already with other settings: detach() its handle first")
-    if _is_destroyed(engine):
+    if _is_destroyed(engine, names):
         raise LightningFlopsError("attach needs an engine that can train; this one was destroyed")
     handle = Handle(settings)
     _handles[engine] = handle
     if not settings.enabled:
         logger.info("flops_profiler.enabled is false: the engine is not profiled")
         return handle
-    _start(engine, handle, keep_builtin=keep_builtin)
+    _start(engine, handle, names=names, keep_builtin=keep_builtin)
     return handle
 
 
-def _start(engine: Any, handle: Handle, *, keep_builtin: bool) -> None:
+def _start(engine: Any, handle: Handle, *, names: PrivateNames, keep_builtin: bool) -> None:
     if not _at_exit_is_known:
         atexit.register(_end_all)
         _at_exit_is_known.append(True)
@@ -179,6 +183,7 @@ def _start(engine: Any, handle: Handle, *, keep_builtin: bool) -> None:
             config=handle.config,
             publish=handle._profiles.append,
             steps=PipelineSteps if staged else EngineSteps,
+            names=names,
             whole_steps=staged,  # a stage's micro-batches overlap, and are looked at together
             keep_builtin=keep_builtin,
         )
@@ -198,9 +203,10 @@ def _end_all() -> None:
         handle.detach()
 
 
-def _is_destroyed(engine: Any) -> bool:
+def _is_destroyed(engine: Any, names: PrivateNames) -> bool:
     """Whether ``destroy`` has taken the hooks off by which ZeRO reduces gradients; without ZeRO an engine trains on."""
-    hooks = getattr(vars(engine).get("optimizer"), "_grad_acc_hooks", ())
+    optimizer = vars(engine).get("optimizer")
+    hooks = names.get(optimizer, "_grad_acc_hooks", ()) if isinstance(optimizer, ZeROOptimizer) else ()
     return any(isinstance(hook, RemovableHandle) and hook.id not in (hook.hooks_dict_ref() or ()) for hook in hooks)
 
 
@@ -209,11 +215,13 @@ def _is_running(handle: Handle) -> bool:
     return door is not None and not door.session.out
 
 
-def _settings(engine: Any, config: ProfilerConfig | Mapping[str, Any] | str | Path | None) -> ProfilerConfig:
+def _settings(
+    engine: Any, config: ProfilerConfig | Mapping[str, Any] | str | Path | None, names: PrivateNames
+) -> ProfilerConfig:
     if isinstance(config, ProfilerConfig):
         return config
     if config is None:
-        taken = _block_of(engine)
+        taken = _block_of(engine, names)
         if taken is None:
             return ProfilerConfig()
         _say_what_is_wrong(engine, taken)
@@ -223,11 +231,14 @@ def _settings(engine: Any, config: ProfilerConfig | Mapping[str, Any] | str | Pa
     return ProfilerConfig.from_deepspeed_config(config)
 
 
-def _block_of(engine: Any) -> TakenBlock | None:
+def _block_of(engine: Any, names: PrivateNames) -> TakenBlock | None:
     """The block of *engine*'s own config, as it was before DeepSpeed's own profiler stood down; None without one."""
-    taken = _blocks.get(engine._config.flops_profiler_config)
-    if taken is None and BLOCK in engine._config._param_dict:
-        taken = ProfilerConfig.taken_over(engine._config._param_dict[BLOCK])
+    config = names.get(engine, "_config", None)
+    if config is None:
+        return None
+    taken = _blocks.get(config.flops_profiler_config)
+    if taken is None and BLOCK in (as_written := names.get(config, "_param_dict", {})):
+        taken = ProfilerConfig.taken_over(as_written[BLOCK])  # it was read before install()
     return taken
 
 
@@ -297,7 +308,8 @@ _being_made: MutableMapping[Any, bool] = WeakIdKeyDictionary()
 def _attach_by_block(engine: Any, *, keep_builtin: bool) -> None:
     if engine in _handles:
         return
-    taken = _block_of(engine)
+    names = private_names()
+    taken = _block_of(engine, names)
     if taken is not None and taken.settings.enabled:
         attach(engine, keep_builtin=keep_builtin)
         return
@@ -305,8 +317,8 @@ def _attach_by_block(engine: Any, *, keep_builtin: bool) -> None:
         _say_what_is_wrong(engine, taken)
         if taken.wrong:
             return
-    block = engine._config._param_dict.get(BLOCK)
     # Off is what somebody wrote, or the block was forgotten, or its name misspelt.
-    level = logging.INFO if block is not None and "enabled" in block else logging.WARNING
+    level = logging.INFO if taken is not None and taken.says_enabled else logging.WARNING
     if engine.global_rank == 0:
+        names.tell(logger.warning)
         logger.log(level, 'this engine is not profiled: its config has no "flops_profiler" block that is enabled')

@@ -331,7 +331,7 @@ class ProfilerConfig:
             given: settings from elsewhere, which have been checked. They win over the block's.
             enabled: whether a block without the key ``enabled`` is enabled.
         """
-        builtin_on = False
+        says_enabled = builtin_on = False
         unknown: list[str] = []
         wrong: str | None = None
         settings: dict[str, Any] = {"enabled": enabled}
@@ -339,6 +339,7 @@ class ProfilerConfig:
         try:
             if not isinstance(block, Mapping):
                 raise ConfigError(f"{BLOCK} must be an object, got {shown(block)}")
+            says_enabled = "enabled" in block
             builtin_on = _read_as_deepspeed("enabled", block.get("enabled", False)) is True
             for name, value in block.items():
                 if name not in SETTINGS:
@@ -350,7 +351,7 @@ class ProfilerConfig:
         except Exception as error:  # comparing, converting or showing a user's object may raise anything
             wrong = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
             taken = cls(**{**given, "enabled": False})
-        return TakenBlock(taken, tuple(map(clipped, unknown)), wrong and clipped(wrong), builtin_on)
+        return TakenBlock(taken, tuple(map(clipped, unknown)), wrong and clipped(wrong), says_enabled, builtin_on)
 
 
 class TakenBlock(NamedTuple):
@@ -362,6 +363,8 @@ class TakenBlock(NamedTuple):
     """One message for each ignored key. It names the nearest setting."""
     wrong: str | None
     """Why this block profiles nothing: the setting, its rule and the value. None if nothing is wrong."""
+    says_enabled: bool
+    """Whether the block has the key ``enabled``."""
     builtin_on: bool
     """Whether the block turns on DeepSpeed's own profiler."""
 

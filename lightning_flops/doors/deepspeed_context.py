@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 
 LOST = {
-    "_config": "DeepSpeed's own profiler is not told to stand down",
+    "_config": "DeepSpeed's own profiler is not told to stand down, and the block of its config is not found",
+    "_param_dict": "the block of a config is found only if DeepSpeed read the config after install()",
+    "_grad_acc_hooks": "an engine that was destroyed is not told from one that can train",
     "_is_gradient_accumulation_boundary": "where the loop itself says that a step ends, its micro-steps are not seen",
     "_INSTRUCTION_MAP": "the parts of a pipeline's step cannot be told apart",
     "_next_batch": "neither the wait for a stage's micro-batches nor their sizes are seen",

@@ -9,13 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from lightning_flops.doors.deepspeed_context import (
-    engine_device,
-    engine_output,
-    private_names,
-    run_context,
-    settle_steps,
-)
+from lightning_flops.doors.deepspeed_context import engine_device, engine_output, run_context, settle_steps
 from lightning_flops.doors.loader_taps import LoaderTaps, Loop
 from lightning_flops.instrument.border import on_deletion
 from lightning_flops.instrument.timing.loader_queue import LoaderQueue, backlogs_of
@@ -34,6 +28,7 @@ if TYPE_CHECKING:
     from lightning_flops.records import RunContext
     from lightning_flops.schema.profile import Profile
     from lightning_flops.session.border import Border
+    from lightning_flops.session.private_names import PrivateNames
 
 logger = package_logger(__name__)
 
@@ -69,6 +64,7 @@ class EngineDoor:
         config: the settings.
         publish: gets each profile when its window has closed.
         steps: makes the object that recognizes the engine's steps.
+        names: private names of DeepSpeed; what is missing is told in the reports.
         whole_steps: as for ``Session``.
         keep_builtin: leave DeepSpeed's own profiler on, if the engine was made with it.
     """
@@ -80,6 +76,7 @@ class EngineDoor:
         config: ProfilerConfig,
         publish: Callable[[Profile], None],
         steps: Callable[[EngineDoor], Steps],
+        names: PrivateNames,
         whole_steps: bool = False,
         keep_builtin: bool = False,
     ) -> None:
@@ -88,7 +85,7 @@ class EngineDoor:
         self._keep_builtin = keep_builtin
         self._builtin: Any = None
         """The settings of DeepSpeed's own profiler, while we have switched it off."""
-        self.names = private_names()
+        self.names = names
         """Private names of DeepSpeed."""
         self.steps = steps(self)
         self.session = Session(

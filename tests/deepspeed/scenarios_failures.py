@@ -59,8 +59,10 @@ def without(name: str | None) -> dict[str, Any]:
     hidden = patch.object(private_names, "exists", lambda owner, asked: asked != name and exists(owner, asked))
     losses = []
     with hidden, logged():
-        engine = engine_of(config(block=None))
-        handle = None if name is None else attach(engine, ProfilerConfig(profile_step=1, timing_steps=2, trace=False))
+        engine = engine_of(config(block=None, stage=1))
+        settings = ProfilerConfig(profile_step=1, timing_steps=2, trace=False)
+        # A config is asked for its block only where no other settings are given.
+        handle = None if name is None else attach(engine, None if name in ("_config", "_param_dict") else settings)
         for (batch,) in DataLoader(TensorDataset(rows), batch_size=SAMPLES):
             loss = engine(batch).square().sum()
             engine.backward(loss)
