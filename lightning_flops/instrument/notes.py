@@ -10,14 +10,11 @@ def _to_nobody(sentence: str) -> None:
 
 
 class Notes:
-    """Notes of one run of training. Some hold for every report of the run, the others for its present window only.
+    """Notes of one run of training. Some hold for every report of the run, the others for its present window only."""
 
-    Args:
-        speak: is told each note of the whole run, once.
-    """
-
-    def __init__(self, speak: Callable[[str], None] = _to_nobody) -> None:
-        self._speak = speak
+    def __init__(self) -> None:
+        self._speak: Callable[[str], None] = _to_nobody
+        """Is told each note of the whole run, once."""
         self._of_run: list[str] = []
         self._of_window: list[str] = []
 

@@ -18,7 +18,9 @@ from lightning_flops.schema.trace_comparison import (
 from lightning_flops.text.printable import page
 from lightning_flops.units import NOT_AVAILABLE, plain, plural
 
-_ROWS_SHOWN = 12
+ROWS_SHOWN = 12
+"""Of each long table."""
+
 _NAMED = 3
 _NAME_CHARS = 56
 _FILES_NAMED = 4
@@ -44,17 +46,14 @@ _CAUSES_IN = {
 }
 
 
-def render_trace_comparison(
-    comparison: TraceComparison, *, rows: int | None = _ROWS_SHOWN, width: int | None = None
-) -> str:
+def render_trace_comparison(comparison: TraceComparison, *, width: int | None = None) -> str:
     """The report on *comparison*, for people, ending in a line break.
 
     Args:
         comparison: what to tell.
-        rows: of each long table; None for all.
         width: columns of the terminal, into which tables are made to fit; None for no limit.
     """
-    return page(_Report(comparison, View(rows=rows, width=width)).lines())
+    return page(_Report(comparison, View(rows=ROWS_SHOWN, width=width)).lines())
 
 
 def trace_comparison_headline(comparison: TraceComparison) -> str:

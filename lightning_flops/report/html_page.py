@@ -152,6 +152,10 @@ def _pieces(title: str, document: Mapping[str, Any], data: Mapping[str, bytes]) 
     yield f"<script>{script}</script>\n</body>\n</html>\n"
 
 
+MOST_BYTES = 4 * 1024 * 1024
+"""Of earlier windows, compressed, in the page of a later one."""
+
+
 @dataclass(slots=True)
 class _PageWindow:
     figures: Mapping[str, Any]
@@ -162,12 +166,11 @@ class _PageWindow:
 class RunPages:
     """The pages of one run that is still going on: each shows the windows that are known when it is written.
 
-    Of the windows before the newest, a page holds the latest whole, up to *most_bytes* of them, and of the others a few
-    figures and the name of their own page.
+    Of the windows before the newest, a page holds the latest whole, up to ``MOST_BYTES`` of them, and of the others a
+    few figures and the name of their own page.
     """
 
-    def __init__(self, most_bytes: int = 4 * 1024 * 1024) -> None:
-        self._most_bytes = most_bytes
+    def __init__(self) -> None:
         self._windows: list[_PageWindow] = []
 
     def add(self, profile: Profile, *, page: str) -> str:
@@ -177,7 +180,7 @@ class RunPages:
             ProfileFormatError: a number of the profile is not finite.
         """
         content = packed(profile)
-        room = self._most_bytes
+        room = MOST_BYTES
         for window in reversed(self._windows):
             room -= len(window.packed)
             if room < 0:

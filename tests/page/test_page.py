@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from lightning_flops import Profile, compare_profiles
+from lightning_flops.report import html_page
 from lightning_flops.report.html_page import RunPages, ShownRun, packed, render_page
 from tests.page import samples, traces
 from tests.page.browser import Opened, browser, needs_browser
@@ -87,8 +89,9 @@ def _with_long_names(profile: Profile) -> Profile:
 
 def _later_page() -> str:
     """The third of a run that was profiled three times, with the first on a page of its own."""
-    run = RunPages(most_bytes=2 * len(packed(samples.decoder())))
-    made = [run.add(samples.decoder(step), page=f"a b{step}.html") for step in (10, 60, 110, 160)]
+    with patch.object(html_page, "MOST_BYTES", 2 * len(packed(samples.decoder()))):
+        run = RunPages()
+        made = [run.add(samples.decoder(step), page=f"a b{step}.html") for step in (10, 60, 110, 160)]
     return made[-1]
 
 

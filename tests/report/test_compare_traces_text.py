@@ -6,6 +6,7 @@ import pytest
 
 from lightning_flops.analysis.trace import analyze_each, compare_traces
 from lightning_flops.instrument.counting.recorded_calls import recorded_work
+from lightning_flops.report import compare_traces_text
 from lightning_flops.report.compare_traces_text import render_trace_comparison
 from lightning_flops.schema.trace_comparison import TraceComparison
 from tests.analysis.slowed import slowed
@@ -54,8 +55,8 @@ def test_a_comparison_fits_the_terminal(slow_kernel: TraceComparison, width: int
     assert max(map(len, render_trace_comparison(slow_kernel, width=width).splitlines())) <= width
 
 
-def lines_of(comparison: TraceComparison, *, rows: int | None = 12) -> list[str]:
-    return [" ".join(line.split()) for line in render_trace_comparison(comparison, rows=rows).splitlines()]
+def lines_of(comparison: TraceComparison) -> list[str]:
+    return [" ".join(line.split()) for line in render_trace_comparison(comparison).splitlines()]
 
 
 def test_calls_and_their_length_are_told_apart() -> None:
@@ -67,9 +68,10 @@ def test_calls_and_their_length_are_told_apart() -> None:
     assert "relu 8.000 0 -8.000 1 -> 0 gone" in lines
 
 
-def test_rows_are_capped_and_those_without_a_difference_are_not_counted() -> None:
+def test_rows_are_capped_and_those_without_a_difference_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     comparison = compare_traces([A], [run(50, 50, 50, 50, relus=(16,))])
-    lines = lines_of(comparison, rows=1)
+    monkeypatch.setattr(compare_traces_text, "ROWS_SHOWN", 1)
+    lines = lines_of(comparison)
     begin = next(place for place, line in enumerate(lines) if "By kernel" in line)
     assert lines[begin + 2].split()[0] == "gemm"
     assert lines[begin + 3] == "(and 1 more)"

@@ -14,6 +14,7 @@ import pytest
 
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import UNKNOWN_TOKENS
+from lightning_flops.report import html_page
 from lightning_flops.report.html_page import RunPages, packed
 from lightning_flops.report.text import render_text
 from lightning_flops.schema.profile import Profile
@@ -119,8 +120,11 @@ def windows_in(page: Path) -> tuple[list[dict[str, str]], int]:
     return places, len(re.findall('<script type="text/plain" id="profile-0-', text))
 
 
-def test_a_page_that_grew_too_long_names_the_pages_of_its_oldest_windows(tmp_path: Path) -> None:
-    pages = RunPages(most_bytes=2 * len(packed(PROFILE)))
+def test_a_page_that_grew_too_long_names_the_pages_of_its_oldest_windows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(html_page, "MOST_BYTES", 2 * len(packed(PROFILE)))
+    pages = RunPages()
     for number in range(4):
         (tmp_path / f"{number}.html").write_text(pages.add(PROFILE, page=f"{number}.html"), encoding="utf-8")
     assert windows_in(tmp_path / "2.html") == ([{}, {}, {}], 3)

@@ -64,10 +64,10 @@ class BatchLog:
         *("noted", "now", "reasons", "spare", "until", "wait_sec"),
     )
 
-    def __init__(self, now: Callable[[], float] = host_clock.now, nodes: Callable[[], int] = sequence_number) -> None:
+    def __init__(self, now: Callable[[], float] = host_clock.now) -> None:
         self.now = now
         """The clock that events are stamped by."""
-        self.nodes = nodes
+        self.nodes: Callable[[], int] = sequence_number
         """How many autograd nodes this thread has made."""
         self.noted: list[Noted] = []
         """Batches that nobody was told of yet."""
