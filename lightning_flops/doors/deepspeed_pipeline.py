@@ -64,9 +64,7 @@ class PipelineSteps:
         """
         config, declared = self._door.config, self._engine.train_micro_batch_size_per_gpu
         if self._loads:
-            return BatchMeter(
-                batch_size=config.batch_size, tokens_per_sample=config.tokens_per_sample, note=note, declared=declared
-            )
+            return BatchMeter.by_settings(config, note, declared=declared)
         return BatchMeter(
             batch_size=config.batch_size if isinstance(config.batch_size, int) else int(declared()),
             tokens_per_sample=config.tokens_per_sample if isinstance(config.tokens_per_sample, int) else None,

@@ -31,13 +31,7 @@ class EngineSteps:
 
     def meter(self, note: Callable[[str], None]) -> BatchMeter:
         """Finds samples and tokens in the tensors of a forward, or takes them from the engine's config."""
-        config = self._door.config
-        return BatchMeter(
-            batch_size=config.batch_size,
-            tokens_per_sample=config.tokens_per_sample,
-            note=note,
-            declared=self._engine.train_micro_batch_size_per_gpu,
-        )
+        return BatchMeter.by_settings(self._door.config, note, declared=self._engine.train_micro_batch_size_per_gpu)
 
     # ---- what the loaders' taps ask
 

@@ -135,13 +135,7 @@ class HfTraining:
 
     def meter(self, note: Callable[[str], None]) -> BatchMeter:
         """Finds samples in the tensors of a batch, and tokens by its mask or its labels, unless the settings tell."""
-        config = self._config
-        return BatchMeter(
-            batch_size=config.batch_size,
-            tokens_per_sample=config.tokens_per_sample,
-            note=note,
-            found_tokens=self._batches.tokens,
-        )
+        return BatchMeter.by_settings(self._config, note, found_tokens=self._batches.tokens)
 
     # ---- taps of the loop
 

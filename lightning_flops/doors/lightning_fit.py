@@ -166,8 +166,7 @@ class LightningFit:
 
     def meter(self, note: Callable[[str], None]) -> BatchMeter:
         """Finds samples and tokens from the tensors of a batch and the settings."""
-        config = self._config
-        return BatchMeter(batch_size=config.batch_size, tokens_per_sample=config.tokens_per_sample, note=note)
+        return BatchMeter.by_settings(self._config, note)
 
     # ---- taps of the loop
 

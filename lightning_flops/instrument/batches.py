@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.utils.rnn import PackedSequence
@@ -26,6 +26,9 @@ from lightning_flops.records import (
 )
 from lightning_flops.text.json_text import is_too_long, shown
 from lightning_flops.units import plural
+
+if TYPE_CHECKING:
+    from lightning_flops.config import ProfilerConfig
 
 UNKNOWN = UNKNOWN_SHAPE
 
@@ -273,6 +276,24 @@ class BatchMeter:
         self._declared = declared
         self._found_tokens = found_tokens
         self._last: tuple[Shapes, int | None] | None = None
+
+    @classmethod
+    def by_settings(
+        cls,
+        config: ProfilerConfig,
+        note: Callable[[str], None],
+        *,
+        declared: Callable[[], int] | None = None,
+        found_tokens: Callable[[], int | None] | None = None,
+    ) -> BatchMeter:
+        """The meter of a run with these settings; the other arguments are as for the class."""
+        return cls(
+            batch_size=config.batch_size,
+            tokens_per_sample=config.tokens_per_sample,
+            note=note,
+            declared=declared,
+            found_tokens=found_tokens,
+        )
 
     @property
     def asks_for_batches(self) -> bool:
