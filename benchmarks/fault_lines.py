@@ -191,12 +191,11 @@ HANDS_OVER: dict[str, tuple[str, ...]] = {
     "instrument/patches.py": (
         "return (self._inner or original)(*args, **kwargs)",
         "return self._original(*args, **kwargs)",
-        "return self.run(*args, **kwargs)",
+        "return self.__get__(instance, type(instance))(*args, **kwargs)",
         "return run(*args, **kwargs)",
         # What binds an attribute of the user's class, as Python does it.
         'return attribute.__get__(instance, owner) if hasattr(type(attribute), "__get__") else attribute',
         "return _bound(self._original, instance, owner)",
-        "run = _bound(self._original, instance, type(instance))",
     ),
     "pytorch.py": (
         "yield",
@@ -207,6 +206,7 @@ HANDS_OVER: dict[str, tuple[str, ...]] = {
     ),
     "session/taps.py": (
         "return tell(*args, **kwargs)",
+        "return original(*args, **kwargs) if is_aside else tell(*args, **kwargs)",
         "result = original(*args, **kwargs)",
         "return (result := original(*args, **kwargs))",
         "return original(*args, **kwargs)",

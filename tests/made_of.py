@@ -27,14 +27,14 @@ def made_of(thing: Any, *, known_as: Callable[[Any], str | None] = _goes_on) -> 
             found[path] = name
             continue
         found[path] = kind = f"{type(one).__module__}.{type(one).__qualname__}"
-        if id(one) in seen or isinstance(one, (type, types.ModuleType, torch.Tensor)):
-            continue
-        seen.add(id(one))
-        kept.append(one)  # as long as ids are compared
         if isinstance(one, types.MethodType):
             found[path] = f"{kind} {one.__func__.__qualname__}"
             pending.append((f"{path}.__self__", one.__self__))
             continue  # the rest that it shows is its function's
+        if id(one) in seen or isinstance(one, (type, types.ModuleType, torch.Tensor)):
+            continue
+        seen.add(id(one))
+        kept.append(one)  # as long as ids are compared
         if isinstance(one, dict):
             pending += [(f"{path}[{key!r}]", value) for key, value in one.items() if isinstance(key, (str, int))]
         elif isinstance(one, (list, tuple)):

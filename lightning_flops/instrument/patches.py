@@ -268,9 +268,6 @@ class _BoundTap(_Direct):
     def __class__(self) -> type:
         return MethodType
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return self._original.__reduce_ex__(protocol)
-
     def __repr__(self) -> str:
         return repr(self._original)
 
