@@ -55,7 +55,7 @@ class Checks:
         self._round_at: float = math.inf
         """The next step beside a round number that is worth a look."""
         self._ordinary_was_checked = False
-        """That tells more, and comes before them."""
+        """An ordinary step was checked: that tells more than steps beside round numbers, and comes before them."""
 
     def window_closes(self, counted: Iterable[StepKey], *, steps_done: int) -> None:
         """A window has counted steps of these keys: from here on steps like them are checked now and then."""
@@ -90,12 +90,12 @@ class Checks:
                     return
 
     def hurry(self, *, steps_done: int) -> None:
-        """A check now would tell something."""
+        """Make a check as soon as the run can afford it: it would tell something now."""
         if self._wanted and not self._samples.exhausted:
             self._wait_until(min(self._planned, steps_done))
 
     def postpone(self, *, steps_done: int) -> None:
-        """The step that begins now is measured otherwise."""
+        """The step that begins now is measured in another way, so the next check is of a later one."""
         self._expected.discard(steps_done)
         self._find_round(after=steps_done + 1)
         self._wait_until(max(self._planned, steps_done + 1))
@@ -150,7 +150,7 @@ class Checks:
         self._roundest.clear()
 
     def ends(self, *, steps_done: int) -> None:
-        """It has ended, or its loop has left it."""
+        """The check has ended, or the loop has left its step unfinished."""
         self.running = False
         self._samples.ends()
         self._plan(steps_done=steps_done)

@@ -34,7 +34,7 @@ class RunPlan:
     output: LoggedOutput
     """Where rank 0 shows its reports."""
     holds_back: Callable[[], bool] = lambda: False
-    """Whether something that was reported waits until the run logs its own metrics: so long the session stays.
+    """Whether something that was reported waits for the run to log its own metrics. If so, the session stays.
 
     It is asked when there is nothing else to do in the run.
     """

@@ -21,11 +21,11 @@ class Replayed:
 
     def __init__(self) -> None:
         self.known: set[Shapes] = set()
-        """What batches are known by whose arguments need not be looked at any more."""
+        """Batches whose arguments need not be looked at any more, by what they are known by."""
         self.looks_left = _MOST
-        """So many arguments are looked at."""
+        """How many more arguments will be looked at."""
         self._arguments: dict[Shapes, Shapes] = {}
-        """Of the first forward on each of them, by what the batch is known by."""
+        """By what a batch is known by: the arguments of the first forward on it."""
         self._fetched_as: dict[Shapes, dict[Shapes, Shapes]] = {}
         """By the arguments: what the batches are known by, and the shapes of each."""
 
@@ -52,7 +52,7 @@ class Replayed:
         return self._arguments.get(known_by(fetched, tokens))
 
     def fetched_as(self, arguments: Shapes, tokens: BatchTokens | None) -> Shapes | None:
-        """What the batch is known by whose *arguments* these are, with these *tokens*; None if that is not known."""
+        """What a batch is known by on which the model was called with these *arguments*; None if that is not known."""
         batches = self._fetched_as.get(arguments, {})
         shapes = set(batches.values())
         if len(shapes) != 1:

@@ -27,7 +27,7 @@ class RunSoFar:
 
     steps_done: int
     last: StepKey | None
-    """Of the step that ended last."""
+    """What the step that ended last is known by."""
     notes: Notes
     monitor: Monitor | None
     flops: StepFlops

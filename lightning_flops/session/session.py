@@ -203,7 +203,7 @@ class Session:
         self.window.follow()
 
     def _goes_on(self) -> int:
-        """If the run goes on that another session knew, go on with what that has added up; returns its steps."""
+        """If another session knew an earlier part of the run, go on with what it has added up. Returns its steps."""
         if self._so_far is None:
             return 0
         if self.monitor is not None:
@@ -630,7 +630,7 @@ class Session:
         self._begin_again()
 
     def _drop_sample(self) -> None:
-        """The step that was counted beside every window was left unfinished."""
+        """A step that was being counted outside of windows was left unfinished."""
         self.window.drop_sample()
         if self.flops.checks.running:
             self.flops.checks.ends(steps_done=self.steps.steps_done)
@@ -726,7 +726,7 @@ class Session:
         self._is_finished = True
 
     def so_far(self) -> RunSoFar | None:
-        """What another session needs to go on with the run, of which this one has been taken out; None: it failed."""
+        """What another session needs to go on with the run after this one was taken out; None if this one failed."""
         if not self._is_finished:
             return None
         self.notes.let_go()

@@ -19,7 +19,7 @@ class StepBook:
         self.steps_done = 0
         """Steps of the run that have ended."""
         self.last = last
-        """Of the step that ended last."""
+        """What the step that ended last is known by; None if there is none yet."""
         self._shapes: list[Shapes] = []
         self._updates = 0
 
@@ -65,6 +65,6 @@ class StepBook:
     def book_all(
         self, shapes: Sequence[Shapes], updates: Sequence[int], ends_step: Sequence[bool]
     ) -> Sequence[StepKey]:
-        """As ``book``, for several batches at once: returns what each step is known by that ends with one of them."""
+        """As ``book``, for several batches at once. Each step that ends with one of them is in the result."""
         booked = map(self.book, shapes, updates, ends_step)
         return [key for key in booked if key is not None]

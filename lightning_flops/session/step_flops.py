@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 _NEEDS_GRADIENT: attrgetter[bool] = attrgetter("requires_grad")
 
 _BEFORE_LAST = 2
-"""So many steps before the end of an epoch somebody looks at its last ones."""
+"""So many steps before the end of an epoch we look at its steps again: the last ones may be like no others."""
 
 _IN_VAIN = 20
-"""After so many looks at steps that are not worth counting, no further one is looked at for a while."""
+"""After so many looks at steps that were not worth counting, we stop looking for a while."""
 
 _REST = 19 * _IN_VAIN
-"""That while, in steps, where none can be worth counting before a check was made; doubled each time. So one step in
-twenty is looked at in vain at most. Otherwise it lasts until the monitor finds a step that nobody knew."""
+"""How many steps that while lasts if no step can be worth counting before a check was made. It is doubled each time, so
+at most one step in twenty is looked at in vain. Otherwise it lasts until the monitor finds a step of unknown FLOPs."""
 
 
 def _nothing() -> Iterable[torch.Tensor]:
@@ -87,9 +87,9 @@ class StepFlops:
         counted, and may be worth it.
         """
         self.look_from = math.inf
-        """The time from which on ``look`` may find that a step could be counted."""
+        """From this time on, ``look`` may find that a step could be counted."""
         self.look_at = math.inf
-        """The number of steps from which on ``look`` may find the same."""
+        """From this number of steps on, ``look`` may find the same."""
         self.at_border = True
         """The next batch begins a step."""
         self.lower_bound = False
@@ -104,23 +104,23 @@ class StepFlops:
         self._in_vain = 0
         self._rest = _REST
         self._rests_until = 0
-        """In no step before that one is anything looked at, but for those that are known to be like no others."""
+        """Before this step we look at none, but for those that are known to be like no others."""
         self._missed = False
-        """A step was there that nobody knew."""
+        """There were steps whose FLOPs nobody knew."""
         self._epoch_began: int | None = None
-        """How many steps were done then; None before the first epoch that was seen to begin."""
+        """How many steps were done when the latest epoch began; None before the first one that was seen to begin."""
         self._epoch_steps = 0
-        """Of the latest epoch that was seen whole."""
+        """How many steps the latest epoch had that was seen whole; 0 before there was one."""
         self._last_is_unknown = False
         """Nobody knew what the last step of that epoch spent."""
         self._first_was_counted = False
-        """The first step of an epoch was counted, other than that of the run."""
+        """The first step of an epoch was counted; that of the run's first epoch does not count here."""
         self._samples_too = False
         """Steps of unknown shapes are counted outside of windows, where that can be done."""
         self._trained: int | None = None
         """How many parameters needed a gradient when the first step was counted."""
         self._trained_of_run = 0
-        """How many of those that the run's own optimizers update."""
+        """How many of these parameters the run's own optimizers update."""
         self._first_counted: StepKey | None = None
         self._counted_in_window: Counter[StepKey] = Counter()
         self._tokens_in_window = NO_TOKENS
@@ -128,7 +128,7 @@ class StepFlops:
     # ---- a run that goes on later
 
     def let_go(self, *, steps_done: int) -> None:
-        """The run may go on later, when *steps_done* steps are done: until then, its model is let go of."""
+        """Let go of the model: the run stops after *steps_done* steps, and may go on later."""
         if self.checks.running:
             self.checks.ends(steps_done=steps_done)
         self.samples.leave()
@@ -186,7 +186,7 @@ class StepFlops:
 
         Args:
             seconds: how long the steps of each key took.
-            last: of the step that ended last, which stands for them where nobody has timed any.
+            last: the key of the step that ended last, which is used if nobody has timed any step.
             peak_sec: as for ``step_law``.
         """
         if not seconds and last is not None:
@@ -263,7 +263,7 @@ class StepFlops:
         if self._in_vain == _IN_VAIN:
             self.wants_shapes = False
             if believed is None:
-                # No step comes that is foretold, and would show whether samples are whole. A check is, and tells more.
+                # No step comes that is foretold, so no sample shows whether samples are whole. A check is whole.
                 self._rests_until = done + self._rest
                 self._rest *= 2
                 self.checks.hurry(steps_done=done)
@@ -290,7 +290,7 @@ class StepFlops:
         self.samples.begins()
 
     def sample_ends(self, *, steps_done: int) -> None:
-        """It has ended, or its loop has left it."""
+        """The sample has ended, or the loop has left it unfinished."""
         self.samples.ends()
         if self.laws.wants_check:
             self.checks.hurry(steps_done=steps_done)
@@ -311,8 +311,9 @@ class StepFlops:
     def epoch_begins(self, *, steps_done: int) -> None:
         """An epoch begins. Its first step and its last ones may be like no others.
 
-        Once in a run the first step of an epoch is counted: people draw pictures and save samples there. Steps that
-        nobody knew may have been those of short last batches, and the last one that of fewer batches than others.
+        Once in a run the first step of an epoch is counted: people draw pictures and save samples there. If the FLOPs
+        of some steps were not known, these may have been the last of an epoch: steps with a short last batch, or with
+        fewer batches than others.
         """
         self._epoch_began = steps_done
         if steps_done and not self._first_was_counted:

@@ -32,12 +32,15 @@ LONGEST_LOG = 1000
 """Most batches that the log holds before it is added up: a few hundred kilobytes."""
 
 Noted = tuple[float, float, int, Shapes, int, bool, BatchTokens | None, int | None]
-"""A batch: the log's clock, its wait and its fetches when the batch was through; the shapes of its tensors; the
-optimizer attempts that belong to it; whether a step ended with it; its tokens, None if it does not tell; and how many
-autograd nodes this thread had made by then, None if nobody looked."""
+"""What is noted of a batch, in this order.
+
+When it was through, by the log's clock. How long the loop had waited for data by then, and in how many fetches. The
+shapes of its tensors. The optimizer attempts that belong to it. Whether a step ended with it. Its tokens, or None if it
+does not tell them. How many autograd nodes this thread had made by then, or None if nobody looked.
+"""
 
 ENDS_STEP: Final = 5
-"""The place of that in ``Noted``."""
+"""Where ``Noted`` says whether a step ended with the batch."""
 
 
 class BatchLog:
