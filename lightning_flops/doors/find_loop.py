@@ -41,10 +41,10 @@ _IN_BETWEEN = (
 )
 
 _OFTEN = 2
-"""Visits of other optimizers after which that is said."""
+"""After so many visits of other optimizers, the log says that they come."""
 
 _MANY_UPDATES = 20
-"""Updates after which it is not for their number that no loop was recognized."""
+"""If no loop was recognized after so many updates, it is not because they were too few."""
 
 _MOST_LOOPS = 8
 """Loops of a program that are profiled: each has a report of its own, and makes its program wait for that."""
@@ -165,17 +165,17 @@ class LoopFinder:
         self._own_trainings = 0
         """Trainings that began with a door from here."""
         self._heard = 0
-        """Updates by optimizers of no known loop, nor of a framework."""
+        """Updates by optimizers that belong neither to a known loop nor to a framework."""
         self._refused = ""
-        """Why the latest loop that was not profiled could not be."""
+        """Why the latest loop that was not profiled could not be profiled."""
         self._search = LoopSearch(self._seen.__contains__)
         self._loop: FoundLoop | None = None
         self._of_loop: frozenset[int] = frozenset()
         """The optimizers of the loop that is profiled, which holds them: their ids."""
         self._turn: KnownLoop | None = None
-        """A known loop has its turn."""
+        """The known loop that has its turn; None if none has."""
         self._company: Company | None = None
-        """Others make updates beside those of the loop or the turn."""
+        """Hears of the updates that others make beside the loop or the turn; None if there are no others."""
         self._given_up = ""
         self._over: list[KnownLoop | str] = []
         """Loops that had a turn; of others what became of them, in a sentence without a full stop."""
@@ -277,7 +277,7 @@ class LoopFinder:
         return True
 
     def _counts_later_step(self, optimizer: Any) -> None:
-        """No loop is profiled any more."""
+        """Count the step for the loop that it belongs to: no loop is profiled any more."""
         for known in self._known:
             known.steps += known.ends_step(optimizer)
 
@@ -344,7 +344,7 @@ class LoopFinder:
             self._company = None
 
     def _next_loop_begins(self) -> None:
-        """Others take turns than before: what they have done since is of the next loop."""
+        """Other optimizers take turns now: what they have done since then belongs to the next loop."""
         company, turn = self._company, self._turn
         if company is None:
             return

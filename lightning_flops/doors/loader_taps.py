@@ -206,7 +206,7 @@ class LoaderTaps:
             self._loop.batch_fetched(call[0], batch)
 
     def _no_more(self) -> None:
-        """An iterator that was asked for a batch which would have been for a step has no more."""
+        """An iterator was asked for a batch for a step, and has no more."""
         if not self._fetching:  # or its end will tell, when the wait is over
             self._loop.loader_is_used_up()
 

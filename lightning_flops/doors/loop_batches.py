@@ -93,7 +93,7 @@ class _Delivered:
     together: list[Fetched] = field(default_factory=list)
     """Batches that the iterator has delivered one after the other, as long as they are one batch for us."""
     is_beside: bool = False
-    """Several loaders have delivered a part of it each."""
+    """It has several parts, each from another loader."""
 
 
 class LoopBatches:
@@ -125,26 +125,27 @@ class LoopBatches:
         self.is_used = False
         """A forward or a backward has run for it."""
         self.lacks_beside = False
-        """Of several loaders side by side one has no more batches, and no batch came beside another since."""
+        """Several loaders were used side by side, one of them has no more batches, and since then no batch came beside
+        another."""
         self.replayed = Replayed()
         """Batches that were fetched before."""
         self.forwards = self.backwards = 0
-        """Of the running batch."""
+        """How many have run for the running batch."""
         self.calls: Shapes = ()
-        """What the latest batch that has ended is known by beside its shapes."""
+        """What the latest batch that has ended is known by, beside its shapes."""
         self._counts_calls = counts_calls
         self._session = session
         self._one_pass = one_pass
         self._shapes: Shapes = ()
         self._tokens: BatchTokens | None = None
         self._is_replayed = False
-        """The running batch was not fetched, and is one that was fetched before."""
+        """The running batch was not fetched anew: it is one that was fetched before."""
         self._is_hidden = False
-        """It was fetched, and the sizes of something in it were not seen."""
+        """The running batch was fetched, and holds something whose sizes were not seen."""
         self.was_hidden = False
         """The same of the latest batch that has ended."""
         self._shows_all = False
-        """What is no tensor in batches is not for the model, as the names of files."""
+        """Whatever batches hold beside tensors is not for the model, as the names of files."""
         self._was_beside = False
         """Several loaders have delivered the latest batch that has ended."""
         self._is_beside = False
@@ -154,27 +155,28 @@ class LoopBatches:
         self._ahead: list[_Delivered] = []
         """What was fetched while the running batch was in use: it belongs to what comes next."""
         self._rivals: list[_Delivered] = []
-        """What was fetched before the running batch, elsewhere, and is unused as well."""
+        """Batches that were fetched before the running one, from other iterators. All of these are unused."""
         self._looked_at: list[_Delivered] = []
-        """Those of them that the first forward has shown not to be in use, though a later one may."""
+        """Rivals that the first forward was not called on; a later one may be."""
         self._iterator: Callable[[], Any] = _nobody
         """Returns the one that has delivered the running batch."""
         self._fed_by: Callable[[], Any] = _nobody
         """The same of the latest batch that has ended."""
         self._place: Place | None = None
         self._arguments: dict[int, Shapes] = {}
-        """Of all forwards of the running batch, while that is in doubt: tensors by where they lie."""
+        """While it is in doubt which batch is running: shapes of the tensors in the arguments of its forwards, by where
+        each tensor lies in memory."""
         self._passed: list[tuple[Shapes, bool]] = []
-        """Batches that had forwards in the running step, and no backward before the next was in use; whether gradients
-        were on."""
+        """Batches of the running step that had forwards, but no backward before the next batch was used; with each,
+        whether gradients were on."""
         self.has_skipped = False
         """A batch that had a forward was given up in the running step."""
         self._had_passed = False
-        """There were batches of these two kinds in the step before."""
+        """The step before had batches that were passed over like these, or given up."""
         self._looks = self._had_looks = False
-        """Batches were fetched for the running step, or for the latest that has ended, and were no part of it."""
+        """For the running step, or the latest that has ended, batches were fetched that were no part of it."""
         self._others: deque[Fetched] = deque()
-        """Those of them that come after the running one, once they are known to be several."""
+        """Once it is known that one iterator has delivered several batches: those that come after the running one."""
         self._has_taken = False
         """A batch was fetched in this run."""
         self._fetched = False
@@ -424,7 +426,7 @@ class LoopBatches:
     # ---- from one batch to the next
 
     def steps_were_usual(self) -> None:
-        """Steps have ended that nobody told of one by one: each computed on all that was fetched for it."""
+        """Steps have ended that were only noted: each computed on all that was fetched for it."""
         self._had_looks = False
         self.calls = ()
 
@@ -450,7 +452,7 @@ class LoopBatches:
 
     @property
     def wait(self) -> bool:
-        """Batches were fetched that the loop has not used yet, the running one apart."""
+        """Whether the loop has fetched batches, beside the running one, that it has not used yet."""
         return self.ahead or self.are_several
 
     def come_apart(self) -> bool:

@@ -38,13 +38,13 @@ class LoopSearch:
 
     def __init__(self, knows: Callable[[Any], bool], turns: TakingTurns | None = None) -> None:
         self.missed: list[int] = []
-        """Of each loop that was over before it was known, the steps that it had made."""
+        """How many steps each loop had made that was over before it was recognized."""
         self.refused = ""
         """Why the loop cannot be profiled; without a full stop."""
         self._knows = knows
         self._turns = TakingTurns() if turns is None else turns
         self._awaited: list[Any] | None = None
-        """Optimizers that exist and had made no step when one had made its second."""
+        """Optimizers that had made no step yet when another one made its second."""
         self._round_is_known = False
         self._rounds_watched = 0
         self._models: list[list[nn.Module]] = []

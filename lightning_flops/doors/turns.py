@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 PATIENCE = 6
-"""Updates of others after which an optimizer that has made none takes no turns with them.
+"""If an optimizer makes no update while others make so many, it does not take turns with them.
 
 A loop that updates a critic five times for each update of a generator is one loop.
 """
 
 BACK = 2
-"""Updates in a row by which an optimizer whose loop had been over has its turn again."""
+"""After so many updates in a row of one optimizer, its loop, which was over, has its turn again."""
 
 MANY_UPDATES = 100
 """So many updates before the first step ends are enough to know that it waits in vain for some optimizer."""
@@ -137,7 +137,7 @@ class Company:
         self._stayed = [one for one in self._stayed if not _has(optimizers, one)]
 
     def _place(self, updates: Updates) -> int:
-        """Before those of the loop, one of them, or after them."""
+        """0 for an optimizer that comes before the loop's own, 1 for one of these, 2 for one that comes after."""
         if _has(self._own, updates.optimizer):
             return 1
         return 0 if _has(self._first, updates.optimizer) else 2
