@@ -159,7 +159,7 @@ class _Traced:
     modules: Mapping[str, int]
     """Own time of each module; empty where modules have none."""
     outside: int
-    """Computing, or nobody knows what, and no module's."""
+    """Computing that no module owns, or time of which nobody knows what filled it."""
     communication: int
     """Not hidden by computation."""
     idle: int

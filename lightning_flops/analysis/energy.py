@@ -10,7 +10,7 @@ from lightning_flops.schema.energy import Energy
 from lightning_flops.schema.step import TimingProfile
 
 _OUTSIDE_SHARE = 0.05
-"""From this share on, what is not of the steps (validation, checkpoints) makes their mean power another's."""
+"""If validation, checkpoints and the like take this share of the time or more, the mean power is not that of steps."""
 
 
 def build_energy(

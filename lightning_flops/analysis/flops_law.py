@@ -168,7 +168,7 @@ class FlopsLaw:
             self._try(tuple(factor * size for size in example))
 
     def _steps_to_try(self, example: tuple[int, ...]) -> list[tuple[int, ...]]:
-        """How far apart sizes are: every whole number; where that gives no law, what images and pads come in."""
+        """How far apart the tried sizes are: 1; if that gives no law, as far as the sizes of images and pads are."""
         samples = {name for name, _, axis in self._places if axis == 0}
         ones = (1,) * len(example)
 

@@ -58,14 +58,14 @@ class Variable:
 class Range:
     """The sizes that a law is used for.
 
-    They lie between the least and the greatest that were counted, and as many apart: where all that were counted are
-    multiples of 8, nobody knows what a model does to other lengths.
+    They lie between the least and the greatest size that was counted, and have the same distances. If all counted sizes
+    are multiples of 8, the law is used for multiples of 8 alone: nobody knows what a model does to other lengths.
     """
 
     counted: tuple[int, ...]
     """In rising order."""
     apart: int
-    """What all differences between the counted sizes are multiples of."""
+    """Every difference between counted sizes is a multiple of this."""
     between: bool
     """Enough sizes were counted to use the law between them; otherwise it is used for them alone."""
 
@@ -99,7 +99,7 @@ class Monomials:
         return len(self.terms)
 
     def of_columns(self, columns: Sequence[Column], steps: int) -> list[Column]:
-        """The terms' values for several *steps*: for each term a column of them, given one for each variable."""
+        """Values of the terms for several *steps*: a column for each term, given a column for each variable."""
         found: list[Column] = [(1,) * steps]
         for before, place in self._made:
             found.append(tuple(map(mul, found[before], columns[place])) if before else columns[place])
@@ -372,8 +372,8 @@ class LawFinder:
     def per_sequence(self) -> PerSequence | str:
         """What one sequence spends, by its length; in words, why that does not follow from the law.
 
-        It follows where a step's FLOPs are those of its samples added up: where they are proportional to the batch, or
-        where every batch was one sample; and where they depend on one other size alone, to the second power at most.
+        It follows under two conditions. A step's FLOPs are the sum over its samples: they are proportional to the
+        batch, or every batch was one sample. And they depend on one other size alone, to the second power at most.
         """
         law = self.law
         if law is None:
@@ -439,7 +439,7 @@ class LawFinder:
         self.refused, self.law, self._fit = True, None, None
 
     def _values(self, batches: Iterable[Sizes]) -> list[tuple[int, ...]] | None:
-        """The variables' values in each of *batches*; None if a size varies that was a constant, or differs apart."""
+        """The variables' values in each of *batches*; None if a constant differs, or the places of one variable do."""
         found = []
         for sizes in batches:
             if self._fixed(sizes) != self._expected or self._again(sizes) != self._as_first(sizes):

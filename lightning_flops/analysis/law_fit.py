@@ -138,9 +138,9 @@ class Solution:
     """Unknowns that give the values of some equations."""
 
     unknowns: Mapping[tuple[str, str], tuple[Fraction, ...]]
-    """By value, one for each feature; where the equations leave a choice, as few as can be are not zero."""
+    """For each value an unknown for each feature. If the equations leave a choice, as many as possible are zero."""
     constraints: tuple[tuple[int, ...], ...]
-    """What the features of every sum of the equations fulfil: each of these times the features is zero."""
+    """The features of every sum of the equations, multiplied with one of these and added up, give zero."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,8 +162,8 @@ class Believed:
     solution: Solution
     """It gives the values of all its equations."""
     parts: tuple[Part, ...]
-    """The law is believed for sums of the equations of one of them; no check has met those of two. The part of most
-    equations is the first."""
+    """The law is believed for sums of the equations of one part. No check has joined the equations of two parts. The
+    part with most equations comes first."""
 
 
 def _solve(equations: Sequence[tuple[Sequence[int], BucketFlops]], width: int) -> Solution:

@@ -59,7 +59,7 @@ class _Booked(NamedTuple):
     each: int
     """So many steps are in each row."""
     nodes: Sequence[int | None]
-    """That each step has added to autograd's graph; None if nobody knows."""
+    """How many nodes each step has added to autograd's graph; None if nobody knows."""
 
 
 class _KindBook(NamedTuple):
@@ -88,7 +88,7 @@ class RunFlops:
         self._slowed: dict[StepKey, int] = {}
         """Steps that we have slowed down, and that were not counted themselves."""
         self._folded: dict[bool, FlopSums] = {False: FlopSums(), True: FlopSums()}
-        """What is known of older ones, of both kinds: of the second if True."""
+        """What is known of older steps: under True of the slowed ones, under False of the others."""
         self._folded_seconds: dict[StepKey, tuple[int, float]] = {}
         self._unknown = 0
         self._unseen = 0
@@ -100,7 +100,7 @@ class RunFlops:
         """Undisturbed steps of the next reading."""
         self._rows_unread = 0
         self._unread_before: dict[StepKey, int] = {}
-        """Those before them, if they are many: a run may never be read."""
+        """Undisturbed steps before those, added up by key if they are many, because a run may never be read."""
         self._unread_is_whole = True
 
     def unseen(self, steps: int) -> None:
@@ -239,7 +239,7 @@ class RunFlops:
 
     @property
     def doubt(self) -> OtherWork | None:
-        """Why what is foretold may not be so, though it is of the same shapes; None if nothing speaks for that."""
+        """Why steps of counted shapes may not spend what is foretold; None if nothing suggests that."""
         found = self._work.other_work()
         return None if found is None or found.is_dispelled(confirmed=self.laws.confirmed) else found
 
@@ -304,7 +304,7 @@ class RunTotals:
     steps_checked: int = 0
     """Those of the counted ones that had been foretold, and spent just that."""
     keys: Mapping[StepKey, int] = field(default_factory=dict)
-    """So many of those steps of each key; empty where the books were too long to keep."""
+    """How many of the undisturbed steps have each key; empty where the books were too long to keep."""
     depends_beside_model: bool = False
     """Steps of the same shapes spent different FLOPs beside forward and backward."""
     doubt: OtherWork | None = None
@@ -330,7 +330,7 @@ def _count(found: dict[StepKey, int], keys: Iterable[StepKey], numbers: Sequence
 
 
 def _differences(nodes: Sequence[int | None]) -> Sequence[int | None]:
-    """How many each step has made that followed another one."""
+    """How many nodes each step has made, given how many there were at the end of each; None for the first step."""
     if None in nodes:
         pairs = zip(nodes, nodes[1:], strict=False)
         return [None, *(None if one is None or next_one is None else next_one - one for one, next_one in pairs)]

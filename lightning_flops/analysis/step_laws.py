@@ -92,7 +92,7 @@ class StepLaws:
         self._note = note
         self._padding_counts = padding_counts
         self._exact: dict[Kind, dict[Sizes, BucketFlops]] = {}
-        """Of the steps that were counted, by all their sizes."""
+        """FLOPs of the steps that were counted, by kind and by all their sizes."""
         self._finders: dict[Kind, LawFinder] = {}
         self._unreliable: dict[Kind, str] = {}
         """Kinds of steps of which nothing is foretold, and why, in words without a full stop."""
@@ -141,7 +141,7 @@ class StepLaws:
         return known
 
     def beyond(self, key: StepKey, flops: BucketFlops) -> int:
-        """How many more model FLOPs than foretold a step has spent that spent *flops*.
+        """How many model FLOPs more than foretold a step has spent, given all its *flops*.
 
         0 if nothing is foretold, or if it has spent less of something.
         """
@@ -174,12 +174,12 @@ class StepLaws:
         return sum(numbers) - (sums.steps - before)
 
     def _add_by_law(self, sums: FlopSums, steps: AlikeSteps, numbers: Sequence[int]) -> Iterable[tuple[int, StepKey]]:
-        """Add to *sums* what *steps* have spent of which a law says it.
+        """Add to *sums* the FLOPs of those *steps* for which a law gives them.
 
         No function of ours is called for each: lengths may be ever new.
 
         Returns:
-            Of the others that may be known, their places and keys.
+            Places and keys of the others, whose FLOPs may be known from counting.
         """
         example = steps.example
         if steps.number == 1:  # what it spends is remembered
@@ -395,8 +395,9 @@ class Foretold(NamedTuple):
 
     flops: BucketFlops
     whole: bool
-    """Every bucket is known; otherwise model FLOPs alone: no step was counted that was like this one in its padding,
-    which may decide what kernels skip, or what else such steps spend is known to depend on more than their shapes."""
+    """Every bucket is known. Otherwise model FLOPs alone are known, for one of two reasons. No counted step was like
+    this one in its padding, which may decide what kernels skip. Or what such steps spend beside model FLOPs depends on
+    more than their shapes."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -51,10 +51,11 @@ _WAITING_SHARE = 0.1
 """Parts of which at most this share is exposed communication, on a rank and on most others, are their own work."""
 
 _STANDARD_ERRORS = 4.0
-"""What the means over the timed steps differ by more than so many standard errors is no chance."""
+"""A difference of means over the timed steps that is more than so many standard errors is no chance."""
 
 _STANDARD_DEVIATIONS = 2.0
-"""Of the timed steps: what they all leave of a single step's delay is below this by chance."""
+"""A delay in a single step, as far as all timed steps leave room for it, may be by chance up to so many of their
+standard deviations."""
 
 _DEVIATION_OVER_MEDIAN = 1.4826
 """Standard deviation of a normal distribution ÷ the median of the deviations from its middle."""

@@ -30,7 +30,8 @@ class _Plan:
     """
 
     make: Callable[..., Any]
-    """Of all parts by key: field, place or name; of a dataclass's as keyword arguments, which saves a call for each."""
+    """Builds the value from all its parts by key: field, place or name. Of a dataclass the parts are keyword arguments,
+    which saves a call for each."""
     by_keyword: bool
     constants: dict[Any, Any]
     integers: tuple[Hashable, ...]

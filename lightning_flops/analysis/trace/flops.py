@@ -44,7 +44,8 @@ _ACCUMULATES = "AccumulateGrad"
 _NO_INPUTS = RecordedInputs(dims=(), types=())
 _NS_PER_SEC = 1e9
 _GRADIENT_OF = {"input": 0, "weight": 2, "weights": 2}
-"""Where the argument stands, in the backward of a convolution as a whole, that a part of it makes the gradient of."""
+"""A part of a convolution's backward makes the gradient of one argument. This is where that argument stands in the
+backward as a whole."""
 
 _NO_SHAPES = "its shapes were not recorded"
 _TOO_MANY = "its shapes give more FLOPs or bytes than a trace can have"

@@ -17,7 +17,8 @@ Floats = npt.NDArray[np.float64]
 def order_by(keys: npt.NDArray[np.signedinteger]) -> Ints:
     """The order in which *keys* rise, equal ones in their old order.
 
-    Numbers of names and lanes lie close together, and go by digits of 16 bits: numpy sorts only such without comparing.
+    Numbers of names and lanes lie close together, and are sorted by digits of 16 bits: only these does numpy sort
+    without comparing.
     """
     if not (keys[1:] < keys[:-1]).any():
         return np.arange(len(keys))

@@ -62,7 +62,7 @@ def places(trace: Trace) -> tuple[tuple[str, ...], Ints]:
         inside = enclosing_operators(trace, calls, around, lanes=lanes, moments_ns=moments_ns)
         known = (of_row[operators] < 0) & (inside >= 0)
         of_row[operators[known]] = of_call[inside[known]]
-    # Around a backward is what called it, if anything: the forward's place says more.
+    # What stands around a backward is at most its caller: the place of the forward says more.
     backward = operators[trace.links.is_backward[operators]]
     called_at = of_row[backward]
     of_row[backward] = _NOWHERE

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from lightning_flops.analysis.trace.columns import Trace
 
 _FEWER = 2
-"""So many times fewer calls than any other mark has are worth a word, or a reason where nothing else is known."""
+"""If a mark has so many times fewer calls than every other one, a note says so; where nothing else is known, it is then
+no step."""
 
 
 @dataclass(frozen=True, slots=True)
