@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import is_grad_enabled
 
-from lightning_flops.instrument.counting.operators import Operator
+from lightning_flops.instrument.counting.operator_facts import Operator
 from lightning_flops.instrument.counting.thread_state import FORGOTTEN, UNKNOWN, Books, GraphTask, Table, ThreadState
 from lightning_flops.instrument.torch_private.autograd import (
     ACCUMULATES_GRADIENT,

@@ -20,7 +20,7 @@ from torch import is_grad_enabled
 from lightning_flops.instrument.counting.counting_mode import CountingMode
 from lightning_flops.instrument.counting.formulas import Work
 from lightning_flops.instrument.counting.formulas.contract import Arguments, Entry, Keywords
-from lightning_flops.instrument.counting.operators import Operator, needs_gradient
+from lightning_flops.instrument.counting.operator_facts import Operator, needs_gradient
 from lightning_flops.instrument.counting.thread_state import Cell, Table, ThreadState
 from lightning_flops.instrument.torch_private.autograd import (
     current_node,

@@ -27,7 +27,7 @@ from lightning_flops.instrument.counting.formulas.contract import (
 )
 from lightning_flops.instrument.counting.higher_order import runs_only_functions, with_seen_functions
 from lightning_flops.instrument.counting.opaque_bodies import BodyWatch, keys_of_python_kernel
-from lightning_flops.instrument.counting.operators import (
+from lightning_flops.instrument.counting.operator_facts import (
     NO_TENSORS,
     QUIET,
     Operator,

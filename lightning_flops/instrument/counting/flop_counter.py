@@ -28,7 +28,7 @@ from lightning_flops.instrument.counting.counting_mode import CountingMode, flop
 from lightning_flops.instrument.counting.formulas import formulas_without_operator, watch_functions
 from lightning_flops.instrument.counting.graph_hooks import before_backward_of, nodes_behind, nodes_of
 from lightning_flops.instrument.counting.ledger import Ledger
-from lightning_flops.instrument.counting.operators import computes_on_fake_tensors, tf32_operators
+from lightning_flops.instrument.counting.operator_facts import computes_on_fake_tensors, tf32_operators
 from lightning_flops.instrument.counting.repetitions import Repetitions
 from lightning_flops.instrument.counting.tallies import merge_records, total_flops
 from lightning_flops.instrument.counting.template_kernels import hear_kernels, hear_replays

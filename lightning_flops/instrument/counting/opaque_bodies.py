@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from lightning_flops.instrument.counting.operators import Operator, operator_of
+from lightning_flops.instrument.counting.operator_facts import Operator, operator_of
 from lightning_flops.instrument.torch_private.compiler import hide
 from lightning_flops.instrument.torch_private.dispatch import DispatchMode, hands_over, out_of_all_sight
 from lightning_flops.instrument.torch_private.kernels import keys_of_kernel

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from lightning_flops.instrument.counting.operators import Operator, dtype_name
+from lightning_flops.instrument.counting.operator_facts import Operator, dtype_name
 from lightning_flops.instrument.counting.thread_state import ThreadState
 from lightning_flops.records import FlopPhase, FlopRecord, OperatorCell, PhaseFlops, UncountedOperator
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_flops.instrument.counting.operators import Operator, operator_of, tf32_operators
+from lightning_flops.instrument.counting.operator_facts import Operator, operator_of, tf32_operators
 
 BACKENDS: Any = torch.backends
 
