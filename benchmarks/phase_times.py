@@ -34,8 +34,8 @@ from lightning_flops import FlopsProfilerCallback
 from lightning_flops.instrument.recorder import Recorder
 from lightning_flops.instrument.timing.clocks import WallClock
 from lightning_flops.records import WindowRecord
+from lightning_flops.session import instruments
 from lightning_flops.session import results as session_results
-from lightning_flops.session import session as session_module
 
 from .machine import restart_in_one_thread_environment
 from .ratios import Estimate, median_with_interval
@@ -187,7 +187,7 @@ class RandomlyMarked(Recorder):
 def recorders(planned: Sequence[bool], now: Callable[[], float] | None) -> Iterator[list[WindowRecord]]:
     """Inside, windows are marked by plan and by this clock, None being the device's own; they are kept."""
     windows: list[WindowRecord] = []
-    replaced: Any = session_module
+    replaced: Any = instruments
     closing: Any = session_results
     build_profile = closing.build_profile
 

@@ -15,25 +15,17 @@ from contextlib import ExitStack
 from itertools import compress
 from typing import TYPE_CHECKING, Any
 
-from lightning_flops.analysis.traced_step import NEEDS_NUMPY, can_read_traces
 from lightning_flops.instrument.batches import known_by, of_tensors, one_object_if_equal
 from lightning_flops.instrument.border import UndoLedger, on_deletion
-from lightning_flops.instrument.counting.flop_counter import FlopCounter
-from lightning_flops.instrument.memory import MemoryWatch, memory_reader
 from lightning_flops.instrument.notes import Notes
 from lightning_flops.instrument.random_state import random_state_kept
-from lightning_flops.instrument.recorder import Recorder
 from lightning_flops.instrument.stack_room import stack_room
-from lightning_flops.instrument.timing.clocks import clock_for
-from lightning_flops.instrument.timing.forward_timer import ForwardTimer
-from lightning_flops.instrument.timing.gpu_counters import GpuWatch, open_meter
+from lightning_flops.instrument.timing.gpu_counters import open_meter
 from lightning_flops.instrument.timing.monitor import ENDS_STEP, LONGEST_LOG, BatchLog, Monitor
-from lightning_flops.instrument.timing.processor_wait import ProcessorWatch
 from lightning_flops.instrument.torch_private.profiling import profiler_is_recording
-from lightning_flops.instrument.tracing.step_tracer import StepTracer
-from lightning_flops.instrument.tracing.trace_cycles import TraceCycles, Tracer
 from lightning_flops.records import Shapes, activity_of
 from lightning_flops.session.border import Border, guarded
+from lightning_flops.session.instruments import Instruments
 from lightning_flops.session.outcomes import OUTCOMES
 from lightning_flops.session.output import output_of_rank
 from lightning_flops.session.rank_exchange import NoExchangeError
@@ -45,7 +37,6 @@ from lightning_flops.session.step_book import StepBook
 from lightning_flops.session.step_flops import StepFlops
 from lightning_flops.session.taps import Taps
 from lightning_flops.session.token_reader import TokenReader
-from lightning_flops.session.window import Window
 from lightning_flops.text.printable import package_logger
 
 if TYPE_CHECKING:
@@ -54,11 +45,11 @@ if TYPE_CHECKING:
 
     from lightning_flops.analysis.step_keys import StepKey
     from lightning_flops.config import ProfilerConfig
-    from lightning_flops.instrument.timing.gpu_counters import GpuMeter
     from lightning_flops.instrument.window_states import CountedStep
     from lightning_flops.records import BatchTokens, Loop
     from lightning_flops.schema.profile import Profile
     from lightning_flops.session.door import Door, RunPlan
+    from lightning_flops.session.window import Window
 
 logger = package_logger(__name__)
 
@@ -87,8 +78,8 @@ class Session:
 
     window: Window
     """The window that is open or comes next. ``begin`` sets this and the attributes below."""
-    _device: torch.device
     _plan: RunPlan
+    _instruments: Instruments
 
     def __init__(
         self,
@@ -126,7 +117,6 @@ class Session:
         self._is_finished = False
         self._samples_of_step: int | None = 0
         self._meter = door.meter(self.notes.add_for_run)
-        self._gpu_meter: GpuMeter | None = None
         self.flops = self._new_step_flops(world_size) if so_far is None else so_far.flops
         """What the steps of the run spend."""
         self.tokens = TokenReader(self.notes.add_for_run, wanted=config.monitor and config.tokens_per_sample is None)
@@ -194,10 +184,19 @@ class Session:
         self._plan = plan = self._door.plan()
         self.steps.steps_done = plan.steps_before
         self.flops.books.unseen(plan.steps_before - self._goes_on())
-        self._device = plan.device
         self.reports.begin(plan, output_of_rank(self._rank, plan.output, ranks=self._ranks, config=self._config))
         self._door.tap_run(self.taps.for_run)
-        self._gpu_meter = open_meter(plan.device, self._ledger)
+        self._instruments = Instruments(
+            self._door,
+            self._root,
+            config=self._config,
+            plan=plan,
+            notes=self.notes,
+            gpu_meter=open_meter(plan.device, self._ledger),
+            keeps_traces=self._writes or self._config.all_ranks,
+            taps=self.taps.for_window,
+            counted=self._step_was_counted,
+        )
         self._await_window(plan.profile_step)
         self._ledger.add(lambda: self.window.abandon())
         self.window.follow()
@@ -217,53 +216,9 @@ class Session:
             self._ranks.await_window(profile_step)
         self.reports.micro_batch_size = None
         self.notes.begin_window()
-        self.window = Window(
-            step=profile_step,
-            recorder=self._new_recorder(profile_step),
-            memory=MemoryWatch(self._root, read=memory_reader(self._device), on_device=self._device.type == "cuda"),
-            processors=ProcessorWatch(),
-            gpu=GpuWatch(self._gpu_meter),
-            taps=self.taps.for_window,
-            tap_parts=self._door.tap_parts,
-        )
+        self.window = self._instruments.window(profile_step, steps_done=self.steps.steps_done)
         if profile_step == self.steps.steps_done:
             self._open_window()
-
-    def _new_recorder(self, profile_step: int | None) -> Recorder:
-        device = self._device
-        return Recorder(
-            self._root,
-            profile_step=self.steps.steps_done + 1 if profile_step is None else profile_step,
-            timing_steps=self._config.timing_steps,
-            settle_steps=self._plan.settle_steps,
-            feed=self._door.feed(),
-            clock=clock_for(device),
-            new_counter=lambda root: FlopCounter(root, causal_attention=self._config.causal_attention),
-            notes=self.notes,
-            tracing=self._tracing() if self._config.trace and profile_step is not None else None,
-            whole=self._door.whole_model,
-            counted=self._step_was_counted,
-        )
-
-    def _tracing(self) -> TraceCycles:
-        config, device = self._config, self._device
-        tracers: list[Tracer] = []
-        keep_file = config.trace_dir is not None and (self._writes or config.all_ranks)
-        if keep_file or can_read_traces():
-            tracers.append(
-                StepTracer(
-                    self._root,
-                    device=device,
-                    record_shapes=config.record_shapes,
-                    profile_memory=config.profile_memory,
-                    with_stack=config.with_stack,
-                    keep_file=keep_file,
-                )
-            )
-        else:
-            self.notes.add_for_run(f"No step was traced: {NEEDS_NUMPY}.")
-        tracers.append(ForwardTimer(self._root, lambda: clock_for(device)))
-        return TraceCycles(tracers, config.trace_schedule)
 
     def _open_window(self) -> None:
         """The step that begins now is counted."""

@@ -19,6 +19,7 @@ from torch import nn
 import lightning_flops.deepspeed
 from lightning_flops import ProfilerConfig
 from lightning_flops.instrument.timing.clocks import WallClock
+from lightning_flops.session import instruments
 from lightning_flops.session import session as session_module
 from tests.deepspeed.engines import config, installed, left_on
 from tests.fake_clock import FakeNow
@@ -221,7 +222,7 @@ def timed() -> dict[str, Any]:
     layers = [LayerSpec(Slow, IN, IN), LayerSpec(Slow, IN, OUT)]
     model = PipelineModule(layers, num_stages=2, loss_fn=nn.MSELoss(), partition_method="uniform")
     with (
-        _replaced(session_module, "clock_for", lambda original: lambda device: WallClock(now)),
+        _replaced(instruments, "clock_for", lambda original: lambda device: WallClock(now)),
         _replaced(session_module, "Monitor", lambda monitor: lambda **given: monitor(now, **given)),
         _replaced(p2p, "send", lambda send: _slow(send, now, SEND_SEC)),
         _replaced(p2p, "recv", lambda receive: _slow(receive, now, RECEIVE_SEC)),

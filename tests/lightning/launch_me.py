@@ -16,7 +16,7 @@ from torch import nn
 
 from lightning_flops import FlopsProfilerCallback
 from lightning_flops.instrument.timing.clocks import WallClock
-from lightning_flops.session import session as session_module
+from lightning_flops.session import instruments
 from tests.fake_clock import FakeNow
 from tests.lightning.nets import SlowSGD, loader, new_trainer, trunk
 
@@ -37,7 +37,7 @@ def main(root: str, strategy: str, folder: str) -> None:
             "configure_optimizers": _configure_optimizers,
         },
     )
-    session_module.clock_for = lambda device: WallClock(NOW)  # type: ignore[attr-defined]
+    instruments.clock_for = lambda device: WallClock(NOW)  # type: ignore[attr-defined]
     if __name__ == "__main__":
         torch.manual_seed(3)
         logger = importlib.import_module(f"{root}.loggers").CSVLogger(folder, name="run", version=0)

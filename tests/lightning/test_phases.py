@@ -290,7 +290,7 @@ def test_a_report_tells_of_a_thread_that_had_to_wait_for_a_processor(
 ) -> None:
     counted = iter([Counters(10.0, None, None), Counters(14.0, None, None)])
     monkeypatch.setattr(
-        "lightning_flops.session.session.ProcessorWatch", lambda: ProcessorWatch(lambda: next(counted), now)
+        "lightning_flops.session.instruments.ProcessorWatch", lambda: ProcessorWatch(lambda: next(counted), now)
     )
     callback = profiler()
     trainer(callback).fit(new_net(root, now=now), loader(8))

@@ -341,7 +341,7 @@ def test_a_schedule_of_several_cycles_keeps_every_trace(root: str, trainer: Make
 def test_without_numpy_the_report_says_what_is_missing_and_has_the_forwards(
     root: str, trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("lightning_flops.session.session.can_read_traces", lambda: False)
+    monkeypatch.setattr("lightning_flops.session.instruments.can_read_traces", lambda: False)
     with caplog.at_level(logging.WARNING, logger="lightning_flops"):
         report = profile_of(trainer, new_net(root))
     note = "No step was traced: reading a trace needs numpy: pip install 'lightning-flops[trace]'."

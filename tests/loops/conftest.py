@@ -14,7 +14,7 @@ from tests.fake_clock import FakeNow
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> FakeNow:
     now = FakeNow()
-    monkeypatch.setattr("lightning_flops.session.session.clock_for", lambda device: WallClock(now))
+    monkeypatch.setattr("lightning_flops.session.instruments.clock_for", lambda device: WallClock(now))
     return now
 
 

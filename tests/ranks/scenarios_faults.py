@@ -150,7 +150,7 @@ def profiler_fails() -> dict[str, Any]:
 
 
 def fails_at_start() -> dict[str, Any]:
-    with on_rank_1("lightning_flops.session.session.Recorder", RuntimeError("broken on purpose")):
+    with on_rank_1("lightning_flops.session.instruments.Recorder", RuntimeError("broken on purpose")):
         return profiled()
 
 

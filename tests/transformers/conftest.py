@@ -16,7 +16,7 @@ from tests.idle_machine import untold
 def now(monkeypatch: pytest.MonkeyPatch) -> FakeNow:
     """The phases' clock, in the test's hands."""
     fake = FakeNow()
-    monkeypatch.setattr("lightning_flops.session.session.clock_for", lambda device: WallClock(fake))
+    monkeypatch.setattr("lightning_flops.session.instruments.clock_for", lambda device: WallClock(fake))
     return fake
 
 
@@ -36,7 +36,7 @@ def windows(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 @pytest.fixture(autouse=True)
 def idle_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """No report here tells of what else runs on this machine."""
-    monkeypatch.setattr("lightning_flops.session.session.ProcessorWatch", untold)
+    monkeypatch.setattr("lightning_flops.session.instruments.ProcessorWatch", untold)
 
 
 @pytest.fixture(scope="session")
