@@ -19,6 +19,9 @@ _BESIDE = (0, 1, -1)
 """What they do then may run in the step of that number, or after its update, which is in the next step for us. And some
 count their steps from 0, others from 1."""
 
+_TURNS = (2, 3, 5)
+"""Steps of the same shapes may take turns, as the heads of a model or the losses of a pair do."""
+
 
 class Checks:
     """Decides when a check is made: a step is counted from its first moment to its last, whatever its shapes are.
@@ -47,6 +50,10 @@ class Checks:
         self._wanted = wanted
         self._kinds: Iterable[StepKey] = ()
         self._was_new = False
+        self._turns: dict[int, set[int]] = {every: set() for every in _TURNS}
+        """Remainders of the numbers of steps that were counted."""
+        self._any_turn = False
+        """The next check is wanted at once."""
         self._planned: float = math.inf
         self._expected: set[int] = set()
         """Numbers of steps after which the next one is worth a check, whatever its number."""
@@ -56,6 +63,17 @@ class Checks:
         """The next step beside a round number that is worth a look."""
         self._ordinary_was_checked = False
         """An ordinary step was checked: that tells more than steps beside round numbers, and comes before them."""
+
+    def counted(self, *, steps_done: int) -> None:
+        """A step was counted that began when so many were done."""
+        for every, remainders in self._turns.items():
+            remainders.add(steps_done % every)
+
+    def _is_another_turn(self, steps_done: int) -> bool:
+        return self._any_turn or all(
+            len(remainders) == every or steps_done % every not in remainders
+            for every, remainders in self._turns.items()
+        )
 
     def window_closes(self, counted: Iterable[StepKey], *, steps_done: int) -> None:
         """A window has counted steps of these keys: from here on steps like them are checked now and then."""
@@ -70,8 +88,8 @@ class Checks:
             return
         self._find_round(after=steps_done)
         # If samples are of no use, steps of new shapes are counted by checks, as they come.
-        at_once = self._laws.wants_check or (self._laws.believes_samples is False and self._was_new)
-        self._wait_until(steps_done if at_once else self._samples.next_check(steps_done=steps_done))
+        self._any_turn = self._laws.wants_check or (self._laws.believes_samples is False and self._was_new)
+        self._wait_until(steps_done if self._any_turn else self._samples.next_check(steps_done=steps_done))
 
     def _wait_until(self, planned: float) -> None:
         self._planned = planned
@@ -92,6 +110,7 @@ class Checks:
     def hurry(self, *, steps_done: int) -> None:
         """Make a check as soon as the run can afford it: it would tell something now."""
         if self._wanted and not self._samples.exhausted:
+            self._any_turn = True
             self._wait_until(min(self._planned, steps_done))
 
     def postpone(self, *, steps_done: int) -> None:
@@ -127,7 +146,8 @@ class Checks:
             self._find_round(after=affords_at)
             self._wait_until(max(self._planned, affords_at))
             return False
-        if not (expected or samples.is_usual(steps_done=steps_done)):
+        is_ordinary = samples.is_usual(steps_done=steps_done) and self._is_another_turn(steps_done)
+        if not (expected or is_ordinary):
             self._wait_until(steps_done + 1)
             return False
         self._wait_until(math.inf)
@@ -140,6 +160,7 @@ class Checks:
         """The step of this *key* was counted from its first moment to its last; the laws are told next."""
         self._was_new = not self._laws.is_settled(key)
         if self.running:
+            self.counted(steps_done=self.began)
             self._ordinary_was_checked |= not self.looks_for_more
             for beside, roundest in self._roundest.items():
                 fitting = [every for every in _ROUND_NUMBERS if (self.began - beside) % every == 0]

@@ -222,7 +222,7 @@ class Session:
 
     def _open_window(self) -> None:
         """The step that begins now is counted."""
-        self.flops.window_opens()
+        self.flops.window_opens(steps_done=self.steps.steps_done)
         self.window.open(steps_done=self.steps.steps_done)
         self._door.window_opens()
 

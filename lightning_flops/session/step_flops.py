@@ -121,6 +121,8 @@ class StepFlops:
         """How many parameters needed a gradient when the first step was counted."""
         self._trained_of_run = 0
         """How many of these parameters the run's own optimizers update."""
+        self._window_began = 0
+        """How many steps were done when the latest window began to count."""
         self._first_counted: StepKey | None = None
         self._counted_in_window: Counter[StepKey] = Counter()
         self._tokens_in_window = NO_TOKENS
@@ -142,8 +144,9 @@ class StepFlops:
 
     # ---- windows
 
-    def window_opens(self) -> None:
-        """The step that begins now is the first that a window counts."""
+    def window_opens(self, *, steps_done: int) -> None:
+        """The step that begins now, when so many of the run are done, is the first that a window counts."""
+        self._window_began = steps_done
         self._first_counted = None
         self._counted_in_window.clear()
         self._tokens_in_window = NO_TOKENS
@@ -204,6 +207,7 @@ class StepFlops:
             if self._trained is None and self._root is not None:
                 self._trained, self._trained_of_run = trained_parameters(self._root), self._trained_by_run()
             self._first_counted = self._first_counted or key
+            self.checks.counted(steps_done=self._window_began + self._counted_in_window.total())
             self._counted_in_window[key] += 1
         if not step.sampled or self.checks.running:
             self.checks.counts(key)

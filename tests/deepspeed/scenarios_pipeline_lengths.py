@@ -64,5 +64,5 @@ def trained(rows_of_steps: list[int], *, evaluates_after: int | None = None) -> 
 
 SCENARIOS = {
     "varying": lambda: trained(rows_of_steps()),
-    "constant": lambda: trained([4] * 108, evaluates_after=103),  # where the first check is due
+    "constant": lambda: trained([4] * 108, evaluates_after=104),  # where the first check is due
 }

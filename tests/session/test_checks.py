@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from lightning_flops import profile_training
 from lightning_flops.analysis.step_keys import StepKey
@@ -111,7 +112,7 @@ def test_a_check_whose_step_is_left_is_made_later() -> None:
     done = 0
     with generous(), profile_training(model, optimizer, log_every_n_steps=LOG_EVERY, **SETTINGS) as profiler:
         for index, batch in enumerate(profiler.batches(rows())):
-            if done == 103 and index == 103:  # the check's step: the loop gives it up after its forward
+            if done == 104 and index == 104:  # the check's step: the loop gives it up after its forward
                 try:
                     model(batch)
                     raise KeyError
@@ -159,7 +160,7 @@ def test_a_check_at_whose_border_the_loop_evaluates_is_made_later() -> None:
             model(batch)["loss"].backward()
             optimizer.step()
             optimizer.zero_grad()
-            if index == 102:  # 103 steps are done
+            if index == 103:  # 104 steps are done
                 model.eval()
                 with torch.no_grad():
                     for one in rows()[:3]:
@@ -294,6 +295,7 @@ def checked(*, share: float, counting_sec: float) -> tuple[list[int], list[int]]
     checks = Checks(laws, samples, wanted=True)
     key: StepKey = ((((ROWS, WIDTH),),), 1)
     laws.counted(key, {("forward", "float32"): 8})
+    checks.counted(steps_done=3)
     checks.window_closes([key], steps_done=4)
     made: list[int] = []
     looks: list[int] = []
@@ -310,7 +312,10 @@ def checked(*, share: float, counting_sec: float) -> tuple[list[int], list[int]]
 def test_each_round_number_is_looked_at_once_and_so_are_its_neighbours() -> None:
     """After the first ordinary check, and one in ten thousand steps is the rarest."""
     made, looks = checked(share=1.0, counting_sec=0.0)
-    assert made == [103, 206, 412, 824, 1_648, 3_296, 6_592, 13_184, 26_368]
+    # Step 3 was counted, which is odd as 103 is: should steps take turns, it may be the same one's. 200 and 201 leave 0
+    # and 1 divided by 5, and 3 and 104 the others but 2; these all leave 0 or 2 divided by 3. From 206 on 217 is the
+    # first that leaves 1 and 2. After that every turn was seen.
+    assert made == [104, 217, 412, 824, 1_648, 3_296, 6_592, 13_184, 26_368]
     assert looks == [200, 201, 299, 1_000, 1_001, 1_999, 10_000, 10_001, 19_999]
 
 
@@ -319,9 +324,40 @@ def test_where_few_steps_can_be_counted_the_roundest_numbers_near_are_looked_at(
     # The first is taken for ten steps, which are half a percent of 2,000; no step beside that is an ordinary one.
     # Each takes 6 s, so the one after n of them may begin when n + 1 are half a percent of the run: 1,200 (n + 1) s
     # after its begin, which was four steps late. In 3,592 + 12 - 4 and in 7,174 + 30 - 4 seconds ordinary ones are
-    # affordable, due since 3,296 and 6,592; at 4,001 + 18 - 4 none is.
-    assert made == [2_002, 3_592, 7_174, 13_184, 26_368]
+    # affordable, due since 3,296 and 6,592; at 4,001 + 18 - 4 none is. Before 3,596 no number leaves 2 divided by 3,
+    # and 1 or 4 divided by 5: 3, 2,002 and 3,000 leave the others.
+    assert made == [2_002, 3_596, 7_174, 13_184, 26_368]
     assert looks == [3_000, 5_001, 5_999, 10_000, 10_001, 19_999]
+
+
+class Turns(nn.Module):
+    """Has a head for each of several steps in turn; the shapes that go in are the same, and so is the graph."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.ran = 0
+        self.heads = nn.ModuleList(nn.Linear(WIDTH, width) for width in range(1, heads + 1))
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        self.ran += 1
+        loss: torch.Tensor = self.heads[self.ran % len(self.heads)](batch).mean()
+        return loss
+
+
+@pytest.mark.parametrize("heads", [2, 3, 5])
+@pytest.mark.parametrize("profile_step", [1, 2, 3])
+def test_where_steps_take_turns_the_first_check_shows_it(heads: int, profile_step: int) -> None:
+    model = Turns(heads)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    settings = {**SETTINGS, "profile_step": profile_step}
+    with generous(), profile_training(model, optimizer, log_every_n_steps=LOG_EVERY, **settings) as profiler:
+        for batch in profiler.batches([torch.ones(ROWS, WIDTH)] * 125):
+            model(batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    run = profiler.throughput
+    assert run is not None
+    assert (run.steps_counted, run.model_flops) == (2, None)
 
 
 def test_checks_come_after_103_steps_and_always_twice_as_many() -> None:
