@@ -10,9 +10,9 @@ from lightning_flops.report.advice_text import try_first
 from lightning_flops.report.layout import and_more
 from lightning_flops.report.trace_cells import short, us
 from lightning_flops.report.trace_view import View
-from lightning_flops.report.traced_text import STEP_PARTS
 from lightning_flops.schema.trace import TraceReport, TracesReport
 from lightning_flops.schema.trace_flops import JobFlops
+from lightning_flops.schema.trace_steps import STEP_PARTS
 from lightning_flops.units import percent, plain, si
 
 _TRACES = 4

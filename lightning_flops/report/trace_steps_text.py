@@ -6,10 +6,9 @@ from collections.abc import Callable
 
 from lightning_flops.report.trace_cells import STATISTICS, statistics, us
 from lightning_flops.report.trace_view import View
-from lightning_flops.report.traced_text import STEP_PARTS
 from lightning_flops.schema.trace import TraceReport
 from lightning_flops.schema.trace_events import KERNEL_GAP_LIMIT_US
-from lightning_flops.schema.trace_steps import Durations, PhaseRow, StepTime
+from lightning_flops.schema.trace_steps import STEP_PARTS, Durations, PhaseRow, StepTime
 from lightning_flops.units import NOT_AVAILABLE, percent, plain
 
 

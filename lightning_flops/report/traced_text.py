@@ -8,25 +8,13 @@ from lightning_flops.report.memory_text import module_memory_table, operator_mem
 from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.trace import TraceReport
-from lightning_flops.schema.trace_steps import ModuleTable, StepTime
+from lightning_flops.schema.trace_steps import STEP_PARTS, ModuleTable, StepTime
 from lightning_flops.units import duration, percent, plain, plural, si
 
 _COMMAND = "lightning-flops trace"
 _ROWS_SHOWN = 5
 _NAME_CHARS = 60
 _US = 1e-6
-
-STEP_PARTS = (
-    ("kernel", "kernel_us"),
-    ("memcpy", "memcpy_us"),
-    ("memset", "memset_us"),
-    ("communication", "communication_us"),
-    ("runtime", "runtime_us"),
-    ("data loader", "data_loader_us"),
-    ("cpu", "cpu_us"),
-    ("other", "other_us"),
-)
-"""The parts of a step in a trace by priority, and the fields that hold them."""
 
 
 def traced_lines(profile: Profile) -> list[str]:

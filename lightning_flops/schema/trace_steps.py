@@ -56,6 +56,19 @@ class StepTime:
     """What is left: no event of these kinds ran."""
 
 
+STEP_PARTS = (
+    ("kernel", "kernel_us"),
+    ("memcpy", "memcpy_us"),
+    ("memset", "memset_us"),
+    ("communication", "communication_us"),
+    ("runtime", "runtime_us"),
+    ("data loader", "data_loader_us"),
+    ("cpu", "cpu_us"),
+    ("other", "other_us"),
+)
+"""What fills a step, as reports call it, by priority; and the field of ``StepTime`` that holds it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimes:
     """Every step's breakdown, and their mean."""

@@ -37,22 +37,13 @@ from lightning_flops.schema.trace_comparison import (
 )
 from lightning_flops.schema.trace_events import MemoryCurve
 from lightning_flops.schema.trace_flops import TracedStepFlops
+from lightning_flops.schema.trace_steps import STEP_PARTS
 from lightning_flops.units import plural
 
 _Sums = dict[str, tuple[Floats, Floats]]
 """Nanoseconds and calls in each step, by name."""
 
 _NS_PER_SEC = 1e9
-_PARTS = (
-    ("kernel", "kernel_us"),
-    ("memcpy", "memcpy_us"),
-    ("memset", "memset_us"),
-    ("communication", "communication_us"),
-    ("runtime", "runtime_us"),
-    ("data loader", "data_loader_us"),
-    ("cpu", "cpu_us"),
-    ("other", "other_us"),
-)
 _TABLES: tuple[tuple[TableName, Clock], ...] = (
     ("phases", "host"),
     ("phases", "device"),
@@ -306,7 +297,7 @@ class _Comparing:
     def _parts(self) -> list[_Row]:
         """The parts of a step; one that neither run knows is left out, and is none of its time in a run without it."""
         rows = []
-        for name, field in _PARTS:
+        for name, field in STEP_PARTS:
             known = [
                 any(getattr(report.step_times.mean, field) is not None for report in run.reports)
                 for run in (self._a, self._b)
@@ -413,7 +404,7 @@ class _Comparing:
             ("data_wait_ratio", "data loader", "the trace shows no DataLoader"),
             ("exposed_communication_ratio", "communication", "the trace has no collectives"),
         ):
-            values = [_part_share(run, dict(_PARTS)[part]) for run in (a, b)]
+            values = [_part_share(run, dict(STEP_PARTS)[part]) for run in (a, b)]
             if part == "communication" and part not in parts:
                 continue  # neither run communicates
             add(name, values, of=[parts[part]] if part in parts else [], why=partial(_words, words=reason))
