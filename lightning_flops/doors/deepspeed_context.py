@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import platform
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from lightning_flops.config import OWN_FOLDER
+from lightning_flops.doors.run_place import run_context_on
 from lightning_flops.instrument.deepspeed_groups import parallel_sizes
 from lightning_flops.instrument.timing.loader_queue import batches_ahead
 from lightning_flops.instrument.timing.settling import steps_to_settle
@@ -47,24 +47,14 @@ def run_context(engine: Any) -> RunContext:
     """Where *engine* trains, as far as a rank knows without asking the others."""
     import deepspeed
 
-    device = engine_device(engine)
-    sizes = parallel_sizes(engine)
-    return RunContext(
+    return run_context_on(
+        engine_device(engine),
+        parallel_sizes(engine),
         framework="deepspeed",
         framework_version=str(deepspeed.__version__),
-        torch_version=torch.__version__,
-        device_type=device.type,
-        device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
         precision=_precision(engine),
-        host=platform.node(),
         rank=int(engine.global_rank),
         world_size=int(engine.world_size),
-        dp_size=sizes.dp_size,
-        tp_size=sizes.tp_size,
-        pp_size=sizes.pp_size,
-        cp_size=sizes.cp_size,
-        sp_size=sizes.sp_size,
-        ep_size=sizes.ep_size,
         pp_rank=int(getattr(engine, "stage_id", 0)),
         accumulate=int(engine.gradient_accumulation_steps()),
         strategy=f"ZeRO-{int(engine.zero_optimization_stage())}",

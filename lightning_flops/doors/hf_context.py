@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import math
-import platform
 from collections.abc import Iterator, Mapping
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -16,6 +14,7 @@ from torch.utils.data import DataLoader
 from transformers import Trainer
 
 from lightning_flops.config import BLOCK, OWN_FOLDER
+from lightning_flops.doors.run_place import run_context_on, sizes_along
 from lightning_flops.instrument.deepspeed_groups import ParallelSizes, parallel_sizes
 from lightning_flops.instrument.timing.loader_queue import batches_ahead
 from lightning_flops.instrument.timing.settling import steps_to_settle
@@ -129,23 +128,14 @@ def run_context(trainer: Trainer) -> RunContext:
     """Where this training runs, as far as a rank knows without asking the others."""
     args, engine = trainer.args, engine_of(trainer)
     sizes = _sizes(trainer) if engine is None else parallel_sizes(engine)
-    device = args.device
-    return RunContext(
+    return run_context_on(
+        args.device,
+        sizes,
         framework="transformers",
         framework_version=transformers.__version__,
-        torch_version=torch.__version__,
-        device_type=device.type,
-        device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
         precision=_precision(trainer),
-        host=platform.node(),
         rank=args.process_index,
         world_size=args.world_size,
-        dp_size=sizes.dp_size,
-        tp_size=sizes.tp_size,
-        pp_size=sizes.pp_size,
-        cp_size=sizes.cp_size,
-        sp_size=sizes.sp_size,
-        ep_size=sizes.ep_size,
         accumulate=args.gradient_accumulation_steps,
         strategy=_strategy(trainer, engine),
     )
@@ -154,9 +144,8 @@ def run_context(trainer: Trainer) -> RunContext:
 def _sizes(trainer: Trainer) -> ParallelSizes:
     """How many ranks share the work, by accelerate's own settings."""
     settings = getattr(trainer.accelerator, "parallelism_config", None)
-    tp, cp, sp = (int(getattr(settings, f"{kind}_size", 1) or 1) for kind in ("tp", "cp", "sp"))
-    dp = max(1, trainer.args.world_size // math.prod((tp, cp, sp)))
-    return ParallelSizes(dp_size=dp, tp_size=tp, cp_size=cp, sp_size=sp)
+    known = {kind: int(getattr(settings, f"{kind}_size", 1) or 1) for kind in ("tp", "cp", "sp")}
+    return sizes_along(known, world_size=trainer.args.world_size)
 
 
 def _precision(trainer: Trainer) -> str:

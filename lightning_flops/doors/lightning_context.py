@@ -5,16 +5,14 @@ from __future__ import annotations
 import functools
 import logging
 import math
-import platform
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from lightning_flops.config import OWN_FOLDER
 from lightning_flops.doors.device_mesh import mesh_sizes
+from lightning_flops.doors.run_place import run_context_on, sizes_along
 from lightning_flops.instrument.patches import untapped
 from lightning_flops.instrument.timing.loader_queue import batches_ahead
 from lightning_flops.instrument.timing.settling import steps_to_settle
@@ -147,26 +145,15 @@ def reset_fetcher(loop: Any, methods: Any, *, names: PrivateNames) -> None:
 
 def run_context(trainer: Trainer, *, loop: Loop = "training") -> RunContext:
     """Where this run takes place, as far as a rank knows without asking the others."""
-    device = trainer.strategy.root_device
     root = _import_root(trainer)
-    sizes = mesh_sizes(_device_mesh(trainer.strategy))
-    ep_size = sizes.pop("ep", 1)  # ranks with different experts see different data
-    return RunContext(
+    return run_context_on(
+        trainer.strategy.root_device,
+        sizes_along(mesh_sizes(_device_mesh(trainer.strategy)), world_size=trainer.world_size),
         framework=root,
         framework_version=_version_of(root),
-        torch_version=torch.__version__,
-        device_type=device.type,
-        device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
         precision=str(trainer.precision),
-        host=platform.node(),
         rank=trainer.global_rank,
         world_size=trainer.world_size,
-        dp_size=max(1, trainer.world_size // math.prod(sizes.values())),
-        tp_size=sizes.get("tp", 1),
-        pp_size=sizes.get("pp", 1),
-        cp_size=sizes.get("cp", 1),
-        sp_size=sizes.get("sp", 1),
-        ep_size=ep_size,
         accumulate=trainer.accumulate_grad_batches if loop == "training" else 1,
         strategy=type(trainer.strategy).__name__,
         loop=loop,

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import math
 import os
-import platform
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,6 +14,7 @@ from torch import nn
 
 from lightning_flops.config import OWN_FOLDER, ProfilerConfig
 from lightning_flops.doors.device_mesh import mesh_sizes
+from lightning_flops.doors.run_place import run_context_on, sizes_along
 from lightning_flops.records import RunContext
 from lightning_flops.session.output import LoggedOutput, RunFiles
 from lightning_flops.sinks.console import ConsoleSink
@@ -107,25 +106,14 @@ def device_of(model: nn.Module) -> torch.device:
 
 def run_context(frame: Frame, model: nn.Module, *, accumulate: int, autocast: str) -> RunContext:
     """Where the loop runs, as far as a rank knows without asking the others; *autocast* as for ``Frame.precision``."""
-    device = device_of(model)
-    sizes = _mesh_sizes(model)
-    ep_size = sizes.pop("ep", 1)  # ranks with different experts see different data
-    return RunContext(
+    return run_context_on(
+        device_of(model),
+        sizes_along(_mesh_sizes(model), world_size=frame.world_size),
         framework=frame.name,
         framework_version=frame.version,
-        torch_version=torch.__version__,
-        device_type=device.type,
-        device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
         precision=frame.precision(autocast),
-        host=platform.node(),
         rank=frame.rank,
         world_size=frame.world_size,
-        dp_size=max(1, frame.world_size // math.prod(sizes.values())),
-        tp_size=sizes.get("tp", 1),
-        pp_size=sizes.get("pp", 1),
-        cp_size=sizes.get("cp", 1),
-        sp_size=sizes.get("sp", 1),
-        ep_size=ep_size,
         accumulate=accumulate,
         strategy=frame.strategy,
     )
