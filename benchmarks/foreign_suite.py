@@ -15,6 +15,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -355,15 +356,12 @@ class Suite:
 
     def collect(self, targets: Sequence[str], **environment: str) -> list[str]:
         """The ids of the tests in *targets* that are not skipped for want of something."""
-        found = subprocess.run(
-            [sys.executable, *self._pytest(targets), "--collect-only", "-q"],
-            cwd=self.folder,
-            env=self._variables({RUNNABLE: "1", **environment}),
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
-        return [line for line in found.stdout.splitlines() if "::" in line and not line.startswith((" ", "ERROR"))]
+        arguments = [*self._pytest(targets), "--collect-only", "-q"]
+        with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as printed:
+            self.start(arguments, self._variables({RUNNABLE: "1", **environment}), printed.fileno()).wait()
+            printed.seek(0)
+            lines = printed.read().splitlines()
+        return [line for line in lines if ".py::" in line and not line.startswith((" ", "ERROR"))]
 
     def _pytest(self, targets: Sequence[str]) -> list[str]:
         pytest = ["-m", "pytest", *targets, "-c", str(self.settings), f"--rootdir={self.folder}"]

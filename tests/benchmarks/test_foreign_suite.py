@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from benchmarks.foreign_suite import Known, Outcome, Suite, compare, known_differences, last_words, outcomes, report
-from tests.forks import BEFORE_LIGHTNING, Fork, start_fork
+from tests.forks import BEFORE_LIGHTNING, Fork, run_fork, start_fork
 from tests.ranks import environment_of_ranks
 
 NO_OTHER_PLUGINS = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
@@ -189,14 +186,8 @@ def test_tests_that_a_mark_skips_are_not_collected(tmp_path: Path) -> None:
 
 def test_a_junit_file_is_read_too(tmp_path: Path) -> None:
     (tmp_path / "test_them.py").write_text(SUITE.partition("@pytest.fixture")[0])
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--junit-xml=run.xml", "-c", "/dev/null"]
-    subprocess.run(
-        [*command, f"--rootdir={tmp_path}", "test_them.py"],
-        cwd=tmp_path,
-        env={**os.environ, **NO_OTHER_PLUGINS},
-        capture_output=True,
-        timeout=120,
-    )
+    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--junit-xml=run.xml", "-c", "/dev/null"]
+    run_fork([*command, f"--rootdir={tmp_path}", "test_them.py"], folder=tmp_path, environment=NO_OTHER_PLUGINS)
     found = outcomes(tmp_path / "run.xml")
     assert {name: outcome.how for name, outcome in found.items()} == {
         "test_them::test_passes": "passed",
