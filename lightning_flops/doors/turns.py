@@ -1,17 +1,18 @@
 """Which optimizers make one loop, and which of them ends its steps.
 
-They make one if they take turns: each makes its next update before others have made ``PATIENCE``. A loop is over when
-others take turns: others alone, or one more than before.
+They make one if they take turns: each makes its next update before another one has made ``PATIENCE``. A loop is over
+when others take turns: others alone, or one more than before.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 PATIENCE = 6
-"""If an optimizer makes no update while others make so many, it does not take turns with them.
+"""If an optimizer makes no update while another one makes so many, it does not take turns with that.
 
 A loop that updates a critic five times for each update of a generator is one loop.
 """
@@ -30,8 +31,8 @@ class Updates:
     optimizer: Any
     number: int = 0
     """Updates that it has made."""
-    silent: int = 0
-    """Updates of others since its latest."""
+    since: Counter[int] = field(default_factory=Counter)
+    """Updates of others since its latest, by the id of each."""
     repeats: bool = False
     """It makes several updates in a row, and so no step ends with each of them."""
 
@@ -58,11 +59,12 @@ class TakingTurns:
         is_new = its is None
         if its is None:
             self.members.append(its := Updates(optimizer))
-        its.repeats = its.repeats or (its.number > 0 and its.silent == 0)
+        its.repeats = its.repeats or (its.number > 0 and not its.since)
         for one in self.members:
-            one.silent += 1
-        its.number, its.silent = its.number + 1, 0
-        over = [one for one in self.members if one.silent == PATIENCE]
+            one.since[id(optimizer)] += 1
+        its.number += 1
+        its.since.clear()
+        over = [one for one in self.members if one.since[id(optimizer)] == PATIENCE]
         self.members = [one for one in self.members if one not in over]
         if is_new or over:
             for one in self.members:

@@ -160,6 +160,31 @@ def test_two_optimizers_in_turn_make_one_step(now: FakeNow, said: list[str]) -> 
     assert (profile.flops.forward, profile.samples, profile.micro_steps) == (FORWARD, BATCH, 1)
 
 
+LAYERS = 8
+
+
+@pytest.mark.parametrize("in_backward", [False, True])
+def test_an_optimizer_for_each_layer_makes_one_step(in_backward: bool, said: list[str]) -> None:
+    net = nn.Sequential(*(nn.Linear(WIDE, WIDE, bias=False) for _ in range(LAYERS)))
+    optimizers = [torch.optim.SGD(layer.parameters(), lr=0.01) for layer in net]
+    if in_backward:  # as torch's recipe for less memory has it
+        for layer, optimizer in zip(net, optimizers, strict=True):
+            layer.weight.register_post_accumulate_grad_hook(lambda _, optimizer=optimizer: optimizer.step())
+
+    def train() -> None:
+        for rows in [torch.ones(BATCH, WIDE)] * 14:
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            net(rows).mean().backward()
+            for optimizer in optimizers if not in_backward else ():
+                optimizer.step()
+
+    profile = only(found(said, train))
+    forward = LAYERS * 2 * BATCH * WIDE * WIDE
+    assert (profile.flops.forward, profile.flops.backward) == (forward, 2 * forward - forward // LAYERS)
+    assert profile.micro_steps == 1
+
+
 def test_a_loop_that_calls_methods_of_its_model_has_counts_and_no_time_of_its_forward(
     now: FakeNow, said: list[str]
 ) -> None:
