@@ -16,6 +16,7 @@ from lightning_flops.cli import main
 from lightning_flops.instrument.counting.recorded_calls import recorded_work
 from lightning_flops.report.trace_text import render_traces
 from tests.analysis.in_memory import analyze_traces
+from tests.forks import run_fork
 
 TRACES = Path(__file__).parent / "data" / "traces"
 RANKS = [str(TRACES / f"two_ranks_known_answers.rank{rank}.pt.trace.json") for rank in (0, 1)]
@@ -192,7 +193,7 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_the_module_is_the_command() -> None:
-    done = run("trace", RANKS[0])
+    done = run_fork(["-m", "lightning_flops", "trace", RANKS[0]], folder=Path.cwd())
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == render_traces(analyze_traces([load_trace(RANKS[0])], formulas=recorded_work))
     assert run("trace", "/nowhere/trace.json").returncode == 2

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from lightning_flops import FlopsProfilerCallback
 
 SLOW_RANK = 1
-SLEEP_SEC_PER_RANK = 0.1
+SLEEP_SEC_PER_RANK = 0.06
 """The more ranks share the cores, the longer is a healthy rank's step; it sleeps for several of those."""
 WIDTH = 384
 BATCH = 64

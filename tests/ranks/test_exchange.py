@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from lightning_flops.session.rank_exchange import (
     next_run_number,
 )
 from tests.fake_clock import FakeNow
+from tests.forks import run_fork
 from tests.ranks import REPOSITORY
 
 distributed: Any = torch_distributed  # which does not say that its stores are public
@@ -287,9 +286,7 @@ assert not collection.over
 
 def test_a_process_that_ends_while_its_thread_is_in_the_store_ends_well() -> None:
     # Python ends a thread that comes out of C++ after it: the C++ aborts the process, and the job has failed.
-    done = subprocess.run(
-        [sys.executable, "-c", ENDS_WHILE_IT_LOOKS], cwd=REPOSITORY, capture_output=True, text=True, check=False
-    )
+    done = run_fork(["-c", ENDS_WHILE_IT_LOOKS], folder=REPOSITORY)
     assert (done.returncode, done.stderr) == (0, "")
 
 
