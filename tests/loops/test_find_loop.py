@@ -168,8 +168,8 @@ def test_an_optimizer_for_each_layer_makes_one_step(in_backward: bool, said: lis
     net = nn.Sequential(*(nn.Linear(WIDE, WIDE, bias=False) for _ in range(LAYERS)))
     optimizers = [torch.optim.SGD(layer.parameters(), lr=0.01) for layer in net]
     if in_backward:  # as torch's recipe for less memory has it
-        for layer, optimizer in zip(net, optimizers, strict=True):
-            layer.weight.register_post_accumulate_grad_hook(lambda _, optimizer=optimizer: optimizer.step())
+        for weight, optimizer in zip(net.parameters(), optimizers, strict=True):
+            weight.register_post_accumulate_grad_hook(lambda _, optimizer=optimizer: optimizer.step())
 
     def train() -> None:
         for rows in [torch.ones(BATCH, WIDE)] * 14:
