@@ -361,7 +361,7 @@ def test_a_first_step_that_spends_more_is_seen_in_the_second_epoch(caplog: pytes
 
     throughput = run(draws_at_first).throughput
     found = figures(throughput)
-    # The step that begins the second epoch is counted with its samples: five forwards of the other model. Step 103 is
+    # The step that begins the second epoch is counted with its samples: five forwards of the other model. One more is
     # a check.
     assert (found["counted"], found["unknown"]) == (3, 0)
     assert found["model_flops"] == EPOCHS * EPOCH * STEP + 5 * LAYERS * PRODUCT
@@ -397,7 +397,7 @@ def test_the_first_step_of_an_epoch_is_counted_under_every_door(every: int, door
     if every:  # in the check that begins the second epoch, a forward more
         assert (found["counted"], found["unknown"]) == (3, 0)
         assert found["model_flops"] == EPOCHS * EPOCH * STEP + LAYERS * PRODUCT
-    else:  # step 3 is counted, the first of an epoch, and step 103, a check
+    else:  # step 3 is counted, the first of an epoch, and a check
         assert (found["counted"], found["unknown"], found["model_flops"]) == (3, 0, EPOCHS * EPOCH * STEP)
 
 
