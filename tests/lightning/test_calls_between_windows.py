@@ -30,7 +30,11 @@ class Net(LightningModule):
 
 
 @pytest.mark.parametrize("lengths", [False, True], ids=["equal", "ever new"])
-def test_a_step_between_windows_costs_few_calls_of_ours(lengths: bool, tmp_path: Path) -> None:
+def test_a_step_between_windows_costs_few_calls_of_ours(
+    lengths: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # On a busy machine the run takes long enough to afford one more counted step.
+    monkeypatch.setattr("lightning_flops.session.session.SHARE", 1e-6)
     calls = OurCalls(first=110, last=210)
     batches = [[torch.ones(4, 3), torch.empty(1 + (index if lengths else 0))] for index in range(220)]
     trainer = Trainer(
