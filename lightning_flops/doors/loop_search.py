@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from lightning_flops.doors.several_models import together
 from lightning_flops.doors.turns import PATIENCE, TakingTurns
 from lightning_flops.instrument.patches import Patches
+from lightning_flops.instrument.torch_private.compiler import hide
 from lightning_flops.instrument.torch_private.modules import children_of
 
 _ROUNDS_WATCHED = 3
@@ -49,7 +50,8 @@ class LoopSearch:
         self._rounds_watched = 0
         self._models: list[list[nn.Module]] = []
         """Of each model the modules that hold its parameters, the outermost first."""
-        self._called: list[nn.Module] = []
+        self._called: dict[int, nn.Module] = {}
+        """By id, those that the loop has called; of those that call each other the outermost comes first."""
         self._calls = Patches()
 
     @property
@@ -78,22 +80,22 @@ class LoopSearch:
         if not self._round_is_known or optimizer not in self.optimizers[-1:]:
             return False
         self._rounds_watched += 1
-        all_called = all(any(one is called for called in self._called for one in each) for each in self._models)
+        all_called = all(any(id(one) in self._called for one in each) for each in self._models)
         return not self.refused and (all_called or self._rounds_watched == _ROUNDS_WATCHED)
 
     def model(self) -> nn.Module:
         """What the loop calls; of several models the one that it calls first comes first."""
-        called = self._called
-        chosen = [
-            next((one for one in called if any(one is other for other in each)), each[0]) for each in self._models
-        ]
-        places = {id(one): place for place, one in enumerate(called)}
-        return together(sorted(chosen, key=lambda one: places.get(id(one), len(places))))
+        places = {key: place for place, key in enumerate(self._called)}
+
+        def first_called(module: nn.Module) -> int:
+            return places.get(id(module), len(places))
+
+        return together(sorted((min(each, key=first_called) for each in self._models), key=first_called))
 
     def stop(self) -> None:
         """Remove everything of ours from the modules, and let go of them."""
         self._calls.undo()
-        self._models, self._called, self._awaited = [], [], []
+        self._models, self._called, self._awaited = [], {}, []
         self._round_is_known, self._rounds_watched = False, 0
 
     # ---- the optimizers
@@ -128,10 +130,10 @@ class LoopSearch:
     def _noting(self, module: nn.Module) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         def make(call: Callable[..., Any]) -> Callable[..., Any]:
             def run(*args: Any, **kwargs: Any) -> Any:
-                if not any(module is one for one in self._called):
-                    self._called.append(module)  # the outermost comes first
+                self._called.setdefault(id(module), module)
                 return call(*args, **kwargs)
 
+            hide(run, alone=True)  # torch.compile(model) calls the model so, and would compile this
             return run
 
         return make

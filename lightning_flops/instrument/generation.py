@@ -16,6 +16,7 @@ from torch import nn
 
 from lightning_flops.instrument.module_hooks import module_hooks
 from lightning_flops.instrument.patches import Patches
+from lightning_flops.instrument.torch_private.compiler import hide
 
 StampT = TypeVar("StampT")
 
@@ -125,6 +126,8 @@ class SecondCall(Generic[StampT]):
                 self.at = self._stamp()
             return call(*args, **kwargs)
 
+        hide(run, alone=True)  # torch.compile(model) calls the model so, and would compile this
+        hide(self._stamp)
         return run
 
 

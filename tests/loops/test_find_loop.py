@@ -144,6 +144,38 @@ def test_a_wrapper_that_the_loop_calls_is_whole_and_a_copy_is_not_taken_for_the_
     assert len(list(holder.parameters())) == 6
 
 
+class TwoLayers(nn.Module):
+    """``torch.compile`` of a module whose forward is no function of torch's calls the module as a loop does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDE, MIDDLE), nn.Linear(MIDDLE, NARROW)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(rows).relu())  # type: ignore[no-any-return]
+
+
+def test_of_a_compiled_model_that_is_found_the_model_alone_is_compiled(now: FakeNow, said: list[str]) -> None:
+    torch._dynamo.reset()
+    compiled_graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
+        compiled_graphs.append(graph)
+        return graph.forward
+
+    net = TwoLayers()
+    compiled = torch.compile(net, backend=backend)
+    optimizer = SlowSGD(net.parameters(), now)
+
+    def train() -> None:
+        for rows in loader(12, now):
+            loss_of(compiled(rows), now).backward()
+            optimizer.step()
+
+    assert only(found(said, train)).flops.forward == FORWARD
+    assert len(compiled_graphs) == 1
+
+
 def test_two_optimizers_in_turn_make_one_step(now: FakeNow, said: list[str]) -> None:
     net = Net(now)
     optimizers = [SlowSGD(layer.parameters(), now) for layer in (net.first, net.second)]

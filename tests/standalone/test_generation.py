@@ -18,6 +18,7 @@ from transformers import (
 )
 
 from lightning_flops import get_model_profile
+from lightning_flops.instrument.generation import SecondCall
 from tests.fake_clock import FakeNow
 from tests.left_on_torch import torch_state_and_warnings
 from tests.standalone.nets import model_state
@@ -338,3 +339,28 @@ def test_whichever_generation_raises_nothing_is_left(failing_call: int, error: t
     assert torch_state_and_warnings() == torch_before
     assert model_state(model) == before
     assert torch.equal(torch.get_rng_state(), random)
+
+
+def test_calls_of_a_compiled_model_are_noted_and_the_model_alone_is_compiled() -> None:
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weights = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, rows: Tensor) -> Tensor:
+            return self.weights(rows)  # type: ignore[no-any-return]
+
+    torch._dynamo.reset()
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph.forward
+
+    model, moments = Layer(), iter(range(10))
+    compiled = torch.compile(model, backend=backend)
+    with SecondCall(model, lambda: next(moments)) as second:
+        for _ in range(NEW):
+            compiled(torch.ones(1, WIDTH))
+    assert (second.number, second.at) == (NEW, 0)
+    assert len(graphs) == 1
