@@ -13,7 +13,7 @@ from typing import Any
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from lightning_flops.instrument.border import on_deletion
-from lightning_flops.instrument.torch_private.compiler import was_used, wrapped
+from lightning_flops.instrument.torch_private.compiler import hide, leave_compiled_code
 
 Heard = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], None]
 """Gets an optimizer and the arguments of its step."""
@@ -46,14 +46,10 @@ class OptimizerHooks:
         self._handles: list[Any] = []
         self._hooks: list[Any] = []
         """The same, that of ``_after`` first; also when they are removed."""
-        self._run: Callable[..., None] = _run
-        """Calls what hears. A step that is compiled has our hooks in it, and leaves compiled code for this."""
 
     def put_up(self) -> None:
         """Hear of the steps from here on."""
         _remove_retired()
-        if was_used():
-            self._run = wrapped(_run)
         self._handles.append(register_optimizer_step_post_hook(self._after))
         if self._hears_begins:
             self._handles.append(register_optimizer_step_pre_hook(self._before))
@@ -81,12 +77,12 @@ class OptimizerHooks:
         try:
             try:
                 if self._begins is not None and id(optimizer) not in self._but:
-                    self._run(self._begins, self._hooks[-1], optimizer, args, kwargs)
+                    _run(self._begins, self._hooks[-1], optimizer, args, kwargs)
                 # torch holds what we return until the step is over; the first of us is enough.
                 if _retired and not isinstance(kwargs, _UntilTheStepIsOver):
                     return args, _UntilTheStepIsOver(kwargs)
             except Exception as error:
-                self._run(self._failed, self._hooks[-1], error)
+                _run(self._failed, self._hooks[-1], error)
         except BaseException:
             _remove_retired()  # the user's Ctrl-C ends the step, and with it torch's way through the table
             raise
@@ -96,15 +92,20 @@ class OptimizerHooks:
         try:
             try:
                 if id(optimizer) not in self._but and self._ends is not None:
-                    self._run(self._ends, self._hooks[0], optimizer, args, kwargs)
+                    _run(self._ends, self._hooks[0], optimizer, args, kwargs)
             except Exception as error:
-                self._run(self._failed, self._hooks[0], error)
+                _run(self._failed, self._hooks[0], error)
         except BaseException:
             _remove_retired()
             raise
 
 
+hide(OptimizerHooks._before)
+hide(OptimizerHooks._after)
+
+
 def _run(call: Callable[..., None], handle: Any, *arguments: Any) -> None:
+    leave_compiled_code()  # a step that is compiled has our hooks in it
     try:
         _running.append(handle)
         call(*arguments)

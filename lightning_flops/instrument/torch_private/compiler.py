@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import Any, TypeVar
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from lightning_flops.instrument.torch_private.names import Attribute, take, take_later
 from lightning_flops.text.printable import package_logger
@@ -92,6 +93,15 @@ def can_compile() -> bool:
         logger.debug("torch's compiler cannot be imported", exc_info=True)
         return False
     return True
+
+
+def leave_compiled_code() -> None:
+    """What calls us is compiled in two parts, and we are called between them as we are; nothing where it is not compiled.
+
+    Our caller must be hidden.
+    """
+    if is_dynamo_compiling():
+        torch._dynamo.graph_break()
 
 
 # ---- calls of what it has compiled
