@@ -143,7 +143,7 @@ def test_timer_only_counts_times_and_traces_nothing(
     def unwanted(*args: Any, **kwargs: Any) -> Any:
         raise AssertionError("not to be used")
 
-    for name in ("session.FlopCounter", "session.StepTracer", "results.build_profile"):
+    for name in ("instruments.FlopCounter", "instruments.StepTracer", "results.build_profile"):
         monkeypatch.setattr(f"lightning_flops.session.{name}", unwanted)
     monkeypatch.setattr("lightning_flops.doors.lightning_fit.LightningFit.tap_parts", unwanted)
     net = new_net(root, now=monitor_now)
