@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -74,11 +74,16 @@ def _files() -> list[Path]:
     return [path for path in sorted(PACKAGE.rglob("*.py")) if ROOM not in path.parents]
 
 
-def _own_names(trees: list[ast.Module]) -> set[str]:
+def _nodes(source: str) -> list[ast.AST]:
+    """All nodes of a file: a walk takes longer than parsing."""
+    return list(ast.walk(ast.parse(source)))
+
+
+def _own_names(files: Iterable[list[ast.AST]]) -> set[str]:
     """Private names that this package defines."""
     own: set[str] = set()
-    for tree in trees:
-        for node in ast.walk(tree):
+    for nodes in files:
+        for node in nodes:
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
                 own.add(node.name)
             elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -100,8 +105,8 @@ def _root(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
-def _docstrings(tree: ast.Module) -> set[ast.expr]:
-    return {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+def _docstrings(nodes: list[ast.AST]) -> set[ast.expr]:
+    return {node.value for node in nodes if isinstance(node, ast.Expr)}
 
 
 def _text(node: ast.AST) -> str:
@@ -122,11 +127,13 @@ def _asked_for(node: ast.AST) -> Iterator[ast.expr]:
         yield node.slice
 
 
-def private_names_in(tree: ast.Module, *, own: set[str], torchs: set[str], foreign: bool) -> Iterator[tuple[int, str]]:
+def private_names_in(
+    nodes: list[ast.AST], *, own: set[str], torchs: set[str], foreign: bool
+) -> Iterator[tuple[int, str]]:
     """(line, name) of each private name of torch in a file.
 
     Args:
-        tree: the file.
+        nodes: of the file.
         own: private names that are this package's.
         torchs: those that objects of torch are known to have.
         foreign: other frameworks' private names stand in it, too.
@@ -135,8 +142,8 @@ def private_names_in(tree: ast.Module, *, own: set[str], torchs: set[str], forei
     def is_torchs(name: str) -> bool:
         return _is_private(name) and (name in torchs or not foreign)
 
-    docstrings = _docstrings(tree)
-    for node in ast.walk(tree):
+    docstrings = _docstrings(nodes)
+    for node in nodes:
         if isinstance(node, ast.Attribute) and _is_private(node.attr):
             if _root(node).startswith("torch"):
                 if not ast.unparse(node).startswith("torch.ops."):  # the dispatcher's names of operators
@@ -162,12 +169,12 @@ def private_names_in(tree: ast.Module, *, own: set[str], torchs: set[str], forei
 
 
 def test_no_private_name_of_torch_stands_outside_of_its_room() -> None:
-    trees = {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for path in _files()}
-    own, torchs = _own_names(list(trees.values())), _torchs()
+    files = {path.relative_to(PACKAGE).as_posix(): _nodes(path.read_text()) for path in _files()}
+    own, torchs = _own_names(files.values()), _torchs()
     found = {
         (path, name, line)
-        for path, tree in trees.items()
-        for line, name in private_names_in(tree, own=own, torchs=torchs, foreign=path.startswith(FRAMEWORKS))
+        for path, nodes in files.items()
+        for line, name in private_names_in(nodes, own=own, torchs=torchs, foreign=path.startswith(FRAMEWORKS))
     }
     assert {(path, name) for path, name, _ in found if (path, name) in ALLOWED} == ALLOWED  # each is still needed
     assert not sorted(one for one in found if one[:2] not in ALLOWED)
@@ -189,8 +196,8 @@ def test_no_private_name_of_torch_stands_outside_of_its_room() -> None:
     ],
 )
 def test_a_private_name_is_found_however_it_is_written(source: str, name: str) -> None:
-    tree = ast.parse(source)
-    found = private_names_in(tree, own=_own_names([tree]), torchs=_torchs(), foreign=False)
+    nodes = _nodes(source)
+    found = private_names_in(nodes, own=_own_names([nodes]), torchs=_torchs(), foreign=False)
     assert name in {one for _, one in found}
 
 
@@ -204,5 +211,5 @@ def test_a_private_name_is_found_however_it_is_written(source: str, name: str) -
     ],
 )
 def test_what_is_not_a_private_name_of_torch_is_left_alone(source: str) -> None:
-    tree = ast.parse(source)
-    assert not list(private_names_in(tree, own=_own_names([tree]), torchs=_torchs(), foreign=False))
+    nodes = _nodes(source)
+    assert not list(private_names_in(nodes, own=_own_names([nodes]), torchs=_torchs(), foreign=False))
