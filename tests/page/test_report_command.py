@@ -157,8 +157,8 @@ def test_the_same_profile_gives_the_same_page() -> None:
 
 def test_ten_thousand_modules_take_two_seconds(tmp_path: Path) -> None:
     (tmp_path / "profile.json").write_text(samples.of_modules(10_000).to_json())
-    took = []
-    for _ in range(3):  # other work of the machine makes it slower, nothing makes it faster: the best of three
+    took: list[float] = []
+    while not took or (took[-1] > 2 and len(took) < 3):  # other work of the machine makes it slower, nothing faster
         begun = time.process_time()
         assert main(["report", str(tmp_path)]) == 0
         took.append(time.process_time() - begun)
