@@ -17,6 +17,8 @@ class Notes:
         """Is told each note of the whole run, once."""
         self._of_run: list[str] = []
         self._of_window: list[str] = []
+        self._reported: set[str] = set()
+        """Those that the report of a window has."""
 
     def goes_on(self, speak: Callable[[str], None]) -> None:
         """The run goes on, and *speak* is told its notes from here on."""
@@ -26,10 +28,15 @@ class Notes:
         """Nobody is told any notes until the run goes on."""
         self._speak = _to_nobody
 
-    @property
-    def sentences(self) -> tuple[str, ...]:
-        """What the report of the present window has to say, in the order in which it was noted."""
+    def of_report(self) -> tuple[str, ...]:
+        """What the report of the present window, which is made now, has to say, in the order in which it was noted."""
+        self._reported.update(self._of_window)
         return tuple(self._of_window)
+
+    @property
+    def unreported(self) -> tuple[str, ...]:
+        """What was noted for the whole run, and stands in no window's report."""
+        return tuple(sentence for sentence in self._of_run if sentence not in self._reported)
 
     def add(self, sentence: str) -> bool:
         """Note *sentence* for the report of the present window; False if it is there already."""

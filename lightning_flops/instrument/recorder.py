@@ -332,7 +332,7 @@ class Recorder:
             mixed_phases=_in_order(mixed | self._unseen),
             slowed_batches=self._slowed_batches,
             slowed_sec=self._slowed_sec,
-            notes=(*window.notes.sentences, *window.tracing.notes),
+            notes=(*window.notes.of_report(), *window.tracing.notes),
         )
 
 

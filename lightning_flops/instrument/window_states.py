@@ -139,7 +139,7 @@ class Times:
         self.variable = False
         """Whether signatures keep changing."""
         self.shapes_deceive = False
-        """Whether a step with the counted one's shapes had other numbers of forwards, backwards or updates."""
+        """Whether a step with the counted one's shapes and number of updates had other forwards or backwards."""
         self._clock = clock
         self._counted = counted
 
@@ -148,7 +148,9 @@ class Times:
         self.watched.append((step, marks))
         alike = step.signature == self._counted
         self.matches += alike
-        self.shapes_deceive |= not alike and step.signature.batches == self._counted.batches
+        # Steps with another number of updates are not taken to be like the counted one.
+        looks_alike = replace(step.signature, forwards=self._counted.forwards, backwards=self._counted.backwards)
+        self.shapes_deceive |= not alike and looks_alike == self._counted
 
     def forget_steps(self) -> None:
         """Drop the steps so far: none of them was like those of the long run."""

@@ -56,7 +56,8 @@ class ThroughputSummary:
     """FLOPs and MFU are lower bounds: an operator that may have spent FLOPs could not be counted, or a step was counted
     that spent more than others of its shapes, and nobody knows how many such steps there were."""
     notes: tuple[str, ...] = ()
-    """Sentences about these FLOPs: what is missing in lower bounds, and why steps are not foretold any more."""
+    """Sentences about these FLOPs: what is missing in lower bounds, and why steps are not foretold any more. And what
+    became known of the run when its windows had been reported."""
     steps_counted: int = 0
     """Steps that were counted themselves."""
     steps_predicted: int = 0

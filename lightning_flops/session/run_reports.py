@@ -278,6 +278,7 @@ class RunReports:
         if known is not None:
             at_peak = self._at_peak(known.model_by_dtype)
             useful = self._useful_peak_sec(flops.keys, monitor.totals().tokens)
+        notes = dict.fromkeys((*self._flops.notes, *self._notes.unreported))
         self.throughput = build_throughput(
             monitor.totals(),
             dp_size=self._plan.dp_size,
@@ -285,7 +286,7 @@ class RunReports:
             model_flops_peak_sec=at_peak,
             useful_flops_peak_sec=useful,
             lower_bound=self._flops.lower_bound,
-            notes=(*self._flops.notes, *([] if flops.doubt is None else [str(flops.doubt)])),
+            notes=(*notes, *([] if flops.doubt is None else [str(flops.doubt)])),
             tokens=self._all_tokens(monitor),
             law=_DOUBTED if flops.doubt is not None else self._flops.laws.report(self._seconds_by_key()),
             peak_sec=self._peak_sec,

@@ -106,6 +106,17 @@ def test_shapes_do_not_speak_for_a_step_if_steps_of_the_same_shapes_do_other_wor
     assert run.recorder.shapes_deceive
 
 
+def test_steps_of_another_number_of_updates_do_not_make_shapes_deceive() -> None:
+    run = Run(profile_step=0, timing_steps=3, settle_steps=2)
+    for i in range(40):
+        if run.recorder.marking and i % 2:
+            run.recorder.enter("optimizer")  # every second step makes another update
+            run.recorder.leave()
+        run.batch()
+    assert [step.index for step in run.close().timed_steps] == [4, 6, 8]
+    assert not run.recorder.shapes_deceive
+
+
 def test_a_rare_signature_is_watched_for_at_most_ten_windows_and_the_report_says_how_many_it_found() -> None:
     run = Run(profile_step=0, timing_steps=3, settle_steps=2)
     for i in range(200):

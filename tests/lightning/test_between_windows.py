@@ -107,7 +107,7 @@ def found(
         "known": (books.steps_counted, books.steps_predicted, books.steps_unknown, books.model_flops),
         "steps": session.steps.steps_done,
         "readings": read,
-        "notes": session.notes.sentences,
+        "notes": session.notes.of_report(),
         "weights": [weight.tolist() for weight in module.parameters()],
     }
 

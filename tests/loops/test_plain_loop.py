@@ -840,3 +840,20 @@ def test_the_steps_of_a_loop_may_have_several_updates_of_others(now: FakeNow) ->
     run = profiler.throughput
     assert run is not None
     assert (run.steps_counted + run.steps_predicted, run.model_flops) == (12, 12 * (FORWARD + BACKWARD + 2 * LARGER))
+
+
+def test_what_becomes_known_after_the_last_report_stands_with_the_runs_throughput() -> None:
+    net = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    with profile_training(net, optimizer, profile_step=2, timing_steps=2, trace=False) as profiler:
+        for step, rows in enumerate(profiler.batches([torch.ones(2, 4)] * 40)):
+            if step == 20:  # another loop goes on here
+                optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+            net(rows).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    run, profile = profiler.throughput, profiler.profile
+    assert run is not None and profile is not None
+    late = [note for note in run.notes if note.startswith("Another optimizer than those that were given")]
+    assert len(late) == 1 and late[0] not in profile.notes
+    assert not set(run.notes) & set(profile.notes)

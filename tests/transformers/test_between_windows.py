@@ -43,7 +43,7 @@ def found(monkeypatch: pytest.MonkeyPatch, folder: Path, **given: Any) -> dict[s
         "known": (books.steps_counted, books.steps_predicted, books.steps_unknown, books.model_flops),
         "steps": session.steps.steps_done,
         "readings": read,
-        "notes": session.notes.sentences,
+        "notes": session.notes.of_report(),
     }
 
 

@@ -96,7 +96,7 @@ def can_compile() -> bool:
 
 
 def leave_compiled_code() -> None:
-    """What calls us is compiled in two parts, and we are called between them as we are; nothing where it is not compiled.
+    """What calls us is compiled in two parts, and we run between them as we are; nothing where it is not compiled.
 
     Our caller must be hidden.
     """
