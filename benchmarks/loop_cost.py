@@ -3,9 +3,10 @@
 ``make bench-time`` runs this with the other benchmarks of time; ``python -m benchmarks.loop_cost`` runs it alone.
 
 The same model trains in blocks of steps, without and with the profiler around a block; the order of the arms is new in
-every round. A block has two figures, of its steps after those in which a window is open: the median step, and the mean
-of all, which has in it what is put off to the step in which the monitor is read. Differences are taken within a round.
-Two bare arms tell what a difference of nothing looks like.
+every round, and where Python's objects lie in memory, which is worth a microsecond, is new in every process. A block
+has two figures, of its steps after those in which a window is open: the median step, and the mean of all, which has in
+it what is put off to the step in which the monitor is read. Differences are taken within a round. Two bare arms tell
+what a difference of nothing looks like.
 """
 
 from __future__ import annotations
@@ -13,8 +14,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import json
 import logging
 import random
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -95,14 +100,31 @@ def measure(*, rounds: int) -> tuple[dict[str, list[float]], dict[str, list[floa
     return medians, means
 
 
-def report(samples: dict[str, list[float]], means: dict[str, list[float]]) -> list[str]:
+def measure_in_processes(number: int, *, rounds: int) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """As ``measure``, with as many *rounds* in each of so many processes, one after the other."""
+    medians: dict[str, list[float]] = {arm: [] for arm in ARMS}
+    means: dict[str, list[float]] = {arm: [] for arm in ARMS}
+    with tempfile.TemporaryDirectory() as folder:
+        figures = Path(folder, "figures.json")
+        for _ in range(number):
+            subprocess.run(
+                [sys.executable, "-m", MODULE, "--rounds", str(rounds), "--figures", str(figures)], check=True
+            )
+            for every, of_process in zip((medians, means), json.loads(figures.read_text()), strict=True):
+                for arm, taken in of_process.items():
+                    every[arm] += taken
+    return medians, means
+
+
+def report(samples: dict[str, list[float]], means: dict[str, list[float]], *, processes: int) -> list[str]:
     """The section of the results."""
     lines = [
         "## What profile_training costs a step of a plain loop",
         "",
         f"Host CPU µs a step of a small network, outside of a window; blocks of {BLOCK_STEPS} steps in a new order in "
-        f"each of {len(samples[BARE])} rounds; medians of the rounds' differences with 95% bootstrap intervals. The "
-        f"monitor is read every {READ_EVERY} steps. The mean of all steps has that in it, and so all that is put off.",
+        f"each of {len(samples[BARE])} rounds, in {processes} processes one after the other; medians of the rounds' "
+        f"differences with 95% bootstrap intervals. The monitor is read every {READ_EVERY} steps. The mean of all steps "
+        "has that in it, and so all that is put off.",
         "",
         "| arm | the median step | over the bare loop | target | mean over the bare loop |",
         "|---|---:|---:|---|---:|",
@@ -120,14 +142,20 @@ def report(samples: dict[str, list[float]], means: dict[str, list[float]]) -> li
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures, writes its section of the results, and returns 0."""
     parser = argparse.ArgumentParser(prog=f"python -m {MODULE}", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=40, help="of each process")
+    parser.add_argument("--processes", type=int, default=6)
+    parser.add_argument("--figures", type=Path, help="write this process's figures there, and nothing else")
     parser.add_argument("--output", type=Path, default=RESULT)
     options = parser.parse_args(arguments)
     restart_in_one_thread_environment(MODULE)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     logging.getLogger("lightning_flops").setLevel(logging.ERROR)
     torch.set_num_threads(1)
-    write_section(options.output, "loop_cost", report(*measure(rounds=options.rounds)))
+    if options.figures is not None:
+        options.figures.write_text(json.dumps(measure(rounds=options.rounds)))
+        return 0
+    figures = measure_in_processes(options.processes, rounds=options.rounds)
+    write_section(options.output, "loop_cost", report(*figures, processes=options.processes))
     logger.info("wrote %s", options.output)
     return 0
 
