@@ -123,8 +123,8 @@ def report(samples: dict[str, list[float]], means: dict[str, list[float]], *, pr
         "",
         f"Host CPU µs a step of a small network, outside of a window; blocks of {BLOCK_STEPS} steps in a new order in "
         f"each of {len(samples[BARE])} rounds, in {processes} processes one after the other; medians of the rounds' "
-        f"differences with 95% bootstrap intervals. The monitor is read every {READ_EVERY} steps. The mean of all steps "
-        "has that in it, and so all that is put off.",
+        f"differences with 95% bootstrap intervals. The monitor is read every {READ_EVERY} steps. The mean of all "
+        "steps has that in it, and so all that is put off.",
         "",
         "| arm | the median step | over the bare loop | target | mean over the bare loop |",
         "|---|---:|---:|---|---:|",
