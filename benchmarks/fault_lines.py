@@ -204,9 +204,14 @@ HANDS_OVER: dict[str, tuple[str, ...]] = {
         "batch = next(iterator) if fetch is None else fetch()",
         "yield batch",
     ),
-    "session/taps.py": (
+    "session/noted_taps.py": (
         "return tell(*args, **kwargs)",
         "return original(*args, **kwargs) if is_aside else tell(*args, **kwargs)",
+        "result = original(*args, **kwargs)",
+        "return original(*args, **kwargs)",
+    ),
+    "session/taps.py": (
+        "return tell(*args, **kwargs)",
         "result = original(*args, **kwargs)",
         "return (result := original(*args, **kwargs))",
         "return original(*args, **kwargs)",

@@ -129,11 +129,11 @@ class LoaderTaps:
         """Tell the monitor of every wait. The class is shared by all loaders, and must not keep the session alive."""
         wanted = self._takes_batches or self._session.monitor is not None
         if wanted and (kind := iterator_class()) is not None:
-            self._on_class.replace(kind, "__next__", self._around_fetch_of_run())
+            self._on_class.replace_function(kind, "__next__", self._around_fetch_of_run())
             weakref.finalize(self, on_deletion(self._on_class.undo)).atexit = False
 
     def _around_fetch_of_run(self) -> Make:
-        return self._session.taps.noted_fetch(
+        return self._session.taps.noted.fetch(
             self,
             LoaderTaps._monitored_fetch_begins,
             LoaderTaps._monitored_fetch_ends,
@@ -178,7 +178,7 @@ class LoaderTaps:
 
     def _monitored_fetch_begins(self, iterator: Any) -> bool:
         """A fetch begins; returns whether it is for a step."""
-        if self._monitored_fetch or not self._loop.fetch_begins(iterator):
+        if self._monitored_fetch or self.border.closed or not self._loop.fetch_begins(iterator):
             return False
         self._monitored_fetch = True
         self._session.log.fetch_begins()

@@ -20,7 +20,7 @@ from lightning_flops.doors.plain_context import device_of
 from lightning_flops.instrument.batches import UNKNOWN
 from lightning_flops.instrument.torch_private.dispatch import fake_mode
 from lightning_flops.records import Shapes
-from lightning_flops.session.noted_calls import FORWARD, NotedCalls, Seen
+from lightning_flops.session.noted_calls import NotedCalls, Seen
 
 if TYPE_CHECKING:
     from lightning_flops.config import ProfilerConfig
@@ -178,9 +178,8 @@ class LoopSteps:
 
     def around_noted_forward(self, calls: NotedCalls) -> Make:
         """The same, where the calls can be noted."""
-        return self._session.taps.noted(
+        return self._session.taps.noted.forward(
             calls,
-            FORWARD,
             self._forward_begins,
             self.forward_ends,
             fails=self._forward_fails,

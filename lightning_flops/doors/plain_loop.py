@@ -220,9 +220,8 @@ class PlainLoop:
             taps.replace(
                 module,
                 name,
-                make.noted(
+                make.noted.backward(
                     self._calls,
-                    BACKWARD,
                     self._backward_begins,
                     self._backward_ends,
                     fails=self._backward_fails,
@@ -242,14 +241,13 @@ class PlainLoop:
         self.loaders.tap_run()
 
     def _around_update(self, optimizer: Any) -> Make:
-        return self.session.taps.noted(
+        return self.session.taps.noted.update(
             self._calls,
-            UPDATE,
             functools.partial(self._update_begins, optimizer),
             self._update_ends,
             fails=self._update_fails,
             root=self._root,
-            fact=optimizer,
+            optimizer=optimizer,
         )
 
     def tap_parts(self, taps: Patches) -> None:

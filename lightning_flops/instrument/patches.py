@@ -386,8 +386,12 @@ class _ModuleFunction(_Direct):
 class _ClassFunction:
     """A function of a class, which binds to its instances."""
 
-    def __init__(self, original: Callable[..., Any], make: Make) -> None:
+    def __init__(self, original: Callable[..., Any], make: Make, *, ends_itself: bool) -> None:
         self._inner: Callable[..., Any] | None = make(original)
+        self.replacement: Callable[..., Any]
+        if ends_itself:
+            self.replacement = functools.wraps(original)(self._inner)
+            return
 
         @functools.wraps(original)
         def replacement(*args: Any, **kwargs: Any) -> Any:
@@ -413,7 +417,13 @@ class _Shared:
     """
 
     def __init__(
-        self, target: type | types.ModuleType, name: str, make: Make, *, missing: Callable[..., Any] | None = None
+        self,
+        target: type | types.ModuleType,
+        name: str,
+        make: Make,
+        *,
+        missing: Callable[..., Any] | None = None,
+        ends_itself: bool = False,
     ) -> None:
         self.target = target
         self.name = name
@@ -423,7 +433,7 @@ class _Shared:
         self.replacement: Any
         self.wrapped: _ClassFunction | _ModuleFunction
         if isinstance(target, type):
-            self.wrapped = _ClassFunction(original, make)
+            self.wrapped = _ClassFunction(original, make, ends_itself=ends_itself)
             self.replacement = self.wrapped.replacement
         else:
             self.wrapped = self.replacement = _ModuleFunction(original, make)
@@ -523,6 +533,13 @@ class Patches:
             self._ledger.add(_OwnAttribute(target, name, make, self._broke).undo)
         else:
             self._tap(target, name, make)
+
+    def replace_function(self, kind: type, name: str, make: Make) -> None:
+        """As ``replace``, where the wrapper tells its owner of nothing any more when everything of ours is removed.
+
+        It is put in the class as it is: this spares the caller a call of ours.
+        """
+        self._ledger.add(_Shared(kind, name, make, ends_itself=True).undo)
 
     def replace_entries(self, target: Any, name: str, make: Mapping[Any, Make]) -> None:
         """Let *target* see its class's table ``name`` with ``make[key](function)`` in place of some functions.

@@ -10,6 +10,7 @@ from lightning_flops.instrument.border import InterruptsWhenDropped
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 
 class Border:
@@ -59,6 +60,14 @@ class Border:
             self.close()
         finally:
             self._tell(error)
+
+    def tell_failed(self, fails: Callable[[T, BaseException], object], token: T, error: BaseException) -> None:
+        """Tell *fails* that a function of the user's has raised *error*, unless we are out; nothing is raised here."""
+        try:
+            if not self.closed:
+                fails(token, error)
+        except BaseException as ours:
+            self.broke(ours)
 
 
 class _HasBorder(Protocol):

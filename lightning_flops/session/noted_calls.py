@@ -98,6 +98,29 @@ class NotedCalls:
         self.steps_left, self.until, self.has_batch = steps, log.until, has_batch
         self.on = True
 
+    def fetched(self, since: float, ended: float, found: Seen | None) -> None:
+        """A fetch has ended.
+
+        Args:
+            since: when it began.
+            ended: when it ended.
+            found: the batch that was fetched; None if there was none.
+        """
+        if self.hands_over is not None:
+            found = self.hands_over(found)
+        if found is None:
+            self.has_batch = False
+            self.kinds.append(NO_BATCH)
+            self.facts.append((since, ended, None, None))
+        else:
+            self.has_batch = not self.replayed.wants_arguments(*found)
+            self.kinds.append(FETCH)
+            self.facts.append((since, ended, *found))
+        if not self.on:
+            self.tell_all()
+        elif len(self.kinds) > MOST_KINDS:  # a loop may fetch without end, and do nothing with what it gets
+            self.stop()
+
     def stop(self) -> None:
         """Tell the door of everything that was noted; from here on it is told at once."""
         if self.on:

@@ -29,6 +29,12 @@ class Replayed:
         self._fetched_as: dict[Shapes, dict[Shapes, Shapes]] = {}
         """By the arguments: what the batches are known by, and the shapes of each."""
 
+    def wants_arguments(self, fetched: Shapes, tokens: BatchTokens | None) -> bool:
+        """Whether the arguments of the model's next call, which is on a batch like this one, shall be looked at."""
+        wanted = self.looks_left > 0 and known_by(fetched, tokens) not in self.known
+        self.looks_left -= wanted
+        return wanted
+
     def learn(self, fetched: Shapes, tokens: BatchTokens | None, arguments: Shapes) -> None:
         """The model was called with these *arguments* on a batch that was *fetched*; both by their shapes.
 

@@ -6,28 +6,19 @@ function is called once, with the caller's arguments, and the caller gets what i
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
-from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from torch import is_grad_enabled
-
-from lightning_flops.instrument.batches import known_by, tensor_shapes
 from lightning_flops.instrument.patches import Make, Patches
 from lightning_flops.instrument.timing.phase_timer import Mark, PhaseTimer
-from lightning_flops.instrument.torch_private.compiler import hide
-from lightning_flops.session.noted_calls import FACTS, FETCH, MOST_KINDS, NO_BATCH, UPDATE
+from lightning_flops.instrument.torch_private.compiler import hide, hide_around
+from lightning_flops.session.noted_taps import NotedTaps
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from lightning_flops.session.border import Border
-    from lightning_flops.session.noted_calls import NotedCalls
     from lightning_flops.session.session import Session
 
 T = TypeVar("T")
-S = TypeVar("S")
 
 Function = Callable[..., Any]
 
@@ -52,6 +43,8 @@ class Taps:
         """Wrappers that stay as long as the session does."""
         self.for_window = Patches(border.close)
         """Wrappers around the parts of a step, as long as a window needs them."""
+        self.noted = NotedTaps(self.around, session, border)
+        """Makes the wrappers of what every step of a loop runs."""
 
     def undo(self) -> None:
         """Remove every wrapper."""
@@ -94,7 +87,7 @@ class Taps:
                 except BaseException as error:
                     failed = True
                     if fails is not None and token is not None:
-                        self._failed(fails, token, error)
+                        border.tell_failed(fails, token, error)
                         token = None
                     raise
                 finally:
@@ -109,173 +102,7 @@ class Taps:
                     except BaseException as error:
                         border.broke(error)
 
-            return _not_compiled(run, begins, ends, fails, returns, self._session.leave_again, self._failed)
-
-        return make
-
-    def noted(
-        self,
-        calls: NotedCalls,
-        kind: int,
-        begins: Callable[..., T | None],
-        ends: Callable[[T], object],
-        *,
-        fails: Callable[[T, BaseException], object],
-        root: nn.Module,
-        fact: Any = None,
-        sees: Callable[[tuple[Any, ...], dict[str, Any]], Any] | None = None,
-        aside: Callable[[], object] | None = None,
-    ) -> Make:
-        """As ``around``, where calls can be noted: then the door is told of a call later.
-
-        Args:
-            calls: holds what is noted.
-            kind: of a call's begin; that of its end is the next.
-            begins: as for ``around``.
-            ends: as for ``around``.
-            fails: as for ``around``.
-            root: the model; a call is noted only while it is in training mode, and a forward only with gradients on.
-            fact: noted with an update.
-            sees: noted with a forward: what this returns of its arguments.
-            aside: nobody is told of a call if this returns something true.
-        """
-        border, told, end, ends_step = self._border, self.around(begins, ends, fails=fails), kind + 1, kind == UPDATE
-        kinds, facts, timed = calls.kinds, calls.facts, bool(FACTS[end])
-
-        def make(original: Function) -> Function:
-            tell = told(original)
-
-            def run(*args: Any, **kwargs: Any) -> Any:
-                # This runs in every step, where each further function that is called costs half a microsecond.
-                try:
-                    is_aside = aside is not None and aside()
-                    noted = calls.on and get_ident() == calls.thread and not is_aside
-                    if noted and (not root.training or len(kinds) > MOST_KINDS or (sees and not is_grad_enabled())):
-                        noted = False
-                        calls.stop()
-                    if noted:
-                        kinds.append(kind)
-                        if sees is not None:
-                            facts.append(calls.now())
-                            facts.append(None if calls.has_batch else sees(args, kwargs))
-                            calls.has_batch = False
-                        elif fact is not None:
-                            facts.append(fact)
-                except BaseException as error:
-                    noted = is_aside = False
-                    border.broke(error)
-                if not noted:
-                    return original(*args, **kwargs) if is_aside else tell(*args, **kwargs)
-                try:
-                    failed = False
-                    return original(*args, **kwargs)
-                except BaseException as error:
-                    failed = True
-                    self._failed(calls.fails_now, fails, error)
-                    raise
-                finally:
-                    try:
-                        if border.closed:
-                            self._session.leave_again()
-                        elif not failed:
-                            if timed:
-                                at = calls.now()
-                            if ends_step:
-                                calls.steps_left -= 1
-                            if calls.on and not (ends_step and (not calls.steps_left or at >= calls.until)):
-                                kinds.append(end)
-                                if timed:
-                                    facts.append(at)
-                                if ends_step:
-                                    facts.append(calls.nodes())
-                            else:
-                                calls.ends_now(ends)
-                    except BaseException as error:
-                        border.broke(error)
-
-            return _not_compiled(
-                run, sees, calls.stop, calls.ends_now, calls.fails_now, self._failed, self._session.leave_again
-            )
-
-        return make
-
-    def noted_fetch(
-        self,
-        owner: S,
-        begins: Callable[..., bool],
-        ends: Callable[[S, tuple[Any, ...], Any, bool], object],
-        no_more: Callable[[S], object],
-        *,
-        calls: NotedCalls,
-    ) -> Make:
-        """As ``noted``, for the fetches of a class that outlives us: the wrapper holds *owner* and the border weakly.
-
-        Args:
-            owner: the methods' object.
-            begins: a function of *owner* and the call's arguments; returns whether *ends* is called.
-            ends: a function of *owner*, the call's positional arguments, what was returned, and whether it has raised.
-            no_more: a function of *owner*, called after *ends* if there was no batch left.
-            calls: holds what is noted.
-        """
-        weak_border, weak_owner = weakref.ref(self._border), weakref.ref(owner)
-        weak_calls = weakref.ref(calls)
-
-        def make(original: Function) -> Function:
-            def run(*args: Any, **kwargs: Any) -> Any:
-                try:
-                    result, failed, since, used_up, ours, noted = None, True, None, False, None, weak_calls()
-                    if noted is None or noted.fetching:
-                        pass
-                    elif noted.on and args[0] is noted.feeds() and get_ident() == noted.thread:
-                        noted.fetching = True
-                        since = noted.now()
-                    elif (ours := weak_owner()) is not None and not begins(ours, *args, **kwargs):
-                        ours = None
-                except BaseException as error:
-                    ours = None
-                    _broke(weak_border(), error)
-                try:
-                    result = original(*args, **kwargs)
-                    failed = False
-                    return result
-                except StopIteration:
-                    used_up = True
-                    raise
-                finally:
-                    try:
-                        if since is not None and noted is not None:
-                            noted.fetching = False
-                            ended = noted.now()
-                            reader = noted.tokens
-                            found = (
-                                None if failed else (tensor_shapes(result), reader.of(result) if reader.reads else None)
-                            )
-                            if noted.hands_over is not None:
-                                found = noted.hands_over(found)
-                            known = noted.replayed
-                            looks = False
-                            if found is not None and known.looks_left > 0:
-                                shapes = found[0] if found[1] is None else known_by(*found)
-                                looks = shapes not in known.known
-                            noted.has_batch = found is not None and not looks
-                            known.looks_left -= looks
-                            noted.kinds.append(NO_BATCH if found is None else FETCH)
-                            noted.facts.append((since, ended, *(found or (None, None))))
-                            if used_up:
-                                noted.stop()
-                                ours = weak_owner()
-                            if not noted.on:
-                                noted.tell_all()
-                        elif ours is not None:
-                            ends(ours, args, result, failed)
-                        if used_up and ours is not None:
-                            no_more(ours)
-                    except BaseException as error:
-                        _broke(weak_border(), error)
-
-            return _not_compiled(
-                run, begins, ends, no_more, calls.stop, calls.tell_all, calls.tokens.of, tensor_shapes, known_by, _broke
-            )
+            return hide_around(run, begins, ends, fails, returns, self._session.leave_again, border.tell_failed)
 
         return make
 
@@ -301,7 +128,7 @@ class Taps:
             tell = told(original)
 
             def run(*args: Any, **kwargs: Any) -> Any:
-                try:  # as in ``noted``
+                try:  # as in noted_taps.py
                     result = None
                     noted = log.spare and not border.closed
                     if noted:
@@ -321,7 +148,7 @@ class Taps:
                     except BaseException as error:
                         border.broke(error)
 
-            return _not_compiled(run, passes)
+            return hide_around(run, passes)
 
         return make
 
@@ -331,7 +158,7 @@ class Taps:
 
         def make(original: Function) -> Function:
             def run(*args: Any, **kwargs: Any) -> Any:
-                try:  # as in ``noted``: no call of ours
+                try:  # as in noted_taps.py: no call of ours
                     if log.spare:
                         log.fetch_since = log.now()
                     elif not border.closed:
@@ -340,7 +167,7 @@ class Taps:
                     border.broke(error)
                 return original(*args, **kwargs)
 
-            return _not_compiled(run, session.fetch_begins)
+            return hide_around(run, session.fetch_begins)
 
         return make
 
@@ -350,7 +177,7 @@ class Taps:
 
         def make(original: Function) -> Function:
             def run(*args: Any, **kwargs: Any) -> Any:
-                try:  # as in ``noted``, so this is written out: ``log.fetch_ends()``
+                try:  # as in noted_taps.py, so this is written out: ``log.fetch_ends()``
                     if log.spare:
                         since, log.fetch_since = log.fetch_since, None
                         if since is not None:
@@ -363,7 +190,7 @@ class Taps:
                     border.broke(error)
                 return original(*args, **kwargs)
 
-            return _not_compiled(run, session.fetch_ends)
+            return hide_around(run, session.fetch_ends)
 
         return make
 
@@ -398,7 +225,7 @@ class Taps:
                     border.broke(error)
                 return call(*args, **kwargs)
 
-            return _not_compiled(run, choose)
+            return hide_around(run, choose)
 
         return make
 
@@ -430,7 +257,7 @@ class Taps:
                     except BaseException as error:
                         border.broke(error)
 
-            return _not_compiled(run, session.enter, session.leave, PhaseTimer.enter, PhaseTimer.leave)
+            return hide_around(run, session.enter, session.leave, PhaseTimer.enter, PhaseTimer.leave)
 
         return make
 
@@ -449,33 +276,6 @@ class Taps:
         """A wrapper: what is counted inside its calls is the optimizer's, whatever part of the step runs."""
         session = self._session
         return self.around(lambda *args, **kwargs: session.optimizer_work_begins(), session.optimizer_work_ends)
-
-    def _failed(self, fails: Callable[[T, BaseException], object], token: T, error: BaseException) -> None:
-        """Tell of what a function has raised, unless we are out."""
-        try:
-            if not self._border.closed:
-                fails(token, error)
-        except BaseException as ours:
-            self._border.broke(ours)
-
-
-def _not_compiled(run: Function, *ours: Any) -> Function:
-    """*run*, a wrapper that may be called by compiled code: neither it nor *ours*, which it calls, is compiled.
-
-    What it is around is compiled as it would be without us.
-    """
-    hide(run, alone=True)
-    for function in ours:
-        if function is not None:
-            hide(function)
-    return run
-
-
-def _broke(border: Border | None, error: BaseException) -> None:
-    if border is not None:
-        border.broke(error)
-    elif not isinstance(error, Exception):
-        raise error
 
 
 def _ignore(token: object) -> None:

@@ -349,6 +349,29 @@ def test_a_class_and_a_module_are_left_as_they_were_found() -> None:
     assert "greet" not in vars(Derived) and vars(library)["size"] is len
 
 
+@pytest.mark.parametrize("first_undone", [0, 1])
+def test_a_wrapper_that_ends_by_itself_is_put_in_as_it_is(first_undone: int) -> None:
+    class Greeter:
+        def greet(self) -> str:
+            """Says hello."""
+            return "hello"
+
+    def make(original: Callable[[Greeter], str]) -> Callable[[Greeter], str]:
+        made.append(lambda self: original(self) + "!")
+        return made[-1]
+
+    made: list[Callable[[Greeter], str]] = []
+    before, patches = Greeter.greet, [Patches(), Patches()]
+    for one in patches:
+        one.replace_function(Greeter, "greet", make)
+    assert Greeter.greet is made[1] and Greeter().greet() == "hello!!"
+    assert (Greeter.greet.__name__, Greeter.greet.__doc__) == ("greet", "Says hello.")
+    patches.pop(first_undone).undo()
+    assert Greeter.greet is made[1 if first_undone == 0 else 0]
+    patches.pop().undo()
+    assert Greeter.greet is before
+
+
 def test_a_replaced_function_is_pickled_by_its_name_and_one_that_was_taken_before_when_it_is_back() -> None:
     taken, plain = spying, pickle.dumps(spying)
     patches = Patches()

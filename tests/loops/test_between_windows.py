@@ -421,6 +421,23 @@ def test_a_step_without_end_is_not_noted_without_end(monkeypatch: pytest.MonkeyP
     assert MOST_KINDS / 2 < longest < 2 * MOST_KINDS
 
 
+def test_batches_that_nothing_is_done_with_are_not_noted_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    longest = 0
+
+    def skips(run: Run) -> None:
+        nonlocal longest
+        calls: NotedCalls = run.profiler._loop._calls  # type: ignore[union-attr]
+        loader: DataLoader[Any] = DataLoader([run.data[0]] * 3 * MOST_KINDS, batch_size=None)  # type: ignore[arg-type]
+        for index, batch in enumerate(loader):
+            if index < STEPS:
+                run.backward(batch)
+                run.update()
+            longest = max(longest, len(calls.kinds), len(calls.facts))
+
+    found(skips, monkeypatch, every=1000)
+    assert MOST_KINDS / 2 < longest < 2 * MOST_KINDS
+
+
 @pytest.mark.parametrize("lengths", [False, True], ids=["equal", "ever new"])
 def test_a_step_between_windows_costs_few_calls_of_ours(lengths: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lightning_flops.session.samples.MOST", 0)  # no step is counted outside of the window

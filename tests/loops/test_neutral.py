@@ -160,6 +160,26 @@ def test_a_compiled_step_stays_one_graph_and_is_compiled_once() -> None:
     assert frames[0] == frames[1] == (1, 3)
 
 
+def test_whoever_keeps_how_loaders_fetched_in_the_loop_fetches_as_without_when_it_is_over() -> None:
+    net = nn.Linear(WIDE, NARROW)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    iterators = type(iter(DataLoader(Rows(1, FakeNow()), batch_size=BATCH)))
+    before = vars(iterators.__mro__[1])["__next__"]
+    with profile_training(net, optimizer, profile_step=0, timing_steps=1, trace=False) as profiler:
+        for rows in DataLoader(Rows(6, FakeNow()), batch_size=BATCH):
+            net(rows).sum().backward()
+            optimizer.step()
+        kept = iterators.__next__
+        session = profiler._loop.session  # type: ignore[union-attr]
+    assert kept is not before is iterators.__next__
+    told = session.log.fetches
+    later = iter(DataLoader(Rows(3, FakeNow()), batch_size=BATCH))
+    assert [kept(later).shape for _ in range(3)] == [(BATCH, WIDE)] * 3
+    with pytest.raises(StopIteration):
+        kept(later)
+    assert session.log.fetches == told
+
+
 @pytest.mark.parametrize("several", [False, True], ids=["a model", "several models"])
 def test_a_profiler_whose_loop_is_over_keeps_neither_the_model_nor_the_optimizer(
     several: bool, caplog: pytest.LogCaptureFixture

@@ -63,6 +63,18 @@ def hide(function: Callable[..., Any], *, alone: bool = False) -> bool:
     return True
 
 
+def hide_around(run: _Function, *ours: Callable[..., Any] | None) -> _Function:
+    """*run*, a wrapper that compiled code may call: neither it nor *ours*, which it calls, is compiled.
+
+    What it is around is compiled as it would be without us.
+    """
+    hide(run, alone=True)
+    for function in ours:
+        if function is not None:
+            hide(function)
+    return run
+
+
 def hidden(function: _Function) -> _Function:
     """A function that does what *function* does, and that torch never compiles.
 
