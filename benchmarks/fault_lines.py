@@ -107,7 +107,8 @@ def lines_that_cannot_fail(file: str) -> frozenset[int]:
     """Lines of a file of ours on which nothing is done that could raise, nor does Python look for signals there.
 
     ``try:``, ``pass``, ``raise`` alone (it passes on what was raised), giving a name to a name or a constant, returning
-    one of them, asking whether one is true, and asking whether what was raised is of a class that has a name.
+    one of them, asking whether one or several are true, and asking whether what was raised is of a class that has a
+    name.
     """
     tree = ast.parse(Path(file).read_text())
     found = set()
@@ -144,6 +145,8 @@ def _is_name(node: ast.expr | None) -> bool:
         )
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         return _is_name(node.operand)
+    if isinstance(node, ast.BoolOp):
+        return all(map(_is_name, node.values))
     return node is None or isinstance(node, (ast.Name, ast.Constant))
 
 

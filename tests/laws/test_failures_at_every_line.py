@@ -101,6 +101,8 @@ def test_lines_on_which_nothing_can_fail_are_told_from_those_on_which_something_
         "        raise\n"  # 23
         "    except ValueError as x:\n"  # 24
         "        raise x.y\n"
+        "    if x is None or not z:\n"  # 26
+        "        z = x or y.z\n"
     )
     # 6 is ``except Exception:``
-    assert lines_that_cannot_fail(str(file)) == {2, 3, 6, 7, 8, 9, 14, 16, 18, 19, 22, 23, 24}
+    assert lines_that_cannot_fail(str(file)) == {2, 3, 6, 7, 8, 9, 14, 16, 18, 19, 22, 23, 24, 26}
