@@ -142,8 +142,8 @@ def report(samples: dict[str, list[float]], means: dict[str, list[float]], *, pr
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures, writes its section of the results, and returns 0."""
     parser = argparse.ArgumentParser(prog=f"python -m {MODULE}", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=40, help="of each process")
-    parser.add_argument("--processes", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=20, help="of each process")
+    parser.add_argument("--processes", type=int, default=12)
     parser.add_argument("--figures", type=Path, help="write this process's figures there, and nothing else")
     parser.add_argument("--output", type=Path, default=RESULT)
     options = parser.parse_args(arguments)
