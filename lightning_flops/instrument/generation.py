@@ -47,7 +47,7 @@ class ModelCalls:
 
     def __enter__(self) -> ModelCalls:
         """Puts up the hooks."""
-        self._undo.enter_context(module_hooks(self._on_enter, self._on_leave, lambda: None))
+        self._undo.enter_context(module_hooks(self._on_enter, self._on_leave))
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from lightning_flops import host_clock
 from lightning_flops.instrument.border import Failed, UndoLedger, remove_hooks
 from lightning_flops.instrument.stack_room import stack_room
 from lightning_flops.instrument.torch_private.compiler import compiler_callbacks, hidden, wrapped
@@ -32,10 +33,8 @@ _IGNORED = re.compile(r"Using `torch.compile\(module\)` when there are global ho
 
 
 @contextmanager
-def module_hooks(
-    on_enter: EnterHook, on_leave: LeaveHook, on_compiled: Callable[[], None]
-) -> Iterator[Callable[[], bool]]:
-    """The hooks of ``put_up_hooks`` inside; what fails in one of the three is said once in the log."""
+def module_hooks(on_enter: EnterHook, on_leave: LeaveHook) -> Iterator[Callable[[], bool]]:
+    """The hooks of ``put_up_hooks`` inside; what fails in one of the two is said once in the log."""
     undo = UndoLedger()
     said: list[str] = []
 
@@ -46,7 +45,7 @@ def module_hooks(
                 logger.warning("profiling failed in %s", where, exc_info=error)
 
     try:
-        yield put_up_hooks(undo, on_enter, on_leave, on_compiled, failed=say)
+        yield put_up_hooks(undo, on_enter, on_leave, _ignore, failed=say)
     finally:
         try:
             undo.close()
@@ -56,7 +55,7 @@ def module_hooks(
 
 
 def put_up_hooks(
-    undo: UndoLedger, on_enter: EnterHook, on_leave: LeaveHook, on_compiled: Callable[[], None], *, failed: Failed
+    undo: UndoLedger, on_enter: EnterHook, on_leave: LeaveHook, on_compiled: Callable[[float], None], *, failed: Failed
 ) -> Callable[[], bool]:
     """Calls *on_enter* before every module's forward and *on_leave* after it, also after one that raised.
 
@@ -70,7 +69,7 @@ def put_up_hooks(
         undo: takes them down again.
         on_enter: gets the module and its positional arguments.
         on_leave: gets the module, its positional arguments and its output.
-        on_compiled: is called without arguments.
+        on_compiled: gets how many seconds that took.
         failed: is told where one of them failed; it raises nothing.
 
     Returns:
@@ -118,6 +117,7 @@ def put_up_hooks(
 
     handles: list[Any] = []
     still_open = [True]
+    compiles_since: list[float] = []
 
     def put_up() -> None:
         if still_open and not handles:
@@ -132,13 +132,14 @@ def put_up_hooks(
     def compiles(reason: Any) -> None:
         try:
             remove_hooks(handles)
+            compiles_since[:] = [host_clock.now()]
         except Exception as error:
             failed("code that is compiled", error)
 
     def compiled(reason: Any) -> None:
         try:
             put_up()
-            on_compiled()
+            on_compiled(host_clock.now() - compiles_since.pop() if compiles_since else 0.0)
         except Exception as error:
             failed("code that was just compiled", error)
 
@@ -155,6 +156,10 @@ def put_up_hooks(
         compiler.register_end_callback(compiled)
     put_up()
     return is_last
+
+
+def _ignore(seconds: float) -> None:
+    pass
 
 
 def _take_out(remove: Callable[[Any], None], callback: Callable[[Any], None]) -> None:

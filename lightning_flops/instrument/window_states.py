@@ -94,6 +94,8 @@ class CountedStep:
     """It was counted from the moment on at which its shapes were known, and not as a step of a window."""
     lower_bound: bool
     """An operator that may spend FLOPs was not counted."""
+    compile_sec: float
+    """How long torch has compiled something in it, which it would have done uncounted, too."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -329,7 +331,14 @@ class _CountingSteps(State, ABC):
         window.steps_done += 1
         counter = self._counter
         lower_bound = any(one.heavy for one in counter.flops.uncounted.values())
-        window.counted(CountedStep(flops=counter.step_buckets, sampled=self.waiting, lower_bound=lower_bound))
+        window.counted(
+            CountedStep(
+                flops=counter.step_buckets,
+                sampled=self.waiting,
+                lower_bound=lower_bound,
+                compile_sec=counter.step_compile_sec,
+            )
+        )
         return self._counted(record)
 
     def batch_was_abandoned(self) -> None:

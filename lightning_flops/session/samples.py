@@ -108,9 +108,16 @@ class Samples:
         if reason in self._reasons:
             self._reasons.remove(reason)
             if not self._reasons:
-                took = self._now() - self._paused
-                self._since = None if self._since is None else self._since + took
-                self._window_since = None if self._window_since is None else self._window_since + took
+                self._leave_out(self._now() - self._paused)
+
+    def compiled(self, seconds: float) -> None:
+        """In the step that is counted torch has compiled something for so many *seconds*, as it does uncounted."""
+        self._leave_out(seconds)
+
+    def _leave_out(self, seconds: float) -> None:
+        """So many *seconds* of what runs are not what counting has cost."""
+        self._since = None if self._since is None else self._since + seconds
+        self._window_since = None if self._window_since is None else self._window_since + seconds
 
     def begins(self) -> None:
         """A step begins that is counted."""

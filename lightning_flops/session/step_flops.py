@@ -202,6 +202,7 @@ class StepFlops:
         if step.lower_bound and not self.lower_bound:
             self.lower_bound = True
             self.notes[NOT_COUNTED] = None  # the report of a window names the operators
+        self.samples.compiled(step.compile_sec)
         if not step.sampled:
             self.samples.window_has_counted()
             if self._trained is None and self._root is not None:

@@ -31,10 +31,10 @@ def looked_at_in_vain(*, apart: int) -> int:
         key = book.book(batch, 1, True)
         assert key is not None
         if step == 0:
-            flops.was_counted(key, CountedStep(flops=SPENT, lower_bound=False, sampled=False))
+            flops.was_counted(key, CountedStep(flops=SPENT, lower_bound=False, sampled=False, compile_sec=0.0))
             flops.window_closes(shapes_deceive=False, variable=True, steps_done=1)
         elif counts:
-            flops.was_counted(key, CountedStep(flops=SPENT, lower_bound=False, sampled=True))
+            flops.was_counted(key, CountedStep(flops=SPENT, lower_bound=False, sampled=True, compile_sec=0.0))
         elif step % 50 == 0:
             flops.misses([((((step, 9),),), 1)], steps_done=step)
     return looks

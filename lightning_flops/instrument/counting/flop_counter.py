@@ -110,6 +110,10 @@ class FlopCounter:
         self._graph_ran = False
         """Whether a graph traced by torch ran that is not one of the root's modules, and not inside one."""
         self._reducer_hooks: set[str] = set()
+        self.compile_sec = 0.0
+        """Host time in which torch has compiled something while this counted."""
+        self._hear_new_kernels: Callable[[], None]
+        """Valid while something of this counter is on torch."""
         self._lock = threading.RLock()
         self._entered = False
         """Whether any thread has entered the counter and not left it."""
@@ -204,9 +208,9 @@ class FlopCounter:
         self._mode.runs_in_tf32 = tf32_operators()
         self._compiled.refresh()
         self._mode.counts_fake = computes_on_fake_tensors(self._root)
-        hear_new_kernels = hear_kernels(undo, self._mode.list_kernel, self._failed)
+        self._hear_new_kernels = hear_kernels(undo, self._mode.list_kernel, self._failed)
         hear_replays(undo, self._mode.list_kernel, self._failed)
-        put_up_hooks(undo, self._on_module_enter, self._on_module_leave, hear_new_kernels, failed=self._handler_failed)
+        put_up_hooks(undo, self._on_module_enter, self._on_module_leave, self._on_compiled, failed=self._handler_failed)
         optimizers = OptimizerHooks(
             self._on_optimizer_enter, self._on_optimizer_leave, failed=partial(self._failed, "an optimizer's hook")
         )
@@ -216,6 +220,10 @@ class FlopCounter:
         undo.add(self._compiled_backwards.close)
         undo.add(self._repetitions.close)
         self._repetitions.watch()
+
+    def _on_compiled(self, seconds: float) -> None:
+        self.compile_sec += seconds
+        self._hear_new_kernels()
 
     def _handler_failed(self, where: str, error: Exception) -> None:
         """A handler that torch called has failed: first removes what nothing else would remove, then reports it."""

@@ -17,6 +17,10 @@ _COUNTED_PARTS = ("backward", "optimizer", "transfer", "other")
 class Counter(Protocol):
     """What is needed of a FLOP counter."""
 
+    @property
+    def compile_sec(self) -> float:
+        """Host time in which torch has compiled something while this counted."""
+
     def __enter__(self) -> Any:
         """Start counting; may be entered again after it was left, and adds up."""
 
@@ -55,6 +59,9 @@ class PartCounter:
         """What was counted until the last step ended."""
         self.step_buckets: BucketFlops = {}
         """What the last step has spent, by bucket and dtype."""
+        self.step_compile_sec = 0.0
+        """How long torch has compiled something in the last step."""
+        self._compile_sec = 0.0
         self.mixed: set[TimePhase] = set()
         """Phases whose work ran, in part, while the loop was in another of them."""
 
@@ -101,6 +108,8 @@ class PartCounter:
             key: spent for key, total in buckets.items() if (spent := total - self._buckets.get(key, 0))
         }
         self._buckets = buckets
+        compile_sec = self._counter.compile_sec
+        self.step_compile_sec, self._compile_sec = compile_sec - self._compile_sec, compile_sec
         return self._before_step - before
 
     def give_up(self) -> None:

@@ -68,7 +68,7 @@ class ModuleTimer:
     def __enter__(self) -> ModuleTimer:
         """Puts up the hooks."""
         with ExitStack() as undo:
-            self._hears_last = undo.enter_context(module_hooks(self._on_enter, self._on_leave, lambda: None))
+            self._hears_last = undo.enter_context(module_hooks(self._on_enter, self._on_leave))
             self._undo = undo.pop_all()
         return self
 

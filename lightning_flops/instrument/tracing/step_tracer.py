@@ -201,7 +201,7 @@ class StepTracer:
             undo.callback(patches.undo)
             for name in profiling.functions_that_set_up():
                 patches.replace(autograd_profiler, name, self._stand_aside)
-            undo.enter_context(module_hooks(marks.enter, marks.leave, lambda: None))
+            undo.enter_context(module_hooks(marks.enter, marks.leave))
             self._undo = undo.pop_all()
         self._marks = marks
 
