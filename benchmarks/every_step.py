@@ -47,9 +47,9 @@ what the run says of it (forward, backward, recompute, optimizer, what causal at
 FLOP. Losses and weights of every run are those of the same training without the profiler, to the last bit.
 
 *Counted* are steps in which the counter ran: those of the window, and those outside of it (at most 64). *Predicted*
-are those that a law of the sizes gives, or that have sizes which were counted. Model FLOPs are logged every ten steps:
-these figures are n/a until the law is found, and where a step of the ten has a size beyond those counted until then.
-Of a step that is predicted *by half*, model FLOPs are known, and what kernels execute is not.
+are those that a law of the sizes gives, or that have sizes which were counted. Model FLOPs are read every ten steps, or
+less often where no logger takes them: these figures are n/a until the law is found, and where a step among them has a
+size beyond those counted until then. Of a step that is predicted *by half*, model FLOPs are known, and what kernels execute is not.
 
 Again: `make bench-every-step`.
 """
