@@ -49,7 +49,8 @@ FLOP. Losses and weights of every run are those of the same training without the
 *Counted* are steps in which the counter ran: those of the window, and those outside of it (at most 64). *Predicted*
 are those that a law of the sizes gives, or that have sizes which were counted. Model FLOPs are read every ten steps, or
 less often where no logger takes them: these figures are n/a until the law is found, and where a step among them has a
-size beyond those counted until then. Of a step that is predicted *by half*, model FLOPs are known, and what kernels execute is not.
+size beyond those counted until then. Of a step that is predicted *by half*, model FLOPs are known, and what kernels
+execute is not.
 
 Again: `make bench-every-step`.
 """
