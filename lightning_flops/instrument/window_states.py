@@ -31,11 +31,9 @@ _SEEN_BY_PROFILER = (
     "there than the others."
 )
 
-_LIMIT_FACTOR = 10
-"""A window watches at most this many times ``timing_steps`` steps for the counted step's signature."""
-
 _FEW_MATCHES = 10
-"""Signatures "keep changing" when fewer than one timed step in this many has the counted step's."""
+"""Signatures "keep changing" as soon as fewer than one in this many of the steps that were watched has the counted
+step's. So a window watches at most about this many times ``timing_steps`` steps."""
 
 
 class RunningStep:
@@ -481,13 +479,13 @@ class Timing(State):
                 return SettlingDown(window, self.measured, times)
             return _traces_or_closes(window, self.measured)
         watched = len(times.watched)
-        if watched == max(wanted, _FEW_MATCHES) and times.matches * _FEW_MATCHES < watched:
-            times.variable = True
-            del times.watched[:-wanted]
-            if len(self.measured.counted) >= len(times.watched):
-                return _traces_or_closes(window, self.measured)
-            return CountingMore(window, self.measured, times)
-        return _traces_or_closes(window, self.measured) if watched >= _LIMIT_FACTOR * wanted else self
+        if watched < max(wanted, _FEW_MATCHES) or times.matches * _FEW_MATCHES >= watched:
+            return self
+        times.variable = True
+        del times.watched[:-wanted]
+        if len(self.measured.counted) >= len(times.watched):
+            return _traces_or_closes(window, self.measured)
+        return CountingMore(window, self.measured, times)
 
 
 class CountingMore(_CountingSteps):

@@ -117,17 +117,28 @@ def test_steps_of_another_number_of_updates_do_not_make_shapes_deceive() -> None
     assert not run.recorder.shapes_deceive
 
 
-def test_a_rare_signature_is_watched_for_at_most_ten_windows_and_the_report_says_how_many_it_found() -> None:
-    run = Run(profile_step=0, timing_steps=3, settle_steps=2)
-    for i in range(200):
-        run.batch(shapes=SHAPES if i in (0, 5, 25) else ((1, 3), (1,)))
+def test_signatures_keep_changing_as_soon_as_fewer_than_a_tenth_of_the_steps_are_like_the_counted_one() -> None:
+    run = Run(profile_step=0, timing_steps=20, settle_steps=2)
+    for i in range(60):
+        run.batch(shapes=SHAPES if i in (0, 7, 12) else ((4, 100 + i), (4,)))
     window = run.close()
-    assert run.states.count("timing") == 30
-    assert [step.index for step in window.timed_steps] == [5, 25]
+    # Two of the first 20 are a tenth, two of 21 are less. The last 20 of them are timed, and 19 more are counted.
+    assert run.states.count("timing") == 21
+    assert window.variable
+    assert [step.index for step in window.timed_steps] == list(range(4, 24))
+    assert [step.index for step in window.counted_steps] == [0, *range(24, 43)]
+
+
+def test_where_a_tenth_of_the_steps_is_like_the_counted_one_as_many_are_timed_as_were_asked_for() -> None:
+    run = Run(profile_step=0, timing_steps=3, settle_steps=2)
+    for i in range(60):
+        run.batch(shapes=SHAPES if i in (0, 5, 12, 22) else ((1, 3), (1,)))
+    window = run.close()
+    assert run.states.count("timing") == 20
+    assert [step.index for step in window.timed_steps] == [5, 12, 22]
     assert window.notes == (
-        "Steps differ: only 2 of the 30 steps watched had the counted step's batch shapes and numbers of forwards, "
+        "Steps differ: only 3 of the 20 steps watched had the counted step's batch shapes and numbers of forwards, "
         "backwards and updates. FLOPs, times and rates are of such steps.",
-        "2 of the 3 steps asked for were timed: only they had the counted step's signature among 30 watched.",
     )
 
 
