@@ -45,11 +45,12 @@ class Checks:
         """Steps that were done when the latest one began."""
         self.looks_for_more = False
         """The latest one is of a step at which people do more than at others."""
+        self.was_new = False
+        """Its step was one that nobody knew."""
         self._laws = laws
         self._samples = samples
         self._wanted = wanted
         self._kinds: Iterable[StepKey] = ()
-        self._was_new = False
         self._turns: dict[int, set[int]] = {every: set() for every in _TURNS}
         """Remainders of the numbers of steps that were counted."""
         self._any_turn = False
@@ -87,8 +88,8 @@ class Checks:
             self._expected.clear()
             return
         self._find_round(after=steps_done)
-        # If samples are of no use, steps of new shapes are counted by checks, as they come.
-        self._any_turn = self._laws.wants_check or (self._laws.believes_samples is False and self._was_new)
+        # Unless samples are known to be of use, steps of new shapes are counted by checks, as they come.
+        self._any_turn = self._laws.wants_check or (not self._laws.believes_samples and self.was_new)
         self._wait_until(steps_done if self._any_turn else self._samples.next_check(steps_done=steps_done))
 
     def _wait_until(self, planned: float) -> None:
@@ -158,8 +159,8 @@ class Checks:
 
     def counts(self, key: StepKey) -> None:
         """The step of this *key* was counted from its first moment to its last; the laws are told next."""
-        self._was_new = not self._laws.is_settled(key)
         if self.running:
+            self.was_new = not self._laws.is_settled(key)
             self.counted(steps_done=self.began)
             self._ordinary_was_checked |= not self.looks_for_more
             for beside, roundest in self._roundest.items():

@@ -43,8 +43,9 @@ _IN_VAIN = 20
 """After so many looks at steps that were not worth counting, we stop looking for a while."""
 
 _REST = 19 * _IN_VAIN
-"""How many steps that while lasts if no step can be worth counting before a check was made. It is doubled each time, so
-at most one step in twenty is looked at in vain. Otherwise it lasts until the monitor finds a step of unknown FLOPs."""
+"""How many steps that while lasts at most, if no step can be worth counting before a check has met a step that is
+foretold. It is doubled each time, so at most one step in twenty is looked at in vain. Otherwise it lasts until the
+monitor finds a step of unknown FLOPs."""
 
 
 def _nothing() -> Iterable[torch.Tensor]:
@@ -212,6 +213,8 @@ class StepFlops:
             self._counted_in_window[key] += 1
         if not step.sampled or self.checks.running:
             self.checks.counts(key)
+            if self.checks.running and not self.checks.was_new:
+                self._rests_until = 0  # steps come that are foretold, and one of them shows whether samples are whole
             self._first_was_counted |= self.checks.running and self.checks.began == self._epoch_began
             self._learn(key, step)
         else:

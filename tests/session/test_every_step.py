@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+import random
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,7 @@ from lightning_flops import FlopsProfilerCallback, profile_training
 from lightning_flops.analysis.step_keys import StepKey
 from lightning_flops.records import WITHOUT_PADDING
 from lightning_flops.schema.throughput import ThroughputSummary
-from tests.lengths import VOCAB, Encoder, Strided, hold_to, sentences, truths, watch_sessions
+from tests.lengths import VOCAB, WIDTH, Encoder, Strided, hold_to, sentences, truths, watch_sessions
 
 STEPS = 500
 SETTINGS: dict[str, Any] = {"profile_step": 3, "timing_steps": 12, "trace": False, "peak_flops_per_sec": 1e12}
@@ -91,6 +94,19 @@ def test_a_net_with_strides_has_no_law(monkeypatch: pytest.MonkeyPatch, generous
     assert 0 < known < len(keys)
     assert summary.steps_unknown > 0
     assert summary.model_flops is None
+
+
+def test_sizes_that_never_come_twice_are_counted_until_a_law_holds(generous: None) -> None:
+    """Four sizes vary, whose law has 27 terms: more than a window counts, and no step is foretold before it holds."""
+    model, features = nn.Linear(1, WIDTH), 1
+    sizes = list(itertools.product((1, 2, 3), *[range(4, 9)] * 3))
+    random.Random(0).shuffle(sizes)
+    data = [torch.randn(*one, features) for one in sizes[:300]]
+    summary = plain_run(model, data)
+    assert (summary.steps_unknown, summary.steps_counted + summary.steps_predicted) == (0, 300)
+    assert 27 + 2 <= summary.steps_counted <= 12 + 64
+    # Forward, and in the backward the weight's gradient alone: nobody asks for that of the data.
+    assert summary.model_flops == sum(2 * 2 * math.prod(one) * features * WIDTH for one in sizes[:300])
 
 
 def test_steps_that_accumulate_batches(monkeypatch: pytest.MonkeyPatch, generous: None) -> None:
