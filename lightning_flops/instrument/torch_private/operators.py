@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -104,6 +105,35 @@ def schema_of(function: OpOverload) -> Any:
 def declared_schema(text: str) -> Any:
     """The schema that *text* declares, in the notation of torch's own files; None if this torch cannot read it."""
     return None if _parse_schema is None else _parse_schema(text)
+
+
+_REPLACES = re.compile(r"_native::(.+)_[a-z0-9]+_[0-9]+")
+"""Torch names an operator that it runs in place of another by that, by what it is written in, and by a number."""
+
+
+def replaced_by(function: OpOverload) -> OpOverload | None:
+    """The operator of ``aten`` that *function* runs in place of, on some devices; None if it is none of those.
+
+    They are one operator, as their declarations tell: ``_native::bmm_triton_0`` and ``aten::bmm``.
+    """
+    schema = schema_of(function)
+    named = _REPLACES.fullmatch(schema.name)
+    if named is None:
+        return None
+    # Of an overload the name follows that of the operator, after a line that the operator's name may have, too.
+    whole = named.group(1)
+    operator, _, overload = whole.rpartition("_")
+    for name, wanted in ((whole, "default"), (operator, overload)):
+        for one in overloads_named(f"aten::{name}") if name else ():
+            original = schema_of(one)
+            if (original.overload_name or "default") == wanted and _arguments(original) == _arguments(schema):
+                return one
+    return None
+
+
+def _arguments(schema: Any) -> str:
+    """What an operator takes and gives, as it is declared."""
+    return str(schema).partition("(")[2]
 
 
 def overloads_named(qualified_name: str) -> list[OpOverload]:

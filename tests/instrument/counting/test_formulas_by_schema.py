@@ -72,7 +72,7 @@ CALLS: dict[str, tuple[dict[str, Any], Any, int]] = {
     "aten::addbmm_": ({"batch1": LEFTS, "batch2": RIGHTS}, None, 7 * PRODUCT),
     "aten::linalg_matmul": ({"self": LEFTS, "other": RIGHT}, None, 7 * PRODUCT),
     "aten::chain_matmul": ({"matrices": [LEFT, RIGHT]}, None, PRODUCT),
-    "_native::_foreach_mm_native_0": ({"self": [LEFT, LEFT], "mat2": [RIGHT, RIGHT]}, None, 2 * PRODUCT),
+    "aten::_foreach_mm": ({"self": [LEFT, LEFT], "mat2": [RIGHT, RIGHT]}, None, 2 * PRODUCT),
     "aten::_compute_linear_combination": ({"input": meta(4, 5, 6), "coefficients": LEFT}, None, 2 * 3 * 4 * 30),
     "aten::_weight_int4pack_mm_with_scales_and_zeros": ({"self": LEFT}, meta(3, 5), PRODUCT),
     "aten::_scaled_grouped_mm_v2": (

@@ -398,7 +398,6 @@ _REAL_RULES: dict[str, Rule] = {
     "aten::_scaled_grouped_mm": Rule(scaled_grouped_product, ("self", "mat2", "offs"), "self"),
     "aten::_scaled_grouped_mm_v2": Rule(scaled_grouped_product, ("self", "mat2", "offs"), "self"),
     "aten::_foreach_mm": Rule(list_product, ("self", "mat2"), "self"),
-    "_native::_foreach_mm_native_0": Rule(list_product, ("self", "mat2"), "self"),
     "aten::chain_matmul": Rule(chain_product, ("matrices",), "matrices"),
     "aten::linalg_multi_dot": Rule(chain_product, ("tensors",), "tensors"),
     "aten::bilinear": Rule(bilinear, ("input1", "input2", "weight"), "input1"),

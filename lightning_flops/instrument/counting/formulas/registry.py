@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -37,6 +38,7 @@ from lightning_flops.instrument.torch_private.operators import (
     OpOverload,
     higher_order_name,
     is_composite,
+    replaced_by,
     schema_of,
     triton_kernel,
 )
@@ -120,6 +122,9 @@ def _find(operator: Any) -> Entry:
     user = user_formulas.get(full) or user_formulas.get(qualified)
     if user is not None:
         return Entry(name, "formula", user, dtype_of_first_tensor)
+    replaced = replaced_by(operator)
+    if replaced is not None:
+        return replace(lookup(replaced), name=name)
     rule = OVERLOAD_RULES.get(full) or RULES.get(qualified)
     if rule is not None:
         try:
