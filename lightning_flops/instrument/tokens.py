@@ -47,8 +47,12 @@ def tokens_in(batch: Any, *, note: Callable[[str], object] = str) -> BatchTokens
     - the borders of packed sequences: ``cu_seqlens``, or ``position_ids`` that begin anew;
     - a PackedSequence.
 
-    The tokens of a pair of sequences are those of the first one. ``labels`` of -100 are not trained on; they do not
-    tell padding, because a prompt has them, too. If nothing else tells it and every token has a label, none is padding.
+    Of an encoder's and a decoder's tokens in one dict those of the encoder are told. ``labels`` of -100 are not trained
+    on; they do not tell padding, because a prompt has them, too. If nothing else tells it and every token has a label,
+    none is padding.
+
+    If a batch consists of several that tell their tokens, as of two loaders, or of a query and a document, they are
+    added up. Of several PackedSequences the first is told: the others may be its targets.
 
     Args:
         batch: as the loop has it.
@@ -57,26 +61,54 @@ def tokens_in(batch: Any, *, note: Callable[[str], object] = str) -> BatchTokens
     Raises:
         OnDeviceError: its values are on a device.
     """
-    for item in (batch, *_items_of(batch)):
+    if isinstance(batch, PackedSequence):
+        return _packed(batch)
+    fields = _fields_of(batch)
+    if fields is not None and (found := _named(fields, note)) is not None:
+        return found
+    items = _items_of(batch) if fields is None else fields.values()
+    parts = []
+    for item in items:
         if isinstance(item, PackedSequence):
             return _packed(item)
-        if isinstance(item, Mapping) and (found := _named(item, note)) is not None:
-            return found
+        if isinstance(item, Mapping):
+            found = _named(item, note)
+            if found is not None:
+                parts.append(found)
+            elif "input_ids" in item:  # the tokens of the others alone would be too few
+                return None
+    return _together(parts)
+
+
+def _together(parts: Sequence[BatchTokens]) -> BatchTokens | None:
+    """The tokens of a batch that consists of these *parts*."""
+    if len(parts) < 2:
+        return parts[0] if parts else None
+    found = parts[0].plus(*parts[1:])
+    if len({part.real == part.processed for part in parts}) > 1:
+        # In which of them there is padding, one figure does not tell: such batches are like none but each other.
+        return found._replace(sequences=None, squares=None)
+    return found
+
+
+def _fields_of(batch: Any) -> Mapping[Any, Any] | None:
+    """What *batch* holds, by name; None if that has no names."""
+    kind = type(batch)
+    if kind in (tuple, list):
+        return None
+    if isinstance(batch, Mapping):
+        return batch
+    if isinstance(batch, tuple):
+        names = getattr(kind, "__match_args__", ())  # those of a named tuple's fields
+        return dict(zip(names, batch, strict=False)) if names else None
+    if is_dataclass(kind):
+        return vars(batch) if hasattr(batch, "__dict__") else {}
     return None
 
 
 def _items_of(batch: Any) -> Iterable[Any]:
-    """What *batch* holds, of which one part may tell the tokens; first of all its fields by their names."""
-    kind = type(batch)
-    if kind in (tuple, list):
-        return cast("Iterable[Any]", batch)
-    if isinstance(batch, tuple) and kind is not PackedSequence:
-        names = getattr(kind, "__match_args__", ())  # those of a named tuple's fields
-        return (dict(zip(names, batch, strict=False)), *batch)
-    if is_dataclass(kind):
-        fields = vars(batch) if hasattr(batch, "__dict__") else {}
-        return (fields, *fields.values())
-    return ()
+    """What *batch* holds, without names."""
+    return cast("Iterable[Any]", batch) if isinstance(batch, (tuple, list)) else ()
 
 
 def _packed(batch: PackedSequence) -> BatchTokens:

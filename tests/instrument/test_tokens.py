@@ -167,6 +167,37 @@ def test_a_batch_may_name_its_fields() -> None:
     assert tokens_in(Fields(IDS, MASK)) == BatchTokens(12, 9, None, 3, 29)
 
 
+WHOLE = {"input_ids": IDS[:2], "attention_mask": torch.ones(2, 4, dtype=torch.long)}
+"""8 tokens of 2 sequences: 16 + 16 pairs."""
+
+PADDED = {"input_ids": IDS, "attention_mask": MASK}
+"""12 tokens, 9 of which are no padding."""
+
+
+class Pair(NamedTuple):
+    query: Any
+    document: Any
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [(PADDED, PADDED), [PADDED, PADDED], {"a": PADDED, "b": PADDED}, Pair(PADDED, PADDED), (PADDED, IDS, PADDED)],
+)
+def test_batches_of_several_loaders_are_added_up(batch: Any) -> None:
+    assert tokens_in(batch) == BatchTokens(24, 18, None, 6, 58)
+
+
+def test_where_some_parts_alone_have_padding_sequences_are_not_told() -> None:
+    """They would be taken for steps that have padding everywhere, and a kernel may skip something in these."""
+    assert tokens_in((WHOLE, WHOLE)) == BatchTokens(16, 16, None, 4, 64)
+    assert tokens_in((WHOLE, PADDED)) == BatchTokens(20, 17, None, None, None)
+
+
+def test_a_part_that_does_not_tell_its_tokens_leaves_those_of_all_unknown() -> None:
+    assert tokens_in((PADDED, {"input_ids": torch.zeros(3, 4, 5)})) is None
+    assert tokens_in((PADDED, {"pixels": torch.zeros(3, 4, 5)})) == BatchTokens(12, 9, None, 3, 29)
+
+
 @pytest.mark.parametrize(
     "batch",
     [
