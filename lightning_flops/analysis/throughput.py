@@ -32,6 +32,7 @@ def build_throughput(
     lower_bound: bool = False,
     notes: tuple[str, ...] = (),
     tokens: BatchTokens = UNKNOWN_TOKENS,
+    timed_tokens: int | None = None,
     law: RunLaw | str | None = None,
     peak_sec: Callable[[Mapping[str, int]], float | None] = lambda flops: None,
 ) -> ThroughputSummary | None:
@@ -47,6 +48,7 @@ def build_throughput(
         lower_bound: FLOPs are missing.
         notes: about the FLOPs, as in ``ThroughputSummary``.
         tokens: those of all batches of this rank, counted and traced ones as well.
+        timed_tokens: those of the batches in *totals*, as the user has said, or without padding; None if not known.
         law: what a step spends as a function of its sizes; in words, why there is none; None if nobody asked.
         peak_sec: seconds that FLOPs by dtype take at the device's peaks; None if one is not known.
 
@@ -101,7 +103,7 @@ def build_throughput(
         real_tokens=tokens.real,
         trained_tokens=tokens.trained,
         padding_ratio=padding_ratio(tokens),
-        tokens_per_sec=per_second(amount=over_ranks(amount=totals.tokens.real, ranks=dp_size), seconds=seconds.total),
+        tokens_per_sec=per_second(amount=over_ranks(amount=timed_tokens, ranks=dp_size), seconds=seconds.total),
         mfu=per_second(amount=_known(model_flops_peak_sec), seconds=seconds.total),
         useful_mfu=per_second(amount=_known(useful_flops_peak_sec), seconds=seconds.total),
     )

@@ -175,8 +175,8 @@ class ProfilerConfig:
     tokens_per_sample: int | Callable[[Any], int] | None = _setting(
         None,
         COUNT_FUNCTION_OR_NONE,
-        "Tokens in each sample, or a function that returns the tokens of the whole batch it is given. None means "
-        "that tokens/s are not reported.",
+        "Tokens in each sample, or a function that returns the tokens of the whole batch it is given. None: tokens are "
+        "read from the batches, where these tell them.",
     )
     causal_attention: Literal["full", "half"] = _setting(
         "full",

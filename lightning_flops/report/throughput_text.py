@@ -89,7 +89,8 @@ def _checked(summary: ThroughputSummary) -> str:
 
 def _token_lines(summary: ThroughputSummary) -> list[str]:
     if summary.tokens is None:
-        return []
+        told = summary.tokens_per_sec
+        return [] if told is None else [f"tokens/s, as tokens_per_sample tells: {plain(told)}"]
     words = f"Tokens: {plain(summary.tokens)} processed, {plain(summary.real_tokens)} without padding"
     if summary.trained_tokens is not None:
         words += f", {plain(summary.trained_tokens)} trained on"

@@ -84,8 +84,8 @@ class ThroughputSummary:
     padding_ratio: float | None = None
     """(tokens - real_tokens) / tokens"""
     tokens_per_sec: float | None = None
-    """Real tokens per second of this rank, times the ranks that see different data: the others are taken to have as
-    many. Without counted and traced steps."""
+    """Real tokens per second of this rank, or those that tokens_per_sample tells, times the ranks that see different
+    data: the others are taken to have as many. Without counted and traced steps."""
     law: StepLaw | None = None
     """What a step spends as a function of its sizes; None if they did not vary, or if there is no such law."""
     unavailable: Mapping[str, str] = field(default_factory=dict)

@@ -235,7 +235,7 @@ class RunReports:
             self.output.write_reading(
                 reading,
                 dp_size=self._plan.dp_size,
-                tokens=self._tokens_in(reading),
+                tokens=self._tokens_of(reading.samples, reading.tokens),
                 model_flops=None if flops is None else flops.model,
                 model_flops_peak_sec=None if flops is None else self._peak_sec(flops.model_by_dtype),
                 useful_flops_peak_sec=None if isinstance(useful, str) else useful,
@@ -253,12 +253,12 @@ class RunReports:
             self._doubt_is_said = True
             self._warn(str(doubt))
 
-    def _tokens_in(self, reading: MonitorReading) -> int | None:
-        """Tokens that the throughput is of: as the user has said, or those that are no padding."""
+    def _tokens_of(self, samples: int | None, tokens: BatchTokens) -> int | None:
+        """Tokens that the throughput is of: as the user has said of so many *samples*, or those that are no padding."""
         per_sample = self._config.tokens_per_sample
         if per_sample is None:
-            return reading.tokens.real
-        return None if reading.samples is None or callable(per_sample) else reading.samples * per_sample
+            return tokens.real
+        return None if samples is None or callable(per_sample) else samples * per_sample
 
     # ---- the run ends
 
@@ -279,8 +279,9 @@ class RunReports:
             at_peak = self._at_peak(known.model_by_dtype)
             useful = self._useful_peak_sec(flops.keys, monitor.totals().tokens)
         notes = dict.fromkeys((*self._flops.notes, *self._notes.unreported))
+        totals = monitor.totals()
         self.throughput = build_throughput(
-            monitor.totals(),
+            totals,
             dp_size=self._plan.dp_size,
             flops=flops,
             model_flops_peak_sec=at_peak,
@@ -288,6 +289,7 @@ class RunReports:
             lower_bound=self._flops.lower_bound,
             notes=(*notes, *([] if flops.doubt is None else [str(flops.doubt)])),
             tokens=self._all_tokens(monitor),
+            timed_tokens=self._tokens_of(totals.samples, totals.tokens),
             law=_DOUBTED if flops.doubt is not None else self._flops.laws.report(self._seconds_by_key()),
             peak_sec=self._peak_sec,
         )

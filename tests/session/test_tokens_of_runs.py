@@ -23,6 +23,7 @@ from lightning_flops.instrument.timing.monitor import Monitor
 from lightning_flops.records import BatchTokens
 from lightning_flops.report.throughput_text import render_throughput
 from lightning_flops.schema.throughput import ThroughputSummary
+from lightning_flops.units import plain
 from tests.every_step import watched_sessions
 from tests.fake_clock import FakeNow
 from tests.lengths import VOCAB, WIDTH, Encoder, watch_sessions
@@ -126,13 +127,15 @@ def utilization(flops: int, *, steps: int) -> float:
     return float(Fraction(flops, PEAK * steps))
 
 
-def run_of_seconds(now: FakeNow, batches: Sequence[dict[str, torch.Tensor]]) -> tuple[ThroughputSummary, list[int]]:
+def run_of_seconds(
+    now: FakeNow, batches: Sequence[dict[str, torch.Tensor]], **settings: Any
+) -> tuple[ThroughputSummary, list[int]]:
     """Trains on *batches*, one a second; also the numbers of the steps that were neither counted nor traced."""
     model = Masked()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with (
         watched_sessions(share=1.0) as sessions,
-        profile_training(model, optimizer, **{**SETTINGS, "peak_flops_per_sec": PEAK}) as profiler,
+        profile_training(model, optimizer, **{**SETTINGS, "peak_flops_per_sec": PEAK, **settings}) as profiler,
     ):
         for batch in profiler.batches(batches):
             now.sleep(1.0)
@@ -153,6 +156,16 @@ def test_useful_mfu_leaves_padding_out(now: FakeNow) -> None:
     useful = sum(one_sequence(length) for lengths in lengths_of for length in lengths)
     assert summary.mfu == utilization(spent, steps=len(undisturbed))
     assert summary.useful_mfu == utilization(useful, steps=len(undisturbed))
+
+
+def test_tokens_that_the_user_tells_are_in_the_throughput_of_the_run(now: FakeNow) -> None:
+    """As they are in what is logged while it trains."""
+    data = padded(60)
+    summary, undisturbed = run_of_seconds(now, [batch for _, batch in data], tokens_per_sample=7)
+    told = 7 * sum(len(data[number][0]) for number in undisturbed)
+    assert summary.tokens_per_sec == told / len(undisturbed)
+    assert (summary.tokens, summary.real_tokens, summary.padding_ratio) == (None, None, None)
+    assert f"tokens/s, as tokens_per_sample tells: {plain(summary.tokens_per_sec)}" in render_throughput(summary)
 
 
 def test_what_kernels_skip_without_padding_is_not_known_before_such_a_step_was_counted() -> None:
