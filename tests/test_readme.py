@@ -89,6 +89,7 @@ RESULTS = (
     ("lightning_suite.md", r"Trainer, ([\d,]+) end as without", r"^\| ended alike [^|]*\| ([\d,]+) \|"),
     ("lightning_suite.md", r"as without it and (\d+) compare", r"^\| differ by construction[^|]*\| (\d+) \|"),
     ("lightning_suite.md", r"item; (\d+) showed a fault", r"^\| differ otherwise: faults \| (\d+) \|"),
+    ("lightning_suite_rest.md", r"Of ([\d,]+) more, those of its utilities", r"^\| ended alike [^|]*\| ([\d,]+) \|"),
 )
 
 
