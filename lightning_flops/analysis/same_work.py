@@ -20,13 +20,14 @@ from lightning_flops.units import plain
 
 _LEAST_STEPS = 5
 _LEAST_SHARE = 0.01
-"""Steps that do other work count from so many on, and from this share of all: now and then a compiler may trace."""
+"""Fewer steps that do other work, or a smaller share of all, raise no doubt: now and then a compiler may trace."""
 
-_LEAST_OFF = 0.02
-"""And if the nodes that are too many or too few are this share of all: somebody may log a few figures more."""
+_LEAST_SHARE_OF_NODES = 0.02
+"""Nor does a smaller share of nodes that are too many or too few: somebody may log a few figures more."""
 
-_CHANCE = 0.05
-"""That counted steps were by chance none of those that spend something else: with less, the doubt is dispelled."""
+_LIKELY = 0.05
+"""By luck, all counted steps may be usual ones although others spend something else. If the chance of that is smaller,
+there is no doubt any more."""
 
 _SEEN_ONCE = -1
 """Of the first step of its shapes nothing is kept: it may be one that was compiled."""
@@ -49,7 +50,7 @@ class OtherWork(NamedTuple):
 
     def is_dispelled(self, *, confirmed: int) -> bool:
         """Whether it is other work of as many FLOPs, if so many counted steps have spent what was foretold of them."""
-        return (1.0 - self.steps / self.of_steps) ** confirmed < _CHANCE
+        return (1.0 - self.steps / self.of_steps) ** confirmed < _LIKELY
 
 
 class _Known(NamedTuple):
@@ -143,6 +144,8 @@ class SameWork:
 
     def other_work(self) -> OtherWork | None:
         """Steps that do other work than most of their shapes; None if there are none, or next to none."""
-        if self._others < max(_LEAST_STEPS, _LEAST_SHARE * self._steps) or self._off < _LEAST_OFF * self._nodes:
+        if self._others < max(_LEAST_STEPS, _LEAST_SHARE * self._steps):
+            return None
+        if self._off < _LEAST_SHARE_OF_NODES * self._nodes:
             return None
         return OtherWork(self._others, self._steps)

@@ -90,8 +90,8 @@ class LoopSteps:
         """The loader has no more batches, and the step of its last one has not ended."""
         self._between_epochs = False
         """The loader had no more batches, and nothing of a step has run since."""
-        self._epoch_begins = False
-        """No batch was asked for since."""
+        self._awaits_first_fetch = False
+        """An epoch has begun, and its first batch was not asked for yet."""
         self._epoch_is_new = True
         """No forward of an epoch's steps has begun yet."""
         self._has_grad = True
@@ -471,7 +471,7 @@ class LoopSteps:
         """What runs belongs to a step again."""
         self._leaves_outside()
         if self._between_epochs:
-            self._between_epochs, self._epoch_begins, self._epoch_is_new = False, True, True
+            self._between_epochs, self._awaits_first_fetch, self._epoch_is_new = False, True, True
             self._session.steps_of_epoch_begin()
 
     # ---- epochs
@@ -517,9 +517,9 @@ class LoopSteps:
             window = self._session.window
             if self.is_whole and window.marking and not window.in_scope:
                 self._enter_scope()
-        if not self._epoch_begins:
+        if not self._awaits_first_fetch:
             return
-        self._epoch_begins = False
+        self._awaits_first_fetch = False
         window = self._session.window
         if self.is_whole and self.is_between_batches:
             self._session.check_may_begin()

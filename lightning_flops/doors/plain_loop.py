@@ -163,8 +163,8 @@ class PlainLoop:
         self._calls = NotedCalls(self._tell_noted, tokens=self.session.tokens, replayed=self._steps.batches.replayed)
         self._of_others: Counter[int] = Counter()
         """Updates of each other optimizer, by its id, since the latest of the loop's own."""
-        self._hears_others = bool(optimizers) and so_far is None and not steps_before
-        """Nobody else does, who would say when the loop is over."""
+        self._looks_for_others = bool(optimizers) and so_far is None and not steps_before
+        """It looks itself whether other optimizers have the turn: nobody else would say when its own is over."""
         self._any_optimizer = OptimizerHooks(
             None if optimizers else self._any_update_begins,
             self._another_updated if optimizers else self._any_update_ends,
@@ -204,8 +204,7 @@ class PlainLoop:
 
     def meter(self, note: Callable[[str], None]) -> BatchMeter:
         """Finds samples and tokens from the tensors of a batch and the settings."""
-        config = self.config
-        return BatchMeter(batch_size=config.batch_size, tokens_per_sample=config.tokens_per_sample, note=note)
+        return BatchMeter.by_settings(self.config, note)
 
     # ---- the taps
 
@@ -229,7 +228,7 @@ class PlainLoop:
                     aside=fake_mode,  # one that a compiler traces
                 ),
             )
-        if self._hears_others or not self._optimizers:  # torch's own hooks see every optimizer
+        if self._looks_for_others or not self._optimizers:  # torch's own hooks see every optimizer
             self._any_optimizer.put_up()
         # If a scaler finds gradients that are not finite, it does not call the optimizer: this is a step all the same.
         taps.replace(

@@ -213,10 +213,10 @@ class _ClassTap(_StandIn):
         return self._taps.get(id(instance))
 
     def put_on(self, tap: _Tap) -> None:
-        key = id(tap.target)
+        key, below = id(tap.target), tap.below
 
         @on_deletion
-        def forget(gone: weakref.ref[_Tap], below: weakref.ref[_Tap] | None = tap.below) -> None:
+        def forget(gone: weakref.ref[_Tap]) -> None:
             if self._taps.get(key) is gone:
                 self._settle(key, below)
 

@@ -47,12 +47,11 @@ logger = package_logger(__name__)
 _DOUBTED = "steps of the same shapes may have spent different FLOPs"
 _NO_PEAK = "no dense peak is known for the device; set peak_flops_per_sec"
 
+_COMPLETE_IN_A_ROW = 20
+"""After so many readings in a row with the FLOPs of all their steps, none is expected soon that lacks some."""
 
-_MANY_READINGS = 20
-"""After so many in which no step was missing, none is expected soon."""
-
-_REST_SEC = 0.5
-"""So long a reading waits that nobody gets. It takes less than half a millisecond."""
+_UNSHOWN_EVERY_SEC = 0.5
+"""A reading that nobody gets is made at most this often. It takes less than half a millisecond."""
 
 
 class RunReports:
@@ -102,12 +101,12 @@ class RunReports:
         self.slowed_tokens = NO_TOKENS if so_far is None else so_far.slowed_tokens
         """Tokens of the batches that the profiler slowed down, so that they are in no throughput."""
         self._doubt_is_said = False
-        self._readings_in_row = 0
-        """So many readings had FLOPs of all their steps, one after the other."""
+        self._complete_in_a_row = 0
+        """The latest so many readings had the FLOPs of all their steps."""
         self._read_at = 0.0
-        """When the latest was made."""
+        """When the latest reading was made."""
         self._peaks: dict[str, float | None] = {}
-        """By dtype, FLOP/s of this device, of those that were asked for."""
+        """FLOP/s of this device at its dense peak, of each dtype that was asked for."""
         self._writes = writes
         self._warn = warn
         self._door = door
@@ -211,9 +210,9 @@ class RunReports:
             at: the time by the log's clock.
         """
         return (
-            self._readings_in_row >= _MANY_READINGS
+            self._complete_in_a_row >= _COMPLETE_IN_A_ROW
             and not self.output.shows_readings
-            and at - self._read_at < _REST_SEC
+            and at - self._read_at < _UNSHOWN_EVERY_SEC
         )
 
     def of_reading(self, reading: MonitorReading, steps: StepCounts, *, at: float) -> bool:
@@ -242,9 +241,9 @@ class RunReports:
                 step=self._door.x_axis(),
             )
         if flops is None and self.profile is not None:
-            self._readings_in_row = 0
+            self._complete_in_a_row = 0
             return False
-        self._readings_in_row += 1
+        self._complete_in_a_row += 1
         return True
 
     def _say_doubt(self, doubt: OtherWork | None) -> None:

@@ -40,24 +40,29 @@ class Samples:
         self._share = share
         self._began = now()
         self._since: float | None = None
+        """When the running step began, if it is counted outside of windows; later by the pauses in it."""
         self._window_since: float | None = None
+        """The same of the first step that a window counts."""
         self._reasons: set[str] = set()
-        self._paused = 0.0
-        """Since when, while there is a reason; at the earliest when such a step began."""
-        self._longest = 0.0
-        self._left: float | None = None
+        """Why what runs now is no part of a step."""
+        self._pause_began = 0.0
+        """While there is a reason: when the pause began, or the running step if that began later."""
+        self._longest_sec = 0.0
+        """How long the longest step took that was counted; 0 before there was one."""
+        self._left_at: float | None = None
+        """When the run stopped, if it may go on later."""
 
     def leave(self) -> None:
         """The run stops here, and may go on later: the time until then is none of its own."""
-        self._left = self._now()
+        self._left_at = self._now()
         self._since = self._window_since = None
         self._reasons.clear()
 
     def come_back(self) -> None:
         """The run goes on."""
-        if self._left is not None:
-            self._began += self._now() - self._left
-            self._left = None
+        if self._left_at is not None:
+            self._began += self._now() - self._left_at
+            self._left_at = None
 
     @property
     def exhausted(self) -> bool:
@@ -67,7 +72,7 @@ class Samples:
     @property
     def elapsed_sec(self) -> float:
         """Wall time of the run so far."""
-        return (self._now() if self._left is None else self._left) - self._began
+        return (self._now() if self._left_at is None else self._left_at) - self._began
 
     def affords(self, *, steps_done: int) -> bool:
         """Whether the step that begins now may be counted."""
@@ -75,7 +80,7 @@ class Samples:
 
     def affords_from(self, *, steps_done: int) -> float:
         """The time from which on the run affords another step; a guess before the first one was counted."""
-        expected = self._longest
+        expected = self._longest_sec
         if not expected:
             expected = _GUESS * self.elapsed_sec / max(1, steps_done)
         return self._began + (self.seconds + expected) / self._share
@@ -100,7 +105,7 @@ class Samples:
     def pause(self, reason: str) -> None:
         """What runs from here on is no part of a step, until ``go_on`` is called with the same *reason*."""
         if not self._reasons:
-            self._paused = self._now()
+            self._pause_began = self._now()
         self._reasons.add(reason)
 
     def go_on(self, reason: str) -> None:
@@ -108,7 +113,7 @@ class Samples:
         if reason in self._reasons:
             self._reasons.remove(reason)
             if not self._reasons:
-                self._leave_out(self._now() - self._paused)
+                self._leave_out(self._now() - self._pause_began)
 
     def compiled(self, seconds: float) -> None:
         """In the step that is counted torch has compiled something for so many *seconds*, as it does uncounted."""
@@ -122,22 +127,22 @@ class Samples:
     def begins(self) -> None:
         """A step begins that is counted."""
         self.taken += 1
-        self._since = self._paused = self._now()
+        self._since = self._pause_began = self._now()
 
     def ends(self) -> None:
         """It is over, whatever came of it."""
         if self._since is not None:
             taken = self._now() - self._since
             self.seconds += taken
-            self._longest = max(self._longest, taken)
+            self._longest_sec = max(self._longest_sec, taken)
             self._since = None
 
     def window_begins(self) -> None:
         """A step begins that a window counts. It shows how long such a step takes, and is not one of these."""
-        self._window_since = self._paused = self._now()
+        self._window_since = self._pause_began = self._now()
 
     def window_has_counted(self) -> None:
         """The first step of a window was counted."""
         if self._window_since is not None:
-            self._longest = max(self._longest, self._now() - self._window_since)
+            self._longest_sec = max(self._longest_sec, self._now() - self._window_since)
             self._window_since = None
