@@ -170,7 +170,9 @@ def _take_out(remove: Callable[[Any], None], callback: Callable[[Any], None]) ->
 def _silence_hook_warning(undo: UndoLedger) -> None:
     """Keeps torch from telling users of ``torch.compile(module)`` about hooks that are not theirs.
 
-    Each one inside has a filter of its own, as ``warnings.filters`` holds it, so that they may leave in any order.
+    Each one inside has a filter of its own, as ``warnings.filters`` holds it, so that they may leave in any order. The
+    functions of ``warnings`` that change filters make Python forget which warnings it has shown: the user would see
+    each of them again. A filter that ignores something needs no forgetting.
     """
     own = ("ignore", _IGNORED, Warning, None, 0)
 
@@ -180,9 +182,7 @@ def _silence_hook_warning(undo: UndoLedger) -> None:
             if found is own:
                 del filters[place]
                 break
-        warnings._filters_mutated()  # type: ignore[attr-defined]
 
     undo.add(remove)
     filters: Any = warnings.filters
     filters.insert(0, own)
-    warnings._filters_mutated()  # type: ignore[attr-defined]
