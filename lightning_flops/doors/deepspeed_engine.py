@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
+from lightning_flops.doors.deepspeed_builtin import EngineProfiler
 from lightning_flops.doors.deepspeed_context import engine_device, engine_output, run_context, settle_steps
 from lightning_flops.doors.loader_taps import LoaderTaps, Loop
 from lightning_flops.instrument.border import on_deletion
@@ -83,8 +84,7 @@ class EngineDoor:
         self.engine = engine
         self.config = config
         self._keep_builtin = keep_builtin
-        self._builtin: Any = None
-        """The settings of DeepSpeed's own profiler, while we have switched it off."""
+        self._builtin = EngineProfiler()
         self.names = names
         """Private names of DeepSpeed."""
         self.steps = steps(self)
@@ -137,10 +137,8 @@ class EngineDoor:
         taps.replace(self.engine, "destroy", self.session.taps.before(self.end))
         self.steps.tap_run(taps)
         self.loaders.tap_run()
-        builtin = getattr(self.names.get(self.engine, "_config", None), "flops_profiler_config", None)
-        if builtin is not None and builtin.enabled and not self._keep_builtin:
-            # Off until we are out. The log lines that it forces cannot be stopped any more.
-            builtin.enabled, self._builtin = False, builtin
+        if not self._keep_builtin:
+            self._builtin.stand_down(self.engine, names=self.names)
 
     def tap_parts(self, taps: Patches) -> None:
         """Put in the wrappers around the parts of a step."""
@@ -184,9 +182,7 @@ class EngineDoor:
             self.loaders.take_out()
             self.steps.take_out()
         finally:
-            builtin, self._builtin = self._builtin, None
-            if builtin is not None:
-                builtin.enabled = True
+            self._builtin.put_back()
 
     # ---- what the session asks
 

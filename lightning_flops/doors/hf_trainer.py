@@ -19,6 +19,7 @@ import torch
 from accelerate import data_loader as accelerate_loaders
 from transformers import Trainer
 
+from lightning_flops.doors.deepspeed_builtin import EngineProfiler
 from lightning_flops.doors.hf_batches import NOTHING, FetchedBatches
 from lightning_flops.doors.hf_context import (
     engine_of,
@@ -79,8 +80,7 @@ class HfTraining:
         self._config = config
         self._over = over
         self._engine = engine_of(trainer)
-        self._builtin: Any = None
-        """The settings of DeepSpeed's own profiler, while we have switched it off."""
+        self._builtin = EngineProfiler()
         self._log = TrainerLogSink(trainer.callback_handler.callbacks)
         self._thread = threading.get_ident()
         self._between_epochs = True
@@ -170,9 +170,7 @@ class HfTraining:
         # What a callback raises when another epoch begins passes by the Trainer's own methods.
         taps.replace(trainer.callback_handler, "on_epoch_begin", failing)
         if self._engine is not None:
-            builtin = getattr(names.get(self._engine, "_config", None), "flops_profiler_config", None)
-            if builtin is not None and builtin.enabled:
-                builtin.enabled, self._builtin = False, builtin
+            self._builtin.stand_down(self._engine, names=names)
 
     def tap_parts(self, taps: Patches) -> None:
         """Wrap the parts of a step."""
@@ -482,9 +480,7 @@ class HfTraining:
     def take_out(self) -> None:
         """Let go of the batches, and switch DeepSpeed's own profiler on again."""
         self._taps_of_steps.undo()
-        builtin, self._builtin = self._builtin, None
-        if builtin is not None:
-            builtin.enabled = True
+        self._builtin.put_back()
         self._passing.clear()
         self._batches.forget()
 
