@@ -94,7 +94,7 @@ class PipelineSteps:
                 engine, "_next_batch", make.around(self._wait_begins, self._wait_ends, returns=self._loads_micro_batch)
             )
         elif not self._loads:  # a stage in the middle knows a step only by what it receives
-            self._tap_instructions(taps, {"ForwardPass": make.around(self._middle_receives, _nothing)})
+            self._tap_instructions(taps, {"ForwardPass": make.around(self._middle_receives, None)})
 
     def tap_parts(self, taps: Patches) -> None:
         """Wrap the instructions of a step."""
@@ -218,7 +218,3 @@ class PipelineSteps:
 
     def _train_batch_fails(self, _: bool, error: BaseException) -> None:
         self._door.interrupted(error)
-
-
-def _nothing(token: object) -> None:
-    pass

@@ -90,7 +90,7 @@ class EngineSteps:
             "step",
             make.around(self._step_begins, self._step_ends, fails=lambda _, error: self.interrupted(error)),
         )
-        taps.replace(engine, "train", make.around(self._mode_changes, _nothing))
+        taps.replace(engine, "train", make.around(self._mode_changes, None))
         taps.replace(engine, "eval", make.before(lambda: self._mode_changes(False)))
         saved = make.before(lambda: steps.looks_left("checkpoint", "a checkpoint was saved"))
         outside = make.outside_of_steps("checkpoint")
@@ -163,7 +163,3 @@ class EngineSteps:
             return
         self._steps.looks_left("evaluation", "engine.eval() was called")
         self._steps.evaluation_may_begin()
-
-
-def _nothing(token: object) -> None:
-    pass

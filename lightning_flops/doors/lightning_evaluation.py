@@ -156,7 +156,7 @@ class LightningEvaluation:
         session.training_stops(_BEFORE)
         strategy = self._trainer.strategy
         if session.tokens.reads and strategy.root_device.type != "cpu":
-            taps.replace(strategy, "batch_to_device", make.around(self._batch_is_on_host, lambda _: None))
+            taps.replace(strategy, "batch_to_device", make.around(self._batch_is_on_host, None))
         if fetches_can_be_wrapped(loop, loop, names=self._names):
             taps.replace(loop, "_on_before_fetch", make.before(self._fetch_begins))
             taps.replace(loop, "_on_after_fetch", make.after(self._fetch_ends, also_failed=True))

@@ -183,7 +183,7 @@ class LightningFit:
         taps.replace(epoch_loop.val_loop, "run", make.outside_of_steps("validation"))
         taps.replace(self._trainer, "save_checkpoint", make.outside_of_steps("checkpoint"))
         if session.tokens.reads and self._trainer.strategy.root_device.type != "cpu":
-            taps.replace(self._trainer.strategy, "batch_to_device", make.around(self._batch_is_on_host, lambda _: None))
+            taps.replace(self._trainer.strategy, "batch_to_device", make.around(self._batch_is_on_host, None))
         if not self._module.automatic_optimization:
             # A user may step an optimizer that Lightning does not wrap; torch's own hooks see every optimizer.
             self._any_optimizer.put_up()

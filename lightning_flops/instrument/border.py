@@ -73,12 +73,6 @@ class UndoLedger:
         """Whether there is anything to undo."""
         return bool(self._undos)
 
-    def hook(self, register: Callable[..., Any], hook: Callable[..., Any], **options: Any) -> None:
-        """Puts up one of torch's hooks until the end."""
-        handles: list[Any] = []
-        self.add(functools.partial(remove_hooks, handles))
-        handles.append(register(hook, **options))
-
     def enter(self, manager: AbstractContextManager[object]) -> None:
         """Enters *manager*, and leaves it at the end. It must be safe to leave it twice."""
         entered: list[AbstractContextManager[object]] = []

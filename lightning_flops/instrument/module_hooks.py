@@ -79,8 +79,8 @@ def put_up_hooks(
     compiler = compiler_callbacks()
     room = stack_room
 
-    # Every module call of a step goes through the next two. So they hold copies of StackRoom's deeper() and back(), and
-    # of the border: a call of ours is what they cost.
+    # Every module call of a step goes through the next two. So they count the stack room's levels themselves, and hold
+    # a copy of the border: a call of ours is what they cost.
 
     def enters(module: nn.Module, args: Any) -> None:
         try:

@@ -25,11 +25,12 @@ class StackRoom:
         self._lock = threading.RLock()
         self._taken: dict[object, int] = {}
         self.levels = 0
-        """Modules that are running, on all threads."""
+        """Modules that are running, on all threads. Torch's module hooks count them here, and call ``follow`` when that
+        is due, without a further call of ours: every module call of a step goes through them."""
         self.highest = _NEVER
-        """From this number of levels on the limit is too low."""
+        """From this number of levels on the limit is too low, and ``follow`` is due."""
         self.lowest = -_NEVER
-        """Below this number of levels the limit is higher than it need be."""
+        """Below this number of levels the limit is higher than it need be, and ``follow`` is due."""
         self._room = 0
         """Levels that the limit has room for."""
         self._found = 0
@@ -77,20 +78,6 @@ class StackRoom:
             del self._taken[holder]
             if self._taken:
                 self._follow()
-
-    # Torch's module hooks hold copies of these two, without the calls.
-
-    def deeper(self) -> None:
-        """A module begins to run, and torch has a frame on the stack for the hooks."""
-        self.levels += 1
-        if self.levels >= self.highest:
-            self.follow()
-
-    def back(self) -> None:
-        """A module ends, or one whose beginning nobody heard of."""
-        self.levels -= 1
-        if self.levels < self.lowest:
-            self.follow()
 
     def follow(self) -> None:
         """Sets the limit anew, when many modules have begun or ended since it was set."""

@@ -200,7 +200,7 @@ class Taps:
         def begins(*args: Any, **kwargs: Any) -> None:
             action()
 
-        return self.around(begins, _ignore)
+        return self.around(begins, None)
 
     def after(self, action: Callable[[], object], *, also_failed: bool = False) -> Make:
         """A wrapper that calls *action* after each call that returned; with *also_failed*, after any call."""
@@ -276,10 +276,6 @@ class Taps:
         """A wrapper: what is counted inside its calls is the optimizer's, whatever part of the step runs."""
         session = self._session
         return self.around(lambda *args, **kwargs: session.optimizer_work_begins(), session.optimizer_work_ends)
-
-
-def _ignore(token: object) -> None:
-    pass
 
 
 def _ignore_failure(token: object, error: BaseException) -> None:

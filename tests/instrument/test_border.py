@@ -83,16 +83,8 @@ def test_what_an_interrupt_kept_from_its_end_gets_there_and_the_interrupt_arrive
     assert stands == []
 
 
-def test_a_hook_is_up_until_the_end_and_a_manager_is_entered_until_then() -> None:
+def test_a_manager_is_entered_until_the_end() -> None:
     up: list[Any] = []
-
-    class Handle:
-        def remove(self) -> None:
-            up.clear()
-
-    def register(hook: Any, *, always: bool) -> Handle:
-        up.append((hook, always))
-        return Handle()
 
     @contextmanager
     def managed() -> Iterator[None]:
@@ -103,25 +95,19 @@ def test_a_hook_is_up_until_the_end_and_a_manager_is_entered_until_then() -> Non
             up.remove("managed")
 
     ledger = UndoLedger()
-    ledger.hook(register, len, always=True)
     ledger.enter(managed())
-    assert up == [(len, True), "managed"]
+    assert up == ["managed"]
     ledger.close()
     assert up == []
 
 
-def test_a_hook_that_could_not_be_put_up_and_a_manager_that_could_not_be_entered_are_no_matter() -> None:
-    def register(hook: Any) -> Any:
-        raise LookupError("no hooks")
-
+def test_a_manager_that_could_not_be_entered_is_no_matter() -> None:
     @contextmanager
     def managed() -> Iterator[None]:
         raise LookupError("not today")
         yield
 
     ledger = UndoLedger()
-    with pytest.raises(LookupError, match="no hooks"):
-        ledger.hook(register, len)
     with pytest.raises(LookupError, match="not today"):
         ledger.enter(managed())
     ledger.close()

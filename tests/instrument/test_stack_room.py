@@ -139,17 +139,31 @@ def test_no_step_of_a_fit_has_less_room(profile_step: int, tmp_path: Path) -> No
     assert callback.profile is not None and callback.profile.notes == ()
 
 
+def deeper_by_one(room: StackRoom) -> None:
+    """A module begins to run: what torch's hooks do with the room then."""
+    room.levels += 1
+    if room.levels >= room.highest:
+        room.follow()
+
+
+def back_by_one(room: StackRoom) -> None:
+    """A module ends, or one whose beginning nobody heard of."""
+    room.levels -= 1
+    if room.levels < room.lowest:
+        room.follow()
+
+
 def test_the_limit_follows_the_modules_that_run_in_steps_of_eight_and_is_put_back(limit: int) -> None:
     room = StackRoom()
 
     def deeper(modules: int) -> int:
         for _ in range(modules):
-            room.deeper()
+            deeper_by_one(room)
         return sys.getrecursionlimit()
 
     def back(modules: int) -> int:
         for _ in range(modules):
-            room.back()
+            back_by_one(room)
         return sys.getrecursionlimit()
 
     with room.open(6):
@@ -174,8 +188,8 @@ def test_a_model_of_few_levels_leaves_the_limit_alone(limit: int, monkeypatch: p
     with room.open(6):
         monkeypatch.setattr(sys, "setrecursionlimit", limits.append)
         for _ in range(100):
-            for move in (room.deeper, room.deeper, room.back, room.deeper, room.back, room.back):
-                move()
+            for move in (deeper_by_one, deeper_by_one, back_by_one, deeper_by_one, back_by_one, back_by_one):
+                move(room)
             monkeypatch.setattr(sys, "getrecursionlimit", lambda: limits[-1])
         monkeypatch.undo()
     assert limits == [limit + 6 + 8]
@@ -196,10 +210,10 @@ def test_room_is_given_back_once_and_by_who_took_it(limit: int) -> None:
 def test_a_limit_that_the_user_sets_inside_is_the_users_afterwards(limit: int) -> None:
     room = StackRoom()
     with room.open(6):
-        room.deeper()
+        deeper_by_one(room)
         sys.setrecursionlimit(5000)
         for _ in range(8):
-            room.deeper()
+            deeper_by_one(room)
         assert sys.getrecursionlimit() == 5006 + 16
     assert sys.getrecursionlimit() == 5000
     with room.open(6):
@@ -211,16 +225,16 @@ def test_a_limit_that_the_user_sets_inside_is_the_users_afterwards(limit: int) -
 def test_a_limit_that_the_user_raises_for_a_while_and_puts_back_leaves_no_trace(limit: int) -> None:
     room = StackRoom()
     with room.open(6):
-        room.deeper()
+        deeper_by_one(room)
         before = sys.getrecursionlimit()
         sys.setrecursionlimit(3000)
         for _ in range(8):
-            room.deeper()
+            deeper_by_one(room)
         assert sys.getrecursionlimit() == 3006 + 16
         for _ in range(8):
-            room.back()
+            back_by_one(room)
         sys.setrecursionlimit(before)
-        room.back()
+        back_by_one(room)
     assert sys.getrecursionlimit() == limit
 
 
@@ -229,7 +243,7 @@ def test_threads_share_what_all_of_them_need(limit: int) -> None:
 
     def deeper() -> None:
         for _ in range(500):
-            room.deeper()
+            deeper_by_one(room)
 
     with room.open(6):
         threads = [threading.Thread(target=deeper) for _ in range(4)]

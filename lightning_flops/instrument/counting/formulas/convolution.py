@@ -89,12 +89,12 @@ def temporal(steps_in: int, values: torch.Tensor, weight: torch.Tensor, pad: int
     return 2 * steps * int(values.shape[1]) * int(weight.shape[1]) * int(weight.shape[2])
 
 
-def _plain(values: str = "input", weight: str = "weight") -> Rule:
-    return Rule(plain, (weight, RESULT), values)
+def _plain(values: str = "input") -> Rule:
+    return Rule(plain, ("weight", RESULT), values)
 
 
-def _transposed(values: str = "input", weight: str = "weight") -> Rule:
-    return Rule(transposed, (values, weight), values)
+def _transposed(values: str = "input") -> Rule:
+    return Rule(transposed, (values, "weight"), values)
 
 
 def _whole(rule: Rule) -> Rule:
@@ -173,11 +173,10 @@ CONVOLUTION_RULES: dict[str, Rule] = {
     "mkldnn::_convolution_transpose_pointwise": Rule(reordered_transposed, ("X", "W"), "X"),
 }
 
-_RETIRED_TAIL = "int[] padding, int[] stride, int[] dilation, int groups"
-_OF_CUDNN = f"{_RETIRED_TAIL}, bool benchmark, bool deterministic"
+_OF_CUDNN = "int[] padding, int[] stride, int[] dilation, int groups, bool benchmark, bool deterministic"
 
 
-def _retired_backwards(name: str, tail: str, *, weights: str = "weight") -> dict[str, Rule]:
+def _retired_backwards(name: str, tail: str) -> dict[str, Rule]:
     """The backward of one backend's convolution: as a whole, of the input alone, and of the weight alone."""
     whole, inside = f"Tensor self, Tensor grad_output, Tensor weight, {tail}", f"{tail}) -> Tensor"
     return {
@@ -188,7 +187,7 @@ def _retired_backwards(name: str, tail: str, *, weights: str = "weight") -> dict
             plain, ("weight", "grad_output"), "grad_output"
         ),
         # What it puts out has the weight's shape.
-        f"aten::{name}_backward_{weights}(int[] weight_size, Tensor grad_output, Tensor self, {inside}": Rule(
+        f"aten::{name}_backward_weight(int[] weight_size, Tensor grad_output, Tensor self, {inside}": Rule(
             plain, (RESULT, "grad_output"), "grad_output"
         ),
     }
