@@ -79,6 +79,18 @@ class _Known:
     """Batches that it has delivered for steps; only none, one and several are told apart."""
 
 
+class _StandsForIterator:
+    """Stands for an iterator that nothing can refer to without holding it; lives as long as what fetches from that."""
+
+
+def _can_be_referred_to(iterator: Any) -> bool:
+    """Whether something can refer to *iterator* without holding it: not to one of a list, for one, nor to a ``map``."""
+    try:
+        return weakref.ref(iterator) in {weakref.ref(iterator)}
+    except TypeError:
+        return False
+
+
 class LoaderTaps:
     """Tells a session when its loop waits for a loader.
 
@@ -150,7 +162,8 @@ class LoaderTaps:
         if kind is not None and isinstance(iterator, kind):
             return functools.partial(next, iterator)  # the class tells
         fetch = self._around_fetch_of_window()(self._around_fetch_of_run()(lambda _: next(iterator)))
-        return lambda: cast(T, fetch(iterator))
+        told_of = iterator if _can_be_referred_to(iterator) else _StandsForIterator()
+        return lambda: cast(T, fetch(told_of))
 
     def tap_parts(self, taps: Patches) -> None:
         """Tell the window of every wait, and of every loader that starts."""

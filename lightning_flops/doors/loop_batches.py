@@ -73,8 +73,8 @@ class Place(NamedTuple):
     instruction: int
 
 
-def _nobody() -> None:
-    return None
+def nobody() -> None:
+    """Stands for a reference to an iterator where none is known."""
 
 
 @dataclass(slots=True)
@@ -158,9 +158,9 @@ class LoopBatches:
         """Batches that were fetched before the running one, from other iterators. All of these are unused."""
         self._looked_at: list[_Delivered] = []
         """Rivals that the first forward was not called on; a later one may be."""
-        self._iterator: Callable[[], Any] = _nobody
+        self._iterator: Callable[[], Any] = nobody
         """Returns the one that has delivered the running batch."""
-        self._fed_by: Callable[[], Any] = _nobody
+        self._fed_by: Callable[[], Any] = nobody
         """The same of the latest batch that has ended."""
         self._place: Place | None = None
         self._arguments: dict[int, Shapes] = {}
@@ -210,7 +210,7 @@ class LoopBatches:
         tokens: BatchTokens | None,
         *,
         again: bool,
-        iterator: Callable[[], Any] = _nobody,
+        iterator: Callable[[], Any] = nobody,
         place: Place | None = None,
     ) -> None:
         """The loop has fetched a batch. If the one before it is in use, it belongs to what comes next.
@@ -472,8 +472,8 @@ class LoopBatches:
 
     @property
     def is_of_dropped_iterator(self) -> bool:
-        """Whether the iterator that has delivered the running batch does not exist any more."""
-        return self.is_fetched and self._iterator is not _nobody and self._iterator() is None
+        """Whether the iterator that has delivered the running batch is known not to exist any more."""
+        return self.is_fetched and self._iterator is not nobody and self._iterator() is None
 
     def pass_over(self, *, trains: bool) -> None:
         """A forward begins on what was fetched ahead, before the running batch had a backward.

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from lightning_flops.doors.loader_taps import Fetched, LoaderTaps
-from lightning_flops.doors.loop_batches import Place
+from lightning_flops.doors.loop_batches import Place, nobody
 from lightning_flops.doors.loop_steps import LoopSteps
 from lightning_flops.doors.plain_context import Frame, LoopOutput, device_of, run_context
 from lightning_flops.doors.read_ahead import innermost_not_ours
@@ -78,17 +78,6 @@ _TURNS_OF_OTHERS = (
 )
 
 
-def _nobody() -> None:
-    return None
-
-
-def _weakly(iterator: Any) -> Callable[[], Any]:
-    try:
-        return weakref.ref(iterator)
-    except TypeError:  # an iterator of C
-        return _nobody
-
-
 def _place_of_user() -> Place | None:
     """Where the innermost function on the stack stands that is not in this package."""
     frame = innermost_not_ours()
@@ -145,7 +134,7 @@ class PlainLoop:
         self._updating = False
         self._ends_after_backward = False
         self._update_depth = 0
-        self._training_iterator: Callable[[], Any] = _nobody
+        self._training_iterator: Callable[[], Any] = nobody
         """Returns the iterator that fed the latest step, if it still exists."""
         self._steps = LoopSteps(
             self, lambda: self._root, is_whole=not steps_before, goes_on=True, one_pass=len(optimizers) <= 1
@@ -302,7 +291,7 @@ class PlainLoop:
         """*iterator* has delivered *batch*, which is for a step."""
         self._is_fetched(iterator, self._steps.batches.seen_of(batch))
         if iterator is not self._training_iterator():
-            self._training_iterator = _weakly(iterator)
+            self._training_iterator = weakref.ref(iterator)
             self._calls.feeds = self._training_iterator
 
     def nothing_fetched(self, iterator: Any) -> None:
@@ -325,7 +314,7 @@ class PlainLoop:
             return
         batches, first = self._steps.batches, 2 if ahead.is_needed else 1
         again = batches.is_from(iterator) and yielded_by(iterator) != first
-        batches.takes(*gets, again=again, iterator=_weakly(iterator), place=_place_of_user())
+        batches.takes(*gets, again=again, iterator=weakref.ref(iterator), place=_place_of_user())
 
     def looks_left(self, sign: str, in_words: str) -> None:
         """Something happens that suggests that the loop has left a step unfinished."""

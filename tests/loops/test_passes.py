@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -183,3 +184,46 @@ def test_a_step_on_two_batches_with_a_forward_each_has_the_samples_of_both() -> 
     assert profile.flops.forward + profile.flops.backward == loop.spent[1]
     assert (profile.samples, samples) == (2 * ROWS, sum(loop.samples) - 2 * ROWS - ROWS)
     assert any("again and again" in sentence for sentence in profile.notes)
+
+
+ITERABLES: tuple[Callable[[], Any], ...] = (
+    batches,
+    lambda: list(batches()),
+    lambda: map(torch.Tensor.float, list(batches())),
+    lambda: itertools.chain(batches()),
+    lambda: (rows for rows in batches()),
+)
+"""To the iterators of the second to the fourth nothing can refer without holding them."""
+
+
+@pytest.mark.parametrize("iterable", ITERABLES)
+def test_a_first_step_that_begins_without_gradients_is_whole_whatever_hands_out_its_batches(
+    iterable: Callable[[], Any],
+) -> None:
+    loop = Loop(sgd)
+    with profile_training(loop.net, loop.optimizer, profile_step=0, timing_steps=2, trace=False) as profiler:
+        for rows in profiler.batches(iterable()):
+            with torch.no_grad():
+                before = loop.net(rows)
+            (loop.net(rows) - before).square().mean().backward()
+            loop.updates(forward_of(ROWS) + step_of(ROWS))
+    profile, run = profiler.profile, profiler.throughput
+    assert profile is not None and run is not None
+    assert profile.flops.forward == 2 * forward_of(ROWS)
+    assert run.model_flops == sum(loop.spent)
+
+
+@pytest.mark.parametrize("iterable", ITERABLES)
+def test_batches_that_are_fetched_together_are_told_apart_whatever_hands_them_out(iterable: Callable[[], Any]) -> None:
+    loop = Loop(sgd)
+    with profile_training(loop.net, loop.optimizer, profile_step=1, timing_steps=2, trace=False) as profiler:
+        iterator = iter(profiler.batches(iterable()))
+        for _ in range(STEPS // 2):
+            for rows in [next(iterator), next(iterator)]:
+                loop.loss(rows).backward()
+            loop.updates(2 * step_of(ROWS), 2 * ROWS)
+    profile, run = profiler.profile, profiler.throughput
+    assert profile is not None and run is not None
+    assert (profile.flops.forward, profile.micro_steps, profile.samples) == (2 * forward_of(ROWS), 2, 2 * ROWS)
+    assert not [note for note in profile.notes if "several loaders" in note]
+    assert run.model_flops == sum(loop.spent)
