@@ -9,8 +9,8 @@ import torch
 from lightning_flops.config import OWN_FOLDER
 from lightning_flops.doors.run_place import run_context_on
 from lightning_flops.instrument.deepspeed_groups import parallel_sizes
-from lightning_flops.instrument.timing.loader_queue import batches_ahead
 from lightning_flops.instrument.timing.settling import steps_to_settle
+from lightning_flops.instrument.torch_private.loading import fetched_ahead
 from lightning_flops.records import RunContext
 from lightning_flops.session.output import LoggedOutput, RunFiles
 from lightning_flops.session.private_names import PrivateNames
@@ -70,7 +70,7 @@ def settle_steps(engine: Any) -> int:
     """Steps to leave alone after a counted one, as far as the engine's own loader shows."""
     loader = getattr(vars(engine).get("training_dataloader"), "dataloader", None)
     return steps_to_settle(
-        batches_ahead=batches_ahead(loader), batches_a_step=int(engine.gradient_accumulation_steps())
+        batches_ahead=fetched_ahead(loader), batches_a_step=int(engine.gradient_accumulation_steps())
     )
 
 

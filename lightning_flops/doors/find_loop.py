@@ -297,7 +297,7 @@ class LoopFinder:
 
     def _search_hears(self, optimizer: Any) -> None:
         recognized = self._search.update_ends(optimizer)
-        if self._is_known():
+        if self._known_loop_begins():
             return
         if self._is_full:
             return
@@ -353,10 +353,10 @@ class LoopFinder:
             turn.steps -= taken
         self._loop_is_over(None, replaced=True, taken=taken)
         self._search = LoopSearch(self._seen.__contains__, company.turns)
-        self._is_known()
+        self._known_loop_begins()
 
-    def _is_known(self) -> bool:
-        """Whether those that take turns are the optimizers of a known loop, which has its turn then."""
+    def _known_loop_begins(self) -> bool:
+        """If those that take turns are the optimizers of a known loop, it has its turn; returns whether that is so."""
         known = next((one for one in self._known if one.is_of(self._search.optimizers)), None)
         if known is None:
             return False

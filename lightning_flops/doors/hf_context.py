@@ -16,8 +16,8 @@ from transformers import Trainer
 from lightning_flops.config import BLOCK, OWN_FOLDER
 from lightning_flops.doors.run_place import run_context_on, sizes_along
 from lightning_flops.instrument.deepspeed_groups import ParallelSizes, parallel_sizes
-from lightning_flops.instrument.timing.loader_queue import batches_ahead
 from lightning_flops.instrument.timing.settling import steps_to_settle
+from lightning_flops.instrument.torch_private.loading import fetched_ahead
 from lightning_flops.records import RunContext
 from lightning_flops.session.output import LoggedOutput, RunFiles
 from lightning_flops.session.private_names import PrivateNames
@@ -117,7 +117,7 @@ def torch_loader(loader: Any) -> Any:
 def settle_steps(trainer: Trainer, loader: Any) -> int:
     """Steps to leave alone after a counted one, as far as *loader* shows; accelerate fetches one more batch ahead."""
     return steps_to_settle(
-        batches_ahead=1 + batches_ahead(torch_loader(loader)), batches_a_step=trainer.args.gradient_accumulation_steps
+        batches_ahead=1 + fetched_ahead(torch_loader(loader)), batches_a_step=trainer.args.gradient_accumulation_steps
     )
 
 

@@ -155,7 +155,9 @@ class HfTraining:
         if (loader := torch_loader(self._loader)) is not None:
             taps.replace(loader, "__iter__", make.around(_begun, None, returns=self._loader_starts))
         if self.session.tokens.reads and loads_onto_device(trainer) and names.has(accelerate_loaders, "send_to_device"):
-            reading = make.around(self._is_sent, None, returns=lambda found, moved: self._batches.read(*found, moved))
+            reading = make.around(
+                self._batch_is_sent, None, returns=lambda found, moved: self._batches.read(*found, moved)
+            )
             self._taps_of_steps.replace(accelerate_loaders, "send_to_device", reading)
         taps.replace(trainer, "evaluate", self._around_evaluation())
         if names.has(trainer, "_save_checkpoint"):
@@ -198,7 +200,7 @@ class HfTraining:
         taps.replace(trainer.accelerator, "clip_grad_norm_", clears)
         taps.replace(trainer.model_wrapped, "zero_grad", clears)
 
-    def _is_sent(self, batch: Any, *args: Any, **kwargs: Any) -> tuple[BatchTokens | None] | None:
+    def _batch_is_sent(self, batch: Any, *args: Any, **kwargs: Any) -> tuple[BatchTokens | None] | None:
         """A batch is going to be moved to the device: its tokens can still be read without waiting for that."""
         if threading.get_ident() != self._thread or not self.session.tokens.reads:
             return None

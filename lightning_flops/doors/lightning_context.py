@@ -14,8 +14,8 @@ from lightning_flops.config import OWN_FOLDER
 from lightning_flops.doors.device_mesh import mesh_sizes
 from lightning_flops.doors.run_place import run_context_on, sizes_along
 from lightning_flops.instrument.patches import untapped
-from lightning_flops.instrument.timing.loader_queue import batches_ahead
 from lightning_flops.instrument.timing.settling import steps_to_settle
+from lightning_flops.instrument.torch_private.loading import fetched_ahead
 from lightning_flops.records import Loop, RunContext
 from lightning_flops.session.output import LoggedOutput, RunFiles
 from lightning_flops.session.private_names import PrivateNames
@@ -98,7 +98,7 @@ def settle_steps(loop: Any, *, names: PrivateNames, batches_a_step: int) -> int:
 
 def batches_fetched_ahead(loop: Any, *, names: PrivateNames) -> int:
     """Most batches that a loader of *loop* fetches ahead; 0 without workers."""
-    return max(map(batches_ahead, _loaders(loop, names)), default=0)
+    return max(map(fetched_ahead, _loaders(loop, names)), default=0)
 
 
 def loader_iterators(loop: Any, *, names: PrivateNames) -> list[Any]:

@@ -17,10 +17,9 @@ from torch.utils.data import DataLoader
 from lightning_flops.doors.read_ahead import ReadAhead
 from lightning_flops.instrument.border import on_deletion
 from lightning_flops.instrument.patches import Patches
-from lightning_flops.instrument.timing.loader_queue import batches_ahead
 from lightning_flops.instrument.timing.settling import steps_to_settle
 from lightning_flops.instrument.torch_private import dispatch
-from lightning_flops.instrument.torch_private.loading import iterator_class
+from lightning_flops.instrument.torch_private.loading import fetched_ahead, iterator_class
 from lightning_flops.session.border import guarded_on_deletion
 from lightning_flops.session.noted_calls import NotedCalls, Seen
 
@@ -212,7 +211,7 @@ class LoaderTaps:
         self.in_use = True
         self._session.log.fetch_ends()
         if not failed:
-            self._is_fed(call[0])
+            self._has_fed(call[0])
         if self._takes_batches and failed:
             self._loop.nothing_fetched(call[0])
         elif self._takes_batches:
@@ -225,7 +224,7 @@ class LoaderTaps:
 
     # ---- iterators that are dropped
 
-    def _is_fed(self, iterator: Any) -> None:
+    def _has_fed(self, iterator: Any) -> None:
         """*iterator* has delivered a batch for a step."""
         feeder = self._feeder
         if feeder is None or feeder.reference() is not iterator:
@@ -238,18 +237,18 @@ class LoaderTaps:
         try:
             known = self._known.get(iterator)
             if known is None:
-                self._known[iterator] = known = _Known(weakref.ref(iterator, self._is_dropped))
+                self._known[iterator] = known = _Known(weakref.ref(iterator, self._iterator_is_dropped))
         except TypeError:
             return None
         return known
 
-    def is_fed_again(self) -> None:
+    def has_fed_again(self) -> None:
         """The iterator that has delivered the latest batch has delivered another one."""
         if self._feeder is not None:
             self._feeder.batches += 1
 
     @guarded_on_deletion
-    def _is_dropped(self, reference: object) -> None:
+    def _iterator_is_dropped(self, reference: object) -> None:
         """A DataLoader's iterator is deleted when its loop ends. Python may call this anywhere, in any thread."""
         in_handler = dispatch.depth() < self._modes_outside  # torch would put back the mode that we remove
         if reference is self._iterator and not self._iterator_is_used_up and not in_handler:
@@ -276,7 +275,7 @@ class LoaderTaps:
         recorder = self._session.window.recorder
         if recorder.counting:
             recorder.settle_for(
-                steps_to_settle(batches_ahead=batches_ahead(iterator), batches_a_step=self._batches_a_step())
+                steps_to_settle(batches_ahead=fetched_ahead(iterator), batches_a_step=self._batches_a_step())
             )
         self._session.enter("data_wait")
         self._fetching = True

@@ -252,7 +252,7 @@ class LoopBatches:
         return same and iterator is not None and iterator is not one.iterator()
 
     def _turns_to(self, one: _Delivered) -> None:
-        self._is_running((one.kept, one.shapes, one.tokens))
+        self._makes_running((one.kept, one.shapes, one.tokens))
         self._iterator, self._place, self._is_beside = one.iterator, one.place, one.is_beside
         self._together = one.together or [(one.kept, one.shapes, one.tokens)]
 
@@ -280,7 +280,7 @@ class LoopBatches:
         for one in every[1:]:
             self._takes_beside(one)
 
-    def _is_running(self, fetched: Fetched) -> None:
+    def _makes_running(self, fetched: Fetched) -> None:
         self.batch, self._shapes, self._tokens = fetched
         self.is_fetched = True
         self._is_hidden = HIDDEN_SHAPE in self._shapes
@@ -322,7 +322,7 @@ class LoopBatches:
     @property
     def _learns_arguments(self) -> bool:
         """Whether the running batch was fetched, and with which arguments the model is called on it is not known."""
-        if self._is_hidden or not self.is_fetched or self.are_several:
+        if self._is_hidden or not self.is_fetched or self._are_several:
             return False
         return known_by(self._shapes, self._tokens) not in self.replayed.known
 
@@ -443,17 +443,17 @@ class LoopBatches:
     @property
     def has_left_over(self) -> bool:
         """Whether a batch was fetched alone and nothing has run for it: the running one, or the one after it."""
-        return not self.are_several and (self.is_unused or self.ahead)
+        return not self._are_several and (self.is_unused or self.ahead)
 
     @property
-    def are_several(self) -> bool:
+    def _are_several(self) -> bool:
         """The loader has delivered several batches together, and the running one is the first of them, or all."""
         return bool(self._others) or len(self._together) > 1
 
     @property
     def wait(self) -> bool:
         """Whether the loop has fetched batches, beside the running one, that it has not used yet."""
-        return self.ahead or self.are_several
+        return self.ahead or self._are_several
 
     def come_apart(self) -> bool:
         """A forward follows a backward. If several batches were fetched before them, each is a micro-step.
@@ -461,12 +461,12 @@ class LoopBatches:
         Returns:
             Whether it is so: then the running batch is the first of them.
         """
-        if not (self._one_pass and self.are_several):
+        if not (self._one_pass and self._are_several):
             return False
         if not self._others:
             first, *others = self._together
             self._together = []
-            self._is_running(first)
+            self._makes_running(first)
             self._others.extend(others)
         return True
 
@@ -500,7 +500,7 @@ class LoopBatches:
         self._arguments.clear()
         self._passed = []
         if self._others:
-            self._is_running(self._others.popleft())
+            self._makes_running(self._others.popleft())
             return
         ahead, self._ahead = self._ahead, []
         self.batch, self._shapes, self._tokens = None, (), None

@@ -289,14 +289,14 @@ class PlainLoop:
 
     def batch_fetched(self, iterator: Any, batch: Any) -> None:
         """*iterator* has delivered *batch*, which is for a step."""
-        self._is_fetched(iterator, self._steps.batches.seen_of(batch))
+        self._takes_fetched(iterator, self._steps.batches.seen_of(batch))
         if iterator is not self._training_iterator():
             self._training_iterator = weakref.ref(iterator)
             self._calls.feeds = self._training_iterator
 
     def nothing_fetched(self, iterator: Any) -> None:
         """*iterator* has no more: a loader that has read ahead hands over its last batch now."""
-        self._is_fetched(iterator, None)
+        self._takes_fetched(iterator, None)
 
     def loader_is_used_up(self) -> None:
         """A loader that was asked for a batch has no more."""
@@ -307,7 +307,7 @@ class PlainLoop:
         """The iterator that fed the latest steps was dropped."""
         self._steps.loader_is_left()
 
-    def _is_fetched(self, iterator: Any, fetched: Fetched | None) -> None:
+    def _takes_fetched(self, iterator: Any, fetched: Fetched | None) -> None:
         ahead = self.loaders.ahead
         gets = ahead.handed_over(iterator, fetched) if ahead.is_needed else fetched
         if gets is None:
@@ -465,7 +465,7 @@ class PlainLoop:
         if monitor is None or self.session.out:
             return
         if FETCH in kinds:
-            self.loaders.is_fed_again()  # only the fetches of one iterator are noted
+            self.loaders.has_fed_again()  # only the fetches of one iterator are noted
         try:
             while place < len(kinds):
                 if kinds.startswith(_USUAL_STEP, place) and self._is_between_steps():

@@ -180,7 +180,7 @@ class _ClassTap(_StandIn):
         try:
             if is_dynamo_compiling():  # a function of the user's, into which it would read our code
                 return _bound(self._original, instance, owner)
-            # As in ``tap_of``, without the call: this runs at every step of an optimizer.
+            # As in ``_tap_of``, without the call: this runs at every step of an optimizer.
             found = None if instance is None else self._taps.get(id(instance))
             tap = None if found is None else found()
             if tap is not None:
@@ -199,17 +199,17 @@ class _ClassTap(_StandIn):
         return self.__get__(instance, type(instance))(*args, **kwargs)
 
     def _broke(self, instance: Any) -> None:
-        tap = self.tap_of(instance)
+        tap = self._tap_of(instance)
         if tap is not None:
             tap.broke()
 
-    def tap_of(self, instance: Any) -> _Tap | None:
+    def _tap_of(self, instance: Any) -> _Tap | None:
         """The latest tap on *instance* that still exists."""
         found = self._taps.get(id(instance))
         return None if found is None else found()
 
     def reference_to(self, instance: Any) -> weakref.ref[_Tap] | None:
-        """The reference that ``tap_of`` follows."""
+        """The reference that ``_tap_of`` follows."""
         return self._taps.get(id(instance))
 
     def put_on(self, tap: _Tap) -> None:

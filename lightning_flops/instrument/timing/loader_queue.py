@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
-from lightning_flops.instrument.torch_private.loading import fetched_ahead, has_workers, worker_queues
+from lightning_flops.instrument.torch_private.loading import has_workers, worker_queues
 
 
 class FeedState(Enum):
@@ -86,11 +86,6 @@ class LoaderQueue:
         """
         workers = max((one.workers for one in self._backlogs() if one.state is FeedState.EMPTY), default=1)
         return workers // math.gcd(workers, self._batches_a_step)
-
-
-def batches_ahead(loader: Any) -> int:
-    """Batches that the workers of a DataLoader, or of its iterator, fetch ahead; 0 without workers."""
-    return fetched_ahead(loader)
 
 
 def backlogs_of(iterators: Iterable[Any], *, note: Callable[[str], None]) -> list[Backlog]:

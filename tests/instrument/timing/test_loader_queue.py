@@ -22,9 +22,9 @@ from lightning_flops.instrument.timing.loader_queue import (
     FeedState,
     LoaderQueue,
     backlogs_of,
-    batches_ahead,
 )
 from lightning_flops.instrument.timing.settling import steps_to_settle
+from lightning_flops.instrument.torch_private.loading import fetched_ahead
 from lightning_flops.records import FlopRecord, PhaseFlops, RunContext, WindowRecord
 from tests.fake_clock import FakeNow
 
@@ -227,10 +227,10 @@ def test_a_queue_that_cannot_be_seen_is_told_and_the_steps_are_left_alone_as_oft
 
 def test_a_loader_fetches_ahead_what_its_workers_may_and_nothing_without_any() -> None:
     data = [torch.zeros(1)] * 4
-    assert batches_ahead(DataLoader(data, num_workers=1, prefetch_factor=4)) == 1 * 4  # type: ignore[arg-type]
-    assert batches_ahead(DataLoader(data)) == 0  # type: ignore[arg-type]
-    assert batches_ahead(SimpleNamespace(_num_workers=2, _prefetch_factor=5)) == 2 * 5  # as torch's iterators have it
-    assert batches_ahead(data) == batches_ahead(None) == 0
+    assert fetched_ahead(DataLoader(data, num_workers=1, prefetch_factor=4)) == 1 * 4  # type: ignore[arg-type]
+    assert fetched_ahead(DataLoader(data)) == 0  # type: ignore[arg-type]
+    assert fetched_ahead(SimpleNamespace(_num_workers=2, _prefetch_factor=5)) == 2 * 5  # as torch's iterators have it
+    assert fetched_ahead(data) == fetched_ahead(None) == 0
 
 
 def test_the_steps_left_alone_use_up_what_was_fetched_ahead_and_are_two_at_least() -> None:
