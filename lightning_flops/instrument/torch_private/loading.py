@@ -32,12 +32,25 @@ def _attribute(name: str) -> Attribute:
     return Attribute(f"{_MODULE}:_MultiProcessingDataLoaderIter", name, _LOSS, reported=False)
 
 
+def _of_any_iterator(name: str, loss: str) -> Attribute:
+    return Attribute(f"{_MODULE}:_BaseDataLoaderIter", name, loss, reported=False)
+
+
 _QUEUE = _attribute("_data_queue")
 _RESULTS = _attribute("_worker_result_queue")
 _TASKS = _attribute("_task_info")
 _SENT = _attribute("_send_idx")
 _RECEIVED = _attribute("_rcvd_idx")
 _WORKERS = _attribute("_num_workers")
+_PREFETCHED = _of_any_iterator(
+    "_prefetch_factor",
+    "does not show how many batches a DataLoader fetches ahead: the first timed steps may live on batches that were",
+)
+_YIELDED = _of_any_iterator(
+    "_num_yielded",
+    "does not show where a DataLoader with persistent workers begins anew: the first batch of a pass may be taken for "
+    "one that was fetched together with the last one of the pass before",
+)
 
 
 class WorkerQueues(NamedTuple):
@@ -72,25 +85,31 @@ def worker_queues(iterator: Any) -> WorkerQueues:
     return WorkerQueues(ready, int(_SENT.of(iterator) - _RECEIVED.of(iterator)), int(_WORKERS.of(iterator)))
 
 
+def _is_loaders(iterator: Any) -> bool:
+    """Whether *iterator* is a DataLoader's."""
+    kind = iterator_class()
+    return kind is not None and isinstance(iterator, kind)
+
+
 def workers_of(iterator: Any) -> int | None:
-    """The worker processes of a DataLoader's iterator; None if it does not tell."""
-    workers = getattr(iterator, "_num_workers", None)
+    """The worker processes of a DataLoader's iterator; None if it does not tell, or is another iterator."""
+    workers = _WORKERS.get(iterator, None) if _is_loaders(iterator) else None
     return workers if isinstance(workers, int) else None
 
 
 def yielded_by(iterator: Any) -> int | None:
-    """Batches that a DataLoader's iterator has delivered in its present pass; None if it does not tell.
+    """Batches that a DataLoader's iterator has delivered in its present pass; None as for ``workers_of``.
 
     One with persistent workers begins anew in each pass.
     """
-    yielded = getattr(iterator, "_num_yielded", None)
+    yielded = _YIELDED.get(iterator, None) if _is_loaders(iterator) else None
     return yielded if isinstance(yielded, int) else None
 
 
 def fetched_ahead(loader: Any) -> int:
     """Batches that the workers of a DataLoader, or of its iterator, fetch ahead; 0 of anything without workers."""
-    workers, of_each = (
-        getattr(loader, name, None) or getattr(loader, f"_{name}", None) or 0  # an iterator has them with an underscore
-        for name in ("num_workers", "prefetch_factor")
-    )
-    return int(workers * of_each)
+    if _is_loaders(loader):
+        workers, of_each = _WORKERS.get(loader, 0), _PREFETCHED.get(loader, 0)
+    else:
+        workers, of_each = getattr(loader, "num_workers", 0), getattr(loader, "prefetch_factor", 0)
+    return int((workers or 0) * (of_each or 0))

@@ -6,7 +6,6 @@ import random
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -229,7 +228,8 @@ def test_a_loader_fetches_ahead_what_its_workers_may_and_nothing_without_any() -
     data = [torch.zeros(1)] * 4
     assert fetched_ahead(DataLoader(data, num_workers=1, prefetch_factor=4)) == 1 * 4  # type: ignore[arg-type]
     assert fetched_ahead(DataLoader(data)) == 0  # type: ignore[arg-type]
-    assert fetched_ahead(SimpleNamespace(_num_workers=2, _prefetch_factor=5)) == 2 * 5  # as torch's iterators have it
+    assert fetched_ahead(iter(DataLoader(data, num_workers=2, prefetch_factor=5))) == 2 * 5  # type: ignore[arg-type]
+    assert fetched_ahead(iter(DataLoader(data))) == 0  # type: ignore[arg-type]
     assert fetched_ahead(data) == fetched_ahead(None) == 0
 
 
