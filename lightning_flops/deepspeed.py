@@ -30,6 +30,7 @@ from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
 
 from lightning_flops.config import BLOCK, ProfilerConfig, TakenBlock
+from lightning_flops.doors.deepspeed_block import log_mistakes
 from lightning_flops.doors.deepspeed_context import private_names
 from lightning_flops.doors.deepspeed_engine import EngineDoor
 from lightning_flops.doors.deepspeed_pipeline import PipelineSteps
@@ -244,10 +245,7 @@ def _block_of(engine: Any, names: PrivateNames) -> TakenBlock | None:
 
 def _say_what_is_wrong(engine: Any, taken: TakenBlock) -> None:
     if engine.global_rank == 0:
-        for words in taken.unknown:
-            logger.warning("in the DeepSpeed config, %s", words)
-        if taken.wrong:
-            logger.warning("this engine is not profiled: %s", taken.wrong)
+        log_mistakes(taken, run="engine")
 
 
 def _reading_the_block(original: Callable[[Any], Any], *, keep_builtin: bool) -> Callable[[Any], Any]:

@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from lightning_flops.config import SETTINGS, ProfilerConfig, given_settings, refuse_unknown, with_settings_described
-from lightning_flops.doors.deepspeed_block import log_choice
+from lightning_flops.doors.deepspeed_block import log_settings
 from lightning_flops.doors.lightning_context import IMPORT_ROOTS, folder_of_trainer
 from lightning_flops.doors.lightning_deepspeed import BuiltinProfiler, block_of
 from lightning_flops.doors.lightning_evaluation import Evaluation, LightningEvaluation
@@ -190,18 +190,17 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
             config = taken.settings
             if self._run_word == "fit" and taken.builtin_on and (config.enabled or taken.wrong):
                 self._builtin.stand_down(trainer)
-        if not trainer.is_global_zero:
-            return config
-        for words in taken.unknown if taken else ():
-            logger.warning("in the DeepSpeed config, %s", words)
-        if taken and taken.wrong:
-            logger.warning("this %s is not profiled: %s", self._run_word, taken.wrong)
-        elif not config.enabled:
-            # Somebody who wrote the callback into the program expects a profile.
-            level = logging.INFO if self._for_any_trainer else logging.WARNING
-            logger.log(level, "flops_profiler.enabled is not true: this %s is not profiled", self._run_word)
-        elif isinstance(block, Mapping):
-            log_choice(block, given=self._given, owner="FlopsProfilerCallback")
+        if trainer.is_global_zero:
+            log_settings(
+                block,
+                taken,
+                enabled=config.enabled,
+                given=self._given,
+                owner="FlopsProfilerCallback",
+                run=self._run_word,
+                # Somebody who wrote the callback into the program expects a profile.
+                level_if_off=logging.INFO if self._for_any_trainer else logging.WARNING,
+            )
         return config
 
     @event

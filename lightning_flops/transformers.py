@@ -6,7 +6,6 @@ It checks the settings and passes the Trainer's events on. An ``HfTraining`` hol
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,7 @@ except ModuleNotFoundError as missing:
     ) from missing
 
 from lightning_flops.config import ProfilerConfig, SettingArguments, config_from, given_settings, takes_settings
-from lightning_flops.doors.deepspeed_block import log_choice
+from lightning_flops.doors.deepspeed_block import log_settings
 from lightning_flops.session.border import event
 from lightning_flops.session.results import ProfiledRun
 from lightning_flops.text.printable import package_logger
@@ -126,16 +125,15 @@ class FlopsProfilerTrainerCallback(ProfiledRun, TrainerCallback):
         if block is not None:
             taken = ProfilerConfig.taken_over(block, given=self._given, enabled=True)
             config = taken.settings
-        if not trainer.is_world_process_zero():
-            return config
-        for words in taken.unknown if taken else ():
-            logger.warning("in the DeepSpeed config, %s", words)
-        if taken and taken.wrong:
-            logger.warning("this training is not profiled: %s", taken.wrong)
-        elif not config.enabled:
-            logger.warning("flops_profiler.enabled is not true: this training is not profiled")
-        elif isinstance(block, Mapping):
-            log_choice(block, given=self._given, owner="FlopsProfilerTrainerCallback")
+        if trainer.is_world_process_zero():
+            log_settings(
+                block,
+                taken,
+                enabled=config.enabled,
+                given=self._given,
+                owner="FlopsProfilerTrainerCallback",
+                run="training",
+            )
         return config
 
     # The Trainer calls the next two for every batch of the run: they have no wrapper, and their own border.
