@@ -37,6 +37,13 @@ _HELPS: tuple[tuple[re.Pattern[str], str, str], ...] = tuple(
             "It makes the host wait for the device: take it out of the step, or mask with where() in its place.",
         ),
         (
+            r"::(new_)?empty|::resize_",
+            "It allocates memory: make once what every step needs, and let the allocator keep what is freed (on a CPU "
+            "jemalloc or TCMalloc do).",
+            "It allocates memory: make once what every step needs, and let the allocator keep what is freed (on a CPU "
+            "jemalloc or TCMalloc do).",
+        ),
+        (
             r"_to_copy|::to$|copy_|contiguous|clone",
             "Keep one dtype, one device and one memory layout through the model, so that fewer copies are made.",
             "Keep one dtype, one device and one memory layout through the model, so that fewer copies are made.",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lightning_flops.analysis.without_flops import longest_without_flops
+import pytest
+
+from lightning_flops.analysis.without_flops import WithoutFlops, longest_without_flops, what_helps
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import ModuleRecord, WindowRecord
 from lightning_flops.schema.modules import ModuleTimes
@@ -77,6 +79,14 @@ def test_of_a_device_its_own_time_counts_and_not_the_hosts() -> None:
     eleven = Durations(total_us=11_000.0, mean_us=11_000.0, max_us=11_000.0, min_us=11_000.0, ratio=None)
     tables = replace(traced.tables, operators=(replace(row, device_self=eleven, device=eleven),))
     assert of(window, replace(traced, tables=tables)) == ("operator", "aten::relu", 11.0)
+
+
+@pytest.mark.parametrize("name", ["aten::empty", "aten::empty_like", "aten::new_empty", "aten::resize_"])
+def test_nobody_is_told_to_fuse_what_only_allocates(name: str) -> None:
+    one = WithoutFlops(kind="operator", name=name, share=0.3, stake=0.3)
+    for compiles in (True, False):
+        helps = what_helps(one, compiles=compiles)
+        assert helps.startswith("It allocates memory") and "fuse" not in helps
 
 
 def _times(forward_sec: float, backward_sec: float) -> ModuleTimes:
