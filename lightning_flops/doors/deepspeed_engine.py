@@ -78,8 +78,8 @@ class EngineDoor:
         publish: Callable[[Profile], None],
         steps: Callable[[EngineDoor], Steps],
         names: PrivateNames,
-        whole_steps: bool = False,
-        keep_builtin: bool = False,
+        whole_steps: bool,
+        keep_builtin: bool,
     ) -> None:
         self.engine = engine
         self.config = config

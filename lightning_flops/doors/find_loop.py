@@ -148,7 +148,7 @@ class LoopFinder:
         announce: says in a sentence where the report is.
     """
 
-    def __init__(self, config: ProfilerConfig, *, log_dir: str | None = None, announce: Callable[[str], None]) -> None:
+    def __init__(self, config: ProfilerConfig, *, log_dir: str | None, announce: Callable[[str], None]) -> None:
         self._config = config
         self._log_dir = log_dir
         self._announce = announce

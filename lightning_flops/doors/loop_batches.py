@@ -114,9 +114,7 @@ class LoopBatches:
         counts_calls: batches are also known by how often the model was called on them, and how many backwards ran.
     """
 
-    def __init__(
-        self, session: Callable[[], Session], *, keeps: bool, one_pass: bool, counts_calls: bool = False
-    ) -> None:
+    def __init__(self, session: Callable[[], Session], *, keeps: bool, one_pass: bool, counts_calls: bool) -> None:
         self.keeps = keeps
         self.batch: Any = None
         """The running one, or an empty tuple if nobody needs it; None if there is none yet."""

@@ -74,7 +74,7 @@ class LoopSteps:
         door: LoopDoor,
         module: Callable[[], nn.Module],
         *,
-        is_whole: bool = True,
+        is_whole: bool,
         goes_on: bool = False,
         one_pass: bool = False,
     ) -> None:

@@ -17,8 +17,8 @@ def notes_on_times(
     variable: bool,
     mixed: Sequence[TimePhase],
     closed_early: bool,
-    activity: str = "Training",
-    run_goes_on: bool = False,
+    activity: str,
+    run_goes_on: bool,
 ) -> Iterator[str]:
     """Sentences on a window's times, for whoever reads rates made of them.
 

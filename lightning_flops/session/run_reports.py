@@ -88,7 +88,7 @@ class RunReports:
         monitor: Monitor | None,
         writes: bool,
         warn: Callable[[str], None],
-        so_far: RunSoFar | None = None,
+        so_far: RunSoFar | None,
     ) -> None:
         self.profile: Profile | None = None if so_far is None else so_far.profile
         """What the latest window measured."""

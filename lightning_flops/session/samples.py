@@ -31,7 +31,7 @@ class Samples:
         share: of the wall time.
     """
 
-    def __init__(self, now: Callable[[], float] = host_clock.now, *, share: float = SHARE) -> None:
+    def __init__(self, now: Callable[[], float] = host_clock.now, *, share: float) -> None:
         self.taken = 0
         """Steps that were counted, or whose counting had begun."""
         self.seconds = 0.0

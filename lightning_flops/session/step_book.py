@@ -15,7 +15,7 @@ class StepBook:
         last: the key of the step that ended last, if the run goes on.
     """
 
-    def __init__(self, *, last: StepKey | None = None) -> None:
+    def __init__(self, *, last: StepKey | None) -> None:
         self.steps_done = 0
         """Steps of the run that have ended."""
         self.last = last

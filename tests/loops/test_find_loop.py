@@ -63,7 +63,9 @@ def said(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 
 def found(said: list[str], train: Callable[[], object], **settings: Any) -> LoopFinder:
-    finder = LoopFinder(ProfilerConfig(timing_steps=2, trace=False, html=False, **settings), announce=said.append)
+    finder = LoopFinder(
+        ProfilerConfig(timing_steps=2, trace=False, html=False, **settings), log_dir=None, announce=said.append
+    )
     try:
         train()
     finally:

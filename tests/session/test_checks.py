@@ -16,7 +16,7 @@ from lightning_flops import profile_training
 from lightning_flops.analysis.step_keys import StepKey
 from lightning_flops.analysis.step_laws import StepLaws
 from lightning_flops.session.checks import Checks
-from lightning_flops.session.samples import Samples
+from lightning_flops.session.samples import SHARE, Samples
 from tests.checks import (
     CONFIRMED,
     LAYERS,
@@ -202,7 +202,7 @@ def test_time_that_is_no_steps_is_not_taken_for_the_cost_of_a_check() -> None:
     ("done", "usual"), [(99, False), (100, False), (101, False), (102, True), (108, True), (109, False), (110, False)]
 )
 def test_no_check_is_made_where_people_do_what_they_do_now_and_then(done: int, usual: bool) -> None:
-    assert Samples().is_usual(steps_done=done) is usual
+    assert Samples(share=SHARE).is_usual(steps_done=done) is usual
 
 
 @pytest.mark.parametrize(
@@ -361,7 +361,7 @@ def test_where_steps_take_turns_the_first_check_shows_it(heads: int, profile_ste
 
 
 def test_checks_come_after_103_steps_and_always_twice_as_many() -> None:
-    samples = Samples()
+    samples = Samples(share=SHARE)
     assert [samples.next_check(steps_done=done) for done in (13, 102, 103, 206, 411, 412)] == [
         *(103, 103, 206, 412, 412, 824),
     ]

@@ -53,7 +53,7 @@ def test_each_step_is_told_its_own_part_of_that() -> None:
 def test_that_time_is_none_that_counting_has_taken(sampled: bool) -> None:
     now, model = FakeNow(), nn.Linear(1, 1)
     flops = StepFlops(model, lambda _: None, updated=model.parameters, shown=True, share=SHARE, padding_counts=False)
-    flops.samples = samples = Samples(now)
+    flops.samples = samples = Samples(now, share=SHARE)
     if sampled:
         samples.begins()
     else:

@@ -19,7 +19,7 @@ def looked_at_in_vain(*, apart: int) -> int:
     """
     model = nn.Linear(1, 1)
     flops = StepFlops(model, lambda _: None, updated=model.parameters, shown=True, share=1e9, padding_counts=False)
-    book, looks = StepBook(), 0
+    book, looks = StepBook(last=None), 0
     for step in range(STEPS):
         batch = ((2 + step * apart, 8),)
         flops.look(steps_done=step)

@@ -235,7 +235,7 @@ def function_in_forward(calls: int = 0) -> Any:
     return None
 
 
-def inside_function_forward(calls: int = 0) -> bool:
+def inside_function_forward(calls: int) -> bool:
     """Whether the running code is, within its module's forward, inside the forward of an ``autograd.Function``.
 
     Args:
