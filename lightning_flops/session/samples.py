@@ -40,7 +40,7 @@ class Samples:
         self._share = share
         self._began = now()
         self._since: float | None = None
-        """When the running step began, if it is counted outside of windows; later by the pauses in it."""
+        """When the running step began, if it is counted outside of windows; later by what is left out of it."""
         self._window_since: float | None = None
         """The same of the first step that a window counts."""
         self._reasons: set[str] = set()
