@@ -125,7 +125,8 @@ class NotedCalls:
         """Tell the door of everything that was noted; from here on it is told at once."""
         if self.on:
             self.on = False
-            self.tell_all()
+            if self.kinds:  # a loop whose batches are of no DataLoader has each fetch told at once, and nothing noted
+                self.tell_all()
 
     def tell_all(self) -> None:
         """Tell the door of everything that was noted."""
