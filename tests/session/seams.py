@@ -29,7 +29,7 @@ NOT_SEAMS = ("Border", "UndoLedger", "RankReports", "guarded", "package_logger",
 
 AFTER_A_FAILURE = (
     *("undo", "remove", "take_out", "abandon", "close", "out", "border", "_take_off", "leave_again"),
-    *("_tell_failure", "_warn", "_failed", "_broke", "reset_fetcher"),
+    *("_tell_failure", "_warn", "_failed", "_broke", "reset_fetcher", "put_back"),
 )
 """What runs after a failure, too: there a second one has tests of its own."""
 
