@@ -52,12 +52,12 @@ def build_timing(
     for phase in _PHASES:
         together = mixed if phase in mixed else (phase,)
         if together not in samples:
-            samples[together] = [sum(getattr(one, each) for each in together) for one in seconds]
+            samples[together] = [math.fsum(getattr(one, each) for each in together) for one in seconds]
     means = {together: math.fsum(times) / len(times) for together, times in samples.items()}
     # Only pipelines have a bubble.
     never: Iterable[tuple[TimePhase, ...]] = [("bubble",)] if trains else [(phase,) for phase in _OF_TRAINING]
     absent = {together for together in never if together in samples and not any(samples[together])}
-    global_step_sec = sum(means.values())
+    global_step_sec = math.fsum(means.values())
 
     def seconds_of(*phases: TimePhase) -> float | None:
         """Mean of *phases* together; None if some of them, but not all, are mixed up with others, or none exists."""

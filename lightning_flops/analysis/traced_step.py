@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -232,8 +233,8 @@ def mean_times(times: Sequence[ModuleTimes | None]) -> ModuleTimes | None:
 
     return ModuleTimes(
         clock=known[0].clock,
-        forward_sec=sum(one.forward_sec for one in known) / len(known),
-        own_forward_sec=sum(one.own_forward_sec for one in known) / len(known),
+        forward_sec=math.fsum(one.forward_sec for one in known) / len(known),
+        own_forward_sec=math.fsum(one.own_forward_sec for one in known) / len(known),
         backward_sec=average(lambda one: one.backward_sec),
         own_backward_sec=average(lambda one: one.own_backward_sec),
         forward_kernels=average(lambda one: one.forward_kernels),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.report.layout import and_more, line, paragraph, shortened, table, title
 from lightning_flops.report.memory_text import module_memory_table, operator_memory_table
@@ -145,7 +147,7 @@ def _module_lines(profile: Profile) -> list[str]:
 
     timed = [module for module in profile.modules if own_sec(module)]
     longest = sorted(timed, key=own_sec, reverse=True)[:_ROWS_SHOWN]
-    whole = sum(map(own_sec, profile.modules))
+    whole = math.fsum(map(own_sec, profile.modules))
     backward = profile.has_backward
     on_device = any(module.times is not None and module.times.clock == "device" for module in longest)
     rows = []

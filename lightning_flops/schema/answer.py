@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -96,7 +97,7 @@ def longest_modules(
     if timed and tables is not None:
         return _heaviest(timed, whole=tables.step_times.mean.wall_us * _SEC_PER_US, most=most), "traced step"
     if timed:
-        return _heaviest(timed, whole=sum(timed.values()), most=most), "forward"
+        return _heaviest(timed, whole=math.fsum(timed.values()), most=most), "forward"
     flops = {module.name: module.own.total for module in modules}  # no float may hold them
     return _heaviest(flops, whole=sum(flops.values()) + profile.outside.total, most=most), "FLOPs"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -263,7 +264,7 @@ def _hfu_of_all(steps: Sequence[TracedStepFlops] | Sequence[JobStepFlops]) -> fl
 def of_all(shares: Sequence[tuple[float | None, float]]) -> float | None:
     """Shares of the peak, each over its own wall time, as one over the time of all."""
     known = [(share, wall_us) for share, wall_us in shares if share is not None]
-    whole_us = sum(wall_us for _, wall_us in known)
+    whole_us = math.fsum(wall_us for _, wall_us in known)
     if len(known) < len(shares) or not whole_us:
         return None
-    return sum(share * wall_us for share, wall_us in known) / whole_us
+    return math.fsum(share * wall_us for share, wall_us in known) / whole_us
