@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from lightning_flops.instrument.optimizer_hooks import with_inner
 from lightning_flops.instrument.torch_private.tensors import local_shard
 from lightning_flops.records import MemoryRecord, PhaseMemory
 
@@ -249,9 +250,7 @@ def _optimizer_bytes(root: nn.Module, optimizers: Iterable[Any]) -> int | None:
     own = {_storage(parameter) for parameter in root.parameters()}
     tensors: list[torch.Tensor] = []
     for optimizer in optimizers:
-        inner = optimizer
-        while (nested := getattr(inner, "optimizer", None)) is not None and nested is not inner:
-            inner = nested
+        inner = with_inner(optimizer)[-1]
         state, groups = getattr(inner, "state", None), getattr(inner, "param_groups", None)
         if not isinstance(state, Mapping) or groups is None:
             return None

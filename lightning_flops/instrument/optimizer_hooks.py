@@ -25,6 +25,21 @@ _retired: list[Any] = []
 """The handles of hooks that do nothing any more, and could not be removed yet."""
 
 
+_MOST_WRAPPERS = 5
+"""Wrappers around an optimizer that are looked into: an object that answers to any name never comes to an end."""
+
+
+def with_inner(optimizer: Any) -> list[Any]:
+    """*optimizer*, the one that it is put around, the one inside that, and so on: Lightning's, DeepSpeed's, torch's."""
+    found = [optimizer]
+    while len(found) <= _MOST_WRAPPERS:
+        inner = getattr(found[-1], "optimizer", None)
+        if inner is None or any(inner is one for one in found):
+            break
+        found.append(inner)
+    return found
+
+
 class OptimizerHooks:
     """Hears of every step of every optimizer. Torch fires twice if a subclass's step calls its parent's.
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import distributed, nn
 
+from lightning_flops.instrument.optimizer_hooks import with_inner
 from lightning_flops.records import OptimizerFacts, RunFacts
 from lightning_flops.text.printable import package_logger
 
@@ -64,14 +65,9 @@ def _backend(device: torch.device) -> str | None:
 
 
 def _optimizer_facts(optimizer: Any, device: torch.device) -> OptimizerFacts:
-    inner = optimizer
-    for _ in range(5):  # wrappers of wrappers: Lightning's around DeepSpeed's around the user's
-        if isinstance(inner, torch.optim.Optimizer) and "foreach" in inner.defaults:
-            break
-        nested = getattr(inner, "optimizer", None)
-        if nested is None:
-            break
-        inner = nested
+    every = with_inner(optimizer)
+    torchs = (one for one in every if isinstance(one, torch.optim.Optimizer) and "foreach" in one.defaults)
+    inner = next(torchs, every[-1])
     return OptimizerFacts(
         type_name=type(inner).__name__,
         implementation=_implementation(inner, device),

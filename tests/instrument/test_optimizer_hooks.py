@@ -1,4 +1,4 @@
-"""Hooks of torch's optimizers that are removed while torch calls them."""
+"""Hooks of torch's optimizers that are removed while torch calls them, and optimizers in their wrappers."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.optim import optimizer as torchs
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from lightning_flops.instrument.optimizer_hooks import OptimizerHooks
+from lightning_flops.instrument.memory import MemoryReading, MemoryWatch
+from lightning_flops.instrument.optimizer_hooks import OptimizerHooks, with_inner
 
 
 @pytest.fixture
@@ -234,3 +236,39 @@ def test_what_is_told_of_a_failure_may_remove_the_hooks(
     users.remove()
     assert len(failed) == 1 and users.heard == ["before", "after"] * 2
     assert hooks_up() == before
+
+
+class Around:
+    """An optimizer around another one."""
+
+    def __init__(self, optimizer: Any = None) -> None:
+        self.optimizer = optimizer
+
+
+def test_an_optimizer_is_found_in_its_wrappers() -> None:
+    inside = Around()
+    middle = Around(inside)
+    outside = Around(middle)
+    assert with_inner(outside) == [outside, middle, inside]
+    assert with_inner(inside) == [inside]
+
+
+def test_wrappers_that_never_end_are_left_off_after_some() -> None:
+    asked: list[object] = []
+
+    class Endless:
+        @property
+        def optimizer(self) -> Endless:
+            asked.append(self)
+            assert len(asked) < 100
+            return Endless()
+
+    first, second = Around(), Around()
+    first.optimizer, second.optimizer = second, first
+    assert with_inner(first) == [first, second]
+    assert len(with_inner(Endless())) == 6
+    watch = MemoryWatch(nn.Linear(2, 2), read=lambda: MemoryReading(current=1, peak=1), on_device=False)
+    watch.enter("optimizer")
+    for one in (first, Endless()):
+        record = watch.record(optimizers=[one])
+        assert record is not None and record.optimizer_bytes is None
