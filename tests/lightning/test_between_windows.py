@@ -91,7 +91,7 @@ def found(
     trainer = Trainer(
         accelerator="cpu", max_epochs=3, logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False, default_root_dir=folder,
-        callbacks=[FlopsProfilerCallback(timing_steps=1, trace=False)], **{"log_every_n_steps": 7, **arguments},
+        callbacks=[FlopsProfilerCallback(timing_steps=2, trace=False)], **{"log_every_n_steps": 7, **arguments},
     )  # fmt: skip
     trainer.fit(module, loader)
     (session,) = sessions
