@@ -352,7 +352,8 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
     def _receive(self, profiles: Sequence[Profile], throughput: ThroughputSummary | None) -> None:
         """A run in processes that a launcher started, such as ddp_spawn's, has measured this on rank 0."""
         self._profiles, self._throughput = list(profiles), throughput
-        OUTCOMES.profiles += len(profiles)
+        for profile in profiles:
+            OUTCOMES.reports(profile)
 
     def _end_run(self) -> None:
         self._builtin.put_back()

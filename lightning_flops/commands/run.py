@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 _SETTING = "setting:"
 
+_RANKS_OF_LAUNCHERS = ("LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
+"""Environment variables by which launchers that set no RANK tell processes apart: each is 0 in the first one."""
+
 
 def add(commands: Commands) -> None:
     """Add the command to *commands*."""
@@ -27,9 +31,9 @@ def add(commands: Commands) -> None:
         usage="%(prog)s [-h] [--profile-step N] [--log-dir DIR] [...] [-m] PROGRAM [ARGUMENT ...]",
         description=(
             "Run a Python program unchanged, and profile its training: every Trainer of Lightning and of transformers, "
-            "every DeepSpeed engine whose config has an enabled flops_profiler block, or else the first loop of torch, "
-            "accelerate or Fabric whose optimizer takes a step. A profiler that the program has itself goes before. "
-            "LIGHTNING_FLOPS=0 in the environment leaves all but DeepSpeed alone."
+            "every DeepSpeed engine whose config has an enabled flops_profiler block, and every other loop of torch, "
+            "accelerate or Fabric whose optimizers take steps (the first eight). A profiler that the program has "
+            "itself goes before. LIGHTNING_FLOPS=0 in the environment leaves all but DeepSpeed alone."
         ),
         epilog=(
             "examples:\n"
@@ -126,6 +130,11 @@ def profile_program(options: argparse.Namespace, program: Sequence[str]) -> int:
     return 0
 
 
+def _follow(log_dir: str | None) -> None:
+    """A process begins that the program has started anew by multiprocessing."""
+    _Doors({}, log_dir=log_dir).begin_in_child()
+
+
 class _Doors:
     """Has the program's training profiled. No framework is loaded before the program loads it.
 
@@ -140,6 +149,7 @@ class _Doors:
     def __init__(self, settings: Mapping[str, object], *, log_dir: str | None) -> None:
         from lightning_flops import entry_points
         from lightning_flops.config import OWN_FOLDER
+        from lightning_flops.doors import fabric_launch, processes
         from lightning_flops.doors.when_imported import when_imported
 
         self._environment = {
@@ -157,8 +167,14 @@ class _Doors:
         self._settings = entry_points.settings()
         self._log_dir = log_dir
         self._finder: LoopFinder | None = None
+        self._children = ExitStack()
+        self._is_main = True
+        """The command has started this process itself."""
         when_imported("deepspeed", _install)
         if entry_points.is_on():
+            self._children.enter_context(processes.followed(self, _Doors._is_forked, then=_follow, log_dir=log_dir))
+            for launcher in fabric_launch.LAUNCHERS:
+                when_imported(launcher, lambda module: fabric_launch.tap(module, log_dir=log_dir))
             when_imported("transformers.trainer", self._give_callback)
             when_imported("torch", self._find_loop)
 
@@ -175,9 +191,22 @@ class _Doors:
         config = config_from(self._settings, owner="run")
         self._finder = LoopFinder(config, log_dir=self._log_dir, announce=say)
 
+    def _is_forked(self) -> None:
+        """This process was forked by multiprocessing, and does not come back to the command."""
+        if self._finder is None or self._finder.is_idle:  # otherwise the loop is that of the process before
+            self.begin_in_child()
+
+    def begin_in_child(self) -> None:
+        """This process is one that the program has started by multiprocessing: report when it ends."""
+        from lightning_flops.doors import processes
+
+        self._is_main = False
+        processes.at_end(lambda: self.close(None))
+
     def close(self, error: BaseException | None) -> None:
         """The program is over, or *error* ends it: report what was measured, and say if nothing was."""
         try:
+            self._children.close()
             self._report(error)
         finally:
             for name, value in self._environment.items():
@@ -191,14 +220,23 @@ class _Doors:
 
         if self._finder is not None:
             self._finder.end(error)
-        if self.silent or os.environ.get("RANK", "0") != "0":
+        if self.silent or not self._is_first_rank():
+            return
+        if not self._is_main:  # the process that has started it says what else there was
+            if self._finder is not None and self._finder.has_nothing_of_its_loops:
+                say(f"nothing was profiled in process {os.getpid()}: {self._reason(OUTCOMES)}")
             return
         if OUTCOMES.profiles:
-            if not OUTCOMES.told:  # of a profiler that the program has itself
-                say(f"FLOPs of {OUTCOMES.latest} The report went where the program's own profiler has it.")
+            if not OUTCOMES.told:  # of a profiler that the program has itself, or in another process
+                say(f"FLOPs of {OUTCOMES.latest} The report went where the profiler of that training has it.")
             self._tell_of_several(OUTCOMES)
             return
         say(f"nothing was profiled: {self._reason(OUTCOMES)}")
+
+    def _is_first_rank(self) -> bool:
+        """Whether this is the process of the program that speaks for all of them, as far as that is known."""
+        told = (os.environ.get("RANK"),) if "RANK" in os.environ else map(os.environ.get, _RANKS_OF_LAUNCHERS)
+        return all(rank in (None, "0") for rank in told) and (self._finder is None or self._finder.rank == 0)
 
     def _tell_of_several(self, outcomes: Outcomes) -> None:
         """If the program had several trainings, say in one last line what became of each."""

@@ -185,6 +185,8 @@ class LoopFinder:
         self._loops = 0
         self.profiles: list[Profile] = []
         """What was measured."""
+        self.rank = 0
+        """Of this process in the latest loop."""
         self._any_optimizer = OptimizerHooks(self._update_begins, self._update_ended, failed=self._fail)
         self._any_optimizer.put_up()
 
@@ -204,7 +206,17 @@ class LoopFinder:
             return self._refused
         if self._frameworks_trainings:
             return "its framework's own door profiles the training"
-        return "no optimizer took a step"
+        return "no optimizer took a step in this process"
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no optimizer has made a step."""
+        return not (self._seen or self._frameworks)
+
+    @property
+    def has_nothing_of_its_loops(self) -> bool:
+        """Whether an optimizer made steps, in no framework's training, and no report came of them."""
+        return bool(self._heard) and not self.profiles
 
     @property
     def loops(self) -> tuple[str, ...]:
@@ -401,6 +413,7 @@ class LoopFinder:
         if known.output is None:
             raise ValueError("a loop that cannot be profiled")
         frame, so_far = _frame_of(model), known.so_far
+        self.rank = frame.rank
         door = PlainLoop(
             model,
             optimizers,

@@ -6,6 +6,9 @@ import weakref
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from lightning_flops.report.headline import headline
+from lightning_flops.schema.profile import Profile
+
 
 class Running(Protocol):
     """A session."""
@@ -39,6 +42,11 @@ class Outcomes:
     """The latest report, in a line."""
     reasons: list[str] = field(default_factory=list)
     """Why runs ended without a report, in sentences without a full stop."""
+
+    def reports(self, profile: Profile) -> None:
+        """A report of a run was made."""
+        self.profiles += 1
+        self.latest = f"{profile.context.step_word} {profile.profile_step}: {headline(profile)}"
 
     def begins(self, session: Running, *, trains: bool) -> None:
         """The run of *session* begins."""

@@ -194,8 +194,7 @@ class RunReports:
         step = self._door.x_axis()
         profile = replace(profile, report_step=step)
         self._publish(profile)
-        OUTCOMES.profiles += 1
-        OUTCOMES.latest = f"{profile.context.step_word} {profile.profile_step}: {headline(profile)}"
+        OUTCOMES.reports(profile)
         with random_state_kept():
             self.output.write_profile(profile, step=step)
 

@@ -242,7 +242,7 @@ def test_a_loop_that_calls_methods_of_its_model_has_counts_and_no_time_of_its_fo
 @pytest.mark.parametrize(
     ("steps", "reason"),
     [
-        (0, "no optimizer took a step"),
+        (0, "no optimizer took a step in this process"),
         (1, "training ended after 1 step(s), while its loop was being recognized"),
         (2, "training ended after 2 step(s), while its loop was being recognized"),
     ],
