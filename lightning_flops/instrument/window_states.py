@@ -32,8 +32,9 @@ _SEEN_BY_PROFILER = (
 )
 
 _FEW_MATCHES = 10
-"""Signatures "keep changing" as soon as fewer than one in this many of the steps that were watched has the counted
-step's. So a window watches at most about this many times ``timing_steps`` steps."""
+"""Signatures "keep changing" when fewer than one in this many of the steps that were watched has the counted step's.
+That is asked whenever as many more were watched as are to be timed, and at least so many. So it is known at the latest
+when this many times ``timing_steps`` were watched."""
 
 
 class RunningStep:
@@ -479,7 +480,7 @@ class Timing(State):
                 return SettlingDown(window, self.measured, times)
             return _traces_or_closes(window, self.measured)
         watched = len(times.watched)
-        if watched < max(wanted, _FEW_MATCHES) or times.matches * _FEW_MATCHES >= watched:
+        if watched % max(wanted, _FEW_MATCHES) or times.matches * _FEW_MATCHES >= watched:
             return self
         times.variable = True
         del times.watched[:-wanted]

@@ -240,7 +240,7 @@ def found(
         optimizer,
         log_every_n_steps=every,
         writer=lambda scalars, step: readings.append({"step": step}),
-        **(settings or {"timing_steps": 1, "trace": False}),
+        **(settings or {"timing_steps": 2, "trace": False}),
     ) as profiler:
         loop(Run(profiler, model, optimizer))
     (session,) = sessions
