@@ -105,6 +105,7 @@ def test_the_profiler_by_deepspeeds_name_takes_no_room_away() -> None:
     assert profiler.get_total_flops() == LINEAR_FLOPS
 
 
+@pytest.mark.skipif(sys.version_info[:2] == (3, 12), reason="Python 3.12 has a limit for calls of C, which is not ours")
 @pytest.mark.parametrize("profile_step", [0, 1])
 def test_no_step_of_a_fit_has_less_room(profile_step: int, tmp_path: Path) -> None:
     """Steps that are counted, timed and traced, and those that are left alone."""
