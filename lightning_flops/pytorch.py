@@ -418,8 +418,7 @@ class TrainingProfiler(ProfiledRun):
     def outside_of_steps(self, name: str = "validation") -> Iterator[None]:
         """What runs inside belongs to no step; its time is listed under *name*.
 
-        This is not needed for ``torch.save``, nor for an evaluation of the model in evaluation mode between two steps.
-        In the middle of one, as where gradients are accumulated, an evaluation is a part of it without this.
+        This is not needed for an evaluation of the model in evaluation mode, nor for ``torch.save``.
         """
         loop = None
         try:

@@ -136,6 +136,15 @@ class LoopSteps:
         self._usual_signs: set[str] = set()
 
     @property
+    def _is_between_batches(self) -> bool:
+        """No step has begun, or the running batch of one has had its backward."""
+        return self._at_border or self._has_gradients
+
+    @property
+    def _is_set_to_evaluate(self) -> bool:
+        return not (self._model.training or self._trains_in_eval_mode)
+
+    @property
     def half_done(self) -> bool:
         """A step has begun and has not ended."""
         return not self._at_border
@@ -210,7 +219,7 @@ class LoopSteps:
     def _begin_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         if self.left_out or self.in_backward:
             return False
-        if self._at_border and self._is_evaluation():
+        if self._is_between_batches and self._is_evaluation():
             self._leaves_steps(_EVALUATION)
             return False
         if self.outside:
@@ -429,11 +438,11 @@ class LoopSteps:
     # ---- evaluation
 
     def _is_evaluation(self) -> bool:
-        """Whether a forward between two steps belongs to an evaluation.
+        """Whether a forward between two batches belongs to an evaluation.
 
         Of a model in evaluation mode it does if either gradients are off or the last step was trained in training mode.
-        Of another it does if gradients are off between two epochs. Once a training forward has begun a step, everything
-        that runs belongs to the step.
+        Of another it does if gradients are off between two epochs. From a batch's training forward to its backward,
+        everything that runs belongs to the step.
         """
         if self._model.training:
             looks = self._epoch_is_new and self.batches.is_of_dropped_iterator  # at a batch of next(iter(loader))
@@ -449,7 +458,7 @@ class LoopSteps:
 
     def evaluation_may_begin(self) -> None:
         """The model is in evaluation mode, or soon will be: an evaluation begins, unless it trains in that mode."""
-        if self._at_border and not self._trains_in_eval_mode and self.on_its_thread():
+        if self._is_between_batches and not self._trains_in_eval_mode and self.on_its_thread():
             self._leaves_steps(_EVALUATION)
 
     def _leaves_steps(self, name: str) -> None:
@@ -536,6 +545,8 @@ class LoopSteps:
         """
         half_done = self.batches.batch is not None and not self._at_border and not self.micro_step_is_over
         if not half_done or self.left_out or self._forward_depth or self._backward_depth or not self.on_its_thread():
+            return
+        if self.evaluating or (self._is_between_batches and self._is_set_to_evaluate):
             return
         self._signs.add(sign)
         if sign not in self._usual_signs:

@@ -857,3 +857,30 @@ def test_what_becomes_known_after_the_last_report_stands_with_the_runs_throughpu
     late = [note for note in run.notes if note.startswith("Another optimizer than those that were given")]
     assert len(late) == 1 and late[0] not in profile.notes
     assert not set(run.notes) & set(profile.notes)
+
+
+@pytest.mark.parametrize("when", [1, 2], ids=["before the update", "after the first batch"])
+def test_an_evaluation_in_the_middle_of_an_accumulated_step_is_no_part_of_it(
+    when: int, now: FakeNow, windows: list[Any]
+) -> None:
+    net = Net(now)
+    optimizer = SlowSGD(net.parameters(), now)
+    steps, others = 8, loader(3, now)
+    with profile_training(net, optimizer, **SETTINGS) as profiler:
+        for number, rows in enumerate(loader(2 * steps, now)):
+            loss_of(net(rows), now).backward()
+            if number % 4 == when:
+                net.eval()
+                with torch.no_grad():
+                    for one in others:
+                        net(one)
+                net.train()
+            if number % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+    profile = profile_of(profiler)
+    assert (profile.flops.forward, profile.flops.backward) == (2 * FORWARD, 2 * BACKWARD)
+    assert profile.notes == ()
+    assert all(step.data_wait == 2 * FETCH_SEC and step.backward == 2 * BACKWARD_SEC for step in seconds(windows))
+    assert profiler.throughput is not None
+    assert profiler.throughput.model_flops == steps * 2 * (FORWARD + BACKWARD)
