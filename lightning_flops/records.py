@@ -35,6 +35,10 @@ PADDING_MARK = -3
 """Begins a shape that is no tensor's, but tells of a whole batch: the number after it is 1 if none of its tokens is
 padding, else 0."""
 
+LENGTHS_MARK = -11
+"""Begins a shape that is no tensor's, but tells of the sequences of a batch: the numbers after it are how many tokens
+they have, the squares of their lengths added up, and the longest length."""
+
 WITH_PADDING, WITHOUT_PADDING = (PADDING_MARK, 0), (PADDING_MARK, 1)
 
 TimePhase = Literal["data_wait", "transfer", "forward", "backward", "bubble", "optimizer", "other"]
@@ -543,13 +547,14 @@ class WindowRecord:
     modules: tuple[ModuleRecord, ...]
     flops: FlopRecord
     counted_steps: tuple[StepRecord, ...]
-    """One step, or several where signatures keep changing."""
+    """One step; several where signatures keep changing, and where shapes alone do not decide what is spent."""
     timed_steps: tuple[StepRecord, ...]
     timing_steps: int
     """How many timed steps were asked for."""
     settle_steps: int = 0
     variable: bool = False
-    """Signatures kept changing: counted and timed steps are different samples of the same run."""
+    """Steps kept changing, in their signatures or in what they spend: counted and timed ones are different samples of
+    the same run."""
     traces: tuple[TracedStepRecord, ...] = ()
     """Steps that were traced, one record of each cycle; empty if none was: the notes say why."""
     module_seconds: ModuleSecondsRecord | None = None
@@ -597,12 +602,24 @@ class BatchTokens(NamedTuple):
     """Sequences that are not empty; packed ones are several."""
     squares: int | None
     """The squares of their lengths, added up: what attention between their tokens goes by."""
+    longest: int | None
+    """The length of the longest of them; 0 without any."""
 
     def plus(self, *others: BatchTokens | None) -> BatchTokens:
         """All of them together; None is a batch that does not tell."""
         if self is UNKNOWN_TOKENS or None in others or UNKNOWN_TOKENS in others:
             return UNKNOWN_TOKENS
-        return BatchTokens(*map(_sum, zip(self, *others, strict=True)))
+        *amounts, longest = zip(self, *others, strict=True)
+        processed, real, trained, sequences, squares = map(_sum, amounts)
+        known = [length for length in longest if length is not None]
+        return BatchTokens(
+            processed=processed,
+            real=real,
+            trained=trained,
+            sequences=sequences,
+            squares=squares,
+            longest=max(known) if len(known) == len(longest) else None,
+        )
 
 
 def _sum(counts: tuple[int | None, ...]) -> int | None:
@@ -610,10 +627,10 @@ def _sum(counts: tuple[int | None, ...]) -> int | None:
     return sum(known) if len(known) == len(counts) else None
 
 
-NO_TOKENS = BatchTokens(0, 0, 0, 0, 0)
+NO_TOKENS = BatchTokens(0, 0, 0, 0, 0, 0)
 """Of no batch."""
 
-UNKNOWN_TOKENS = BatchTokens(None, None, None, None, None)
+UNKNOWN_TOKENS = BatchTokens(None, None, None, None, None, None)
 """Of a batch that does not tell."""
 
 

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from lightning_flops import Profile, count_flops
-from lightning_flops.analysis.step_keys import StepKey
+from lightning_flops.analysis.step_keys import StepKey, without_lengths
 from lightning_flops.analysis.step_laws import Foretold
 from lightning_flops.records import BucketFlops
 from lightning_flops.schema.throughput import ThroughputSummary
@@ -112,7 +112,7 @@ class Watched:
     def _watch(self) -> None:
         books, output = self.session.flops.books, self.session.reports.output
         book, book_each, book_slowed = books.book, books.book_one_batch_each, books.book_slowed
-        counted, write = books.counted, output.write_reading
+        counted, drop_lengths, write = books.counted, books.drop_lengths, output.write_reading
 
         def booked(keys: Sequence[StepKey], *columns: Any) -> None:
             self.steps += [SeenStep(key, slowed=False) for key in keys]
@@ -132,6 +132,11 @@ class Watched:
             self.steps[-1].counted = flops
             counted(key, flops)
 
+        def dropped() -> None:
+            for step in self.steps:
+                step.key = without_lengths(step.key)
+            drop_lengths()
+
         def written(reading: Any, **more: Any) -> None:
             undisturbed = [number for number, step in enumerate(self.steps) if not step.slowed]
             self.readings.append(Reading(tuple(undisturbed[-reading.steps :]), more["model_flops"]))
@@ -142,6 +147,7 @@ class Watched:
             (books, "book_one_batch_each", each_booked),
             (books, "book_slowed", was_slowed),
             (books, "counted", was_counted),
+            (books, "drop_lengths", dropped),
             (output, "write_reading", written),
         ):
             setattr(owner, name, function)

@@ -6,13 +6,16 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from lightning_flops.analysis.law import Law, LawFinder, Variable
+from lightning_flops.analysis.law import FLAG, LONGEST, SQUARES, TOKENS, Law, LawFinder, Variable
 from lightning_flops.analysis.rates import per_second
 from lightning_flops.analysis.step_laws import FlopSums, RunLaw, StepSeconds
 from lightning_flops.records import BucketFlops
 from lightning_flops.schema import shown
 from lightning_flops.schema.law import (
+    LONGEST_LENGTH,
+    REAL_TOKENS,
     SCHEMA_VERSION,
+    SUM_OF_SQUARES,
     WHOLE,
     LawReport,
     LawSum,
@@ -248,10 +251,16 @@ def law_sums(law: Law, names: Sequence[str]) -> Iterator[LawSum]:
         )
 
 
+_NAMES = {FLAG: WHOLE, TOKENS: REAL_TOKENS, SQUARES: SUM_OF_SQUARES, LONGEST: LONGEST_LENGTH}
+
+
 def letters(variables: Sequence[Variable]) -> list[str]:
-    """What stands for *variables* whose names nobody knows: B for samples, then S, T, U ..., F for a flag."""
+    """What stands for *variables* whose names nobody knows.
+
+    B for samples, then S, T, U ...; F for a flag; R, Q and L for what tells of sequences.
+    """
     free = iter("STUVWXYZ")
-    return ["B" if one.is_batch else WHOLE if one.is_flag else next(free, "?") for one in variables]
+    return ["B" if one.is_batch else _NAMES.get(one.axis) or next(free, "?") for one in variables]
 
 
 _GROUPS = 6
@@ -267,11 +276,13 @@ def step_law(run: RunLaw, *, peak_sec: Callable[[Mapping[str, int]], float | Non
     names = letters(run.finder.variables)
     sums = tuple(law_sums(run.law, names))
     used = {name for one in sums for term in one.terms for name in term.powers}
+    if used & {REAL_TOKENS, SUM_OF_SQUARES}:
+        used.add(LONGEST_LENGTH)
     return StepLaw(
         variables=tuple(
             LawVariable(name=name, least=one.counted[0], greatest=one.counted[-1], apart=one.apart, between=one.between)
-            for name, one in zip(names, run.law.ranges, strict=True)
-            if name != WHOLE or name in used
+            for name, one, variable in zip(names, run.law.ranges, run.finder.variables, strict=True)
+            if variable.axis >= 0 or name in used
         ),
         sums=sums,
         counted=run.law.counted,

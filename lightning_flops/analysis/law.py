@@ -1,7 +1,8 @@
 """The FLOPs of a step as an exact law of its sizes: found from steps that were counted, believed where it was checked.
 
 The sizes that vary are the law's variables. The batch enters to the first power, every other size to the second, and
-so do their products: a matrix product is linear in each of its sizes, and attention is quadratic in the length. Of
+so do their products: a matrix product is linear in each of its sizes, and attention is quadratic in the length. An
+attention over packed sequences is linear in what the squares of their lengths add up to, which no size tells. Of
 several sets of such terms the smallest that agrees with every counted step is the law.
 """
 
@@ -31,6 +32,10 @@ Powers = tuple[int, ...]
 FLAG = -1
 """In place of an axis: what stands there is no size, but 0 or 1."""
 
+TOKENS, SQUARES, LONGEST = -2, -3, -4
+"""In place of an axis: what stands there tells of the sequences in a batch. It is how many tokens they have, the
+squares of their lengths added up, or the longest length."""
+
 MOST_TERMS = 32
 """Laws of more terms are not looked for: they would need more counted steps than a run has to spare."""
 
@@ -43,15 +48,25 @@ class Variable:
     """Indexes into ``Sizes``."""
     is_batch: bool = False
     """It counts samples."""
-    is_flag: bool = False
-    """It is no size, but 0 or 1: whether something holds for the batch."""
+    axis: int = 0
+    """``FLAG``, ``TOKENS``, ``SQUARES`` or ``LONGEST`` if it is none of the sizes of tensors."""
     degree: int = 2
-    """The highest power that FLOPs may have of it: twice the number of its axes in one tensor, and 1 of a flag."""
+    """The highest power that FLOPs may have of it: twice the number of its axes in one tensor, and 1 of any other."""
+
+    @property
+    def is_flag(self) -> bool:
+        """It is no size, but 0 or 1: whether something holds for the batch."""
+        return self.axis == FLAG
+
+    @property
+    def is_amount(self) -> bool:
+        """It adds up over the sequences of a batch."""
+        return self.axis in (TOKENS, SQUARES)
 
     @property
     def is_size(self) -> bool:
         """It is a size of samples, and not their number."""
-        return not (self.is_batch or self.is_flag)
+        return not self.is_batch and self.axis >= 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +83,21 @@ class Range:
     """Every difference between counted sizes is a multiple of this."""
     between: bool
     """Enough sizes were counted to use the law between them; otherwise it is used for them alone."""
+    below: bool = False
+    """It is used for all that are not greater than the greatest."""
+    any_value: bool = False
+    """It is used for every value."""
+
+    @property
+    def allowed(self) -> Container[int] | None:
+        """The values that it is used for; None: all."""
+        if self.any_value:
+            return None
+        if self.below:
+            return range(self.counted[-1] + 1)
+        if self.between:
+            return range(self.counted[0], self.counted[-1] + 1, self.apart)
+        return frozenset(self.counted)
 
 
 class Monomials:
@@ -125,10 +155,7 @@ class Scope:
     def __init__(self, part: Part, ranges: Sequence[Range]) -> None:
         self.ranges = tuple(ranges)
         self._constraints = part.constraints
-        self._allowed: list[Container[int]] = [
-            range(one.counted[0], one.counted[-1] + 1, one.apart) if one.between else frozenset(one.counted)
-            for one in self.ranges
-        ]
+        self._allowed = [(place, one.allowed) for place, one in enumerate(self.ranges) if one.allowed is not None]
 
     def outside(self, batches: Iterable[Sequence[Column]], terms: Sequence[Column]) -> set[int]:
         """Which of several steps are not in it, by their numbers.
@@ -139,7 +166,8 @@ class Scope:
         """
         found: set[int] = set()
         for columns in batches:
-            for allowed, column in zip(self._allowed, columns, strict=True):
+            for place, allowed in self._allowed:
+                column = columns[place]
                 if not all(map(allowed.__contains__, column)):
                     found.update(number for number, value in enumerate(column) if value not in allowed)
         for constraint in self._constraints:
@@ -183,6 +211,14 @@ class Law:
             (key, scale := common_denominator(unknowns), [int(value * scale) for value in unknowns])
             for key, unknowns in self.coefficients.items()
         ]
+
+    def uses(self, place: int) -> bool:
+        """Whether FLOPs depend on the variable at *place*."""
+        return any(
+            powers[place] and value
+            for values in self.coefficients.values()
+            for powers, value in zip(self.monomials.terms, values, strict=True)
+        )
 
     def flops(
         self, batches: Sequence[Sequence[int]], *, buckets: Collection[str] | None = None
@@ -369,6 +405,30 @@ class LawFinder:
         flops, outside = law.add_up(values, numbers)
         return flops, outside | unlike
 
+    @property
+    def varies(self) -> bool:
+        """Whether there is a law of something that varies, other than whether a batch has padding."""
+        law = self.law
+        return law is not None and any(
+            one.axis >= 0 or (one.is_amount and law.uses(place)) for place, one in enumerate(self.variables)
+        )
+
+    @property
+    def goes_by_sequences(self) -> bool:
+        """Whether attention is between the tokens of one sequence alone, so that no size stands in a square."""
+        law = self.law
+        if law is None:
+            return False
+        amounts = [place for place, one in enumerate(self.variables) if one.is_amount]
+        sizes = [place for place, one in enumerate(self.variables) if one.is_size]
+        linear = all(
+            sum(powers[place] for place in sizes) < 2
+            for values in law.coefficients.values()
+            for powers, value in zip(law.monomials.terms, values, strict=True)
+            if value
+        )
+        return linear and any(map(law.uses, amounts))
+
     def per_sequence(self) -> PerSequence | str:
         """What one sequence spends, by its length; in words, why that does not follow from the law.
 
@@ -381,6 +441,7 @@ class LawFinder:
         if not law.is_settled:
             return "the counted steps do not settle every term of the law of their FLOPs"
         batch = next((place for place, one in enumerate(self.variables) if one.is_batch), None)
+        amounts = {place: one.axis for place, one in enumerate(self.variables) if one.is_amount}
         if batch is None and any(size != 1 for size in self._leading):
             # A product of two weights costs as much for one sample as for all of them, and nobody has seen which.
             return (
@@ -396,6 +457,9 @@ class LawFinder:
             for powers, value in zip(law.monomials.terms, coefficients, strict=True):
                 others = {place: power for place, power in enumerate(powers) if power and place != batch}
                 if not value:
+                    continue
+                if others.keys() & amounts.keys():  # they add up over the sequences
+                    of_dtype[1 if amounts[next(iter(others))] == TOKENS else 2] += value
                     continue
                 # A part that a step spends once, whatever its samples, is no sample's.
                 if not (bool(others) if batch is None else powers[batch] == 1):
@@ -495,6 +559,9 @@ class LawFinder:
 
     def _ranges(self, monomials: Monomials, part: Part) -> Iterator[Range]:
         steps = [self._values(self._steps[number][0]) or [] for number in part.equations]
+        by_sequences = any(
+            one.is_amount and monomials.powers_of(place) != {0} for place, one in enumerate(self.variables)
+        )
         for place, variable in enumerate(self.variables):
             seen = [{values[place] for values in step} for step in steps]
             counted = tuple(sorted({value for each in seen for value in each}))
@@ -502,7 +569,14 @@ class LawFinder:
                 counted = tuple(value for value in counted if sum(value in each for each in seen) >= NEEDED_CHECKS)
             enough = len(counted) >= len(monomials.powers_of(place)) + NEEDED_CHECKS
             apart = math.gcd(*(size - counted[0] for size in counted))
-            yield Range(counted=counted, apart=max(1, apart), between=enough)
+            yield Range(
+                counted=counted,
+                apart=max(1, apart),
+                between=enough,
+                # An attention with a window goes by other numbers from some length on, and by these below it.
+                below=variable.axis == LONGEST,
+                any_value=variable.is_amount or (variable.axis == LONGEST and not by_sequences),
+            )
 
 
 def _getter(places: Sequence[int]) -> Callable[[Sizes], tuple[int, ...]]:
@@ -520,21 +594,21 @@ def variables_in(rows: Sequence[Sizes], axes: Sequence[tuple[int, int]]) -> tupl
         rows: the sizes of batches.
         axes: for each place, its tensor and its axis.
     """
-    columns: dict[tuple[bool, tuple[int, ...]], list[int]] = {}
+    columns: dict[tuple[int, tuple[int, ...]], list[int]] = {}
     for place, (_, axis) in enumerate(axes):
-        columns.setdefault((axis == FLAG, tuple(sizes[place] for sizes in rows)), []).append(place)
+        columns.setdefault((min(axis, 0), tuple(sizes[place] for sizes in rows)), []).append(place)
     leading = {place for place, (_, axis) in enumerate(axes) if axis == 0}
     found = []
-    for (is_flag, column), places in columns.items():
-        if len(set(column)) < 2:
+    for (axis, column), places in columns.items():
+        if len(set(column)) < 2 and axis != LONGEST:
             continue
         tensors = [axes[place][0] for place in places]
         found.append(
             Variable(
                 places=tuple(places),
                 is_batch=bool(leading) and leading <= set(places),
-                is_flag=is_flag,
-                degree=1 if is_flag else 2 * max(map(tensors.count, tensors)),
+                axis=axis,
+                degree=1 if axis < 0 else 2 * max(map(tensors.count, tensors)),
             )
         )
     return tuple(found)
@@ -545,6 +619,7 @@ def families(variables: Sequence[Variable]) -> list[Monomials]:
     sizes = [place for place, one in enumerate(variables) if one.is_size]
     flags = [place for place, one in enumerate(variables) if one.is_flag]
     batch = next((place for place, one in enumerate(variables) if one.is_batch), None)
+    amounts = [place for place, one in enumerate(variables) if one.is_amount]
     degrees = [variables[place].degree for place in sizes]
     of_sizes = [
         _bounded([2] * len(sizes), most=2),
@@ -554,6 +629,8 @@ def families(variables: Sequence[Variable]) -> list[Monomials]:
     ]
     # Without any flag, and with each of their products beside each product of sizes.
     of_flags = [_bounded([0] * len(flags), most=None), _bounded([1] * len(flags), most=None)]
+    if amounts:  # where attention goes by them, all else may be linear
+        of_sizes.append(_bounded([1] * len(sizes), most=1))
     found: list[tuple[Powers, ...]] = []
     for wanted in _with_batch(batch is not None):
         found.extend(
@@ -568,6 +645,9 @@ def families(variables: Sequence[Variable]) -> list[Monomials]:
             for terms in of_sizes
             for products in of_flags
         )
+    if amounts:
+        each = [tuple(int(one == place) for one in range(len(variables))) for place in amounts]
+        found += [(*terms, *each) for terms in found]
     return [
         Monomials(terms)
         for terms in sorted(dict.fromkeys(found), key=lambda terms: (len(terms), terms))

@@ -15,10 +15,13 @@ from lightning_flops.analysis.step_keys import (
     AlikeSteps,
     Kind,
     StepKey,
+    alike_without_lengths,
+    all_sizes_of,
     by_kind,
     key_like,
     kind_of,
     of_one_batch_each,
+    without_lengths,
 )
 from lightning_flops.analysis.step_laws import FlopSums, Foretold, StepLaws, StepSeconds
 from lightning_flops.records import BucketFlops, Shapes
@@ -191,6 +194,23 @@ class RunFlops:
         if len(self._unread_before) > _MOST_KEYS:
             self._unread_before, self._unread_is_whole = {}, False
 
+    def drop_lengths(self) -> None:
+        """What steps spend does not depend on the lengths of sequences: what was booked is known without them."""
+        self._enter_latest()
+        self._merge_lengths()
+        self._unread = [(alike_without_lengths(steps), numbers) for steps, numbers in self._unread]
+        self._slowed, self._unread_before = _merged(self._slowed), _merged(self._unread_before)
+
+    def _merge_lengths(self) -> None:
+        books = list(self._of_books())
+        self._undisturbed = {}
+        for key, (steps, seconds) in books:
+            bare = without_lengths(key)
+            sizes = all_sizes_of(bare)
+            book = self._undisturbed.setdefault(kind_of(bare), _KindBook(bare, Counter(), {}))
+            book.steps[sizes] += steps
+            book.seconds[sizes] = book.seconds.get(sizes, 0.0) + seconds
+
     def seconds_by_key(self) -> Mapping[StepKey, StepSeconds]:
         """How long the undisturbed steps of each key took."""
         self._enter_latest()
@@ -204,10 +224,14 @@ class RunFlops:
             for sizes, number in numbers.items():
                 yield key_like(example, sizes), (number, seconds[sizes])
 
+    @property
+    def _keys(self) -> int:
+        return sum([len(book.steps) for book in self._undisturbed.values()])
+
     def _enter_latest(self) -> None:
         latest, self._latest, self._steps_of_latest = self._latest, [], 0
         for steps, its_sec, each, nodes in latest:
-            self._work.book(steps, nodes)
+            self._work.book(alike_without_lengths(steps), nodes)  # the same operators run, whatever these are
             kind = kind_of(steps.example)
             if kind not in self._undisturbed:
                 self._undisturbed[kind] = _KindBook(steps.example, Counter(), {})
@@ -219,7 +243,9 @@ class RunFlops:
                 numbers[rows[0]] += each
             for sizes, sec in zip(rows, its_sec, strict=True):
                 seconds[sizes] = seconds.get(sizes, 0.0) + sec
-        if sum([len(book.steps) for book in self._undisturbed.values()]) > _MOST_KEYS:
+        if self._keys > _MOST_KEYS and not self.laws.has_counted:
+            self._merge_lengths()  # nobody knows yet whether they matter
+        if self._keys > _MOST_KEYS:
             books = dict(self._of_books())
             self._undisturbed = {}
             self._work.forget()
@@ -327,6 +353,13 @@ def _count(found: dict[StepKey, int], keys: Iterable[StepKey], numbers: Sequence
     """Add so many *numbers* of steps of each of *keys* to those that were *found* before."""
     for key, number in zip(keys, numbers, strict=True):
         found[key] = found.get(key, 0) + number
+
+
+def _merged(steps: Mapping[StepKey, int]) -> dict[StepKey, int]:
+    """Numbers of *steps* by their keys, without the lengths of sequences."""
+    found: dict[StepKey, int] = {}
+    _count(found, map(without_lengths, steps), list(steps.values()))
+    return found
 
 
 def _differences(nodes: Sequence[int | None]) -> Sequence[int | None]:

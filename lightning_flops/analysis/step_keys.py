@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, islice, repeat
+from itertools import chain, compress, islice, repeat
 from typing import NamedTuple, TypeVar
 
-from lightning_flops.analysis.law import FLAG, Column, Sizes
-from lightning_flops.records import PADDING_MARK, WITH_PADDING, WITHOUT_PADDING, Shapes
+from lightning_flops.analysis.law import FLAG, LONGEST, SQUARES, TOKENS, Column, Sizes
+from lightning_flops.records import LENGTHS_MARK, PADDING_MARK, WITH_PADDING, WITHOUT_PADDING, Shapes
 
 _Number = TypeVar("_Number", int, float)
 
@@ -37,6 +37,15 @@ class AlikeSteps(NamedTuple):
     def keys(self) -> Iterator[StepKey]:
         """Of each step, what it is known by."""
         return map(key_like, repeat(self.example), self.rows())
+
+
+_OF_TOKENS = {
+    (PADDING_MARK, 1): FLAG,
+    (LENGTHS_MARK, 1): TOKENS,
+    (LENGTHS_MARK, 2): SQUARES,
+    (LENGTHS_MARK, 3): LONGEST,
+}
+"""By what begins a shape that tells of a batch's tokens, and the place in it: what stands there."""
 
 
 def kind_of(key: StepKey) -> Kind:
@@ -96,7 +105,7 @@ def of_one_batch_each(batches: Sequence[Shapes], updates: Sequence[int]) -> Alik
 def axes_of(key: StepKey) -> list[tuple[int, int]]:
     """The tensor and the axis of each size. What tells of a whole batch is no tensor, and counts no samples."""
     return [
-        (number, axis if shape[0] >= 0 else FLAG if _is_flag(shape, axis) else axis + 1)
+        (number, axis if shape[0] >= 0 else _OF_TOKENS.get((shape[0], axis), axis + 1))
         for number, shape in enumerate(key[0][0])
         for axis in range(len(shape))
     ]
@@ -115,6 +124,21 @@ def sizes_alike(key: StepKey) -> Iterator[tuple[Sizes, ...]]:
     """The sizes of *key*, and then of the keys that differ from it in nothing but padding."""
     yield sizes_of(key)
     yield from map(sizes_of, but_for_padding(key))
+
+
+def without_lengths(key: StepKey) -> StepKey:
+    """*key* without what tells of the lengths of sequences."""
+    batches, updates = key
+    return tuple([tuple([shape for shape in shapes if shape[:1] != (LENGTHS_MARK,)]) for shapes in batches]), updates
+
+
+def alike_without_lengths(steps: AlikeSteps) -> AlikeSteps:
+    """*steps* without what tells of the lengths of sequences. Some may have the same key then."""
+    columns = []
+    for shapes, its in zip(steps.example[0], steps.columns, strict=True):
+        stays = [shape[0] != LENGTHS_MARK for shape in shapes for _ in shape]
+        columns.append(its if all(stays) else list(compress(its, stays)))
+    return steps._replace(example=without_lengths(steps.example), columns=columns)
 
 
 def all_sizes_of(key: StepKey) -> Sizes:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 from lightning_flops.analysis.law import Law, LawFinder, Sizes
+from lightning_flops.analysis.law_fit import NEEDED_CHECKS
 from lightning_flops.analysis.step_keys import (
     AlikeSteps,
     Kind,
@@ -96,11 +97,13 @@ class StepLaws:
         self._finders: dict[Kind, LawFinder] = {}
         self._unreliable: dict[Kind, str] = {}
         """Kinds of steps of which nothing is foretold, and why, in words without a full stop."""
+        self._by_values: dict[Kind, Counter[Sizes]] = {}
+        """Kinds of steps of which not shapes alone decide what is spent; how many steps of each size were counted."""
         self._beside_model: set[Kind] = set()
         """Kinds of steps of which only model FLOPs are foretold: the others depend on more than shapes."""
         self._suspected: set[Kind] = set()
         """Kinds of steps of which nothing is foretold until another one is counted whole."""
-        self._samples: list[tuple[StepKey, BucketFlops]] = []
+        self._samples: list[tuple[StepKey, BucketFlops, bool]] = []
         self._samples_are_whole: bool | None = None
         self._ready: dict[StepKey, Foretold | None] = {}
         self._given_up = False
@@ -111,6 +114,11 @@ class StepLaws:
     def believes_samples(self) -> bool | None:
         """Whether steps that are counted outside of a window are known to be counted whole; None: not yet known."""
         return self._samples_are_whole
+
+    @property
+    def has_counted(self) -> bool:
+        """Whether a step was counted."""
+        return bool(self._exact)
 
     @property
     def depends_beside_model(self) -> bool:
@@ -210,7 +218,10 @@ class StepLaws:
         if self._given_up or kind in self._unreliable or kind in self._suspected:
             return None
         finder = self._finders.get(kind)
-        flops = self._exact.get(kind, {}).get(all_sizes_of(key))
+        sizes = all_sizes_of(key)
+        flops = self._exact.get(kind, {}).get(sizes)
+        if kind in self._by_values and self._by_values[kind][sizes] <= NEEDED_CHECKS:
+            flops = None  # one step of its shapes may have spent something else than another
         if flops is None and finder is not None:
             flops = finder.flops(sizes_of(key))
         if flops is not None:
@@ -236,7 +247,7 @@ class StepLaws:
             return finder
         if finder.law is None:
             return finder.why_no_law
-        if all(one.is_flag for one in finder.variables):
+        if not finder.varies:
             return NO_OTHER_SIZE
         length = next((place for place, one in enumerate(finder.variables) if one.is_size), None)
         steps = []
@@ -283,9 +294,15 @@ class StepLaws:
             return "the steps are not known one by one"
         main = max(steps_of, key=lambda kind: steps_of[kind])
         finder = self._finder_of(main)
-        one = finder if isinstance(finder, str) else finder.per_sequence()
-        if isinstance(finder, str) or isinstance(one, str):
-            return str(one)
+        if isinstance(finder, str):
+            return finder
+        if tokens.real == tokens.processed and finder.goes_by_sequences:  # nothing was spent on padding, which is none
+            sums = FlopSums()
+            unknown = self.add(sums, list(keys), list(keys.values()))
+            return "a step's FLOPs are not known" if unknown else sums.model_by_dtype
+        one = finder.per_sequence()
+        if isinstance(one, str):
+            return one
         processed = 0
         for key, steps in keys.items():
             if kind_of(key) != main and not self._batches_agree(finder, main, key):
@@ -310,10 +327,18 @@ class StepLaws:
         by_law = _first(finder.flops(sizes, buckets=_MODEL) for sizes in sizes_alike(key))
         return known is not None and by_law == _of_model(known.flops)
 
-    def counted(self, key: StepKey, flops: BucketFlops) -> None:
-        """A step was counted from its first moment to its last."""
+    def counted(self, key: StepKey, flops: BucketFlops, *, by_values: bool = False) -> None:
+        """A step was counted from its first moment to its last.
+
+        Args:
+            key: what it is known by.
+            flops: that it has spent.
+            by_values: numbers in its tensors have decided that, and not shapes alone.
+        """
         flops = _but_zeros(flops)
         kind = kind_of(key)
+        if by_values and kind not in self._by_values:
+            self._by_values[kind] = Counter(list(self._exact.get(kind, ())))
         if any(HIDDEN_SHAPE in shapes for shapes in key[0]):
             self._unreliable.setdefault(kind, "batches hold no tensors that could be seen")
             self._note(HIDDEN_SIZES)
@@ -324,32 +349,34 @@ class StepLaws:
             if self.known(key) is None:  # this step does not decide
                 self._suspected.add(kind)
             self._ready.clear()
-        known = self._exact.setdefault(kind, {}).setdefault(all_sizes_of(key), flops)
+        sizes = all_sizes_of(key)
+        if kind in self._by_values:
+            self._by_values[kind][sizes] += 1
+        known = self._exact.setdefault(kind, {}).setdefault(sizes, flops)
         if known != flops:
             if _of_model(known) == _of_model(flops):
                 self._doubt_beside_model(kind)
             else:
                 self._doubt(kind)
         elif not has_several_forms(kind) and not any(shape == UNKNOWN_SHAPE for shapes in key[0] for shape in shapes):
-            sizes = sizes_of(key)
             finder = self._finders.get(kind)
             if finder is None:
                 finder = self._finders[kind] = LawFinder(axes_of(key))
-            if not finder.add(sizes, flops):
+            if not finder.add(sizes_of(key), flops):
                 self._note(GIVEN_UP)
 
     def _foretells(self, key: StepKey, flops: BucketFlops) -> bool:
         known = self.known(key)
         return known is not None and known.whole and known.flops == flops
 
-    def sampled(self, key: StepKey, flops: BucketFlops) -> None:
-        """A step was counted from the moment on at which its shapes were known.
+    def sampled(self, key: StepKey, flops: BucketFlops, *, by_values: bool = False) -> None:
+        """A step was counted from the moment on at which its shapes were known; the arguments are as for ``counted``.
 
         What it may have computed before is missing. So samples are believed only when one of them has shown what was
         foretold. If one shows something else, nothing is foretold until a step that is counted whole tells why.
         """
         if self._samples_are_whole:
-            self.counted(key, flops)
+            self.counted(key, flops, by_values=by_values)
             return
         if self._samples_are_whole is False:
             return
@@ -357,12 +384,12 @@ class StepLaws:
         kind, foretold = kind_of(key), self.known(key)
         model_alone = kind in self._beside_model
         if foretold is None or not (foretold.whole or model_alone):
-            self._samples.append((key, flops))
+            self._samples.append((key, flops, by_values))
         elif foretold.flops == flops or (model_alone and _of_model(foretold.flops) == _of_model(flops)):
             self._samples_are_whole = True
             self.confirmed += self._foretells(key, flops)
-            for sample in self._samples:
-                self.counted(*sample)
+            for sampled, spent, decided in self._samples:
+                self.counted(sampled, spent, by_values=decided)
         else:
             self._samples_are_whole = False
             self._samples.clear()

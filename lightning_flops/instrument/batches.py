@@ -17,6 +17,7 @@ from lightning_flops.instrument.torch_private.dispatch import modes_off
 from lightning_flops.instrument.torch_private.tensors import nested_sizes
 from lightning_flops.records import (
     HIDDEN_SHAPE,
+    LENGTHS_MARK,
     PADDING_MARK,
     UNKNOWN_SHAPE,
     WITH_PADDING,
@@ -58,8 +59,10 @@ HIDDEN = (HIDDEN_SHAPE,)
 
 _hidden_so_far = itertools.count(1)
 
-_NO_TENSORS = (_FROM_LOADER, PADDING_MARK, *_NO_LOSS, *HIDDEN_SHAPE[:1])
+_NO_TENSORS = (_FROM_LOADER, PADDING_MARK, LENGTHS_MARK, *_NO_LOSS, *HIDDEN_SHAPE[:1])
 """What begins shapes that are no tensor's."""
+
+_OF_TOKENS = ((PADDING_MARK,), (LENGTHS_MARK,))
 
 _MAX_DEPTH = 16  # a batch that nests deeper, or contains itself, is described down to here
 
@@ -170,10 +173,25 @@ def known_by(shapes: Shapes, tokens: BatchTokens | None) -> Shapes:
     """
     if tokens is None:
         return shapes
-    processed, real, _, sequences, _ = tokens
+    processed, real, _, sequences, _, _ = tokens
     if real is None or sequences is None:
         return shapes
     return (*shapes, WITHOUT_PADDING if real == processed else WITH_PADDING)
+
+
+def known_by_lengths(shapes: Shapes, tokens: BatchTokens | None) -> Shapes:
+    """As ``known_by``, and also by the lengths of its sequences.
+
+    What is computed may depend on them, and not on the shapes that they are packed or padded into: an attention over
+    packed sequences spends what the squares of their lengths add up to.
+    """
+    if tokens is None:
+        return shapes
+    processed, real, _, _, squares, longest = tokens
+    if real is None or squares is None or longest is None:
+        return shapes
+    padding = WITHOUT_PADDING if real == processed else WITH_PADDING
+    return (*shapes, padding, (LENGTHS_MARK, real, squares, longest))
 
 
 def never_alike(shapes: Shapes) -> Shapes:
@@ -189,7 +207,7 @@ def one_object_if_equal(batches: Sequence[Shapes]) -> Sequence[Shapes]:
 
 def of_tensors(shapes: Shapes) -> Shapes:
     """*shapes* without what tells of the tokens of the whole batch."""
-    return tuple([shape for shape in shapes if shape[:1] != (PADDING_MARK,)])
+    return tuple([shape for shape in shapes if shape[:1] not in _OF_TOKENS])
 
 
 def beside(shapes: Shapes, others: Shapes) -> Shapes:

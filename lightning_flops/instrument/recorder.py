@@ -6,6 +6,8 @@ counted, which are timed, and when the window is over::
     waiting ── N steps ──> counting ──> settling ──> timing ─────────────────────┬──> tracing ──> closed
                                                        │                         │
                               signatures keep changing └──> counting more ───────┘
+
+More steps are counted, too, if numbers in tensors have decided what the counted one spent, and not shapes alone.
 """
 
 from __future__ import annotations
@@ -311,6 +313,7 @@ class Recorder:
             wanted=measured.timing_steps,
             clocked=times is not None,
             variable=measured.variable,
+            same_shapes=measured.signatures_are_alike,
             mixed=_in_order(mixed),
             closed_early=not measured.complete,
             activity=context.activity,

@@ -87,7 +87,7 @@ def _together(parts: Sequence[BatchTokens]) -> BatchTokens | None:
     found = parts[0].plus(*parts[1:])
     if len({part.real == part.processed for part in parts}) > 1:
         # In which of them there is padding, one figure does not tell: such batches are like none but each other.
-        return found._replace(sequences=None, squares=None)
+        return found._replace(sequences=None, squares=None, longest=None)
     return found
 
 
@@ -152,7 +152,7 @@ def _named(batch: Mapping[Any, Any], note: Callable[[str], object]) -> BatchToke
             rows = None
     if rows is None:
         real = processed if trained == processed else None
-        return BatchTokens(processed=processed, real=real, trained=trained, sequences=None, squares=None)
+        return BatchTokens(processed=processed, real=real, trained=trained, sequences=None, squares=None, longest=None)
     return _of_lengths([length for row in rows for length in row], processed=processed, trained=trained)
 
 
@@ -231,6 +231,7 @@ def _of_lengths(lengths: Sequence[int], *, processed: int, trained: int | None) 
         trained=trained,
         sequences=len(lengths),
         squares=sum(map(operator.mul, lengths, lengths)),
+        longest=max(lengths, default=0),
     )
 
 

@@ -15,6 +15,7 @@ def notes_on_times(
     wanted: int,
     clocked: bool,
     variable: bool,
+    same_shapes: bool,
     mixed: Sequence[TimePhase],
     closed_early: bool,
     activity: str,
@@ -28,7 +29,8 @@ def notes_on_times(
         timed: those of them whose times are in the record.
         wanted: how many were to be timed.
         clocked: the device can be timed.
-        variable: signatures kept changing from step to step.
+        variable: steps differed in what they spent.
+        same_shapes: the counted ones had the same signature all the same.
         mixed: phases whose work ran, in part, while the loop was in another of them.
         closed_early: the window ended before counts and times were complete.
         activity: what the run does, as the subject of a sentence.
@@ -47,9 +49,14 @@ def notes_on_times(
         yield "This device has no clock this profiler can read without stopping it, so no phase was timed."
         return
     if variable:
+        why = (
+            "Numbers in tensors, such as the lengths of packed sequences, decide what a step of the same shapes spends"
+            if same_shapes
+            else "Batch shapes or the numbers of forwards, backwards and updates keep changing from step to step"
+        )
         yield (
-            "Batch shapes or the numbers of forwards, backwards and updates keep changing from step to step: FLOPs are "
-            f"of {counted} steps and times of {timed} other steps of the same run, so rates compare averages."
+            f"{why}: FLOPs are of {counted} steps and times of {timed} other steps of the same run, so rates compare "
+            "averages."
         )
         return
     if timed < watched:

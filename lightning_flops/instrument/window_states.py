@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import nn
 
+from lightning_flops.analysis.law_fit import NEEDED_CHECKS
 from lightning_flops.instrument.batches import never_alike, shapes_text
 from lightning_flops.instrument.border import UndoLedger
 from lightning_flops.instrument.counting.part_counter import Counter, PartCounter
@@ -95,6 +96,8 @@ class CountedStep:
     """An operator that may spend FLOPs was not counted."""
     compile_sec: float
     """How long torch has compiled something in it, which it would have done uncounted, too."""
+    by_values: bool = False
+    """Numbers in its tensors, and not shapes alone, have decided what it spent, as lengths of packed sequences do."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -138,7 +141,7 @@ class Times:
         self.matches = 0
         """How many of them have the counted step's signature."""
         self.variable = False
-        """Whether signatures keep changing."""
+        """Whether steps keep changing in their signatures, or in what they spend."""
         self.shapes_deceive = False
         """Whether a step with the counted one's shapes and number of updates had other forwards or backwards."""
         self._clock = clock
@@ -180,7 +183,9 @@ class Measured:
 
     counter: PartCounter
     counted: list[StepRecord]
-    """One step, or several where signatures keep changing."""
+    """One step; several where signatures keep changing, and where shapes alone do not decide what is spent."""
+    by_values: bool
+    """Numbers in tensors have decided what the first of them spent, and not shapes alone."""
     modules: tuple[ModuleRecord, ...]
     times: Times | None
     """None where the device cannot be timed."""
@@ -191,8 +196,18 @@ class Measured:
 
     @property
     def variable(self) -> bool:
-        """Signatures keep changing from step to step."""
+        """Steps keep changing in their signatures, or in what they spend."""
         return self.times is not None and self.times.variable
+
+    @property
+    def signatures_are_alike(self) -> bool:
+        """The counted steps have one signature."""
+        return len({step.signature for step in self.counted}) == 1
+
+    @property
+    def counted_are_alike(self) -> bool:
+        """They have also spent the same."""
+        return self.signatures_are_alike and all(step.flops == self.counted[0].flops for step in self.counted)
 
     def is_comparable(self, signature: StepSignature) -> bool:
         """Whether a step of this signature can be compared with what was counted."""
@@ -336,6 +351,7 @@ class _CountingSteps(State, ABC):
                 sampled=self.waiting,
                 lower_bound=lower_bound,
                 compile_sec=counter.step_compile_sec,
+                by_values=counter.step_by_values,
             )
         )
         return self._counted(record)
@@ -405,6 +421,7 @@ class Counting(_CountingSteps):
         measured = Measured(
             counter=self._counter,
             counted=[step],
+            by_values=self._counter.step_by_values,
             modules=describe_modules(window.root, whole=window.whole(), note=window.notes.add),
             times=times,
             timing_steps=window.timing_steps,
@@ -478,6 +495,8 @@ class Timing(State):
             if window.settling.was_too_early():
                 times.forget_steps()
                 return SettlingDown(window, self.measured, times)
+            if self.measured.by_values:
+                return CountingMore(window, self.measured, times)
             return _traces_or_closes(window, self.measured)
         watched = len(times.watched)
         if watched % max(wanted, _FEW_MATCHES) or times.matches * _FEW_MATCHES >= watched:
@@ -490,7 +509,11 @@ class Timing(State):
 
 
 class CountingMore(_CountingSteps):
-    """Signatures keep changing: as many steps are counted as were timed."""
+    """As many steps are counted as were timed, because signatures keep changing.
+
+    Where numbers in tensors decide what a step spends, too. Such steps may spend the same all the same, as with a mask
+    that never changes: so few are counted if the first ones are alike.
+    """
 
     measured: Measured
 
@@ -500,10 +523,15 @@ class CountingMore(_CountingSteps):
         self._times = times
 
     def _counted(self, step: StepRecord) -> State:
-        self.measured.counted.append(step)
-        if len(self.measured.counted) < len(self._times.watched):
+        measured, times = self.measured, self._times
+        measured.counted.append(step)
+        alike = not times.variable and measured.counted_are_alike
+        enough = 1 + NEEDED_CHECKS if measured.by_values else 1
+        wanted = enough if alike else max(enough, len(times.watched))
+        if len(measured.counted) < wanted:
             return self
-        return _traces_or_closes(self._window, self.measured)
+        times.variable = not alike
+        return _traces_or_closes(self._window, measured)
 
 
 class Tracing(State):

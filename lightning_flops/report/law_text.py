@@ -8,8 +8,11 @@ from fractions import Fraction
 
 from lightning_flops.report.layout import paragraph, rule, table, title
 from lightning_flops.schema.law import (
+    LONGEST_LENGTH,
     NO_OTHER_SIZE,
     NO_STEP_TIMED,
+    REAL_TOKENS,
+    SUM_OF_SQUARES,
     WHOLE,
     LawReport,
     LawSum,
@@ -74,6 +77,14 @@ def law_formulas(sums: Sequence[LawSum], names: Sequence[str]) -> list[str]:
     return found
 
 
+_MEANINGS = {
+    WHOLE: "1 for a batch without padding, and 0 for one with padding",
+    REAL_TOKENS: "the number of tokens that are no padding",
+    SUM_OF_SQUARES: "the sum of the squares of the sequences' lengths",
+}
+"""Variables that are no sizes of tensors."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLawWords:
     """The law of a run's steps in words."""
@@ -89,15 +100,19 @@ class StepLawWords:
 def step_law_words(law: StepLaw) -> StepLawWords:
     """*law* in words, for any report."""
     names = [one.name for one in law.variables]
-    sizes = [one for one in law.variables if one.name != WHOLE]
-    flag = f"{WHOLE} is 1 for a batch without padding, and 0 for one with padding. " if WHOLE in names else ""
+    meanings = "".join(f"{name} is {meaning}. " for name, meaning in _MEANINGS.items() if name in names)
+    ranges = [
+        f"sequences of up to {plain(one.greatest)} tokens" if one.name == LONGEST_LENGTH else range_text(one)
+        for one in law.variables
+        if one.name not in _MEANINGS
+    ]
     return StepLawWords(
         formulas=tuple(law_formulas(law.sums, names)),
         support=(
-            f"{flag}Used for {' and '.join(map(range_text, sizes))}. It rests on {plain(law.counted)} counted "
+            f"{meanings}Used for {' and '.join(ranges)}. It rests on {plain(law.counted)} counted "
             f"{plural('step', law.counted)}, {plain(law.checks)} of which the others foretold to the last FLOP."
         ),
-        length=next((one for one in names if one != "B"), "B"),
+        length=next((one for one in names if one not in ("B", LONGEST_LENGTH, *_MEANINGS)), "B"),
     )
 
 

@@ -20,6 +20,11 @@ WHOLE = "F"
 """The variable of a run's law that is 1 for a batch without padding, and 0 for one with padding."""
 
 
+REAL_TOKENS, SUM_OF_SQUARES, LONGEST_LENGTH = "R", "Q", "L"
+"""The variables of a run's law that tell of the sequences in a batch: how many tokens they have, the squares of their
+lengths added up, and the longest length. Those that FLOPs do not depend on are left out."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LawVariable:
     """A size that the law is a function of."""
@@ -115,7 +120,9 @@ class StepLaw:
 
     variables: tuple[LawVariable, ...]
     """B counts samples; S, T, U ... are the other sizes that varied, in their order in the batch. F is 1 in a batch
-    without padding and 0 in one with padding; it is there if FLOPs depend on that."""
+    without padding and 0 in one with padding; it is there if FLOPs depend on that. If they depend on the lengths of the
+    sequences in a batch, R is how many tokens these have, Q the squares of their lengths added up, and L the longest
+    length: the law is used for any R and Q, and for L up to the greatest that was counted."""
     sums: tuple[LawSum, ...]
     """FLOPs of a step of one batch; those of several batches add up."""
     counted: int

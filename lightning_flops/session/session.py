@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from itertools import compress
 from typing import TYPE_CHECKING, Any
 
-from lightning_flops.instrument.batches import known_by, of_tensors, one_object_if_equal
+from lightning_flops.instrument.batches import of_tensors, one_object_if_equal
 from lightning_flops.instrument.border import UndoLedger, on_deletion
 from lightning_flops.instrument.notes import Notes
 from lightning_flops.instrument.random_state import random_state_kept
@@ -336,7 +336,7 @@ class Session:
         slowed = (window.is_open or sampling) and self._tell_recorder(
             batch, shapes, samples=samples, tokens=tokens, ends_step=ends_step
         )
-        key = self.steps.book(known_by(shapes, tokens), updates, ends_step)
+        key = self.steps.book(self.flops.known_by(shapes, tokens), updates, ends_step)
         if key is not None and monitor is not None and slowed:
             self.flops.books.book_slowed(key)
         if sampling and not self.flops.checks.running and (ends_step or not self._whole_steps):
@@ -421,7 +421,7 @@ class Session:
         seconds: Sequence[float],
     ) -> Sequence[int | None]:
         if any(tokens):
-            known: Sequence[Shapes] = list(map(known_by, shapes, tokens))
+            known: Sequence[Shapes] = list(map(self.flops.known_by, shapes, tokens))
         else:
             known = shapes = one_object_if_equal(shapes)
         books = self.flops.books
@@ -462,7 +462,7 @@ class Session:
         if self.border.closed or window.is_open or window.recorder.sampling:
             return
         if tokens:
-            batches = tuple(map(known_by, batches, tokens))
+            batches = tuple(map(self.flops.known_by, batches, tokens))
         if self.log.noted:
             self.flops.at_border = bool(self.log.noted[-1][ENDS_STEP])
         if self.flops.is_worth_counting(batches, self.steps) and not profiler_is_recording():
@@ -494,7 +494,7 @@ class Session:
 
     def _step_was_counted(self, step: CountedStep) -> None:
         if self.steps.last is not None:
-            self.flops.was_counted(self.steps.last, step)
+            self.steps.last = self.flops.was_counted(self.steps.last, step)
 
     def _watch(
         self,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from lightning_flops.analysis.flops_law import step_law
 from lightning_flops.analysis.run_books import RunFlops
-from lightning_flops.analysis.step_keys import StepKey
+from lightning_flops.analysis.step_keys import StepKey, without_lengths
 from lightning_flops.analysis.step_laws import (
     MORE,
     NOT_COUNTED,
@@ -18,6 +18,7 @@ from lightning_flops.analysis.step_laws import (
     StepLaws,
     StepSeconds,
 )
+from lightning_flops.instrument.batches import known_by, known_by_lengths
 from lightning_flops.instrument.torch_private.modules import trained_parameters
 from lightning_flops.records import NO_TOKENS
 from lightning_flops.session.checks import Checks
@@ -81,6 +82,11 @@ class StepFlops:
         """Foretell what was not counted."""
         self.books = RunFlops(self.laws)
         """Every step of the run."""
+        self.known_by: Callable[[Shapes, BatchTokens | None], Shapes] = known_by_lengths
+        """What a batch of these shapes and tokens is known by. Until a step was counted, nobody knows whether what is
+        spent depends on the lengths of sequences."""
+        self._by_lengths: bool | None = None
+        """Whether it does; None: not yet known."""
         self.wants_shapes = False
         """Whether the door must tell of the batches of a step before it runs.
 
@@ -198,8 +204,19 @@ class StepFlops:
         found = self.laws.report(seconds)
         return found if isinstance(found, str) else step_law(found, peak_sec=peak_sec)
 
-    def was_counted(self, key: StepKey, step: CountedStep) -> None:
-        """The step of this *key* was counted, in a window or outside of them."""
+    def was_counted(self, key: StepKey, step: CountedStep) -> StepKey:
+        """The step of this *key* was counted, in a window or outside. Returns what it is known by from now on."""
+        if self._by_lengths is None:
+            self._by_lengths = step.by_values
+            if not step.by_values:
+                self.known_by = known_by
+                self.books.drop_lengths()
+        if not self._by_lengths:
+            key = without_lengths(key)
+        self._book_counted(key, step)
+        return key
+
+    def _book_counted(self, key: StepKey, step: CountedStep) -> None:
         if step.lower_bound and not self.lower_bound:
             self.lower_bound = True
             self.notes[NOT_COUNTED] = None  # the report of a window names the operators
@@ -218,7 +235,7 @@ class StepFlops:
             self._first_was_counted |= self.checks.running and self.checks.began == self._epoch_began
             self._learn(key, step)
         else:
-            self.laws.sampled(key, step.flops)
+            self.laws.sampled(key, step.flops, by_values=step.by_values)
             if not self.laws.believes_samples:
                 return
         self.books.counted(key, step.flops)
@@ -233,7 +250,7 @@ class StepFlops:
         checks = self.checks
         more = self.laws.beyond(key, step.flops) if checks.running and checks.looks_for_more else 0
         if not more:
-            self.laws.counted(key, step.flops)
+            self.laws.counted(key, step.flops, by_values=step.by_values)
             return
         # The others do not spend that: what is foretold of them stays.
         self.lower_bound = True

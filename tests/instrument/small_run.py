@@ -27,6 +27,7 @@ class FakeCounter:
 
     def __init__(self) -> None:
         self.compile_sec = 0.0
+        self.by_values = 0
         self.entered = 0
         self.sweeps = 0
         self.paused = 0

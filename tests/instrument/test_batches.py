@@ -152,7 +152,7 @@ def test_a_nested_tensor_with_strides_has_rows_and_no_shape() -> None:
 )
 def test_a_step_is_known_by_whether_its_batch_has_padding(real: int | None, told: tuple[tuple[int, int], ...]) -> None:
     shapes = ((3, 4), (3, 4))
-    tokens = BatchTokens(processed=12, real=real, trained=None, sequences=3, squares=None)
+    tokens = BatchTokens(processed=12, real=real, trained=None, sequences=3, squares=None, longest=None)
     assert known_by(shapes, tokens) == (*shapes, *told)
     assert known_by(shapes, tokens._replace(sequences=None)) == shapes  # labels alone tell it: there is no mask
     assert known_by(shapes, None) == shapes

@@ -67,7 +67,7 @@ def padded(number: int) -> list[tuple[list[int], dict[str, torch.Tensor]]]:
 def known_as(shape: tuple[int, ...], *, real: int) -> StepKey:
     """What a step on one batch of two tensors of *shape* is known by, with so many tokens that are no padding."""
     processed = shape[0] * shape[1]
-    return ((known_by((shape, shape), BatchTokens(processed, real, None, shape[0], None)),), 1)
+    return ((known_by((shape, shape), BatchTokens(processed, real, None, shape[0], None, None)),), 1)
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, batch: dict[str, torch.Tensor]) -> None:
@@ -105,7 +105,8 @@ def test_padding_of_a_plain_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     laws = sessions[0].flops.laws
     lengths, batch = data[0]
     shape = tuple(batch["input_ids"].shape)
-    tokens = BatchTokens(shape[0] * shape[1], sum(lengths), None, len(lengths), sum(one**2 for one in lengths))
+    squares = sum(one**2 for one in lengths)
+    tokens = BatchTokens(shape[0] * shape[1], sum(lengths), None, len(lengths), squares, max(lengths))
     key = known_as(shape, real=sum(lengths))
     assert laws.without_padding({key: 1}, tokens) == {"float32": sum(map(one_sequence, lengths))}
 
@@ -315,13 +316,13 @@ def test_an_epochs_shorter_last_step_is_in_useful_flops_if_the_law_gives_what_it
 ) -> None:
     """Nine samples are more than any step of two batches had."""
     laws, keys = known_steps(*ACCUMULATED, last, wrong=wrong)
-    tokens = BatchTokens(0, 0, None, 0, 0)
+    tokens = BatchTokens(0, 0, None, 0, 0, 0)
     useful = 0
     for batches in (*ACCUMULATED, last):
         for rows, length in batches:
             useful += rows * one_sequence(length - 2)
-            own = BatchTokens(rows * length, rows * (length - 2), None, rows, rows * (length - 2) ** 2)
-            tokens = BatchTokens(*(None if one is None else one + more for one, more in zip(tokens, own, strict=True)))  # type: ignore[operator]
+            own = BatchTokens(rows * length, rows * (length - 2), None, rows, rows * (length - 2) ** 2, length - 2)
+            tokens = tokens.plus(own)
     found = laws.without_padding({**dict.fromkeys(keys, 1)}, tokens)
     if known:
         assert found == {"float32": useful}
@@ -348,7 +349,7 @@ def test_packed_sequences_count_their_own_squares(monkeypatch: pytest.MonkeyPatc
     assert (summary.tokens, summary.real_tokens, summary.padding_ratio) == (tokens, tokens, 0.0)
     lengths, batch = data[0]
     shape = tuple(batch["input_ids"].shape)
-    of_batch = BatchTokens(sum(lengths), sum(lengths), None, 4, sum(one**2 for one in lengths))
+    of_batch = BatchTokens(sum(lengths), sum(lengths), None, 4, sum(one**2 for one in lengths), max(lengths))
     useful = sessions[0].flops.laws.without_padding({known_as(shape, real=sum(lengths)): 1}, of_batch)
     assert useful == {"float32": sum(map(one_sequence, lengths))}
 

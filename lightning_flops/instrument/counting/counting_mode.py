@@ -111,6 +111,8 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         self._kernel = Operator(kernel, kernel)
         self.counts_fake = False
         """Whether the user computes with fake tensors. If not, some library uses them to find a shape."""
+        self.by_values = 0
+        """So many calls spent what numbers in their tensors decide: others of the same shapes may spend another sum."""
         self.runs_in_tf32: Callable[[Operator], bool] | None = None
         self.on_function: Callable[[Any], None] = _ignore
         """Is told of autograd functions whose forward ran products."""
@@ -381,7 +383,11 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
             self._list_as(state, operator.name, table.module, elements_of(out), heavy=True)
             return table.cell(operator)
         cell = table.counted_cell(operator, self._effective(dtype, operator, args))
-        flops = work if isinstance(work, int) else _split(cell, work, self._halve_causal)
+        if isinstance(work, int):
+            flops = work
+        else:
+            flops = _split(cell, work, self._halve_causal)
+            self.by_values += work.by_values
         cell.flops += flops
         if table.phase == "forward" or table.phase == "recompute":
             if is_grad_enabled():

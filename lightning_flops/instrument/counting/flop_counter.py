@@ -234,6 +234,11 @@ class FlopCounter:
                 state.pop_to(1)
         self._failed(where, error)
 
+    @property
+    def by_values(self) -> int:
+        """How many calls spent what numbers in their tensors decide: others of the same shapes may spend other sums."""
+        return self._mode.by_values
+
     @contextmanager
     def pause(self) -> Iterator[None]:
         """Inside, nothing on this thread is counted: for data loading, metrics, logging."""

@@ -21,6 +21,10 @@ class Counter(Protocol):
     def compile_sec(self) -> float:
         """Host time in which torch has compiled something while this counted."""
 
+    @property
+    def by_values(self) -> int:
+        """How many calls spent what numbers in their tensors decide, as the lengths of packed sequences do."""
+
     def __enter__(self) -> Any:
         """Start counting; may be entered again after it was left, and adds up."""
 
@@ -62,6 +66,9 @@ class PartCounter:
         self.step_compile_sec = 0.0
         """How long torch has compiled something in the last step."""
         self._compile_sec = 0.0
+        self.step_by_values = False
+        """Whether numbers in its tensors, and not shapes alone, have decided what the last step spent."""
+        self._by_values = 0
         self.mixed: set[TimePhase] = set()
         """Phases whose work ran, in part, while the loop was in another of them."""
 
@@ -110,6 +117,8 @@ class PartCounter:
         self._buckets = buckets
         compile_sec = self._counter.compile_sec
         self.step_compile_sec, self._compile_sec = compile_sec - self._compile_sec, compile_sec
+        by_values = self._counter.by_values
+        self.step_by_values, self._by_values = by_values > self._by_values, by_values
         return self._before_step - before
 
     def give_up(self) -> None:

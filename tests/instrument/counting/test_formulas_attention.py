@@ -129,7 +129,7 @@ def test_raw_cudnn_attention_reads_heads_first_unless_packed() -> None:
     assert work_of("aten::_cudnn_attention_forward", *call) == Work(FORWARD)
     ends = torch.tensor([0, 2, 5])
     packed = (meta(5, 4, 8), meta(5, 4, 8), meta(5, 4, 8), None, ends, ends, 3, 3, True)
-    assert work_of("aten::_cudnn_attention_forward", *packed) == Work(2 * 4 * (2 * 2 + 3 * 3) * 16)
+    assert work_of("aten::_cudnn_attention_forward", *packed) == Work(2 * 4 * (2 * 2 + 3 * 3) * 16, by_values=True)
 
 
 def test_packed_sequences_count_their_own_lengths() -> None:
@@ -141,7 +141,8 @@ def test_packed_sequences_count_their_own_lengths() -> None:
         work_of("aten::_flash_attention_forward", q, k, k, queries, keys, 3, 5, 0.0, False, False).flops == 32 * entries
     )
     backward = (q, q, k, k, q, SUM, queries, keys, 3, 5, 0.0, False, SEED, SEED)
-    assert work_of("aten::_flash_attention_backward", *backward) == Work(64 * entries, recompute=16 * entries)
+    work = work_of("aten::_flash_attention_backward", *backward)
+    assert work == Work(64 * entries, recompute=16 * entries, by_values=True)
     q, k = meta(1, 5, 4, 8), meta(1, 9, 4, 8)
     call = (q, k, k, None, queries, keys, 3, 5, 0.0, 0)
     assert work_of("aten::_efficient_attention_forward", *call).flops == 32 * entries
@@ -151,7 +152,7 @@ def test_a_causal_mask_over_packed_sequences_lines_up_each_ones_end() -> None:
     ends = torch.tensor([0, 2, 5])
     packed = meta(5, 4, 8)
     work = work_of("aten::_flash_attention_forward", packed, packed, packed, ends, ends, 3, 3, 0.0, True, False)
-    assert work == Work(32 * 4 * (4 + 9), 0, 32 * 4 * (1 + 3), True)
+    assert work == Work(32 * 4 * (4 + 9), 0, 32 * 4 * (1 + 3), causal=True, by_values=True)
 
 
 def test_packed_lengths_without_values_cannot_be_counted() -> None:
@@ -264,7 +265,7 @@ def test_flex_attention_counts_the_blocks_its_mask_keeps() -> None:
     mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, 256, 256, device="cpu")
     q = torch.randn(1, 2, 256, 16)
     ((entry, work),) = record(lambda: flex_attention(q, q, q, block_mask=mask)).work
-    assert (entry.name, work) == ("higher_order.flex_attention", Work(2 * 2 * (3 * 128 * 128) * 32))
+    assert (entry.name, work) == ("higher_order.flex_attention", Work(2 * 2 * (3 * 128 * 128) * 32, by_values=True))
     assert "block mask" in entry.estimate
 
 
@@ -278,7 +279,7 @@ def test_flex_attention_cuts_blocks_at_the_end_of_the_sequences() -> None:
     q = torch.randn(2, 2, 300, 16)
     kept = 64 * 64 + 3 * 64 * 128 + 44 * (64 + 44)
     ((_, work),) = record(lambda: flex_attention(q, q, q, block_mask=mask)).work
-    assert work == Work(2 * (2 * 2) * kept * 32)
+    assert work == Work(2 * (2 * 2) * kept * 32, by_values=True)
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
@@ -293,7 +294,8 @@ def test_a_flex_backward_counts_four_products_and_repeats_one() -> None:
     q = meta(1, 2, 256, 16)
     args: tuple[Any, ...] = (q, q, q, q, meta(1, 2, 256), q, None, None, None, mask.as_tuple(), 1.0, {})
     entries = 2 * (3 * 128 * 128)
-    assert lookup(flex_attention_backward).compute(args, {}, None) == Work(128 * entries, recompute=32 * entries)
+    work = lookup(flex_attention_backward).compute(args, {}, None)
+    assert work == Work(128 * entries, recompute=32 * entries, by_values=True)
 
 
 class Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -327,8 +329,8 @@ def test_reading_lengths_shows_no_operator_to_other_modes() -> None:
         work["sparse"] = work_of("aten::_sparse_sparse_matmul", sparse, sparse)
     assert seen.operators == []
     assert work == {
-        "packed": Work(32 * 4 * (4 + 9)),
-        "blocks": Work(64 * 2 * 3 * 128 * 128),
+        "packed": Work(32 * 4 * (4 + 9), by_values=True),
+        "blocks": Work(64 * 2 * 3 * 128 * 128, by_values=True),
         "sparse": Work(2 * 4),
     }
 

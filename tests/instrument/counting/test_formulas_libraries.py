@@ -76,9 +76,10 @@ def test_flash_attns_packed_operators_count_their_own_lengths() -> None:
     q = meta(5, 4, 8)
     entries = 4 * (4 + 9)
     call = (q, q, q, ends, ends, 3, 3, 0.0, 1.0, False)
-    assert work_of("flash_attn::_flash_attn_varlen_forward", *call) == Work(32 * entries)
+    assert work_of("flash_attn::_flash_attn_varlen_forward", *call) == Work(32 * entries, by_values=True)
     backward = (q, q, q, q, q, meta(4, 5), None, None, None, ends, ends, 3, 3, 0.0, 1.0, False, -1, -1)
-    assert work_of("flash_attn::_flash_attn_varlen_backward", *backward) == Work(64 * entries, 16 * entries)
+    work = work_of("flash_attn::_flash_attn_varlen_backward", *backward)
+    assert work == Work(64 * entries, 16 * entries, by_values=True)
 
 
 def test_deformable_convolutions_count_their_products_and_say_what_is_left_out() -> None:
@@ -123,13 +124,15 @@ def test_torchs_variable_length_attention_counts_its_own_lengths() -> None:
     q = meta(5, 4, 8)
     entries, skipped = 4 * (4 + 9), 4 * (1 + 3)
     call = (q, q, q, ends, None, 3, 3)
-    assert work_of("torch_attn::_varlen_attn", *call) == Work(32 * entries)
-    assert work_of("torch_attn::_varlen_attn", *call, True) == Work(32 * entries, 0, 32 * skipped, True)
+    assert work_of("torch_attn::_varlen_attn", *call) == Work(32 * entries, by_values=True)
+    work = work_of("torch_attn::_varlen_attn", *call, True)
+    assert work == Work(32 * entries, 0, 32 * skipped, causal=True, by_values=True)
     # Each query sees itself and the one before: 1 + 2 of 4 and 1 + 2 + 2 of 9.
     work = work_of("torch_attn::_varlen_attn", *call, True, None, [1, 0])
     assert work.causal_skipped == 32 * 4 * (1 + 4)
     backward = (q, q, q, q, q, meta(4, 5), ends, ends, 3, 3, False, meta(2))
-    assert work_of("torch_attn::_varlen_attn_backward", *backward) == Work(64 * entries, 16 * entries)
+    work = work_of("torch_attn::_varlen_attn_backward", *backward)
+    assert work == Work(64 * entries, 16 * entries, by_values=True)
 
 
 def test_products_fused_with_collectives_count_this_ranks_share() -> None:

@@ -144,7 +144,11 @@ GROUPED = {
 def test_grouped_products_count_the_rows_that_groups_own(name: str) -> None:
     left, right, ends, expected = GROUPED[name]
     offsets = None if ends is None else torch.tensor(ends, dtype=torch.int32)
-    assert work_of("aten::_grouped_mm", torch.empty(left), torch.empty(right), offsets).flops == expected
+    work = work_of("aten::_grouped_mm", torch.empty(left), torch.empty(right), offsets)
+    assert work.flops == expected
+    # Where groups fill the tensor, its shape tells as much.
+    grouped = {(2, 3): left[0], (3, 2): right[-1], (2, 2): left[-1]}.get((len(left), len(right)))
+    assert work.by_values is (ends is not None and ends[-1] != grouped)
 
 
 def test_grouped_products_fill_the_tensor_where_offsets_have_no_values() -> None:

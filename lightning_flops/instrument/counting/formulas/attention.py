@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 
@@ -84,6 +84,8 @@ class Call(NamedTuple):
     window: Window | None = None
     causal: bool = False
     """Whether it was flagged causal."""
+    by_values: bool = False
+    """Numbers in its tensors tell the sizes of the matrices."""
 
     def entries(self) -> tuple[int, int]:
         """Entries of all its score matrices, and those of them that the window rules out."""
@@ -99,7 +101,7 @@ def forward_work(call: Call, head_size: int, value_size: int) -> Work:
     """Two products over each score matrix."""
     entries, skipped = call.entries()
     per_entry = 2 * (head_size + value_size)
-    return Work(per_entry * entries, causal_skipped=per_entry * skipped, causal=call.causal)
+    return Work(per_entry * entries, causal_skipped=per_entry * skipped, causal=call.causal, by_values=call.by_values)
 
 
 def _asked_for() -> tuple[bool, bool, bool, bool]:
@@ -132,6 +134,7 @@ def backward_work(call: Call, head_size: int, value_size: int) -> Work:
         recompute=repeated * entries,
         causal_skipped=(gradients + repeated) * skipped,
         causal=call.causal,
+        by_values=call.by_values,
     )
 
 
@@ -189,6 +192,11 @@ def unfused(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal:
     return forward_work(Call(heads_first(query, key), causal=bool(causal)), _head_size(query), _head_size(value))
 
 
+def _has_values(offsets: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
+    """Whether there are *offsets*: backwards are handed empty ones where there are none."""
+    return offsets is not None and offsets.numel() > 0
+
+
 def _lengths(offsets: torch.Tensor) -> list[int]:
     ends = host_integers(offsets)
     return [stop - start for start, stop in pairwise(ends)]
@@ -199,7 +207,7 @@ def sequence_first(
 ) -> list[Scores]:
     """Score matrices of (batch, sequence, heads, head size) operands, or of packed ones with cumulative lengths."""
     heads = int(query.shape[-2])
-    if query_offsets is None or query_offsets.numel() == 0:  # backwards are handed empty ones where there are none
+    if not _has_values(query_offsets):
         batch = prod(query.shape[:-3])
         return [Scores(batch * heads, int(query.shape[-3]), int(key.shape[-3]))]
     queries = _lengths(query_offsets)
@@ -240,12 +248,13 @@ def flash(
     """Flash attention's kernels: sequence before heads, packed when there are offsets."""
     window = _flash_window(causal, left, right)
     if block_table is None:
-        return Call(_used_keys(sequence_first(query, key, query_offsets, key_offsets), used), window, bool(causal))
+        matrices = _used_keys(sequence_first(query, key, query_offsets, key_offsets), used)
+        return Call(matrices, window, bool(causal), _has_values(query_offsets) or used is not None)
     # Keys live in pages (pages, page size, heads, size); only the used lengths say how many there are.
     if used is None or query_offsets is None:
         raise Unreadable("a paged key cache without used lengths")
     lengths = zip(_lengths(query_offsets), host_integers(used), strict=True)
-    return Call([Scores(int(query.shape[-2]), q, k) for q, k in lengths], window, bool(causal))
+    return Call([Scores(int(query.shape[-2]), q, k) for q, k in lengths], window, bool(causal), by_values=True)
 
 
 def _efficient_window(mask_type: int, window: int | None) -> Window | None:
@@ -267,7 +276,9 @@ def _efficient(
 ) -> Call:
     """The memory-efficient kernels: sequence before heads; packed operands have a batch of one and offsets."""
     matrices = _used_keys(sequence_first(query, key, query_offsets, key_offsets), used)
-    return Call(matrices, _efficient_window(mask_type, window), mask_type in (_TOP_LEFT, _BOTTOM_RIGHT))
+    causal = mask_type in (_TOP_LEFT, _BOTTOM_RIGHT)
+    by_values = _has_values(query_offsets) or used is not None
+    return Call(matrices, _efficient_window(mask_type, window), causal, by_values)
 
 
 def _cudnn(
@@ -278,14 +289,14 @@ def _cudnn(
     causal: bool,
 ) -> Call:
     """The raw operators of cuDNN: heads before sequence, or packed (tokens, heads, size) with offsets."""
-    if query_offsets is None or query_offsets.numel() == 0 or query.dim() == 4:
+    if not _has_values(query_offsets) or query.dim() == 4:
         return _top_left(query, key, causal)
     matrices = sequence_first(query, key, query_offsets, key_offsets)
-    return Call(matrices, _CAUSAL_TOP_LEFT if causal else None, bool(causal))
+    return Call(matrices, _CAUSAL_TOP_LEFT if causal else None, bool(causal), by_values=True)
 
 
-def _flex_entries(query: torch.Tensor, key: torch.Tensor, block_mask: Sequence[Any]) -> int:
-    """Score-matrix entries inside the blocks that the mask keeps, over all heads and samples.
+def _flex_entries(query: torch.Tensor, key: torch.Tensor, block_mask: Sequence[Any]) -> tuple[int, bool]:
+    """Score-matrix entries inside the blocks that the mask keeps, over all heads and samples; whether it has told them.
 
     ``BlockMask.as_tuple()`` is (queries, keys, kept blocks per row, their columns, full blocks per row, their columns,
     …, block rows, block columns, mask function); the counts are (batch or 1, heads or 1, rows of blocks).
@@ -296,13 +307,13 @@ def _flex_entries(query: torch.Tensor, key: torch.Tensor, block_mask: Sequence[A
     partial, partial_columns, full, full_columns = block_mask[start : start + 4]
     tall, wide = int(block_mask[-3]), int(block_mask[-2])
     if partial is None or (tall >= queries and wide >= keys):
-        return int(batch * heads) * queries * keys
+        return int(batch * heads) * queries * keys, False
     entries = 0
     for counts, columns in ((partial, partial_columns), (full, full_columns)):
         if counts is not None:
             entries += _entries_in_blocks(counts, columns, (queries, keys), (tall, wide))
     shared: int = int(batch * heads) // max(prod(partial.shape[:-1]), 1)
-    return entries * shared
+    return entries * shared, True
 
 
 def _entries_in_blocks(
@@ -323,16 +334,16 @@ def _entries_in_blocks(
 def flex(args: Arguments, kwargs: Keywords, out: Any) -> Work:
     """``flex_attention(query, key, value, score_mod, block_mask, …)``: two products over the blocks the mask keeps."""
     query, key, value, _, block_mask = args[:5]
-    entries = _flex_entries(query, key, block_mask)
-    return Work(2 * entries * (int(query.shape[-1]) + int(value.shape[-1])))
+    entries, by_values = _flex_entries(query, key, block_mask)
+    return Work(2 * entries * (int(query.shape[-1]) + int(value.shape[-1])), by_values=by_values)
 
 
 def flex_backward(args: Arguments, kwargs: Keywords, out: Any) -> Work:
     """``flex_attention_backward(query, key, value, …, block_mask at 9)``: four products, and the scores once more."""
     query, key, value = args[:3]
-    entries = _flex_entries(query, key, args[9])
+    entries, by_values = _flex_entries(query, key, args[9])
     size, value_size = int(query.shape[-1]), int(value.shape[-1])
-    return Work(4 * entries * (size + value_size), recompute=2 * entries * size)
+    return Work(4 * entries * (size + value_size), recompute=2 * entries * size, by_values=by_values)
 
 
 def _tokens(values: torch.Tensor) -> int:

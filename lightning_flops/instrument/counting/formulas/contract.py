@@ -31,6 +31,9 @@ class Work:
     """
     causal: bool = False
     """Whether the call was flagged causal, so that ``causal_attention="half"`` halves it."""
+    by_values: bool = False
+    """Numbers in the call's tensors decide it, as the lengths of packed sequences do: another call of the same shapes
+    may spend something else."""
 
 
 Formula = Callable[[Arguments, Keywords, Any], "int | Work"]

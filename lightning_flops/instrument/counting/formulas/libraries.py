@@ -12,14 +12,14 @@ from typing import Any
 import torch
 
 from lightning_flops.instrument.counting.formulas.attention import Call, flash, kernel_rules
-from lightning_flops.instrument.counting.formulas.contract import RESULT, Rule, Unreadable, no_flops
+from lightning_flops.instrument.counting.formulas.contract import RESULT, Rule, Unreadable, Work, no_flops
 from lightning_flops.instrument.counting.formulas.convolution import deformable_backward, plain
 from lightning_flops.instrument.counting.formulas.matmul import grouped_product, linear, product
 
 
-def grouped_backward(values: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor) -> int:
+def grouped_backward(values: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor) -> int | Work:
     """Gradients of a grouped product's rows and of its weights: one forward each."""
-    return 2 * grouped_product(values, weight, offsets)
+    return grouped_product(values, weight, offsets, times=2)
 
 
 def gathered_products(values: torch.Tensor, weights: Sequence[torch.Tensor], out: Any) -> int:

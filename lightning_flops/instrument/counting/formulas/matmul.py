@@ -24,6 +24,7 @@ from lightning_flops.instrument.counting.formulas.contract import (
     Keywords,
     Rule,
     Unreadable,
+    Work,
     host_integers,
 )
 from lightning_flops.instrument.torch_private.dispatch import out_of_sight
@@ -210,25 +211,29 @@ def linear_from_result(values: torch.Tensor, out: torch.Tensor) -> int:
     return 2 * out.numel() * int(values.shape[-1])
 
 
-def grouped_product(left: torch.Tensor, right: torch.Tensor, offsets: torch.Tensor | None) -> int:
+def grouped_product(
+    left: torch.Tensor, right: torch.Tensor, offsets: torch.Tensor | None, *, times: int = 1
+) -> int | Work:
     """``_grouped_mm``: groups that differ in one size; *offsets* holds the cumulative ends of the groups.
 
     Rows (or columns) behind the last offset belong to no group and are not computed. Where the offsets cannot be read,
-    the groups are taken to fill the tensor.
+    the groups are taken to fill the tensor. The FLOPs are those of so many *times* the product.
     """
     if left.dim() == 3 and right.dim() == 3:
         batch, rows, inner = left.shape
-        return 2 * batch * rows * inner * int(right.shape[2])
+        return times * 2 * batch * rows * inner * int(right.shape[2])
     if left.dim() == 2 and right.dim() == 3:  # rows are grouped: (T, K) by (G, K, N)
         grouped, others = int(left.shape[0]), int(left.shape[1]) * int(right.shape[2])
     elif left.dim() == 3:  # columns are grouped: (G, M, K) by (K, T)
         grouped, others = int(right.shape[1]), int(left.shape[1]) * int(left.shape[2])
     else:  # the inner size is grouped: (M, T) by (T, N), giving (G, M, N)
         grouped, others = int(left.shape[1]), int(left.shape[0]) * int(right.shape[1])
+    whole = grouped
     if offsets is not None:
         with suppress(Unreadable):
             grouped = min(grouped, host_integers(offsets)[-1])
-    return 2 * grouped * others
+    flops = times * 2 * grouped * others
+    return flops if grouped == whole else Work(flops, by_values=True)
 
 
 def _packed_elements(tensor: torch.Tensor) -> int:
@@ -241,9 +246,9 @@ def scaled_product(left: torch.Tensor, right: torch.Tensor) -> int:
     return _packed_elements(left) * product(left, right)
 
 
-def scaled_grouped_product(left: torch.Tensor, right: torch.Tensor, offsets: torch.Tensor | None) -> int:
+def scaled_grouped_product(left: torch.Tensor, right: torch.Tensor, offsets: torch.Tensor | None) -> int | Work:
     """``_scaled_grouped_mm``: ``_grouped_mm`` with 8- or 4-bit operands."""
-    return _packed_elements(left) * grouped_product(left, right, offsets)
+    return grouped_product(left, right, offsets, times=_packed_elements(left))
 
 
 def list_product(lefts: Sequence[torch.Tensor], rights: Sequence[torch.Tensor]) -> int:
