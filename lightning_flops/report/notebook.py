@@ -14,11 +14,9 @@ from lightning_flops.report.compare_text import comparison_headline
 from lightning_flops.report.counts_text import ABOUT, counts_table
 from lightning_flops.report.headline import figures, headline, throughput_headline
 from lightning_flops.report.html_page import ShownRun, render_comparison_page, render_page
-from lightning_flops.report.law_text import render_law
 from lightning_flops.report.layout import shortened
 from lightning_flops.report.step_text import missing_rates_lines
 from lightning_flops.report.text import render_text
-from lightning_flops.report.throughput_text import render_throughput
 from lightning_flops.schema.comparison import Comparison
 from lightning_flops.schema.law import LawReport
 from lightning_flops.schema.modules import ModuleProfile
@@ -49,9 +47,7 @@ def line(report: _Shown | Comparison) -> str:
 
 def text(report: _Shown | Comparison | LawReport) -> str:
     """*report* as text."""
-    if isinstance(report, LawReport):
-        return render_law(report)
-    return render_throughput(report) if isinstance(report, ThroughputSummary) else render_text(report)
+    return render_text(report)
 
 
 def html(report: _Shown) -> str:

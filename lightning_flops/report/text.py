@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lightning_flops.analysis.flop_counts import FlopCounts
+from lightning_flops.analysis.flops_law import FlopsLaw
 from lightning_flops.report.advice_text import advice_lines
 from lightning_flops.report.budget_text import budget_lines
 from lightning_flops.report.compare_text import render_comparison
@@ -10,7 +11,7 @@ from lightning_flops.report.counts_text import render_counts
 from lightning_flops.report.energy_text import energy_lines
 from lightning_flops.report.headline import answer_lines
 from lightning_flops.report.intensity_text import intensity_lines
-from lightning_flops.report.law_text import step_law_lines
+from lightning_flops.report.law_text import render_law, step_law_lines
 from lightning_flops.report.layout import rule, title
 from lightning_flops.report.memory_text import memory_lines
 from lightning_flops.report.module_text import aggregated_lines, detailed_lines
@@ -24,22 +25,37 @@ from lightning_flops.report.step_text import (
     uncounted_lines,
 )
 from lightning_flops.report.summary_text import summary_lines
+from lightning_flops.report.throughput_text import render_throughput
 from lightning_flops.report.traced_text import traced_lines
 from lightning_flops.schema.comparison import Comparison
+from lightning_flops.schema.law import LawReport
 from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.throughput import ThroughputSummary
 from lightning_flops.text.printable import page
 
 
-def render_text(profile: Profile | FlopCounts | Comparison) -> str:
+def render_text(profile: Profile | ThroughputSummary | FlopCounts | FlopsLaw | LawReport | Comparison) -> str:
     """The report on *profile*, for people: lines of at most 120 columns for ordinary models, ending in a line break.
 
-    Of the counts of ``count_flops`` it is the table by module that ``print`` shows; of what ``compare_profiles``
-    returns, the difference of two runs by cause.
+    Also of a run's throughput (the table that ends a run), and of what ``count_flops``, ``flops_law`` and
+    ``compare_profiles`` return (what ``print`` shows of it).
+
+    Raises:
+        TypeError: there is no report on such an object, as on the ``profile`` of a run that was too short to have one.
     """
     if isinstance(profile, Comparison):
         return render_comparison(profile)
     if isinstance(profile, FlopCounts):
         return render_counts(profile)
+    if isinstance(profile, ThroughputSummary):
+        return render_throughput(profile)
+    if isinstance(profile, FlopsLaw | LawReport):
+        return render_law(profile.report() if isinstance(profile, FlopsLaw) else profile)
+    if not isinstance(profile, Profile):
+        raise TypeError(
+            "render_text takes a Profile, a ThroughputSummary, or what count_flops, flops_law or compare_profiles "
+            f"return, got {type(profile).__name__}"
+        )
     sections = [
         answer_lines(profile),
         summary_lines(profile),

@@ -2,14 +2,21 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
+from lightning_flops import flops_law
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import FlopRecord, ModuleRecord, PhaseSeconds, WindowRecord
+from lightning_flops.report.law_text import render_law
 from lightning_flops.report.text import render_text
+from lightning_flops.report.throughput_text import render_throughput
 from tests.golden_files import golden
 from tests.report import windows
+from tests.report.test_throughput_text import OF_TEN_STEPS
 from tests.report.traced_windows import mlp_traced
 from tests.report.windows import build_profile
 
@@ -286,3 +293,15 @@ def test_ten_thousand_modules_render_in_little_time_and_few_lines() -> None:
 
 def _lines(window: WindowRecord, config: ProfilerConfig) -> list[str]:
     return render_text(build_profile(window, config=config)).split("\n")
+
+
+def test_throughput_and_laws_are_rendered_as_they_are_printed() -> None:
+    law = flops_law(nn.Linear(3, 4), torch.randn(2, 3), vary={0: [0]})
+    assert render_text(law) == render_text(law.report()) == str(law) == render_law(law.report())
+    assert render_text(OF_TEN_STEPS) == render_throughput(OF_TEN_STEPS)
+
+
+@pytest.mark.parametrize("other", [None, "profile.json", {}, windows.mlp_window()])
+def test_of_anything_else_there_is_no_report(other: Any) -> None:
+    with pytest.raises(TypeError, match=f"^render_text takes a Profile, .*, got {type(other).__name__}$"):
+        render_text(other)
