@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -42,6 +42,8 @@ class VariedBatch:
         self.places: list[tuple[str, int, int]] = []
         """For each axis that the user named, its variable, the tensor's number and the axis."""
         self._axes: dict[Key, dict[int, str]] = {}
+        if not isinstance(vary, Mapping):
+            raise ConfigError(f"vary must be a mapping from a tensor of the batch to its axes, got {shown(vary)}")
         if not vary:
             raise ConfigError("vary must name the axes of at least one tensor")
         for number, (key, axes) in enumerate(vary.items()):
@@ -52,10 +54,11 @@ class VariedBatch:
         tensor = self._arguments.get(key)
         if not isinstance(tensor, torch.Tensor):
             raise ConfigError(f"vary names {shown(key)}, which is no tensor of the batch")
-        names = dict(axes) if isinstance(axes, Mapping) else {axis: _usual_name(axis, tensor.ndim) for axis in axes}
-        for axis, name in names.items():
-            if not isinstance(axis, int) or not 0 <= axis < tensor.ndim:
+        for axis, name in _named(key, axes, tensor.ndim):
+            if type(axis) is not int or not 0 <= axis < tensor.ndim:
                 raise ConfigError(f"vary names axis {shown(axis)} of {shown(key)}, which has {tensor.ndim} axes")
+            if not isinstance(name, str):
+                raise ConfigError(f"vary must name axis {axis} of {shown(key)} by a text, got {shown(name)}")
             size = int(tensor.shape[axis])
             if self.sizes.setdefault(name, size) != size:
                 raise ConfigError(
@@ -100,7 +103,16 @@ class VariedBatch:
         return arguments[0] if self._one else tuple(arguments.values())
 
 
-def _usual_name(axis: int, axes: int) -> str:
+def _named(key: Key, axes: object, ndim: int) -> Iterable[tuple[Any, Any]]:
+    """The *axes* of the tensor *key* that the user gave, each with its name."""
+    if isinstance(axes, Mapping):
+        return axes.items()
+    if isinstance(axes, Iterable) and not isinstance(axes, str):
+        return ((axis, _usual_name(axis, ndim)) for axis in axes)
+    raise ConfigError(f"vary[{shown(key)}] must be axes, or a mapping from axes to names, got {shown(axes)}")
+
+
+def _usual_name(axis: object, axes: int) -> str:
     """What *axis* of a tensor of so many *axes* mostly is."""
     names = {0: "batch", 2: "height", 3: "width"} if axes == 4 else {0: "batch", 1: "sequence"}
-    return names.get(axis, f"axis_{axis}")
+    return names.get(axis, f"axis_{axis}") if isinstance(axis, int) else ""
