@@ -63,7 +63,7 @@ def plural(noun: str, number: float) -> str:
     """*noun* as it stands behind *number*: "1 step", "2 steps"."""
     if number == 1:
         return noun
-    return f"{noun}es" if noun.endswith("ch") else f"{noun}s"
+    return f"{noun}es" if noun.endswith(("ch", "ss")) else f"{noun}s"
 
 
 def bytes_by_dtype(sizes: Mapping[str, int]) -> str:

@@ -130,9 +130,9 @@ def profile_program(options: argparse.Namespace, program: Sequence[str]) -> int:
     return 0
 
 
-def _follow(log_dir: str | None) -> None:
-    """A process begins that the program has started anew by multiprocessing."""
-    _Doors({}, log_dir=log_dir).begin_in_child()
+def _follow(log_dir: str | None, word: str) -> None:
+    """A process begins that the program has started anew by multiprocessing; *word* is where it tells the first one."""
+    _Doors({}, log_dir=log_dir, word=word).begin_in_child()
 
 
 class _Doors:
@@ -141,12 +141,13 @@ class _Doors:
     Args:
         settings: those that the user has given.
         log_dir: a folder for the reports of a training whose framework has none for them.
+        word: where this process tells the first one that it has profiled something; empty in the first one.
 
     Raises:
         ConfigError: the environment has settings that break their rules.
     """
 
-    def __init__(self, settings: Mapping[str, object], *, log_dir: str | None) -> None:
+    def __init__(self, settings: Mapping[str, object], *, log_dir: str | None, word: str = "") -> None:
         from lightning_flops import entry_points
         from lightning_flops.config import OWN_FOLDER
         from lightning_flops.doors import fabric_launch, processes
@@ -170,9 +171,14 @@ class _Doors:
         self._children = ExitStack()
         self._is_main = True
         """The command has started this process itself."""
+        self._word = processes.Word(word)
+        self._profiles_before = 0
+        """Reports that were made before this process was forked."""
         when_imported("deepspeed", _install)
         if entry_points.is_on():
-            self._children.enter_context(processes.followed(self, _Doors._is_forked, then=_follow, log_dir=log_dir))
+            self._children.enter_context(
+                processes.followed(self, _Doors._is_forked, then=_follow, log_dir=log_dir, word=self._word.path)
+            )
             for launcher in fabric_launch.LAUNCHERS:
                 when_imported(launcher, lambda module: fabric_launch.tap(module, log_dir=log_dir))
             when_imported("transformers.trainer", self._give_callback)
@@ -199,8 +205,9 @@ class _Doors:
     def begin_in_child(self) -> None:
         """This process is one that the program has started by multiprocessing: report when it ends."""
         from lightning_flops.doors import processes
+        from lightning_flops.session.outcomes import OUTCOMES
 
-        self._is_main = False
+        self._is_main, self._profiles_before = False, OUTCOMES.profiles
         processes.at_end(lambda: self.close(None))
 
     def close(self, error: BaseException | None) -> None:
@@ -217,12 +224,16 @@ class _Doors:
 
     def _report(self, error: BaseException | None) -> None:
         from lightning_flops.session.outcomes import OUTCOMES
+        from lightning_flops.units import plural
 
         if self._finder is not None:
             self._finder.end(error)
+        elsewhere = self._word.hear() if self._is_main else []
         if self.silent or not self._is_first_rank():
             return
         if not self._is_main:  # the process that has started it says what else there was
+            if OUTCOMES.profiles > self._profiles_before:
+                self._word.tell()
             if self._finder is not None and self._finder.has_nothing_of_its_loops:
                 say(f"nothing was profiled in process {os.getpid()}: {self._reason(OUTCOMES)}")
             return
@@ -230,6 +241,12 @@ class _Doors:
             if not OUTCOMES.told:  # of a profiler that the program has itself, or in another process
                 say(f"FLOPs of {OUTCOMES.latest} The report went where the profiler of that training has it.")
             self._tell_of_several(OUTCOMES)
+            return
+        if elsewhere:
+            say(
+                f"what was profiled ran in {plural('process', len(elsewhere))} {', '.join(elsewhere)}, which the "
+                "program started; the lines above say where the reports are"
+            )
             return
         say(f"nothing was profiled: {self._reason(OUTCOMES)}")
 

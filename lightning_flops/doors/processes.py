@@ -7,11 +7,15 @@ one that is spawned begins anew, and is told of us by its command line.
 from __future__ import annotations
 
 import multiprocessing
+import os
+import secrets
+import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from multiprocessing import spawn, util
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any, TypeVar
 
 from lightning_flops.text.printable import package_logger
@@ -84,3 +88,31 @@ class _RunOnce:
 def at_end(call: Callable[[], None]) -> None:
     """Call *call* when this process, which multiprocessing has started, ends."""
     util.Finalize(None, call, exitpriority=0)
+
+
+class Word:
+    """By it the processes that a program starts tell the first one that they have profiled something.
+
+    They have no pipe to it in common: some are begun anew, and some by one another. So it is a file, which there is
+    only if something was told.
+
+    Args:
+        path: where it is; empty in the first process, which chooses.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path or os.path.join(tempfile.gettempdir(), f"lightning_flops-{secrets.token_hex(8)}")
+
+    def tell(self) -> None:
+        """This process has profiled something."""
+        with suppress(OSError), open(self.path, "a", encoding="utf-8") as file:
+            file.write(f"{os.getpid()}\n")
+
+    def hear(self) -> list[str]:
+        """The processes that have told so far, by their numbers."""
+        try:
+            told = Path(self.path).read_text(encoding="utf-8").split()
+            os.unlink(self.path)
+        except OSError:
+            return []
+        return told

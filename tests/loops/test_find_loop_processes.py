@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -57,6 +58,8 @@ if __name__ == "__main__":
 def run(folder: Path, *arguments: str) -> str:
     """What the program says under our command; it ends as it ends by itself."""
     (folder / "train.py").write_text(LOOP, encoding="utf-8")
+    temporary = folder / "temporary"
+    temporary.mkdir()
     done = subprocess.run(
         [
             sys.executable,
@@ -71,7 +74,7 @@ def run(folder: Path, *arguments: str) -> str:
             *arguments,
         ],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "TMPDIR": str(temporary)},
         capture_output=True,
         text=True,
         timeout=240,
@@ -88,13 +91,21 @@ def test_a_loop_in_a_process_that_the_program_starts_is_profiled(how: str, tmp_p
     # With the end of the process, which does not come back to the command, the run's throughput is known.
     assert (tmp_path / "lightning_flops_logs" / "throughput.json").exists()
     assert said.count("lightning-flops: FLOPs of step 4: ") == 1
-    assert "no optimizer took a step in this process" in said
+    last = said.splitlines()[-1]
+    assert re.fullmatch(
+        r"lightning-flops: what was profiled ran in process \d+, which the program started; the lines above say where "
+        "the reports are",
+        last,
+    )
+    assert "nothing was profiled" not in said
+    assert list((tmp_path / "temporary").glob("lightning_flops*")) == []
 
 
 def test_a_loop_that_is_too_short_in_such_a_process_is_not_passed_over_silently(tmp_path: Path) -> None:
     said = run(tmp_path, "fork", "2")
     (line,) = [line for line in said.splitlines() if "nothing was profiled in process" in line]
     assert line.endswith(": training ended after 2 step(s), while its loop was being recognized")
+    assert said.splitlines()[-1] == "lightning-flops: nothing was profiled: no optimizer took a step in this process"
 
 
 @pytest.mark.parametrize("how", ["fabric", pytest.param("fabric_spawn", marks=pytest.mark.slow)])
