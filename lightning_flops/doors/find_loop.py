@@ -23,6 +23,7 @@ from lightning_flops.doors.plain_loop import PlainLoop
 from lightning_flops.doors.several_models import ModelWhileItLives, names_of
 from lightning_flops.doors.turns import BACK, PATIENCE, Company
 from lightning_flops.instrument.optimizer_hooks import OptimizerHooks
+from lightning_flops.instrument.torch_private.autograd import runs_step_in_step
 from lightning_flops.schema.profile import Profile
 from lightning_flops.session.outcomes import OUTCOMES
 from lightning_flops.session.run_so_far import RunSoFar
@@ -152,7 +153,6 @@ class LoopFinder:
         self._config = config
         self._log_dir = log_dir
         self._announce = announce
-        self._in_update = False
         self._frameworks: weakref.WeakSet[Any] = weakref.WeakSet()
         """Optimizers of frameworks that have a door of their own: they are left alone."""
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -242,29 +242,25 @@ class LoopFinder:
     # ---- torch's hooks; nothing of ours may raise in them
 
     def _update_begins(self, optimizer: Any, *_: Any) -> None:
-        # The hooks fire twice if a subclass's step calls its parent's: we hear the outer begin and the inner end.
-        again, self._in_update = self._in_update, True
-        if again or self._loop is not None or self._turn is not None or self._given_up or self._is_full:
+        if self._loop is not None or self._turn is not None or self._given_up or self._is_full:
             return
         try:
-            if not (optimizer in self._frameworks or self._is_frameworks(optimizer)):
+            if not (optimizer in self._frameworks or runs_step_in_step() or self._is_frameworks(optimizer)):
                 self._search.update_begins(optimizer)
         except Exception as error:
             self._fail(error)
 
     def _update_ended(self, optimizer: Any, *_: Any) -> None:
-        again, self._in_update = not self._in_update, False
-        if again or (self._company is None and id(optimizer) in self._of_loop):
+        if self._company is None and id(optimizer) in self._of_loop:
             return
         try:
+            self._seen.add(optimizer)
+            if optimizer in self._frameworks or runs_step_in_step():
+                return  # the optimizer whose step calls another's makes the update
             if self._given_up:
                 self._counts_later_step(optimizer)
-                return
-            self._seen.add(optimizer)
-            if id(optimizer) in self._of_loop:
+            elif id(optimizer) in self._of_loop:
                 self._goes_on(optimizer)
-            elif optimizer in self._frameworks:
-                return
             elif self._is_frameworks(optimizer):
                 self._loop_is_over(None)
             else:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from torch.optim import Optimizer
+
 from lightning_flops.errors import ConfigError
 from lightning_flops.text.json_text import shown
 
@@ -32,6 +34,21 @@ def _unwrapped(optimizer: Any) -> Any:
             break
         optimizer = inner
     return optimizer
+
+
+def stand_ins(optimizer: Any) -> list[Any]:
+    """The optimizers that *optimizer* holds and that update the same parameters, as SAM's base optimizer does.
+
+    A loop may call their step in place of its own.
+    """
+    if not isinstance(optimizer, Optimizer):
+        return []
+    held = (one for one in vars(optimizer).values() if isinstance(one, Optimizer) and one is not optimizer)
+    return [one for one in held if _parameters(one) == _parameters(optimizer)]
+
+
+def _parameters(optimizer: Optimizer) -> set[int]:
+    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
 
 
 def is_wrapper(optimizer: Any) -> bool:

@@ -18,6 +18,7 @@ from torch import nn
 from lightning_flops.doors.loader_taps import Fetched, LoaderTaps
 from lightning_flops.doors.loop_batches import Place, nobody
 from lightning_flops.doors.loop_steps import LoopSteps
+from lightning_flops.doors.optimizers import stand_ins
 from lightning_flops.doors.plain_context import Frame, LoopOutput, device_of, run_context
 from lightning_flops.doors.read_ahead import innermost_not_ours
 from lightning_flops.doors.several_models import called_in, root_of
@@ -26,7 +27,7 @@ from lightning_flops.instrument.batches import BatchMeter
 from lightning_flops.instrument.optimizer_hooks import OptimizerHooks
 from lightning_flops.instrument.timing.loader_queue import LoaderQueue, backlogs_of
 from lightning_flops.instrument.timing.settling import steps_to_settle
-from lightning_flops.instrument.torch_private.autograd import backward_entries, runs_step_in_step_of
+from lightning_flops.instrument.torch_private.autograd import backward_entries, runs_step_in_step
 from lightning_flops.instrument.torch_private.dispatch import fake_mode
 from lightning_flops.instrument.torch_private.loading import workers_of, yielded_by
 from lightning_flops.session.border import guarded
@@ -120,6 +121,8 @@ class PlainLoop:
         self._model = model
         self._root = root_of(model)
         self._optimizers = optimizers
+        self._stepping = [(one, each) for each in optimizers for one in (each, *stand_ins(each))]
+        """Whatever makes updates by its step, with the one of the optimizers whose updates these are."""
         self._turns = Turns(optimizers, in_order=steps_before > 0)
         self._frame = frame
         self._places = output
@@ -158,7 +161,7 @@ class PlainLoop:
             None if optimizers else self._any_update_begins,
             self._another_updated if optimizers else self._any_update_ends,
             failed=self.session.border.broke,
-            but=optimizers,
+            but=[one for one, _ in self._stepping],
         )
         self.loaders = LoaderTaps(
             self.session,
@@ -202,8 +205,8 @@ class PlainLoop:
         make = self.session.taps
         for model in called_in(self._model):
             taps.replace_calls(model, self._steps.around_noted_forward(self._calls))
-        for optimizer in self._optimizers:
-            taps.replace(optimizer, "step", self._around_update(optimizer))
+        for stepping, optimizer in self._stepping:
+            taps.replace(stepping, "step", self._around_update(optimizer))
         for module, name in backward_entries():
             taps.replace(
                 module,
@@ -245,7 +248,7 @@ class PlainLoop:
             taps.replace(module, name, self._steps.around_backward())
         belongs = make.part("optimizer", counts=False)
         after_loss = make.before(self._steps.claims_loss)  # many clear the gradients between the loss and its backward
-        for optimizer in self._optimizers:
+        for optimizer, _ in self._stepping:
             taps.replace(optimizer, "step", make.instead(self._mark_closure))
             if callable(getattr(optimizer, "zero_grad", None)):
                 taps.replace(optimizer, "zero_grad", lambda clear: after_loss(belongs(clear)))
@@ -402,11 +405,12 @@ class PlainLoop:
         self.interrupted(error)
 
     def _scaled_update_begins(self, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        if not any(optimizer is one for one in self._optimizers):
+        its = next((its for one, its in self._stepping if one is optimizer), None)
+        if its is None:
             return None
         self._calls.stop()
         self._notes_calls = False  # whether the scaler calls the optimizer is only known when it is done
-        return self._update_begins(optimizer)
+        return self._update_begins(its)
 
     def _mark_closure(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Of what an optimizer's closure runs, everything is forward that is not marked as another part."""
@@ -439,7 +443,7 @@ class PlainLoop:
         if calls.on and calls.kinds.count(UPDATE) > calls.kinds.count(UPDATE_ENDS):
             return  # one of the loop's own runs it
         calls.stop()
-        if runs_step_in_step_of(optimizer):
+        if runs_step_in_step():
             return  # torch's hooks fire for both
         self._of_others[id(optimizer)] += 1
         if self._of_others[id(optimizer)] >= PATIENCE and not (self._steps.in_backward or self._is_told):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from tests.loops.nets import (
     UPDATE_SEC,
     WIDE,
     Net,
+    SharpnessAware,
     SlowSGD,
     loader,
     loss_of,
@@ -192,6 +194,29 @@ def test_two_optimizers_in_turn_make_one_step(now: FakeNow, said: list[str]) -> 
 
     profile = only(found(said, train))
     assert (profile.flops.forward, profile.samples, profile.micro_steps) == (FORWARD, BATCH, 1)
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_the_optimizer_whose_step_calls_anothers_is_the_loops(raises: bool, now: FakeNow, said: list[str]) -> None:
+    net = Net(now)
+    optimizer = SharpnessAware(SlowSGD(net.parameters(), now))
+
+    def train() -> None:
+        for place, rows in enumerate(loader(14, now)):
+
+            def loss_there(rows: torch.Tensor = rows, fails: bool = raises and place == 1) -> None:
+                loss_of(net(rows), now).backward()
+                if fails:
+                    raise RuntimeError("too large")
+
+            with suppress(RuntimeError):
+                loss_of(net(rows), now).backward()
+                optimizer.step(loss_there)
+
+    profile = only(found(said, train))
+    assert (profile.flops.forward, profile.flops.backward, profile.samples) == (2 * FORWARD, 2 * BACKWARD, BATCH)
+    assert any("whose parameters SharpnessAware updates" in note for note in profile.notes)
+    assert steps_in("throughput") == 14 - raises
 
 
 LAYERS = 8

@@ -18,6 +18,7 @@ from lightning_flops import Profile, profile_training
 from lightning_flops.pytorch import TrainingProfiler
 from lightning_flops.records import PhaseSeconds
 from tests.fake_clock import FakeNow
+from tests.left_on_objects import left_on_object
 from tests.loops.nets import (
     BACKWARD,
     BACKWARD_SEC,
@@ -33,6 +34,7 @@ from tests.loops.nets import (
     WIDE,
     Net,
     Rows,
+    SharpnessAware,
     SlowSGD,
     loader,
     loss_of,
@@ -342,6 +344,41 @@ def test_what_a_closure_runs_is_not_the_optimizers(now: FakeNow, windows: list[A
             optimizer.step(closure)
     assert profile_of(profiler).flops.backward == BACKWARD
     assert seconds(windows) == [STEP, STEP]
+
+
+@pytest.mark.parametrize("by_closure", [False, True])
+def test_an_optimizer_that_another_one_is_put_around_makes_the_same_updates(
+    by_closure: bool, now: FakeNow, windows: list[Any]
+) -> None:
+    """The one that is given makes its update by its own step, or the loop calls that of the one inside it."""
+    net = Net(now)
+    optimizer = SharpnessAware(SlowSGD(net.parameters(), now))
+    with profile_training(net, optimizer, **SETTINGS) as profiler:
+        for rows in loader(8, now):
+
+            def loss_there(rows: torch.Tensor = rows) -> None:
+                loss_of(net(rows), now).backward()
+
+            loss_there()
+            if by_closure:
+                optimizer.step(loss_there)
+            else:
+                optimizer.first_step()
+                loss_there()
+                optimizer.second_step()
+    profile, run = profile_of(profiler), profiler.throughput
+    assert (profile.flops.forward, profile.flops.backward) == (2 * FORWARD, 2 * BACKWARD)
+    assert (profile.counted_steps, profile.timed_steps, profile.samples) == ((1,), (4, 5), BATCH)
+    assert run is not None and run.model_flops == 8 * 2 * (FORWARD + BACKWARD)
+    whole = PhaseSeconds(
+        data_wait=FETCH_SEC,
+        forward=2 * (FORWARD_SEC + LOSS_SEC),
+        backward=2 * BACKWARD_SEC,
+        optimizer=UPDATE_SEC,
+        other=0.0,
+    )
+    assert seconds(windows) == [whole, whole]
+    assert left_on_object(optimizer.inner) == left_on_object(optimizer) == []
 
 
 def test_lbfgs_runs_its_closure_several_times_in_one_step(now: FakeNow, windows: list[Any]) -> None:

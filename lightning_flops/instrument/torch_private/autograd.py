@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -131,7 +132,7 @@ _STEP_CODES = _codes_in(
         "torch.optim:Optimizer.profile_hook_step",
         None,
         "does not show whether an optimizer's step is running: FLOPs after an interrupted step may stand under the "
-        "optimizer",
+        "optimizer, and one whose step calls another's may be taken for two",
         works=_code_in("wrapper"),
     ),
     "wrapper",
@@ -261,27 +262,25 @@ def has_ended(module: torch.nn.Module, calls: int) -> bool:
 
 def runs_step_of(optimizer: Any) -> bool:
     """Whether a step of *optimizer* is on this thread's stack; True also if torch does not show that."""
-    return not _STEP_CODES or _running_steps(optimizer) > 0
+    return not _STEP_CODES or any(frame.f_locals.get("self") is optimizer for frame in _running_steps())
 
 
-def runs_step_in_step_of(optimizer: Any) -> bool:
-    """Whether a step of *optimizer* has called another one of the same, as a subclass's step calls its parent's.
+def runs_step_in_step() -> bool:
+    """Whether an optimizer's step has called another one: a subclass's its parent's, or that of an optimizer inside it.
 
     False also if torch does not show that.
     """
-    return _running_steps(optimizer) > 1
+    return next(itertools.islice(_running_steps(), 1, None), None) is not None
 
 
-def _running_steps(optimizer: Any) -> int:
-    """How many steps of *optimizer* are on this thread's stack."""
+def _running_steps() -> Iterator[FrameType]:
+    """Of each optimizer's step that is on this thread's stack its frame, whose ``self`` is the optimizer."""
     frame: FrameType | None = sys._getframe(1)
-    found = 0
     while frame is not None and _STEP_CODES:
         # No other frame's variables are looked at: in a user's they would be kept beyond their time.
-        if frame.f_code is _STEP_CODES[0] and frame.f_locals.get("self") is optimizer:
-            found += 1
+        if frame.f_code is _STEP_CODES[0]:
+            yield frame
         frame = frame.f_back
-    return found
 
 
 def checkpoint_codes() -> frozenset[CodeType]:
