@@ -37,7 +37,8 @@ _FROM_LOADER = -2
 """Begins a shape that is no tensor's: it tells which of several data loaders the batch is from."""
 
 _PACKED = -4
-"""Begins a shape that is no tensor's: the number after it is that of the sequences in a PackedSequence."""
+"""Begins a shape that is no tensor's: the number after it is that of the sequences in a PackedSequence, or in a nested
+tensor that is jagged."""
 
 _BESIDE = (-5,)
 """Stands between the shapes of batches that several loaders have delivered for one step."""
@@ -118,6 +119,9 @@ def _shapes_of(tensor: torch.Tensor | PackedSequence) -> Shapes:
         sizes = tensor.batch_sizes
         with modes_off():
             return (_PACKED, int(sizes[0])), tuple(tensor.data.shape), tuple(sizes.shape)
+    if tensor.layout is torch.jagged:  # one of its sizes is no number, and another one in each batch
+        with modes_off():
+            return (_PACKED, int(tensor.shape[0])), tuple(tensor.values().shape)
     try:
         return (tuple(tensor.shape),)
     except RuntimeError:
@@ -237,7 +241,8 @@ def calls_on(*, forwards: int, backwards: int) -> Shapes:
 def samples_in(shapes: Shapes) -> int | None:
     """The first dimension that all tensors share, which is the number of samples by convention.
 
-    A PackedSequence tells how many sequences are in it. What several loaders delivered for one step is added up.
+    A PackedSequence and a jagged tensor tell how many sequences are in them. What several loaders delivered for one
+    step is added up.
 
     Returns:
         None where the tensors disagree or there is none: a guess would make every samples/s a guess.

@@ -10,7 +10,7 @@ from typing import Any, TypeGuard, cast
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
-from lightning_flops.instrument.torch_private.dispatch import out_of_sight
+from lightning_flops.instrument.torch_private.dispatch import modes_off, out_of_sight
 from lightning_flops.records import BatchTokens
 
 _IGNORED = -100
@@ -45,7 +45,7 @@ def tokens_in(batch: Any, *, note: Callable[[str], object] = str) -> BatchTokens
     - ``input_ids`` or an ``attention_mask`` of batch x length; the mask's numbers from 1 on may tell the sequences of a
       packed row apart;
     - the borders of packed sequences: ``cu_seqlens``, or ``position_ids`` that begin anew;
-    - a PackedSequence.
+    - a PackedSequence, or a nested tensor that is jagged.
 
     Of an encoder's and a decoder's tokens in one dict those of the encoder are told. ``labels`` of -100 are not trained
     on; they do not tell padding, because a prompt has them, too. If nothing else tells it and every token has a label,
@@ -61,7 +61,7 @@ def tokens_in(batch: Any, *, note: Callable[[str], object] = str) -> BatchTokens
     Raises:
         OnDeviceError: its values are on a device.
     """
-    if isinstance(batch, PackedSequence):
+    if _is_packed(batch):
         return _packed(batch)
     fields = _fields_of(batch)
     if fields is not None and (found := _named(fields, note)) is not None:
@@ -69,7 +69,7 @@ def tokens_in(batch: Any, *, note: Callable[[str], object] = str) -> BatchTokens
     items = _items_of(batch) if fields is None else fields.values()
     parts = []
     for item in items:
-        if isinstance(item, PackedSequence):
+        if _is_packed(item):
             return _packed(item)
         if isinstance(item, Mapping):
             found = _named(item, note)
@@ -111,8 +111,19 @@ def _items_of(batch: Any) -> Iterable[Any]:
     return cast("Iterable[Any]", batch) if isinstance(batch, (tuple, list)) else ()
 
 
-def _packed(batch: PackedSequence) -> BatchTokens:
-    """Of each time step so many sequences are in it; their numbers are always on the host."""
+def _is_packed(value: Any) -> TypeGuard[PackedSequence | torch.Tensor]:
+    return isinstance(value, PackedSequence) or (isinstance(value, torch.Tensor) and value.layout is torch.jagged)
+
+
+def _packed(batch: PackedSequence | torch.Tensor) -> BatchTokens:
+    if isinstance(batch, torch.Tensor):
+        jagged: Any = batch
+        with modes_off():
+            processed, borders, lengths = int(jagged.values().shape[0]), jagged.offsets(), jagged.lengths()
+        with out_of_sight():
+            told = _on_host(borders).diff() if lengths is None else _on_host(lengths)
+            return _of_lengths(told.tolist(), processed=processed, trained=None)
+    # Of each time step so many sequences are in it; their numbers are always on the host.
     tokens = int(batch.data.shape[0])
     sizes = batch.batch_sizes.tolist()
     ends = [now - then for now, then in zip(sizes, [*sizes[1:], 0], strict=True)]
@@ -124,6 +135,8 @@ def _named(batch: Mapping[Any, Any], note: Callable[[str], object]) -> BatchToke
     if not isinstance(batch, dict):  # in what a tokenizer makes, names are looked up by Python code
         batch = dict(batch.items())
     ids, mask, labels = batch.get("input_ids"), batch.get("attention_mask"), batch.get("labels")
+    if _is_packed(ids):
+        return _packed(ids)
     told = ids if _is_grid(ids) else mask if _is_grid(mask) else None
     if told is None:
         return None
@@ -237,7 +250,7 @@ def _of_lengths(lengths: Sequence[int], *, processed: int, trained: int | None) 
 
 def _is_grid(value: Any) -> TypeGuard[torch.Tensor]:
     """Whether *value* has a number for each sample and position."""
-    return isinstance(value, torch.Tensor) and value.ndim == 2 and not value.is_floating_point()
+    return isinstance(value, torch.Tensor) and value.ndim == 2 and not (value.is_nested or value.is_floating_point())
 
 
 def _on_host(tensor: torch.Tensor) -> torch.Tensor:

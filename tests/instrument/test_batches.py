@@ -173,3 +173,14 @@ def test_samples_of_two_loaders_are_added_up() -> None:
     assert samples_in(beside(((4, 3),), beside(((8, 3),), ((1, 3),)))) == 13
     assert samples_in(beside(((8, 3),), (UNKNOWN,))) is None
     assert samples_in(beside(((8, 3), (7,)), ((1, 3),))) is None
+
+
+def test_a_jagged_tensor_shows_how_many_samples_and_rows_it_has() -> None:
+    """Its own shape has a size that is no number, and another one in each batch."""
+    one, other = (
+        torch.nested.nested_tensor([torch.ones(length, 4) for length in lengths], layout=torch.jagged)
+        for lengths in ((3, 5), (6, 2))
+    )
+    assert tensor_shapes(one) == tensor_shapes(other) == ((-4, 2), (8, 4))
+    assert samples_in(tensor_shapes((one, torch.ones(2)))) == 2
+    assert shapes_text(tensor_shapes(one)) == "2 packed: [8, 4]"

@@ -246,3 +246,18 @@ def test_a_reader_that_has_read_tokens_is_not_put_off_by_what_tells_none() -> No
     for _ in range(10):
         never.of((IDS, MASK))
     assert not never.reads
+
+
+def test_a_jagged_tensor_tells_its_tokens() -> None:
+    """Lengths 3, 5 and 2: 9 + 25 + 4 pairs."""
+    rows = [torch.arange(length) for length in (3, 5, 2)]
+    jagged = torch.nested.nested_tensor(rows, layout=torch.jagged)
+    expected = BatchTokens(10, 10, None, 3, 38, 5)
+    assert tokens_in(jagged) == tokens_in((jagged, torch.ones(3))) == tokens_in({"input_ids": jagged}) == expected
+    features = torch.nested.nested_tensor([torch.ones(len(row), 4) for row in rows], layout=torch.jagged)
+    assert tokens_in(features) == expected
+    # A part of each row of 6: tokens 1 to 3 of the first, and the first of the second.
+    narrowed = torch.nested.narrow(
+        torch.ones(2, 6, 4), 1, torch.tensor([1, 0]), torch.tensor([3, 1]), layout=torch.jagged
+    )
+    assert tokens_in(narrowed) == BatchTokens(12, 4, None, 2, 10, 3)

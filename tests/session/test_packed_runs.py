@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from lightning_flops import profile_training, render_text
 from lightning_flops.analysis.step_laws import DEPENDS
@@ -185,3 +186,38 @@ def test_lengths_that_no_batch_tells_and_that_never_change_foretell_after_three_
     assert model_flops(watched) == [spent_on(lengths)] * STEPS
     assert (summary.model_flops, summary.steps_unknown) == (STEPS * spent_on(lengths), 0)
     assert len(profile.counted_steps) == 3 and not profile.variable
+
+
+class OverRows(nn.Module):
+    """Two layers over the rows of a jagged tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.layers(rows).values()
+        return out
+
+
+def test_jagged_batches_are_known_by_their_rows() -> None:
+    """The first layer's input needs no gradient: its backward is one product, the second's are two."""
+    numbers = random.Random(9)
+    lengths = [[numbers.randint(2, 9) for _ in range(4)] for _ in range(STEPS)]
+    lengths[3], lengths[16] = [9] * 4, [2] * 4  # both are counted
+    batches = [
+        torch.nested.nested_tensor([torch.randn(one, 8) for one in of_batch], layout=torch.jagged)
+        for of_batch in lengths
+    ]
+    model = OverRows()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with watched_sessions(share=1.0) as sessions, profile_training(model, optimizer, **SETTINGS) as profiler:
+        for batch in profiler.batches(batches):
+            model(batch).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    truth = [sum(one) * (2 * 2 * 8 * 16 + 3 * 2 * 16 * 4) for one in lengths]
+    assert model_flops(sessions[0]) == truth
+    summary = profiler.throughput
+    assert summary is not None and summary.model_flops == sum(truth)
+    assert (summary.tokens, summary.real_tokens) == (sum(map(sum, lengths)),) * 2
