@@ -540,7 +540,8 @@ class LawFinder:
         values = self._values(batches)
         if values is None:
             raise LookupError("a counted step is outside of the variables that were made from it")
-        fit.add(monomials.summed(values), flops)
+        of_sequences = [place for place, one in enumerate(self.variables) if one.axis in (TOKENS, SQUARES, LONGEST)]
+        fit.add(monomials.summed(values), flops, beside=[its[place] for its in values for place in of_sequences])
 
     def _choose(self) -> None:
         """Believe the smallest law that agrees with every step, if it was checked."""

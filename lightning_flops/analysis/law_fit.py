@@ -50,24 +50,30 @@ class ExactFit:
         self._checks: list[tuple[int, int]] = []
         """For each check, an equation of the basis that it has met, and its number among the equations."""
         self._members: list[tuple[int | None, int]] = []
-        self._seen: set[tuple[int, ...]] = set()
+        self._seen: set[tuple[Sequence[int], ...]] = set()
 
-    def add(self, features: Sequence[int], values: BucketFlops) -> None:
-        """One more equation; *features* that were given before only repeat a check that is known."""
+    def add(self, features: Sequence[int], values: BucketFlops, *, beside: Sequence[int] = ()) -> None:
+        """One more equation. One that was given before only repeats a check that is known.
+
+        Args:
+            features: what the values are said to depend on.
+            values: of one step.
+            beside: what they may depend on as well. That they do not is a check, too: of the same features with others.
+        """
         rest, made_of = self._reduced(features)
-        number = len(self._members)
+        number, identity = len(self._members), (tuple(features), tuple(beside))
         pivot = next((column for column, value in enumerate(rest) if value), None)
         if pivot is not None:
             self._join_basis(features, values, rest, made_of, pivot)
             self._members.append((len(self._basis) - 1, number))
-            self._seen.add(tuple(features))
+            self._seen.add(identity)
             return
         self.agrees = self.agrees and self._sums(made_of) == {key: value for key, value in values.items() if value}
         met = [one for one, share in made_of.items() if share]
         self._members.append((met[0] if met else None, number))
-        if tuple(features) in self._seen or not met:
+        if identity in self._seen or not met:
             return
-        self._seen.add(tuple(features))
+        self._seen.add(identity)
         self._checks.append((met[0], number))
         kept = self._group[met[0]]
         merged = {self._group[one] for one in met}
