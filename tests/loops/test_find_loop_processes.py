@@ -55,11 +55,9 @@ if __name__ == "__main__":
 """
 
 
-def run(folder: Path, *arguments: str) -> str:
+def run(folder: Path, temporary: Path, *arguments: str) -> str:
     """What the program says under our command; it ends as it ends by itself."""
     (folder / "train.py").write_text(LOOP, encoding="utf-8")
-    temporary = folder / "temporary"
-    temporary.mkdir()
     done = subprocess.run(
         [
             sys.executable,
@@ -84,8 +82,8 @@ def run(folder: Path, *arguments: str) -> str:
 
 
 @pytest.mark.parametrize("how", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_a_loop_in_a_process_that_the_program_starts_is_profiled(how: str, tmp_path: Path) -> None:
-    said = run(tmp_path, how, "12")
+def test_a_loop_in_a_process_that_the_program_starts_is_profiled(how: str, tmp_path: Path, temporary: Path) -> None:
+    said = run(tmp_path, temporary, how, "12")
     profile = json.loads((tmp_path / "lightning_flops_logs" / "profile.json").read_text(encoding="utf-8"))
     assert (profile["flops"]["forward"], profile["flops"]["backward"]) == (FORWARD, BACKWARD)
     # With the end of the process, which does not come back to the command, the run's throughput is known.
@@ -98,19 +96,21 @@ def test_a_loop_in_a_process_that_the_program_starts_is_profiled(how: str, tmp_p
         last,
     )
     assert "nothing was profiled" not in said
-    assert list((tmp_path / "temporary").glob("lightning_flops*")) == []
+    assert list(temporary.glob("lightning_flops*")) == []
 
 
-def test_a_loop_that_is_too_short_in_such_a_process_is_not_passed_over_silently(tmp_path: Path) -> None:
-    said = run(tmp_path, "fork", "2")
+def test_a_loop_that_is_too_short_in_such_a_process_is_not_passed_over_silently(
+    tmp_path: Path, temporary: Path
+) -> None:
+    said = run(tmp_path, temporary, "fork", "2")
     (line,) = [line for line in said.splitlines() if "nothing was profiled in process" in line]
     assert line.endswith(": training ended after 2 step(s), while its loop was being recognized")
     assert said.splitlines()[-1] == "lightning-flops: nothing was profiled: no optimizer took a step in this process"
 
 
 @pytest.mark.parametrize("how", ["fabric", pytest.param("fabric_spawn", marks=pytest.mark.slow)])
-def test_the_ranks_that_fabric_starts_are_all_in_the_report(how: str, tmp_path: Path) -> None:
-    said = run(tmp_path, how, "12")
+def test_the_ranks_that_fabric_starts_are_all_in_the_report(how: str, tmp_path: Path, temporary: Path) -> None:
+    said = run(tmp_path, temporary, how, "12")
     profile = json.loads((tmp_path / "lightning_flops_logs" / "profile.json").read_text(encoding="utf-8"))
     assert profile["ranks"]["answered"] == 2
     assert profile["ranks"]["flops"]["forward"] == 2 * FORWARD
