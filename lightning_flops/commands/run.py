@@ -172,8 +172,6 @@ class _Doors:
         self._is_main = True
         """The command has started this process itself."""
         self._word = processes.Word(word)
-        self._profiles_before = 0
-        """Reports that were made before this process was forked."""
         when_imported("deepspeed", _install)
         if entry_points.is_on():
             self._children.enter_context(
@@ -190,24 +188,27 @@ class _Doors:
 
         trainer.DEFAULT_CALLBACKS.append(CallbackOfAnyTrainer(**self._settings))
 
-    def _find_loop(self, torch: ModuleType) -> None:
+    def _find_loop(self, *_: ModuleType) -> None:
         from lightning_flops.config import config_from
         from lightning_flops.doors.find_loop import LoopFinder
 
         config = config_from(self._settings, owner="run")
-        self._finder = LoopFinder(config, log_dir=self._log_dir, announce=say)
+        self._finder = LoopFinder(config, log_dir=self._log_dir, announce=say, before=self._finder)
 
     def _is_forked(self) -> None:
         """This process was forked by multiprocessing, and does not come back to the command."""
-        if self._finder is None or self._finder.is_idle:  # otherwise the loop is that of the process before
-            self.begin_in_child()
+        from lightning_flops.session.outcomes import OUTCOMES
+
+        OUTCOMES.begin_anew()
+        if self._finder is not None:
+            self._find_loop()
+        self.begin_in_child()
 
     def begin_in_child(self) -> None:
         """This process is one that the program has started by multiprocessing: report when it ends."""
         from lightning_flops.doors import processes
-        from lightning_flops.session.outcomes import OUTCOMES
 
-        self._is_main, self._profiles_before = False, OUTCOMES.profiles
+        self._is_main = False
         processes.at_end(lambda: self.close(None))
 
     def close(self, error: BaseException | None) -> None:
@@ -223,19 +224,31 @@ class _Doors:
                     os.environ[name] = value
 
     def _report(self, error: BaseException | None) -> None:
-        from lightning_flops.session.outcomes import OUTCOMES
-        from lightning_flops.units import plural
+        from lightning_flops.doors import processes
 
         if self._finder is not None:
             self._finder.end(error)
-        elsewhere = self._word.hear() if self._is_main else []
+        if self._is_main:
+            processes.after_children(self._say_last)
+        elif not self.silent and self._is_first_rank():
+            self._tell_first_process()
+
+    def _tell_first_process(self) -> None:
+        """This process, which the program has started, is over; the first one says what else there was."""
+        from lightning_flops.session.outcomes import OUTCOMES
+
+        if OUTCOMES.profiles:
+            self._word.tell()
+        if self._finder is not None and self._finder.has_nothing_of_its_loops:
+            say(f"nothing was profiled in process {os.getpid()}: {self._reason(OUTCOMES)}")
+
+    def _say_last(self) -> None:
+        """The program is over, with all processes that it has started: say what was profiled, or why nothing was."""
+        from lightning_flops.session.outcomes import OUTCOMES
+        from lightning_flops.units import plural
+
+        elsewhere = self._word.hear()
         if self.silent or not self._is_first_rank():
-            return
-        if not self._is_main:  # the process that has started it says what else there was
-            if OUTCOMES.profiles > self._profiles_before:
-                self._word.tell()
-            if self._finder is not None and self._finder.has_nothing_of_its_loops:
-                say(f"nothing was profiled in process {os.getpid()}: {self._reason(OUTCOMES)}")
             return
         if OUTCOMES.profiles:
             if not OUTCOMES.told:  # of a profiler that the program has itself, or in another process

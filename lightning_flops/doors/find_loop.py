@@ -147,15 +147,23 @@ class LoopFinder:
         config: the settings of the profile.
         log_dir: a folder for TensorBoard's files and ours; None: our own folder, for our files alone.
         announce: says in a sentence where the report is.
+        before: the finder of the process that this one was forked from: its loops are not ours.
     """
 
-    def __init__(self, config: ProfilerConfig, *, log_dir: str | None, announce: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        config: ProfilerConfig,
+        *,
+        log_dir: str | None,
+        announce: Callable[[str], None],
+        before: LoopFinder | None = None,
+    ) -> None:
         self._config = config
         self._log_dir = log_dir
         self._announce = announce
         self._frameworks: weakref.WeakSet[Any] = weakref.WeakSet()
         """Optimizers of frameworks that have a door of their own: they are left alone."""
-        self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._seen: weakref.WeakSet[Any] = weakref.WeakSet() if before is None else before._seen
         """Optimizers that have made a step: nobody waits for their first one."""
         self._had_turn: weakref.WeakSet[Any] = weakref.WeakSet()
         """Optimizers of loops that are over."""
@@ -187,6 +195,10 @@ class LoopFinder:
         """What was measured."""
         self.rank = 0
         """Of this process in the latest loop."""
+        self._before = before
+        """It is held, because what it holds is not ours to close."""
+        if before is not None:
+            before._take_out()
         self._any_optimizer = OptimizerHooks(self._update_begins, self._update_ended, failed=self._fail)
         self._any_optimizer.put_up()
 
@@ -207,11 +219,6 @@ class LoopFinder:
         if self._frameworks_trainings:
             return "its framework's own door profiles the training"
         return "no optimizer took a step in this process"
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether no optimizer has made a step."""
-        return not (self._seen or self._frameworks)
 
     @property
     def has_nothing_of_its_loops(self) -> bool:
@@ -238,6 +245,13 @@ class LoopFinder:
         self._note_missed(self._search)
         if self._loops and not self._is_full and (steps := self._search.steps_done):
             self._over.append(f"one of {steps} {plural('step', steps)}, too short to be recognized, was not profiled")
+
+    def _take_out(self) -> None:
+        """Remove everything, and report nothing."""
+        self._any_optimizer.remove()
+        self._search.stop()
+        if self._loop is not None:
+            self._loop.door.session.border.close()
 
     # ---- torch's hooks; nothing of ours may raise in them
 
