@@ -10,14 +10,15 @@ import multiprocessing
 import os
 import secrets
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
 from multiprocessing import spawn, util
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, TypeVar
 
+from lightning_flops.instrument.border import UndoLedger
 from lightning_flops.text.printable import package_logger
 
 logger = package_logger(__name__)
@@ -25,13 +26,15 @@ logger = package_logger(__name__)
 T = TypeVar("T")
 
 
-@contextmanager
-def followed(owner: T, forked: Callable[[T], None], *, then: Callable[..., None], **arguments: Any) -> Iterator[None]:
-    """Inside, a process that is started says so first. Daemons, as a loader's workers, do not.
+def follow(
+    owner: T, forked: Callable[[T], None], *, undo: UndoLedger, then: Callable[..., None], **arguments: Any
+) -> None:
+    """From here on a process that is started says so first. Daemons, as a loader's workers, do not.
 
     Args:
         owner: is not held.
         forked: is called with *owner* in a process that is forked.
+        undo: ends it for processes that are spawned.
         then: a function of a module, called in a process that is spawned.
         arguments: its arguments, which are made again from their ``repr``.
     """
@@ -51,11 +54,8 @@ def followed(owner: T, forked: Callable[[T], None], *, then: Callable[..., None]
         except Exception:  # the process must begin, whatever its command line is
             return command
 
-    try:
-        spawn.get_command_line = with_ours
-        yield
-    finally:
-        spawn.get_command_line = make
+    undo.add(lambda: setattr(spawn, "get_command_line", make))
+    spawn.get_command_line = with_ours
 
 
 def _begins(process: BaseProcess, call: Callable[[], None]) -> None:

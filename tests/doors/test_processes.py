@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from lightning_flops.doors import processes
+from lightning_flops.instrument.border import UndoLedger
 
 told: list[object] = []
 
@@ -78,23 +79,27 @@ class Owner:
     """May be called when a process was forked."""
 
 
-def test_the_command_line_of_a_spawned_process_is_ours_until_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_line_of_a_spawned_process_is_ours_until_the_end() -> None:
     make = spawn.get_command_line
-    with processes.followed(Owner(), lambda _: None, then=told_of, word="a'b"):
-        command = spawn.get_command_line(pipe_handle=3)
-        plain = make(pipe_handle=3)
-        (place,) = [place for place, word in enumerate(command) if word != plain[place]]
-        ours = command[place].removesuffix(plain[place])
-        assert f"{told_of.__module__!r}, 'told_of', {{'word': \"a'b\"}}" in ours
-        compile(ours, "command line", "exec")
+    undo = UndoLedger()
+    processes.follow(Owner(), lambda _: None, undo=undo, then=told_of, word="a'b")
+    command = spawn.get_command_line(pipe_handle=3)
+    plain = make(pipe_handle=3)
+    (place,) = [place for place, word in enumerate(command) if word != plain[place]]
+    ours = command[place].removesuffix(plain[place])
+    assert f"{told_of.__module__!r}, 'told_of', {{'word': \"a'b\"}}" in ours
+    compile(ours, "command line", "exec")
+    undo.close()
     assert spawn.get_command_line is make
 
 
 @pytest.mark.parametrize("command", [["frozen", "--multiprocessing-fork"], ("python", "-c"), None])
 def test_a_command_line_that_we_cannot_read_is_left_as_it_is(command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spawn, "get_command_line", lambda **_: command)
-    with processes.followed(Owner(), lambda _: None, then=told_of):
-        assert spawn.get_command_line() == command
+    undo = UndoLedger()
+    processes.follow(Owner(), lambda _: None, undo=undo, then=told_of)
+    assert spawn.get_command_line() == command
+    undo.close()
 
 
 def test_what_waits_for_children_is_called_at_once_where_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
