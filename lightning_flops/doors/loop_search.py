@@ -34,10 +34,19 @@ class LoopSearch:
 
     Args:
         knows: tells whether an optimizer has made a step before.
+        taps: what it puts on modules, and removes again.
+        failed: is told what our code has raised in one of these.
         turns: those that optimizers take already.
     """
 
-    def __init__(self, knows: Callable[[Any], bool], turns: TakingTurns | None = None) -> None:
+    def __init__(
+        self,
+        knows: Callable[[Any], bool],
+        *,
+        taps: Patches,
+        failed: Callable[[BaseException], object],
+        turns: TakingTurns | None = None,
+    ) -> None:
         self.missed: list[int] = []
         """How many steps each loop had made that was over before it was recognized."""
         self.refused = ""
@@ -52,7 +61,8 @@ class LoopSearch:
         """Of each model the modules that hold its parameters, the outermost first."""
         self._called: dict[int, nn.Module] = {}
         """By id, those that the loop has called; of those that call each other the outermost comes first."""
-        self._calls = Patches()
+        self._taps = taps
+        self._failed = failed
 
     @property
     def optimizers(self) -> tuple[Any, ...]:
@@ -94,7 +104,7 @@ class LoopSearch:
 
     def stop(self) -> None:
         """Remove everything of ours from the modules, and let go of them."""
-        self._calls.undo()
+        self._taps.undo()
         self._models, self._called, self._awaited = [], {}, []
         self._round_is_known, self._rounds_watched = False, 0
 
@@ -125,12 +135,15 @@ class LoopSearch:
             self.refused = 'the DeepSpeed config has no "flops_profiler" block that is enabled'
         else:
             for module in (one for candidates in self._models for one in candidates):
-                self._calls.replace_calls(module, self._noting(module))
+                self._taps.replace_calls(module, self._noting(module))
 
     def _noting(self, module: nn.Module) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         def make(call: Callable[..., Any]) -> Callable[..., Any]:
             def run(*args: Any, **kwargs: Any) -> Any:
-                self._called.setdefault(id(module), module)
+                try:
+                    self._called.setdefault(id(module), module)
+                except BaseException as error:
+                    self._failed(error)
                 return call(*args, **kwargs)
 
             hide(run, alone=True)  # torch.compile(model) calls the model so, and would compile this

@@ -113,8 +113,9 @@ class RunFiles:
         folder = self.folder()
         if folder is None:
             return WrittenProfile(text_path, None)
-        path = self._free_paths.free(self._named(f"{folder}/profile.json"))
-        json_path = _write_file(path, profile.to_json())
+        path = self._named(f"{folder}/profile.json")
+        json_path = _written(lambda: self._free_paths.write_text(path, profile.to_json()))
+        path = json_path or self._free_paths.free(path)
         if keep_text and self._output_file is None:
             text_path = _write_file(path.removesuffix(".json") + ".txt", text)
         return WrittenProfile(text_path, json_path, self._write_page(profile, path) if self._html else None)
@@ -126,10 +127,13 @@ class RunFiles:
     def write_throughput(self, summary: ThroughputSummary) -> None:
         """Write *summary*, in place of an earlier one of the run, unless a profile was asked for and there is none."""
         folder = self.folder() if self._profiles_written or self._timer_only else None
-        if folder is not None:
-            if self._throughput_path is None:
-                self._throughput_path = self._free_paths.free(self._named(f"{folder}/throughput.json"))
-            _write_file(self._throughput_path, summary.to_json())
+        if folder is None:
+            return
+        path, text = self._named(f"{folder}/throughput.json"), summary.to_json()
+        if self._throughput_path is None:
+            self._throughput_path = _written(lambda: self._free_paths.write_text(path, text))
+        else:
+            _write_file(self._throughput_path, text)
 
     def _named(self, path: str) -> str:
         """Where this rank writes what rank 0 of a training run writes to *path*: ``flops.test.rank3.txt``."""
@@ -370,8 +374,18 @@ def output_of_rank(rank: int, output: LoggedOutput, *, ranks: KnowsFolder | None
 
 def _write_file(path: str, text: str) -> str | None:
     """Write *text* to *path* and return *path*; if it cannot be written, warn and return None."""
-    try:
+
+    def write() -> str:
         write_text_file(path, text)
+        return path
+
+    return _written(write)
+
+
+def _written(write: Callable[[], str]) -> str | None:
+    """What *write* returns, the path that it has written to; if that failed, warn and return None."""
+    try:
+        path = write()
     except OSError as error:
         logger.warning("the FLOPs report was not written: %s", error)
         return None

@@ -11,7 +11,7 @@ import fsspec
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
-from lightning_flops.sinks.file import FreePaths, free_path, write_text_file
+from lightning_flops.sinks.file import FreePaths, write_text_file
 
 
 def test_the_text_is_written_with_a_newline_at_its_end(tmp_path: Path) -> None:
@@ -105,10 +105,10 @@ def test_a_url_that_nothing_opens_is_an_os_error_that_names_it() -> None:
 
 def test_a_free_name_is_the_first_that_no_file_has(tmp_path: Path) -> None:
     path = str(tmp_path / "profile.json")
-    assert free_path(path) == path
+    assert FreePaths().free(path) == path
     for name in ("profile.json", "profile-2.json", "profile-4.json"):
         (tmp_path / name).write_text("")
-    assert free_path(path) == str(tmp_path / "profile-3.json")
+    assert FreePaths().free(path) == str(tmp_path / "profile-3.json")
 
 
 def test_no_name_is_asked_for_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,3 +134,50 @@ def test_a_name_that_another_run_has_taken_meanwhile_is_passed_over(tmp_path: Pa
     assert paths.free(path) == path
     (tmp_path / "profile-2.json").write_text("another run's")
     assert paths.free(path) == str(tmp_path / "profile-3.json")
+
+
+def test_a_file_that_another_run_writes_at_the_same_time_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two runs look, find the name free, and write: each has a file of its own."""
+    path = str(tmp_path / "profile.json")
+    monkeypatch.setattr(LocalFileSystem, "exists", lambda *_, **__: False)
+    assert FreePaths().write_text(path, "of one") == path
+    assert FreePaths().write_text(path, "of another") == str(tmp_path / "profile-2.json")
+    paths = FreePaths()
+    assert paths.write_text(path, "of a third") == str(tmp_path / "profile-3.json")
+    assert paths.write_text(path, "and its next") == str(tmp_path / "profile-4.json")
+    read = {one.name: one.read_text() for one in tmp_path.iterdir()}
+    assert read == {
+        "profile.json": "of one\n",
+        "profile-2.json": "of another\n",
+        "profile-3.json": "of a third\n",
+        "profile-4.json": "and its next\n",
+    }
+
+
+def test_a_new_file_is_written_where_files_have_no_second_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*_: Any) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuses)
+    path = str(tmp_path / "profile.json")
+    paths = FreePaths()
+    assert paths.write_text(path, "first") == path
+    assert paths.write_text(path, "second") == str(tmp_path / "profile-2.json")
+    assert {one.name: one.read_text() for one in tmp_path.iterdir()} == {
+        "profile.json": "first\n",
+        "profile-2.json": "second\n",
+    }
+
+
+def test_a_new_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("")
+    path = f"{tmp_path}/runs/profile.json"
+    with pytest.raises(OSError) as caught:
+        FreePaths().write_text(path, "x")
+    assert path in str(caught.value)
+    assert FreePaths().write_text("memory://new/profile.json", "x") == "memory://new/profile.json"
+    assert FreePaths().write_text("memory://new/profile.json", "y") == "memory://new/profile-2.json"
