@@ -644,7 +644,7 @@ class ValuesSeen(NamedTuple):
     spent: int = 0
     """So many calls spent what they decide, as attention over packed sequences does."""
     sized: int = 0
-    """So many calls made tensors of a size that they decide, as where a mask selects, or read an integer."""
+    """So many calls made tensors of a size that they decide, as where a mask selects."""
     sizes: int = 0
     """The squares of these sizes, added up: it is another number where one of them is another one."""
 

@@ -173,32 +173,3 @@ def test_rows_that_the_model_packs_itself_foretell_nothing() -> None:
     assert all(reading.model_flops is None for reading in watched.readings)
     assert profiler.throughput is not None and profiler.throughput.model_flops is None
     assert DEPENDS in profiler.throughput.notes
-
-
-class Trims(nn.Module):
-    """Cuts its rows to the longest sequence, whose length it reads from a tensor."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(8, WIDTH)
-
-    def forward(self, rows: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.layer(rows[:, : int(lengths.max())])
-        return out.square().mean()
-
-
-def test_rows_that_the_model_cuts_by_a_number_foretell_nothing() -> None:
-    batches = [(torch.randn(4, 10, 8), torch.tensor([1 + place % 10])) for place in range(40)]
-    profiler, watched = run(Trims(), batches, by_place)
-    truth = [2 * 2 * 4 * int(lengths) * 8 * WIDTH for _, lengths in batches]
-    known = model_flops(watched)
-    assert all(one in (None, spent) for one, spent in zip(known, truth, strict=True))
-    assert profiler.throughput is not None and profiler.throughput.model_flops is None
-    assert all(reading.model_flops is None for reading in watched.readings)
-
-
-def test_rows_that_the_model_cuts_to_their_whole_length_are_known() -> None:
-    batches = [(torch.randn(4, 10, 8), torch.tensor([10])) for _ in range(40)]
-    profiler, watched = run(Trims(), batches, by_place)
-    assert model_flops(watched) == [2 * 2 * 4 * 10 * 8 * WIDTH] * 40
-    assert profiler.throughput is not None and profiler.throughput.steps_unknown == 0

@@ -114,7 +114,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         self.by_values = 0
         """So many calls spent what numbers in their tensors decide."""
         self.sized_by_values = 0
-        """So many calls made tensors of sizes that such numbers decide, or read an integer that may be one."""
+        """So many calls made tensors of sizes that such numbers decide."""
         self.value_sizes = 0
         """The squares of these sizes, added up."""
         self.runs_in_tf32: Callable[[Operator], bool] | None = None
@@ -347,9 +347,6 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         """Books one call where the operator, or the state of the thread, is special."""
         if state.paused:
             return
-        if operator.reads_number:
-            self._number_is_read(state, out)
-            return
         table = self._backward.table(state, operator) if state.in_backward else state.table
         stood_for = bool(state.functions) and self._stands_for(state)
         if operator.counted and not stood_for:
@@ -359,7 +356,8 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         if operator.listed and not stood_for:
             self._list(state, operator.name, table.module, args, kwargs, out)
         if operator.sized_by_values is not None and operator.sized_by_values(args):
-            self._sized(elements_of(out))  # what is computed on the result is of a size that no shape tells
+            self.sized_by_values += 1  # what is computed on the result is of a size that no shape tells
+            self.value_sizes += elements_of(out) ** 2
         cell.calls += 1
         written = bytes_of(out)
         cell.written += written
@@ -367,15 +365,6 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         if operator.selects and args:
             read -= max(0, bytes_of(args[0]) - written)
         cell.read += read + sum(bytes_of(kwargs[key]) for key in operator.keyword_reads if key in kwargs)
-
-    def _sized(self, size: int) -> None:
-        self.sized_by_values += 1
-        self.value_sizes += size**2
-
-    def _number_is_read(self, state: ThreadState, number: Any) -> None:
-        """The host reads a *number* from a tensor. If it is an integer, a module may cut others by it."""
-        if type(number) is int and state.stack[-1].kind == "module" and not state.in_backward:
-            self._sized(number)
 
     def _work(
         self,

@@ -71,7 +71,6 @@ class Operator:
         "listed",
         "name",
         "reads",
-        "reads_number",
         "selects",
         "sized_by_values",
         "special",
@@ -96,11 +95,8 @@ class Operator:
         short = entry.name.rpartition(".")[2]
         self.views = not self.higher_order and _views(function, short)
         moves_nothing = not self.higher_order and (self.views or not schema_of(function).returns)
-        self.reads_number = short == "_local_scalar_dense"
         self.way: Way = 0
-        if self.reads_number:
-            pass  # moves nothing; but what is read may decide sizes
-        elif moves_nothing and not self.counted and not self.listed:
+        if moves_nothing and not self.counted and not self.listed:
             self.way = QUIET
         elif self.splits or (not self.higher_order and _may_have_python_kernel(function, entry)):
             self.way = OPENS
@@ -114,7 +110,6 @@ class Operator:
             or self.listed
             or self.selects
             or self.sized_by_values is not None
-            or self.reads_number
             or self.keyword_reads
             or every != self.reads
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -57,42 +56,4 @@ def test_sizes_that_shapes_decide_are_none_of_them(call: Callable[[], object]) -
     counter = FlopCounter(nn.Identity())
     with counter:
         call()
-    assert counter.values == ValuesSeen()
-
-
-class Reads(nn.Module):
-    """Its forward reads from a tensor what *read* reads."""
-
-    def __init__(self, read: Callable[[], Any]) -> None:
-        super().__init__()
-        self.read = read
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        self.read()
-        return rows
-
-
-@pytest.mark.parametrize(
-    ("read", "values"),
-    [
-        pytest.param(lambda: NUMBERS.sum().item(), ValuesSeen(sized=1, sizes=7**2), id="an integer"),
-        pytest.param(lambda: ROWS[: NUMBERS.max()], ValuesSeen(sized=1, sizes=2**2), id="a border of a slice"),
-        pytest.param(lambda: ROWS.sum().item(), ValuesSeen(), id="no integer"),
-        pytest.param(lambda: bool(MASK.any()), ValuesSeen(), id="yes or no"),
-    ],
-)
-def test_an_integer_that_a_forward_reads_may_be_a_size(read: Callable[[], Any], values: ValuesSeen) -> None:
-    model = Reads(read)
-    counter = FlopCounter(model)
-    with counter:
-        model(ROWS)
-    assert counter.values == values
-    names = {cell.operator for cell in counter.record().cells}
-    assert "aten._local_scalar_dense" not in names  # it moves nothing
-
-
-def test_an_integer_that_the_loop_reads_is_none() -> None:
-    counter = FlopCounter(nn.Identity())
-    with counter, counter.in_root():
-        assert NUMBERS.sum().item() == 7
     assert counter.values == ValuesSeen()
