@@ -80,11 +80,9 @@ if __name__ == "__main__":
 """
 
 
-def run(folder: Path, *arguments: str) -> str:
+def run(folder: Path, temporary: Path, *arguments: str) -> str:
     """What the program says under our command; it ends as it ends by itself."""
     (folder / "train.py").write_text(LOOP, encoding="utf-8")
-    temporary = folder / "temporary"
-    temporary.mkdir()
     done = subprocess.run(
         [
             sys.executable,
@@ -118,8 +116,8 @@ def flops_of(folder: Path) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("how", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_a_loop_in_a_process_that_the_program_starts_is_profiled(how: str, tmp_path: Path) -> None:
-    said = run(tmp_path, how, "12")
+def test_a_loop_in_a_process_that_the_program_starts_is_profiled(how: str, tmp_path: Path, temporary: Path) -> None:
+    said = run(tmp_path, temporary, how, "12")
     profile = json.loads((tmp_path / "lightning_flops_logs" / "profile.json").read_text(encoding="utf-8"))
     assert (profile["flops"]["forward"], profile["flops"]["backward"]) == (FORWARD, BACKWARD)
     # With the end of the process, which does not come back to the command, the run's throughput is known.
@@ -132,36 +130,40 @@ def test_a_loop_in_a_process_that_the_program_starts_is_profiled(how: str, tmp_p
         last,
     )
     assert "nothing was profiled" not in said
-    assert list((tmp_path / "temporary").glob("lightning_flops*")) == []
+    assert list(temporary.glob("lightning_flops*")) == []
 
 
 @pytest.mark.slow
-def test_a_process_whose_class_has_a_run_of_its_own_is_followed(tmp_path: Path) -> None:
-    said = run(tmp_path, "own_run", "12")
+def test_a_process_whose_class_has_a_run_of_its_own_is_followed(tmp_path: Path, temporary: Path) -> None:
+    said = run(tmp_path, temporary, "own_run", "12")
     assert flops_of(tmp_path) == [(FORWARD, BACKWARD)]
     assert "what was profiled ran in process" in said.splitlines()[-1]
 
 
-def test_a_process_that_is_forked_in_the_middle_of_a_loop_has_a_report_of_its_own_loop_alone(tmp_path: Path) -> None:
+def test_a_process_that_is_forked_in_the_middle_of_a_loop_has_a_report_of_its_own_loop_alone(
+    tmp_path: Path, temporary: Path
+) -> None:
     """It leaves the loop that was being counted to the process before, and trains on when that is at its end."""
-    said = run(tmp_path, "in_the_middle", "12")
+    said = run(tmp_path, temporary, "in_the_middle", "12")
     # The counted step of the process before has two forwards, of a layer twice as wide.
     assert flops_of(tmp_path) == [(4 * FORWARD, 2 * BACKWARD), (FORWARD, BACKWARD)]
     assert said.count("lightning-flops: FLOPs of step 4: ") == 2
     assert "nothing was profiled" not in said
-    assert list((tmp_path / "temporary").glob("lightning_flops*")) == []
+    assert list(temporary.glob("lightning_flops*")) == []
 
 
-def test_a_loop_that_is_too_short_in_such_a_process_is_not_passed_over_silently(tmp_path: Path) -> None:
-    said = run(tmp_path, "fork", "2")
+def test_a_loop_that_is_too_short_in_such_a_process_is_not_passed_over_silently(
+    tmp_path: Path, temporary: Path
+) -> None:
+    said = run(tmp_path, temporary, "fork", "2")
     (line,) = [line for line in said.splitlines() if "nothing was profiled in process" in line]
     assert line.endswith(": training ended after 2 step(s), while its loop was being recognized")
     assert said.splitlines()[-1] == "lightning-flops: nothing was profiled: no optimizer took a step in this process"
 
 
 @pytest.mark.parametrize("how", ["fabric", pytest.param("fabric_spawn", marks=pytest.mark.slow)])
-def test_the_ranks_that_fabric_starts_are_all_in_the_report(how: str, tmp_path: Path) -> None:
-    said = run(tmp_path, how, "12")
+def test_the_ranks_that_fabric_starts_are_all_in_the_report(how: str, tmp_path: Path, temporary: Path) -> None:
+    said = run(tmp_path, temporary, how, "12")
     profile = json.loads((tmp_path / "lightning_flops_logs" / "profile.json").read_text(encoding="utf-8"))
     assert profile["ranks"]["answered"] == 2
     assert profile["ranks"]["flops"]["forward"] == 2 * FORWARD

@@ -112,7 +112,11 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         self.counts_fake = False
         """Whether the user computes with fake tensors. If not, some library uses them to find a shape."""
         self.by_values = 0
-        """So many calls spent what numbers in their tensors decide: others of the same shapes may spend another sum."""
+        """So many calls spent what numbers in their tensors decide."""
+        self.sized_by_values = 0
+        """So many calls made tensors of sizes that such numbers decide, or read an integer that may be one."""
+        self.value_sizes = 0
+        """The squares of these sizes, added up."""
         self.runs_in_tf32: Callable[[Operator], bool] | None = None
         self.on_function: Callable[[Any], None] = _ignore
         """Is told of autograd functions whose forward ran products."""
@@ -343,6 +347,9 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         """Books one call where the operator, or the state of the thread, is special."""
         if state.paused:
             return
+        if operator.reads_number:
+            self._number_is_read(state, out)
+            return
         table = self._backward.table(state, operator) if state.in_backward else state.table
         stood_for = bool(state.functions) and self._stands_for(state)
         if operator.counted and not stood_for:
@@ -351,6 +358,8 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
             cell = table.cell(operator)
         if operator.listed and not stood_for:
             self._list(state, operator.name, table.module, args, kwargs, out)
+        if operator.sized_by_values is not None and operator.sized_by_values(args):
+            self._sized(elements_of(out))  # what is computed on the result is of a size that no shape tells
         cell.calls += 1
         written = bytes_of(out)
         cell.written += written
@@ -358,6 +367,15 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         if operator.selects and args:
             read -= max(0, bytes_of(args[0]) - written)
         cell.read += read + sum(bytes_of(kwargs[key]) for key in operator.keyword_reads if key in kwargs)
+
+    def _sized(self, size: int) -> None:
+        self.sized_by_values += 1
+        self.value_sizes += size**2
+
+    def _number_is_read(self, state: ThreadState, number: Any) -> None:
+        """The host reads a *number* from a tensor. If it is an integer, a module may cut others by it."""
+        if type(number) is int and state.stack[-1].kind == "module" and not state.in_backward:
+            self._sized(number)
 
     def _work(
         self,

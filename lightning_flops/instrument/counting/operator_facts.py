@@ -71,7 +71,9 @@ class Operator:
         "listed",
         "name",
         "reads",
+        "reads_number",
         "selects",
+        "sized_by_values",
         "special",
         "splits",
         "views",
@@ -94,17 +96,27 @@ class Operator:
         short = entry.name.rpartition(".")[2]
         self.views = not self.higher_order and _views(function, short)
         moves_nothing = not self.higher_order and (self.views or not schema_of(function).returns)
+        self.reads_number = short == "_local_scalar_dense"
         self.way: Way = 0
-        if moves_nothing and not self.counted and not self.listed:
+        if self.reads_number:
+            pass  # moves nothing; but what is read may decide sizes
+        elif moves_nothing and not self.counted and not self.listed:
             self.way = QUIET
         elif self.splits or (not self.higher_order and _may_have_python_kernel(function, entry)):
             self.way = OPENS
         self.selects = short in _SELECTING
+        self.sized_by_values = None if self.higher_order else _sized_by_values(function, short)
         self.reads, self.keyword_reads = _reads(function, short, self.higher_order)
         # The hot path reads every tensor among the positional arguments, and none anywhere else.
         every = _tensor_places(function) if not self.higher_order else ()
         self.special = bool(
-            self.higher_order or self.listed or self.selects or self.keyword_reads or every != self.reads
+            self.higher_order
+            or self.listed
+            or self.selects
+            or self.sized_by_values is not None
+            or self.reads_number
+            or self.keyword_reads
+            or every != self.reads
         )
 
 
@@ -135,6 +147,29 @@ def _views(function: Any, short: str) -> bool:
     return short in _NO_TRAFFIC or (
         bool(returns) and all(value.alias_info is not None and not value.alias_info.is_write for value in returns)
     )
+
+
+def _has_mask(args: tuple[Any, ...]) -> bool:
+    """Whether the second argument, which are indexes, has a mask among them."""
+    indexes = args[1] if len(args) > 1 and isinstance(args[1], (list, tuple)) else ()
+    return any(isinstance(one, torch.Tensor) and one.dtype in (torch.bool, torch.uint8) for one in indexes)
+
+
+def _always(args: tuple[Any, ...]) -> bool:
+    return True
+
+
+_Predicate = Callable[[tuple[Any, ...]], bool]
+
+
+def _sized_by_values(function: Any, short: str) -> _Predicate | None:
+    """Asks an operator's arguments whether numbers in tensors decide the size of its result; None: they never do.
+
+    Torch says of which operators they may. Of one it does not: a packed sequence has as many rows as its lengths say.
+    """
+    if torch.Tag.dynamic_output_shape in function.tags:
+        return _has_mask if short == "index" else _always
+    return _always if short == "_pack_padded_sequence" else None
 
 
 def _may_have_python_kernel(function: Any, entry: Entry) -> bool:
