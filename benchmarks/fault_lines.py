@@ -185,12 +185,14 @@ HANDS_OVER: dict[str, tuple[str, ...]] = {
     "instrument/counting/counting_mode.py": (
         f"return {_CALLS}",
         f"out = {_CALLS}",
+        "out = func.decompose(*args, **kwargs)",
         "booked, out = self._open(operator, func, types, args, kwargs or {})",
         "return False, operator.call(*args, **kwargs)",
         "return False, run_python_kernel(func, keys, args, kwargs)",
         "out = run_python_kernel(func, keys, args, kwargs, self, watch)",
     ),
     "instrument/counting/opaque_bodies.py": ("out = func(*args, **kwargs)",),
+    "instrument/torch_private/dispatch.py": ("result = end(*args)", "yield"),
     "instrument/torch_private/kernels.py": ("return function.redispatch(keys, *args, **kwargs)",),
     "instrument/patches.py": (
         "return (self._inner or original)(*args, **kwargs)",
@@ -477,6 +479,29 @@ def train_lightning(profiled: bool, wire: Tripwire, seen: dict[str, Any], *, man
         from .lightning_suite_door import left_on_trainers
 
         seen["left"] += left_on_trainers()
+
+
+def evaluate_with_lightning(profiled: bool, wire: Tripwire, seen: dict[str, Any]) -> None:
+    """A validation, a test and a prediction of one Trainer, none of which trains."""
+    from lightning.pytorch.loggers import CSVLogger
+
+    from lightning_flops import FlopsProfilerCallback
+    from tests.lightning.evaluations import new_evaluated_net
+    from tests.lightning.evaluations import run as run_loop
+    from tests.lightning.footprint import footprint
+    from tests.lightning.nets import ROOTS, loader, new_trainer
+
+    net = new_evaluated_net(ROOTS[0])
+    callbacks = [FlopsProfilerCallback(profile_step=1, timing_steps=2)] if profiled else []
+    run = new_trainer(ROOTS[0], ".", *callbacks, logger=CSVLogger("."))
+    results: list[Any] = []
+    try:
+        with wire:
+            for function in ("validate", "test", "predict"):
+                results.append(run_loop(run, function, net, loader(STEPS - 2)))
+    finally:
+        seen["weights"], seen["losses"] = bits(net.parameters()), [str(result) for result in results]
+        seen["footprint"] = footprint(run, net)
 
 
 def train_deepspeed(profiled: bool, wire: Tripwire, seen: dict[str, Any]) -> None:
@@ -833,6 +858,7 @@ def left_on(model: nn.Module, *others: object) -> list[str]:
 RUNS: dict[str, Train] = {
     "lightning": train_lightning,
     "lightning-manual": partial(train_lightning, manual=True),
+    "lightning-evaluation": evaluate_with_lightning,
     "deepspeed": train_deepspeed,
     "count_flops": train_plainly,
     "FlopsProfiler": train_under_deepspeeds_name,
@@ -852,6 +878,7 @@ _OF_LIGHTNING = (
     "fsspec.implementations.local",
     "lightning.pytorch.loggers",
     "torch.utils.tensorboard",
+    "tests.lightning.evaluations",
     "tests.lightning.footprint",
     "tests.lightning.nets",
     "benchmarks.lightning_suite_door",
@@ -863,6 +890,7 @@ _OF_LOOP = ("accelerate.data_loader", "fsspec.implementations.local", "torch.uti
 _OF_RUN: dict[str, tuple[str, ...]] = {
     "lightning": _OF_LIGHTNING,
     "lightning-manual": _OF_LIGHTNING,
+    "lightning-evaluation": _OF_LIGHTNING,
     "deepspeed": (
         "fsspec.implementations.local",
         "setuptools",

@@ -17,7 +17,8 @@ from typing import Any
 from torch import nn
 
 from lightning_flops.config import ProfilerConfig
-from lightning_flops.doors.loop_search import LoopSearch, objects_of, parameters_of
+from lightning_flops.doors.loop_search import LoopSearch, objects_of
+from lightning_flops.doors.optimizers import updated_by
 from lightning_flops.doors.plain_context import Frame, LoopOutput, frame_of
 from lightning_flops.doors.plain_loop import PlainLoop
 from lightning_flops.doors.several_models import ModelWhileItLives, names_of
@@ -513,7 +514,7 @@ def _sentences(model: nn.Module, names: list[str], optimizers: tuple[Any, ...]) 
             f"The program said nothing of its models: {' and '.join(names)} are the modules that its loop calls, and "
             f"whose parameters {updating}. The report is of all of them."
         ]
-    updated = {one for each in optimizers for one in parameters_of(each)}
+    updated = {one for each in optimizers for one in updated_by(each)}
     outside = len(updated - {id(one) for one in model.parameters()})
     if outside:
         sentences.append(

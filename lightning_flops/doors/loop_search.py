@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from lightning_flops.doors.optimizers import updated_by
 from lightning_flops.doors.several_models import together
 from lightning_flops.doors.turns import PATIENCE, TakingTurns
 from lightning_flops.instrument.patches import Patches
@@ -128,7 +129,7 @@ class LoopSearch:
 
     def _watch_calls(self) -> None:
         """See which modules the loop calls, of those that hold the parameters that are updated."""
-        self._models = models_holding({one for each in self.optimizers for one in parameters_of(each)})
+        self._models = models_holding({one for each in self.optimizers for one in updated_by(each)})
         if not self._models:
             self.refused = "no module holds the parameters that the optimizer updates"
         elif any(type(one).__module__.startswith("deepspeed.") for candidates in self._models for one in candidates):
@@ -167,19 +168,11 @@ def objects_of(*kinds: type) -> list[Any]:
     return [one for one in gc.get_objects() if id(type(one)) in wanted]
 
 
-def parameters_of(optimizer: Any) -> Iterator[int]:
-    """The ids of the parameters that *optimizer* updates."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.requires_grad:
-                yield id(parameter)
-
-
 def optimizers_that_exist() -> Iterator[Any]:
     """Every optimizer of this process that may make a step itself; not those that libraries put around another."""
     for one in objects_of(Optimizer):
         of_a_library = any(kind.__module__.startswith(_LIBRARIES) for kind in type(one).__mro__)
-        if not of_a_library and next(parameters_of(one), None) is not None:
+        if not of_a_library and next(updated_by(one), None) is not None:
             yield one
 
 
