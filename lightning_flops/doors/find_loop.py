@@ -210,7 +210,7 @@ class LoopFinder:
             return self._given_up
         if steps := self._search.steps_done or sum(self._search.missed):
             if self._trains_elsewhere:
-                return "several threads trained at the same time, and no loop was recognized in the one that was watched"
+                return "several threads trained at the same time, and no loop was recognized in the one that is watched"
             if self._heard >= _MANY_UPDATES:
                 return (
                     f"no loop was recognized among {self._heard} updates, as where optimizers are made anew for a few "

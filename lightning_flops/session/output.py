@@ -109,12 +109,14 @@ class RunFiles:
         if self._output_file is not None:
             path = self._named(self._output_file)
             # The first report of a run replaces an earlier run's; the ones after it get names of their own.
-            text_path = _write_file(path if self._profiles_written == 1 else self._free_paths.free(path), text)
+            write = _write_file if self._profiles_written == 1 else self._write_new
+            text_path = write(path, text)
         folder = self.folder()
         if folder is None:
             return WrittenProfile(text_path, None)
-        path = self._free_paths.free(self._named(f"{folder}/profile.json"))
-        json_path = _write_file(path, profile.to_json())
+        path = self._named(f"{folder}/profile.json")
+        json_path = self._write_new(path, profile.to_json())
+        path = json_path or path
         if keep_text and self._output_file is None:
             text_path = _write_file(path.removesuffix(".json") + ".txt", text)
         return WrittenProfile(text_path, json_path, self._write_page(profile, path) if self._html else None)
@@ -128,8 +130,13 @@ class RunFiles:
         folder = self.folder() if self._profiles_written or self._timer_only else None
         if folder is not None:
             if self._throughput_path is None:
-                self._throughput_path = self._free_paths.free(self._named(f"{folder}/throughput.json"))
-            _write_file(self._throughput_path, summary.to_json())
+                self._throughput_path = self._write_new(self._named(f"{folder}/throughput.json"), summary.to_json())
+            else:
+                _write_file(self._throughput_path, summary.to_json())
+
+    def _write_new(self, path: str, text: str) -> str | None:
+        """As ``_write_file``, to the first free name for *path*."""
+        return _written(lambda: self._free_paths.write_text(path, text))
 
     def _named(self, path: str) -> str:
         """Where this rank writes what rank 0 of a training run writes to *path*: ``flops.test.rank3.txt``."""
@@ -370,8 +377,17 @@ def output_of_rank(rank: int, output: LoggedOutput, *, ranks: KnowsFolder | None
 
 def _write_file(path: str, text: str) -> str | None:
     """Write *text* to *path* and return *path*; if it cannot be written, warn and return None."""
-    try:
+
+    def write() -> str:
         write_text_file(path, text)
+        return path
+
+    return _written(write)
+
+
+def _written(write: Callable[[], str]) -> str | None:
+    try:
+        path = write()
     except OSError as error:
         logger.warning("the FLOPs report was not written: %s", error)
         return None

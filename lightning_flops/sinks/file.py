@@ -25,19 +25,25 @@ def write_text_file(path: str | Path, text: str) -> None:
     Raises:
         OSError: the file cannot be written, for whatever reason; the message names it.
     """
-    write_file(path, [(text if text.endswith("\n") else text + "\n").encode()])
+    write_file(path, _lines(text))
 
 
-def write_file(path: str | Path, content: Iterable[bytes]) -> None:
+def write_file(path: str | Path, content: Iterable[bytes], *, new: bool = False) -> None:
     """Replace the content of the file at *path* by *content*, piece by piece; otherwise as ``write_text_file``.
 
+    Args:
+        path: as there.
+        content: the new content.
+        new: no file may lie there. Where file systems cannot tell at the moment of writing, one is replaced.
+
     Raises:
+        FileExistsError: one does.
         OSError: the file cannot be written, for whatever reason; the message names it.
     """
     try:
         file_system, name = fsspec.core.url_to_fs(str(path))
         if isinstance(file_system, LocalFileSystem):
-            _write_local(Path(name), content)
+            _write_local(Path(name), content, new=new)
             return
         # An object store needs no folders, and may not let us make the bucket that exists.
         with contextlib.suppress(PermissionError):
@@ -77,6 +83,24 @@ class FreePaths:
         self._last[path] = number
         return free
 
+    def write_text(self, path: str, text: str) -> str:
+        """Write *text* to the first free name for *path*, though other processes may write there at the same time.
+
+        Returns:
+            The name.
+
+        Raises:
+            OSError: as for ``write_text_file``.
+        """
+        while True:
+            free = self.free(path)
+            try:
+                write_file(free, _lines(text), new=True)
+                return free
+            except FileExistsError:
+                if not fsspec.core.url_to_fs(free)[0].exists(free):  # a folder above it is a file
+                    raise
+
 
 def free_path(path: str) -> str:
     """The first free name of ``FreePaths`` for *path*."""
@@ -90,7 +114,11 @@ def _numbered(path: str, number: int) -> str:
     return f"{stem}-{number}{dot}{suffix}"
 
 
-def _write_local(path: Path, content: Iterable[bytes]) -> None:
+def _lines(text: str) -> list[bytes]:
+    return [(text if text.endswith("\n") else text + "\n").encode()]
+
+
+def _write_local(path: Path, content: Iterable[bytes], *, new: bool) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path = path.resolve()  # a link stays a link; what it points to is replaced
     try:
@@ -105,10 +133,25 @@ def _write_local(path: Path, content: Iterable[bytes]) -> None:
         _write(draft, content)
         if mode is not None:
             shutil.copymode(path, draft)
-        draft.replace(path)
-    except BaseException:
+        if not (new and _links(draft, path)):
+            draft.replace(path)
+    finally:
         draft.unlink(missing_ok=True)
+
+
+def _links(draft: Path, path: Path) -> bool:
+    """Give *draft* the name *path*, too; returns False on a file system that cannot do that.
+
+    Raises:
+        FileExistsError: a file has that name.
+    """
+    try:
+        os.link(draft, path)
+    except FileExistsError:
         raise
+    except OSError:
+        return False
+    return True
 
 
 def _write(path: Path, content: Iterable[bytes]) -> None:

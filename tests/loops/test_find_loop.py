@@ -333,9 +333,7 @@ def test_what_takes_turns_in_two_threads_is_no_loop(now: FakeNow, said: list[str
     assert finder.loops[-1] == "what other threads trained at the same time is in none of these"
 
 
-def test_a_loop_in_a_thread_after_that_of_another_thread_has_a_report_of_its_own(
-    now: FakeNow, said: list[str]
-) -> None:
+def test_a_loop_in_a_thread_after_that_of_another_thread_has_a_report_of_its_own(now: FakeNow, said: list[str]) -> None:
     def train(steps: int) -> None:
         net = Net(now)
         optimizer = SlowSGD(net.parameters(), now)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -134,3 +135,33 @@ def test_a_name_that_another_run_has_taken_meanwhile_is_passed_over(tmp_path: Pa
     assert paths.free(path) == path
     (tmp_path / "profile-2.json").write_text("another run's")
     assert paths.free(path) == str(tmp_path / "profile-3.json")
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_of_two_runs_that_write_at_the_same_moment_none_replaces_the_others_file(
+    links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, exists, link = str(tmp_path / "profile.json"), LocalFileSystem.exists, os.link
+
+    def looked_at_before_the_other_run_wrote(self: Any, path: str, **kwargs: Any) -> bool:
+        there = bool(exists(self, path, **kwargs))
+        if not (tmp_path / "profile.json").exists():
+            (tmp_path / "profile.json").write_text("another run's")
+        return there
+
+    def refuses(draft: Path, path: Path) -> None:
+        raise PermissionError(errno.EPERM, "no links on this file system")
+
+    monkeypatch.setattr(LocalFileSystem, "exists", looked_at_before_the_other_run_wrote)
+    monkeypatch.setattr(os, "link", link if links else refuses)
+    found = FreePaths().write_text(path, "ours")
+    assert Path(found).read_text() == "ours\n"
+    if links:  # elsewhere it is as it was: nothing tells
+        assert (found, Path(path).read_text()) == (str(tmp_path / "profile-2.json"), "another run's")
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_where_a_folder_is_a_file_a_free_name_is_not_looked_for_without_end(tmp_path: Path) -> None:
+    (tmp_path / "logs").write_text("")
+    with pytest.raises(FileExistsError):
+        FreePaths().write_text(str(tmp_path / "logs" / "profile.json"), "x")
