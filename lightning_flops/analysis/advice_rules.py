@@ -65,8 +65,8 @@ def _padding(evidence: Evidence, thresholds: AdviceThresholds) -> Advice | None:
         threshold=f"more than {percent(thresholds.padding)}",
         action=(
             "Put samples of similar lengths into a batch (transformers: train_sampling_strategy='group_by_length', "
-            "before version 5 group_by_length=True), pad to the longest of the batch alone, or pack several samples into "
-            "one sequence."
+            "before version 5 group_by_length=True), pad to the longest of the batch alone, or pack several samples "
+            "into one sequence."
         ),
         source=_OWN,
         stake=None,
