@@ -286,13 +286,15 @@ class _Doors:
 
 
 def _has_started_programs() -> bool:
-    """Whether processes that this one has started have done some work, as far as they have ended."""
+    """Whether processes that this one has started have done some work, and none of them is multiprocessing's."""
     try:
         import resource
     except ImportError:  # Windows
         return False
+    from multiprocessing import Process
+
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime > _SOME_WORK_SEC
+    return used.ru_utime + used.ru_stime > _SOME_WORK_SEC and Process().name == "Process-1"
 
 
 def _install(deepspeed: ModuleType) -> None:
