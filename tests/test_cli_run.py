@@ -122,6 +122,20 @@ def test_a_program_that_trains_nothing_does_not_end_silently(folder: Path) -> No
     assert python(folder, "-m", "lightning_flops", "run", "exits.py", "3", RANK="1").err == ""
 
 
+def test_where_a_program_has_started_others_it_is_said_that_these_are_not_followed(folder: Path) -> None:
+    (folder / "starts.py").write_text(
+        "import resource, types\n"
+        "used = types.SimpleNamespace(ru_utime=1.0, ru_stime=0.1)\n"
+        "resource.getrusage = lambda who: used if who == resource.RUSAGE_CHILDREN else None\n"
+    )
+    ended = python(folder, "-m", "lightning_flops", "run", "starts.py")
+    assert ended.err == (
+        "lightning-flops: nothing was profiled: the program did not import torch, and programs that it started are not "
+        "followed: the command goes before each of them, as in torchrun --nproc-per-node 2 -m lightning_flops run "
+        "train.py\n"
+    )
+
+
 def test_a_wrong_setting_is_named_before_the_program_begins(folder: Path) -> None:
     ended = python(folder, "-m", "lightning_flops", "run", "--timing-steps", "0", "exits.py", "3")
     assert (ended.status, ended.out) == (2, "")

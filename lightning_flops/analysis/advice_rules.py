@@ -64,8 +64,9 @@ def _padding(evidence: Evidence, thresholds: AdviceThresholds) -> Advice | None:
         evidence=f"Padding is {percent(share)} of the tokens that are processed.",
         threshold=f"more than {percent(thresholds.padding)}",
         action=(
-            "Put samples of similar lengths into a batch (group_by_length), pad to the longest of the batch alone, or "
-            "pack several samples into one sequence."
+            "Put samples of similar lengths into a batch (transformers: train_sampling_strategy='group_by_length', "
+            "before version 5 group_by_length=True), pad to the longest of the batch alone, or pack several samples "
+            "into one sequence."
         ),
         source=_OWN,
         stake=None,

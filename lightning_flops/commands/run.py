@@ -27,6 +27,15 @@ _RANKS_OF_LAUNCHERS = ("LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
 """Environment variables by which launchers that set no RANK tell processes apart: each is 0 in the first one."""
 
 
+_SOME_WORK_SEC = 1.0
+"""A process that imports torch takes longer; one that looks for a compiler does not."""
+
+_NOT_FOLLOWED = (
+    ", and programs that it started are not followed: the command goes before each of them, as in "
+    "torchrun --nproc-per-node 2 -m lightning_flops run train.py"
+)
+
+
 def add(commands: Commands) -> None:
     """Add the command to *commands*."""
     run = commands.add_parser(
@@ -328,7 +337,21 @@ class Doors:
             return "; ".join(dict.fromkeys(outcomes.reasons)) or "training ended before its step was counted to the end"
         if (switch := os.environ.get("LIGHTNING_FLOPS")) != "1":
             return f"LIGHTNING_FLOPS is {switch} in the environment"
-        return "the program did not import torch" if self._finder is None else self._finder.reason
+        reason = "the program did not import torch" if self._finder is None else self._finder.reason
+        trains = self._finder is not None and not self._finder.is_idle
+        return reason if trains or not _has_started_programs() else f"{reason}{_NOT_FOLLOWED}"
+
+
+def _has_started_programs() -> bool:
+    """Whether processes that this one has started have done some work, and none of them is multiprocessing's."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return False
+    from multiprocessing import Process
+
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime > _SOME_WORK_SEC and Process().name == "Process-1"
 
 
 def _set_variable(name: str, value: str | None) -> None:

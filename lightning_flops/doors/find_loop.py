@@ -9,7 +9,9 @@ on with what the one before has added up. In between nothing of ours is in place
 from __future__ import annotations
 
 import sys
+import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +24,7 @@ from lightning_flops.doors.optimizers import updated_by
 from lightning_flops.doors.plain_context import Frame, LoopOutput, frame_of
 from lightning_flops.doors.plain_loop import PlainLoop
 from lightning_flops.doors.several_models import ModelWhileItLives, names_of
-from lightning_flops.doors.turns import BACK, PATIENCE, Company, TakingTurns
+from lightning_flops.doors.turns import BACK, MANY_UPDATES, PATIENCE, Company, TakingTurns
 from lightning_flops.instrument.border import UndoLedger
 from lightning_flops.instrument.optimizer_hooks import OptimizerHooks
 from lightning_flops.instrument.patches import Patches
@@ -144,6 +146,11 @@ def _nothing() -> None:
     return None
 
 
+def _threads_of_python() -> set[int | None]:
+    """Those that Python has started; others are autograd's."""
+    return {one.ident for one in threading.enumerate() if not isinstance(one, threading._DummyThread)}
+
+
 class LoopFinder:
     """Watches a program's optimizers, and profiles the loops that they belong to, one after the other.
 
@@ -193,6 +200,12 @@ class LoopFinder:
         """The optimizers of the loop that is profiled, which holds them: their ids."""
         self._turn: KnownLoop | None = None
         """The known loop that has its turn; None if none has."""
+        self._thread: int | None = None
+        """The one whose updates are listened to; None before the first one."""
+        self._elsewhere: Counter[int] = Counter()
+        """Updates in each other thread since its latest."""
+        self._trains_elsewhere = False
+        """Another thread has trained at the same time."""
         self._company: Company | None = None
         """Hears of the updates that others make beside the loop or the turn; None if there are no others."""
         self._door: PlainLoop | None = None
@@ -227,6 +240,8 @@ class LoopFinder:
         if self._failed:
             return f"the FLOPs profiler failed: {self._failed}"
         if steps := self._search.steps_done or sum(self._search.missed):
+            if self._trains_elsewhere:
+                return "several threads trained at the same time, and no loop was recognized in the one that is watched"
             if self._heard >= _MANY_UPDATES:
                 return (
                     f"no loop was recognized among {self._heard} updates, as where optimizers are made anew for a few "
@@ -238,6 +253,11 @@ class LoopFinder:
         if self._frameworks_trainings:
             return "its framework's own door profiles the training"
         return "no optimizer took a step in this process"
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no optimizer has made a step."""
+        return not (self._seen or self._frameworks)
 
     @property
     def has_nothing_of_its_loops(self) -> bool:
@@ -262,9 +282,9 @@ class LoopFinder:
         self._loop_is_over(error)
         for known in self._known:
             known.write()
-        self._note_missed(self._search)
-        if self._loops and not self._is_full and (steps := self._search.steps_done):
-            self._over.append(f"one of {steps} {plural('step', steps)}, too short to be recognized, was not profiled")
+        self._note_missed(self._search, self._search.steps_done if self._loops else 0)
+        if self._trains_elsewhere:
+            self._over.append("what other threads trained at the same time is in none of these")
 
     def _take_off(self) -> None:
         """Remove everything, and report nothing."""
@@ -289,26 +309,64 @@ class LoopFinder:
         if self._loop is not None or self._turn is not None or self.border.closed or self._is_full:
             return
         try:
-            if not (optimizer in self._frameworks or runs_step_in_step() or self._is_frameworks(optimizer)):
+            if optimizer in self._frameworks or runs_step_in_step() or self._is_elsewhere():
+                return
+            if not self._is_frameworks(optimizer):
                 self._search.update_begins(optimizer)
         except BaseException as error:
             self.border.broke(error)
 
     def _update_ended(self, optimizer: Any, *_: Any) -> None:
-        if (self._company is None and id(optimizer) in self._of_loop) or self.border.closed:
+        if self.border.closed:
             return
         try:
+            if self._company is None and id(optimizer) in self._of_loop:
+                if self._elsewhere:
+                    self._elsewhere.clear()
+                return
             self._seen.add(optimizer)
             if optimizer in self._frameworks or runs_step_in_step():
                 return  # the optimizer whose step calls another's makes the update
             if id(optimizer) in self._of_loop:
                 self._goes_on(optimizer)
+            elif self._is_left_alone():
+                self._trains_elsewhere = True
             elif self._is_frameworks(optimizer):
                 self._loop_is_over(None)
             else:
                 self._hears(optimizer)
         except BaseException as error:
             self.border.broke(error)
+
+    def _is_elsewhere(self) -> bool:
+        """Whether this is another thread than the one that is listened to, which still trains."""
+        thread = threading.get_ident()
+        if self._thread in (None, thread) or self._elsewhere[thread] >= MANY_UPDATES:
+            return False
+        return {self._thread, thread} <= _threads_of_python()
+
+    def _is_left_alone(self) -> bool:
+        """An update was made; returns whether in a thread that trains at the same time as the one that is listened to.
+
+        Such loops take no turns, so one thread is listened to until it makes no more updates.
+        """
+        thread = threading.get_ident()
+        if self._thread == thread:
+            self._elsewhere.clear()
+            return False
+        self._elsewhere[thread] += 1
+        if self._is_elsewhere():
+            return True
+        if thread not in _threads_of_python():
+            return False  # autograd's: a backward makes updates
+        if self._thread is not None:
+            self._loop_is_over(None, replaced=True)
+            search = self._take_search()
+            search.stop()
+            self._note_missed(search, search.steps_done)
+        self._thread = thread
+        self._elsewhere.clear()
+        return False
 
     def _is_frameworks(self, optimizer: Any) -> bool:
         """Whether a training with a door of its own has made this step: then its optimizer is left alone."""
@@ -456,6 +514,7 @@ class LoopFinder:
             steps_before=steps_before,
             announce=lambda sentence: self._says(sentence, known.said),
             so_far=so_far,
+            thread=self._thread,
         )
         self._door = door
         known.so_far = None
@@ -495,8 +554,8 @@ class LoopFinder:
         if unsaid < len(OUTCOMES.reasons):
             known.why_not = f"nothing was profiled: {OUTCOMES.reasons[-1]}"
 
-    def _note_missed(self, search: LoopSearch) -> None:
-        for steps in () if self._is_full else search.missed:
+    def _note_missed(self, search: LoopSearch, *unfinished: int) -> None:
+        for steps in () if self._is_full else (*search.missed, *filter(None, unfinished)):
             self._over.append(f"one of {steps} {plural('step', steps)}, too short to be recognized, was not profiled")
 
 

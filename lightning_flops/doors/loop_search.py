@@ -7,6 +7,7 @@ that hold the parameters which these update. During one more step we see which o
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -130,10 +131,10 @@ class LoopSearch:
     def _watch_calls(self) -> None:
         """See which modules the loop calls, of those that hold the parameters that are updated."""
         self._models = models_holding({one for each in self.optimizers for one in updated_by(each)})
-        if not self._models:
-            self.refused = "no module holds the parameters that the optimizer updates"
-        elif any(type(one).__module__.startswith("deepspeed.") for candidates in self._models for one in candidates):
+        if _is_an_engines(self._models):
             self.refused = 'the DeepSpeed config has no "flops_profiler" block that is enabled'
+        elif not self._models:
+            self.refused = "no module holds the parameters that the optimizer updates"
         else:
             for module in (one for candidates in self._models for one in candidates):
                 self._taps.replace_calls(module, self._noting(module))
@@ -151,6 +152,14 @@ class LoopSearch:
             return run
 
         return make
+
+
+def _is_an_engines(models: list[list[nn.Module]]) -> bool:
+    """Whether an engine of DeepSpeed makes the updates. No module holds what ZeRO updates: its own partitions."""
+    if models:
+        return any(type(one).__module__.startswith("deepspeed.") for candidates in models for one in candidates)
+    kind = getattr(sys.modules.get("deepspeed.runtime.engine"), "DeepSpeedEngine", None)
+    return isinstance(kind, type) and bool(objects_of(kind))
 
 
 def objects_of(*kinds: type) -> list[Any]:

@@ -67,6 +67,7 @@ class LoopSteps:
         is_whole: the step that begins now or next has not begun yet.
         goes_on: a loop that has left a step goes on with another one; otherwise it may be over, and the window ends.
         one_pass: each batch has one backward after its forwards, as in a loop of one optimizer.
+        thread: the one that trains; None: the one that calls the model first.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class LoopSteps:
         is_whole: bool,
         goes_on: bool = False,
         one_pass: bool = False,
+        thread: int | None = None,
     ) -> None:
         self.told_of: float | None = None
         """When that happened which the door was told of later; None: it happens now."""
@@ -117,7 +119,7 @@ class LoopSteps:
         keeps = callable(config.batch_size) or callable(config.tokens_per_sample)
         self.batches = LoopBatches(lambda: self._session, keeps=keeps, one_pass=one_pass, counts_calls=goes_on)
         """The running one, and those that come next."""
-        self._thread: int | None = None
+        self._thread = thread
         """The one that trains, once it is known."""
         self._forward_depth = 0
         self._backward_depth = 0

@@ -100,6 +100,7 @@ class PlainLoop:
         steps_before: steps that the loop has made unseen; the first step to profile comes at least one later.
         announce: as for ``LoggedOutput``.
         so_far: what is known of its earlier turns, if the loop goes on.
+        thread: the one that trains; None: the one that calls the model first.
     """
 
     def __init__(
@@ -116,6 +117,7 @@ class PlainLoop:
         steps_before: int = 0,
         announce: Callable[[str], None] | None = None,
         so_far: RunSoFar | None = None,
+        thread: int | None = None,
     ) -> None:
         self.config = config
         self._model = model
@@ -140,7 +142,12 @@ class PlainLoop:
         self._training_iterator: Callable[[], Any] = nobody
         """Returns the iterator that fed the latest step, if it still exists."""
         self._steps = LoopSteps(
-            self, lambda: self._root, is_whole=not steps_before, goes_on=True, one_pass=len(optimizers) <= 1
+            self,
+            lambda: self._root,
+            is_whole=not steps_before,
+            goes_on=True,
+            one_pass=len(optimizers) <= 1,
+            thread=thread,
         )
         self._notes_calls = bool(optimizers)
         self.session = Session(

@@ -231,6 +231,11 @@ def headline(profile: Profile) -> str:
     return printable(sentences)
 
 
+def counted(profile: Profile) -> str:
+    """Whose FLOPs they are: "step 3", "steps 3, 16-18", "batch 2"."""
+    return _indexes(profile.context.step_word, profile.counted_steps or (profile.profile_step,)).lower()
+
+
 def figures(profile: Profile) -> str:
     """FLOPs and time of a step, samples/s, and MFU or why there is none, in one line."""
     context, ranks, answer = profile.context, profile.ranks, profile.answer

@@ -12,7 +12,7 @@ from lightning_flops.records import PhaseFlops
 from lightning_flops.report import html as page
 from lightning_flops.report.compare_text import comparison_headline
 from lightning_flops.report.counts_text import ABOUT, counts_table
-from lightning_flops.report.headline import figures, headline, throughput_headline
+from lightning_flops.report.headline import counted, figures, headline, throughput_headline
 from lightning_flops.report.html_page import ShownRun, render_comparison_page, render_page
 from lightning_flops.report.layout import shortened
 from lightning_flops.report.step_text import missing_rates_lines
@@ -37,7 +37,7 @@ _Shown = Profile | ThroughputSummary | FlopCounts
 def line(report: _Shown | Comparison) -> str:
     """*report* in one line, for ``repr``."""
     if isinstance(report, Profile):
-        return f"<Profile of step {report.profile_step}: {headline(report)}>"
+        return f"<Profile of {counted(report)}: {headline(report)}>"
     if isinstance(report, ThroughputSummary):
         return f"<ThroughputSummary: {throughput_headline(report)}>"
     if isinstance(report, Comparison):
@@ -66,7 +66,7 @@ def whole_page(report: Profile | Comparison) -> str:
 
 def _profile(profile: Profile) -> str:
     whole = page.block()
-    page.paragraph(whole, f"Step {profile.profile_step}: {figures(profile)}", bold=True)
+    page.paragraph(whole, f"{counted(profile).capitalize()}: {figures(profile)}", bold=True)
     page.paragraph(whole, _where(profile))
     _figures_table(whole, profile)
     _step_table(whole, profile)

@@ -6,7 +6,7 @@ import weakref
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from lightning_flops.report.headline import headline
+from lightning_flops.report.headline import counted, headline
 from lightning_flops.schema.profile import Profile
 
 
@@ -53,7 +53,7 @@ class Outcomes:
     def reports(self, profile: Profile) -> None:
         """A report of a run was made."""
         self.profiles += 1
-        self.latest = f"{profile.context.step_word} {profile.profile_step}: {headline(profile)}"
+        self.latest = f"{counted(profile)}: {headline(profile)}"
 
     def begins(self, session: Running, *, trains: bool) -> None:
         """The run of *session* begins."""

@@ -89,12 +89,13 @@ def start(
     *arguments: str,
     imports: tuple[str, ...] = BEFORE_LIGHTNING,
     environment: Mapping[str, str] | None = None,
+    config: Mapping[str, object] = CONFIG,
 ) -> tuple[int, list[str]]:
-    """Run the program in *folder*; returns the exit status and what its ranks told."""
+    """Run the program in *folder*; returns the exit status and what its ranks told. What was logged is in a file."""
     environment = environment or {}
     folder.mkdir()
     (folder / "train.py").write_text(PROGRAM)
-    (folder / "ds_config.json").write_text(json.dumps(CONFIG))
+    (folder / "ds_config.json").write_text(json.dumps(config))
     command = Path(sys.executable).parent
     path = f"{command}{os.pathsep}{os.environ['PATH']}"
     if "RANK" in environment:  # no launcher, so nothing that looks for a Python of its own
@@ -116,6 +117,7 @@ def start(
             text=True,
             timeout=150,
         )
+    (folder / "logged.txt").write_text(done.stderr)
     told = sorted(re.findall(r"told by .*", done.stdout))
     assert told, done.stdout + done.stderr
     return done.returncode, told
@@ -146,6 +148,17 @@ def test_alone_a_program_ends_with_its_own_status_and_the_same_loss(tmp_path: Pa
     assert start(tmp_path / "run", *OURS, environment=place) == plain
     assert plain[0] == 3
     check_reports(tmp_path / "run")
+
+
+def test_where_the_config_has_no_block_the_last_line_says_so_though_zero_updates_partitions(
+    tmp_path: Path, free_port: str
+) -> None:
+    place = {**ALONE, "MASTER_PORT": free_port}
+    config = {name: value for name, value in CONFIG.items() if name != "flops_profiler"}
+    assert start(tmp_path / "run", *OURS, environment=place, config=config)[0] == 0
+    assert (tmp_path / "run/logged.txt").read_text().splitlines()[-1] == (
+        'lightning-flops: nothing was profiled: the DeepSpeed config has no "flops_profiler" block that is enabled'
+    )
 
 
 def _with_config(config: dict[str, object]) -> str:

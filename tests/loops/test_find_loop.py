@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -305,6 +306,51 @@ def test_optimizers_that_are_made_anew_for_a_few_steps_make_no_loop_and_that_is_
     finder = found(said, train)
     assert finder.profiles == []
     assert finder.reason.startswith("no loop was recognized among 24 updates, as where optimizers are made anew")
+
+
+def test_what_takes_turns_in_two_threads_is_no_loop(now: FakeNow, said: list[str]) -> None:
+    turns = threading.Semaphore(1), threading.Semaphore(0)
+
+    def train(place: int) -> None:
+        net = Net(now)
+        optimizer = SlowSGD(net.parameters(), now)
+        for rows in loader(12, now):
+            turns[place].acquire()
+            loss_of(net(rows), now).backward()
+            optimizer.step()
+            turns[1 - place].release()
+
+    def both() -> None:
+        threads = [threading.Thread(target=train, args=(place,)) for place in (0, 1)]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join()
+
+    finder = found(said, both)
+    profile = only(finder)
+    assert (profile.flops.forward, profile.flops.backward, profile.samples) == (FORWARD, BACKWARD, BATCH)
+    assert profile.modules[0].type_name == "Net"
+    assert finder.loops[-1] == "what other threads trained at the same time is in none of these"
+
+
+def test_a_loop_in_a_thread_after_that_of_another_thread_has_a_report_of_its_own(now: FakeNow, said: list[str]) -> None:
+    def train(steps: int) -> None:
+        net = Net(now)
+        optimizer = SlowSGD(net.parameters(), now)
+        for rows in loader(steps, now):
+            loss_of(net(rows), now).backward()
+            optimizer.step()
+
+    def one_after_the_other() -> None:
+        for steps in (12, 14):
+            thread = threading.Thread(target=train, args=(steps,))
+            thread.start()
+            thread.join()
+
+    finder = found(said, one_after_the_other)
+    assert [profile.flops.forward for profile in finder.profiles] == [FORWARD, FORWARD]
+    assert (steps_in("throughput"), steps_in("throughput.loop2"), len(finder.loops)) == (12, 14, 2)
 
 
 class Late(SlowSGD):

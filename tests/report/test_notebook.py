@@ -185,6 +185,12 @@ def test_repr_is_a_line_or_two(report: Any) -> None:
     assert repr(report).startswith(f"<{type(report).__name__}") and repr(report).endswith(">")
 
 
+def test_figures_of_several_counted_steps_are_not_said_to_be_of_the_first() -> None:
+    several = replace(UNKNOWN, counted_steps=(0, 16, 17, 18))
+    assert repr(several).startswith("<Profile of steps 0, 16-18: 0 FLOPs a step, ")
+    assert "Steps 0, 16-18: 0 FLOPs a step, " in several._repr_html_()
+
+
 def test_repr_of_a_profile_is_its_headline() -> None:
     assert repr(UNKNOWN) == "<Profile of step 0: 0 FLOPs a step, samples/s and MFU n/a (no step was timed).>"
     assert repr(NO_THROUGHPUT) == (
