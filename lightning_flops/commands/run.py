@@ -180,6 +180,8 @@ class _Doors:
         self._children = ExitStack()
         self._is_main = True
         """The command has started this process itself."""
+        self._process = os.getpid()
+        """The one that this was made in; one that it is forked into is another."""
         self._word = processes.Word(word)
         self._profiles_before = 0
         """Reports that were made before this process was forked."""
@@ -204,7 +206,12 @@ class _Doors:
         from lightning_flops.doors.find_loop import LoopFinder
 
         config = config_from(self._settings, owner="run")
-        self._finder = LoopFinder(config, log_dir=self._log_dir, announce=say)
+        self._finder = LoopFinder(config, log_dir=self._log_dir, announce=self._says)
+
+    def _says(self, sentence: str) -> None:
+        say(sentence)
+        if os.getpid() != self._process:  # a daemon that was forked says nothing at its end
+            self._word.tell()
 
     def _is_forked(self) -> None:
         """This process was forked by multiprocessing, and does not come back to the command."""

@@ -33,6 +33,13 @@ def train(steps):
 def of_rank(rank, steps):
     train(steps)
 
+def of_daemon(steps):
+    net = nn.Linear({WIDE}, {NARROW})
+    optimizer = torch.optim.SGD(net.parameters(), 0.01)
+    for _ in range(steps):
+        net(torch.ones({BATCH}, {WIDE})).sum().backward()
+        optimizer.step()
+
 def on_fabric(fabric):
     net = nn.Linear({WIDE}, {NARROW})
     net, optimizer = fabric.setup(net, torch.optim.SGD(net.parameters(), 0.01))
@@ -50,6 +57,9 @@ if __name__ == "__main__":
         on_fabric(fabric)
     elif how == "fabric_spawn":
         Fabric(accelerator="cpu", devices=2, strategy="ddp_spawn").launch(on_fabric)
+    elif how == "pool":
+        with multiprocessing.get_context("fork").Pool(1) as pool:
+            pool.map(of_daemon, [steps])
     else:
         of_torch.start_processes(of_rank, (steps,), nprocs=1, start_method=how)
 """
@@ -99,6 +109,12 @@ def test_a_loop_in_a_process_that_the_program_starts_is_profiled(how: str, tmp_p
     )
     assert "nothing was profiled" not in said
     assert list((tmp_path / "temporary").glob("lightning_flops*")) == []
+
+
+def test_a_report_of_a_daemon_is_not_followed_by_a_line_that_says_that_there_is_none(tmp_path: Path) -> None:
+    said = run(tmp_path, "pool", "12")
+    assert said.count("lightning-flops: FLOPs of step 4: ") == 1
+    assert said.splitlines()[-1].startswith("lightning-flops: what was profiled ran in process ")
 
 
 def test_a_loop_that_is_too_short_in_such_a_process_is_not_passed_over_silently(tmp_path: Path) -> None:
