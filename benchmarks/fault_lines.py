@@ -180,16 +180,19 @@ HANDS_OVER: dict[str, tuple[str, ...]] = {
         "result = original(param_dict)  # first: what DeepSpeed refuses ends in its own error",
         "original(engine, *args, **kwargs)",
     ),
+    "doors/loop_search.py": ("return call(*args, **kwargs)",),
     "instrument/border.py": ("result = original(*args, **kwargs)",),
     "instrument/counting/counting_mode.py": (
         f"return {_CALLS}",
         f"out = {_CALLS}",
+        "out = func.decompose(*args, **kwargs)",
         "booked, out = self._open(operator, func, types, args, kwargs or {})",
         "return False, operator.call(*args, **kwargs)",
         "return False, run_python_kernel(func, keys, args, kwargs)",
         "out = run_python_kernel(func, keys, args, kwargs, self, watch)",
     ),
     "instrument/counting/opaque_bodies.py": ("out = func(*args, **kwargs)",),
+    "instrument/torch_private/dispatch.py": ("result = end(*args)", "yield"),
     "instrument/torch_private/kernels.py": ("return function.redispatch(keys, *args, **kwargs)",),
     "instrument/patches.py": (
         "return (self._inner or original)(*args, **kwargs)",
@@ -478,6 +481,29 @@ def train_lightning(profiled: bool, wire: Tripwire, seen: dict[str, Any], *, man
         seen["left"] += left_on_trainers()
 
 
+def evaluate_with_lightning(profiled: bool, wire: Tripwire, seen: dict[str, Any]) -> None:
+    """A validation, a test and a prediction of one Trainer, none of which trains."""
+    from lightning.pytorch.loggers import CSVLogger
+
+    from lightning_flops import FlopsProfilerCallback
+    from tests.lightning.evaluations import new_evaluated_net
+    from tests.lightning.evaluations import run as run_loop
+    from tests.lightning.footprint import footprint
+    from tests.lightning.nets import ROOTS, loader, new_trainer
+
+    net = new_evaluated_net(ROOTS[0])
+    callbacks = [FlopsProfilerCallback(profile_step=1, timing_steps=2)] if profiled else []
+    run = new_trainer(ROOTS[0], ".", *callbacks, logger=CSVLogger("."))
+    results: list[Any] = []
+    try:
+        with wire:
+            for function in ("validate", "test", "predict"):
+                results.append(run_loop(run, function, net, loader(STEPS - 2)))
+    finally:
+        seen["weights"], seen["losses"] = bits(net.parameters()), [str(result) for result in results]
+        seen["footprint"] = footprint(run, net)
+
+
 def train_deepspeed(profiled: bool, wire: Tripwire, seen: dict[str, Any]) -> None:
     """Steps of a DeepSpeed engine, one process, with the block of its config.
 
@@ -729,6 +755,64 @@ def train_a_loop_that_breaks(profiled: bool, wire: Tripwire, seen: dict[str, Any
         seen["left"] += left_on(model, optimizer)
 
 
+def train_loops_that_are_found(profiled: bool, wire: Tripwire, seen: dict[str, Any]) -> None:
+    """Loops that know nothing of us, as ``lightning-flops run`` finds them: of two models in turns, one by itself.
+
+    Then one whose optimizer calls the step of another one, and one too short to be recognized.
+    """
+    from lightning_flops.commands.run import Doors
+
+    class Around(torch.optim.Optimizer):
+        def __init__(self, inner: torch.optim.Optimizer) -> None:
+            super().__init__(inner.param_groups, {})
+            self.inner = inner
+
+        def step(self, closure: Any = None) -> Any:
+            return self.inner.step(closure)
+
+    torch.manual_seed(3)
+    models = [nn.Sequential(nn.Linear(4, width), nn.Dropout(0.2), nn.Linear(width, 3)) for width in (8, 6, 5, 2)]
+    first, second, last = (torch.optim.SGD(model.parameters(), lr=0.1) for model in (*models[:2], models[3]))
+    third = Around(torch.optim.SGD(models[2].parameters(), lr=0.1))
+    losses: list[float] = []
+
+    def train(model: nn.Module, *optimizers: torch.optim.Optimizer, steps: int) -> None:
+        for _ in range(steps):
+            loss = model(torch.randn(2, 4)).square().mean()
+            loss.backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+            losses.append(loss.item())
+
+    finders = list(sys.meta_path)
+    seen["refused"] = True  # until the program begins an error may say that it is not run
+    error: BaseException | None = None
+    try:
+        with wire:
+            doors = Doors({"timing_steps": 2}, log_dir="logs") if profiled else None
+            seen["refused"] = False
+            try:
+                if doors is not None:
+                    doors.begin()
+                train(models[0], first, steps=STEPS)
+                train(models[1], second, steps=STEPS)
+                train(models[0], first, steps=STEPS)
+                train(models[2], third, steps=STEPS)
+                train(models[3], last, steps=2)
+            except BaseException as raised:
+                error = raised
+                raise
+            finally:
+                if doors is not None:
+                    doors.end(error)
+    finally:
+        sys.meta_path[:] = finders  # a program's process ends with it
+        seen["weights"] = bits(one for model in models for one in model.parameters())
+        seen["losses"] = [loss.hex() for loss in losses]
+        seen["left"] += [left for model in models for left in left_on(model)] + left_on(models[0], first, second, third)
+
+
 @contextlib.contextmanager
 def _gpu_of(nvml: FakeNvml) -> Iterator[None]:
     """Inside, sessions read the counters of *nvml*'s GPU, though they run on a CPU."""
@@ -774,11 +858,13 @@ def left_on(model: nn.Module, *others: object) -> list[str]:
 RUNS: dict[str, Train] = {
     "lightning": train_lightning,
     "lightning-manual": partial(train_lightning, manual=True),
+    "lightning-evaluation": evaluate_with_lightning,
     "deepspeed": train_deepspeed,
     "count_flops": train_plainly,
     "FlopsProfiler": train_under_deepspeeds_name,
     "profile_training": train_a_loop_of_your_own,
     "profile_training-break": train_a_loop_that_breaks,
+    "run": train_loops_that_are_found,
     "transformers": train_with_transformers,
 }
 
@@ -792,6 +878,7 @@ _OF_LIGHTNING = (
     "fsspec.implementations.local",
     "lightning.pytorch.loggers",
     "torch.utils.tensorboard",
+    "tests.lightning.evaluations",
     "tests.lightning.footprint",
     "tests.lightning.nets",
     "benchmarks.lightning_suite_door",
@@ -803,6 +890,7 @@ _OF_LOOP = ("accelerate.data_loader", "fsspec.implementations.local", "torch.uti
 _OF_RUN: dict[str, tuple[str, ...]] = {
     "lightning": _OF_LIGHTNING,
     "lightning-manual": _OF_LIGHTNING,
+    "lightning-evaluation": _OF_LIGHTNING,
     "deepspeed": (
         "fsspec.implementations.local",
         "setuptools",
@@ -816,6 +904,7 @@ _OF_RUN: dict[str, tuple[str, ...]] = {
     ),
     "profile_training": _OF_LOOP,
     "profile_training-break": _OF_LOOP,
+    "run": _OF_LOOP,
     "transformers": ("fsspec.implementations.local", "tests.transformers.footprint", "tests.transformers.tiny"),
 }
 

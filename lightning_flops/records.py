@@ -8,6 +8,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import sub
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
@@ -38,6 +39,9 @@ padding, else 0."""
 LENGTHS_MARK = -11
 """Begins a shape that is no tensor's, but tells of the sequences of a batch: the numbers after it are how many tokens
 they have, the squares of their lengths added up, and the longest length."""
+
+TRAINED_MARK = -12
+"""Begins a shape that is no tensor's, but tells how many tokens of a batch have a label that the loss counts."""
 
 WITH_PADDING, WITHOUT_PADDING = (PADDING_MARK, 0), (PADDING_MARK, 1)
 
@@ -632,6 +636,30 @@ NO_TOKENS = BatchTokens(0, 0, 0, 0, 0, 0)
 
 UNKNOWN_TOKENS = BatchTokens(None, None, None, None, None, None)
 """Of a batch that does not tell."""
+
+
+class ValuesSeen(NamedTuple):
+    """What numbers in tensors have decided, beside shapes, in what was counted."""
+
+    spent: int = 0
+    """So many calls spent what they decide, as attention over packed sequences does."""
+    sized: int = 0
+    """So many calls made tensors of a size that they decide, as where a mask selects."""
+    sizes: int = 0
+    """The squares of these sizes, added up: it is another number where one of them is another one."""
+
+    @property
+    def decide(self) -> bool:
+        """Whether they have decided anything."""
+        return bool(self.spent or self.sized)
+
+    def since(self, before: ValuesSeen) -> ValuesSeen:
+        """What came after *before*."""
+        return ValuesSeen(*map(sub, self, before))
+
+
+NO_VALUES = ValuesSeen()
+"""Where they have decided nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

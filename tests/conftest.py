@@ -7,9 +7,11 @@ import gc
 import importlib.metadata
 import os
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -182,6 +184,16 @@ def what_was_there_before_is_no_garbage() -> Iterator[None]:
     gc.collect()
     gc.freeze()
     yield
+
+
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """A temporary folder for a program that starts processes.
+
+    multiprocessing puts sockets there, and the path of a socket has 107 characters at most: pytest's own is too long.
+    """
+    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as folder:
+        yield Path(folder)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from lightning_flops.analysis.law import FLAG, LONGEST, SQUARES, TOKENS, Law, LawFinder, Variable
+from lightning_flops.analysis.law import FLAG, LONGEST, SQUARES, TOKENS, TRAINED, Law, LawFinder, Variable
 from lightning_flops.analysis.rates import per_second
 from lightning_flops.analysis.step_laws import FlopSums, RunLaw, StepSeconds
 from lightning_flops.records import BucketFlops
@@ -16,6 +16,7 @@ from lightning_flops.schema.law import (
     REAL_TOKENS,
     SCHEMA_VERSION,
     SUM_OF_SQUARES,
+    TRAINED_TOKENS,
     WHOLE,
     LawReport,
     LawSum,
@@ -251,13 +252,19 @@ def law_sums(law: Law, names: Sequence[str]) -> Iterator[LawSum]:
         )
 
 
-_NAMES = {FLAG: WHOLE, TOKENS: REAL_TOKENS, SQUARES: SUM_OF_SQUARES, LONGEST: LONGEST_LENGTH}
+_NAMES = {
+    FLAG: WHOLE,
+    TOKENS: REAL_TOKENS,
+    SQUARES: SUM_OF_SQUARES,
+    LONGEST: LONGEST_LENGTH,
+    TRAINED: TRAINED_TOKENS,
+}
 
 
 def letters(variables: Sequence[Variable]) -> list[str]:
     """What stands for *variables* whose names nobody knows.
 
-    B for samples, then S, T, U ...; F for a flag; R, Q and L for what tells of sequences.
+    B for samples, then S, T, U ...; F for a flag; R, Q, L and N for what tells of sequences.
     """
     free = iter("STUVWXYZ")
     return ["B" if one.is_batch else _NAMES.get(one.axis) or next(free, "?") for one in variables]

@@ -32,9 +32,9 @@ Powers = tuple[int, ...]
 FLAG = -1
 """In place of an axis: what stands there is no size, but 0 or 1."""
 
-TOKENS, SQUARES, LONGEST = -2, -3, -4
+TOKENS, SQUARES, LONGEST, TRAINED = -2, -3, -4, -5
 """In place of an axis: what stands there tells of the sequences in a batch. It is how many tokens they have, the
-squares of their lengths added up, or the longest length."""
+squares of their lengths added up, the longest length, or how many tokens are trained on."""
 
 MOST_TERMS = 32
 """Laws of more terms are not looked for: they would need more counted steps than a run has to spare."""
@@ -49,7 +49,7 @@ class Variable:
     is_batch: bool = False
     """It counts samples."""
     axis: int = 0
-    """``FLAG``, ``TOKENS``, ``SQUARES`` or ``LONGEST`` if it is none of the sizes of tensors."""
+    """``FLAG``, ``TOKENS``, ``SQUARES``, ``LONGEST`` or ``TRAINED`` if it is none of the sizes of tensors."""
     degree: int = 2
     """The highest power that FLOPs may have of it: twice the number of its axes in one tensor, and 1 of any other."""
 
@@ -61,6 +61,11 @@ class Variable:
     @property
     def is_amount(self) -> bool:
         """It adds up over the sequences of a batch."""
+        return self.axis in (TOKENS, SQUARES, TRAINED)
+
+    @property
+    def is_of_lengths(self) -> bool:
+        """It is such an amount, and goes by the lengths of the sequences."""
         return self.axis in (TOKENS, SQUARES)
 
     @property
@@ -280,6 +285,10 @@ class Law:
         return spent
 
 
+_PLACES = {TOKENS: 1, SQUARES: 2, TRAINED: 3}
+"""Where the coefficients of amounts stand in those of ``PerSequence``."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PerSequence:
     """What one sequence spends, forward and backward, as a function of its length."""
@@ -289,18 +298,18 @@ class PerSequence:
     length: int
     """The variable that is the length."""
     coefficients: Mapping[str, tuple[Fraction, ...]]
-    """By dtype, of the length's powers 0, 1 and 2."""
+    """By dtype, of the length's powers 0, 1 and 2, and of each token that is trained on."""
 
     def flops(self, tokens: BatchTokens) -> dict[str, int] | None:
         """By dtype, what the sequences of *tokens* spend, each by its own length; None if they are not known."""
-        amounts = (tokens.sequences, tokens.real, tokens.squares)
+        amounts = (tokens.sequences, tokens.real, tokens.squares, tokens.trained)
         found: dict[str, int] = {}
         for dtype, its in self.coefficients.items():
             total = Fraction(0)
             for coefficient, amount in zip(its, amounts, strict=True):
-                if amount is None:
+                if coefficient and amount is None:
                     return None
-                total += coefficient * amount
+                total += coefficient * (amount or 0)
             if total.denominator != 1 or total < 0:
                 return None
             found[dtype] = int(total)
@@ -419,7 +428,7 @@ class LawFinder:
         law = self.law
         if law is None:
             return False
-        amounts = [place for place, one in enumerate(self.variables) if one.is_amount]
+        amounts = [place for place, one in enumerate(self.variables) if one.is_of_lengths]
         sizes = [place for place, one in enumerate(self.variables) if one.is_size]
         linear = all(
             sum(powers[place] for place in sizes) < 2
@@ -453,13 +462,13 @@ class LawFinder:
         for (bucket, dtype), coefficients in law.coefficients.items():
             if bucket not in ("forward", "backward"):
                 continue
-            of_dtype = sums.setdefault(dtype, [Fraction(0)] * 3)
+            of_dtype = sums.setdefault(dtype, [Fraction(0)] * 4)
             for powers, value in zip(law.monomials.terms, coefficients, strict=True):
                 others = {place: power for place, power in enumerate(powers) if power and place != batch}
                 if not value:
                     continue
                 if others.keys() & amounts.keys():  # they add up over the sequences
-                    of_dtype[1 if amounts[next(iter(others))] == TOKENS else 2] += value
+                    of_dtype[_PLACES[amounts[next(iter(others))]]] += value
                     continue
                 # A part that a step spends once, whatever its samples, is no sample's.
                 if not (bool(others) if batch is None else powers[batch] == 1):
@@ -540,7 +549,7 @@ class LawFinder:
         values = self._values(batches)
         if values is None:
             raise LookupError("a counted step is outside of the variables that were made from it")
-        of_sequences = [place for place, one in enumerate(self.variables) if one.axis in (TOKENS, SQUARES, LONGEST)]
+        of_sequences = [place for place, one in enumerate(self.variables) if one.axis <= TOKENS]
         fit.add(monomials.summed(values), flops, beside=[its[place] for its in values for place in of_sequences])
 
     def _choose(self) -> None:
@@ -561,7 +570,7 @@ class LawFinder:
     def _ranges(self, monomials: Monomials, part: Part) -> Iterator[Range]:
         steps = [self._values(self._steps[number][0]) or [] for number in part.equations]
         by_sequences = any(
-            one.is_amount and monomials.powers_of(place) != {0} for place, one in enumerate(self.variables)
+            one.is_of_lengths and monomials.powers_of(place) != {0} for place, one in enumerate(self.variables)
         )
         for place, variable in enumerate(self.variables):
             seen = [{values[place] for values in step} for step in steps]
@@ -620,7 +629,15 @@ def families(variables: Sequence[Variable]) -> list[Monomials]:
     sizes = [place for place, one in enumerate(variables) if one.is_size]
     flags = [place for place, one in enumerate(variables) if one.is_flag]
     batch = next((place for place, one in enumerate(variables) if one.is_batch), None)
-    amounts = [place for place, one in enumerate(variables) if one.is_amount]
+    amounts = [
+        chosen
+        for chosen in (
+            [place for place, one in enumerate(variables) if one.is_of_lengths],
+            [place for place, one in enumerate(variables) if one.is_amount and not one.is_of_lengths],
+            [place for place, one in enumerate(variables) if one.is_amount],
+        )
+        if chosen
+    ]
     degrees = [variables[place].degree for place in sizes]
     of_sizes = [
         _bounded([2] * len(sizes), most=2),
@@ -647,8 +664,11 @@ def families(variables: Sequence[Variable]) -> list[Monomials]:
             for products in of_flags
         )
     if amounts:
-        each = [tuple(int(one == place) for one in range(len(variables))) for place in amounts]
-        found += [(*terms, *each) for terms in found]
+        found += [
+            (*terms, *(tuple(int(one == place) for one in range(len(variables))) for place in chosen))
+            for terms in list(found)
+            for chosen in amounts
+        ]
     return [
         Monomials(terms)
         for terms in sorted(dict.fromkeys(found), key=lambda terms: (len(terms), terms))

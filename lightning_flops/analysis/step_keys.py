@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, compress, islice, repeat
 from typing import NamedTuple, TypeVar
 
-from lightning_flops.analysis.law import FLAG, LONGEST, SQUARES, TOKENS, Column, Sizes
-from lightning_flops.records import LENGTHS_MARK, PADDING_MARK, WITH_PADDING, WITHOUT_PADDING, Shapes
+from lightning_flops.analysis.law import FLAG, LONGEST, SQUARES, TOKENS, TRAINED, Column, Sizes
+from lightning_flops.records import LENGTHS_MARK, PADDING_MARK, TRAINED_MARK, WITH_PADDING, WITHOUT_PADDING, Shapes
 
 _Number = TypeVar("_Number", int, float)
 
@@ -44,6 +44,7 @@ _OF_TOKENS = {
     (LENGTHS_MARK, 1): TOKENS,
     (LENGTHS_MARK, 2): SQUARES,
     (LENGTHS_MARK, 3): LONGEST,
+    (TRAINED_MARK, 1): TRAINED,
 }
 """By what begins a shape that tells of a batch's tokens, and the place in it: what stands there."""
 
@@ -126,17 +127,20 @@ def sizes_alike(key: StepKey) -> Iterator[tuple[Sizes, ...]]:
     yield from map(sizes_of, but_for_padding(key))
 
 
+_BY_LENGTHS = ((LENGTHS_MARK,), (TRAINED_MARK,))
+
+
 def without_lengths(key: StepKey) -> StepKey:
-    """*key* without what tells of the lengths of sequences."""
+    """*key* without what ``known_by_lengths`` tells more than ``known_by``."""
     batches, updates = key
-    return tuple([tuple([shape for shape in shapes if shape[:1] != (LENGTHS_MARK,)]) for shapes in batches]), updates
+    return tuple([tuple([shape for shape in shapes if shape[:1] not in _BY_LENGTHS]) for shapes in batches]), updates
 
 
 def alike_without_lengths(steps: AlikeSteps) -> AlikeSteps:
-    """*steps* without what tells of the lengths of sequences. Some may have the same key then."""
+    """*steps* without the same. Some may have the same key then."""
     columns = []
     for shapes, its in zip(steps.example[0], steps.columns, strict=True):
-        stays = [shape[0] != LENGTHS_MARK for shape in shapes for _ in shape]
+        stays = [shape[:1] not in _BY_LENGTHS for shape in shapes for _ in shape]
         columns.append(its if all(stays) else list(compress(its, stays)))
     return steps._replace(example=without_lengths(steps.example), columns=columns)
 

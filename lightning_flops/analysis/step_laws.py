@@ -22,6 +22,7 @@ from lightning_flops.analysis.step_keys import (
     kind_of,
     sizes_alike,
     sizes_of,
+    without_lengths,
 )
 from lightning_flops.records import HIDDEN_SHAPE, PADDING_MARK, UNKNOWN_SHAPE, BatchTokens, BucketFlops
 from lightning_flops.schema.law import NO_OTHER_SIZE, NO_STEP_TIMED
@@ -343,6 +344,11 @@ class StepLaws:
             self._unreliable.setdefault(kind, "batches hold no tensors that could be seen")
             self._note(HIDDEN_SIZES)
         self.confirmed += self._foretells(key, flops)
+        self._learn(key, flops)
+
+    def _learn(self, key: StepKey, flops: BucketFlops) -> None:
+        """A step of this *key* has spent *flops*."""
+        flops, kind = _but_zeros(flops), kind_of(key)
         self._ready.clear()
         if kind in self._suspected:
             self._suspected.discard(kind)
@@ -395,6 +401,25 @@ class StepLaws:
             self._samples.clear()
             self._ready.clear()
             self._suspected.add(kind)
+
+    def trust_shapes(self, key: StepKey) -> None:
+        """Numbers in tensors do not decide what steps like this one spend: one counted step tells of its shapes."""
+        if self._by_values.pop(kind_of(key), None) is not None:
+            self._ready.clear()
+
+    def drop_lengths(self, counted: Iterable[tuple[StepKey, BucketFlops]]) -> None:
+        """What steps spend does not depend on the lengths of sequences: the *counted* ones are known without them."""
+        for of_kind in (self._exact, self._finders, self._by_values, self._ready):
+            of_kind.clear()
+        self._samples = [(without_lengths(key), flops, by_values) for key, flops, by_values in self._samples]
+        for key, flops in counted:
+            kind, bare = kind_of(key), without_lengths(key)
+            if kind in self._unreliable:
+                self._unreliable.setdefault(kind_of(bare), self._unreliable[kind])
+            for kinds in (self._beside_model, self._suspected):
+                if kind in kinds:
+                    kinds.add(kind_of(bare))
+            self._learn(bare, flops)
 
     def doubt(self, key: StepKey) -> None:
         """Steps like this one are known to spend different FLOPs with the same shapes."""

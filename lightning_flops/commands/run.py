@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 from lightning_flops.commands.terminal import AS_WRITTEN, PROGRAM, Commands, complain, say
 from lightning_flops.errors import ConfigError
+from lightning_flops.session.border import guarded
+from lightning_flops.text.printable import package_logger
 
 if TYPE_CHECKING:
     from lightning_flops.doors.find_loop import LoopFinder
     from lightning_flops.session.outcomes import Outcomes
+
+logger = package_logger(__name__)
 
 _SETTING = "setting:"
 
@@ -120,12 +124,13 @@ def profile_program(options: argparse.Namespace, program: Sequence[str]) -> int:
     from lightning_flops.doors.run_program import ProgramNotFoundError, run
 
     try:
-        doors = _Doors(_settings_in(options), log_dir=options.log_dir)
+        doors = Doors(_settings_in(options), log_dir=options.log_dir)
     except ConfigError as wrong:
         complain(f"error: {wrong}", command="run")
         return 2
     error: BaseException | None = None
     try:
+        doors.begin()
         run(program[0], program[1:], as_module=options.module)
     except ProgramNotFoundError as missing:
         doors.silent = True
@@ -135,17 +140,21 @@ def profile_program(options: argparse.Namespace, program: Sequence[str]) -> int:
         error = raised
         raise
     finally:
-        doors.close(error)
+        doors.end(error)
     return 0
 
 
 def _follow(log_dir: str | None, word: str) -> None:
     """A process begins that the program has started anew by multiprocessing; *word* is where it tells the first one."""
-    _Doors({}, log_dir=log_dir, word=word).begin_in_child()
+    doors = Doors({}, log_dir=log_dir, word=word)
+    doors.begin()
+    doors.begin_in_child()
 
 
-class _Doors:
+class Doors:
     """Has the program's training profiled. No framework is loaded before the program loads it.
+
+    If our code fails, what we have put up is removed, and that is said once; the program goes on.
 
     Args:
         settings: those that the user has given.
@@ -158,113 +167,161 @@ class _Doors:
 
     def __init__(self, settings: Mapping[str, object], *, log_dir: str | None, word: str = "") -> None:
         from lightning_flops import entry_points
-        from lightning_flops.config import OWN_FOLDER
-        from lightning_flops.doors import fabric_launch, processes
-        from lightning_flops.doors.when_imported import when_imported
+        from lightning_flops.doors import processes
+        from lightning_flops.instrument.border import UndoLedger
+        from lightning_flops.session.border import Border
 
-        self._environment = {
-            name: os.environ.get(name) for name in (entry_points.SWITCH, entry_points.SETTINGS, entry_points.LOG_DIR)
-        }
-        """What the environment said before; the program and what it starts see ours."""
-        if settings:
-            os.environ[entry_points.SETTINGS] = json.dumps({**entry_points.settings(), **settings})
-        os.environ.setdefault(entry_points.SWITCH, "1")  # a value that is there is the user's
-        if log_dir is not None:
-            os.environ[entry_points.LOG_DIR] = log_dir
-        os.environ.setdefault(entry_points.LOG_DIR, OWN_FOLDER)
+        self._ledger = UndoLedger()
+        self.border = Border(take_off=self._take_off, tell=self._tell_failure)
+        """Catches what our code raises."""
         self.silent = False
         """Say nothing at the end."""
-        self._settings = entry_points.settings()
+        self._given = settings
+        self._settings = {**entry_points.settings(), **settings}
         self._log_dir = log_dir
         self._finder: LoopFinder | None = None
-        self._children = ExitStack()
         self._is_main = True
         """The command has started this process itself."""
         self._process = os.getpid()
         """The one that this was made in; one that it is forked into is another."""
         self._word = processes.Word(word)
-        self._profiles_before = 0
-        """Reports that were made before this process was forked."""
-        when_imported("deepspeed", _install)
+
+    @guarded
+    def begin(self) -> None:
+        """The program begins."""
+        from lightning_flops import entry_points
+        from lightning_flops.config import OWN_FOLDER
+        from lightning_flops.doors import fabric_launch, processes
+        from lightning_flops.doors.when_imported import when_imported
+
+        # The program and what it starts see our environment; in the end it is again as it was before.
+        for name in (entry_points.SWITCH, entry_points.SETTINGS, entry_points.LOG_DIR):
+            self._ledger.add(functools.partial(_set_variable, name, os.environ.get(name)))
+        if self._given:
+            os.environ[entry_points.SETTINGS] = json.dumps(self._settings)
+        os.environ.setdefault(entry_points.SWITCH, "1")  # a value that is there is the user's
+        log_dir = self._log_dir
+        if log_dir is not None:
+            os.environ[entry_points.LOG_DIR] = log_dir
+        os.environ.setdefault(entry_points.LOG_DIR, OWN_FOLDER)
+        when_imported("deepspeed", self._install)
         if entry_points.is_on():
-            self._children.enter_context(
-                processes.followed(self, _Doors._is_forked, then=_follow, log_dir=log_dir, word=self._word.path)
+            processes.follow(
+                self, Doors._is_forked, undo=self._ledger, then=_follow, log_dir=log_dir, word=self._word.path
             )
             for launcher in fabric_launch.LAUNCHERS:
-                when_imported(launcher, lambda module: fabric_launch.tap(module, log_dir=log_dir))
+                when_imported(launcher, self._tap_launcher)
             when_imported("transformers.trainer", self._give_callback)
             when_imported("torch", self._find_loop)
 
+    def _take_off(self) -> None:
+        if self._finder is not None:
+            self._ledger.add(self._finder.border.close)
+        self._ledger.close()
+
+    def _tell_failure(self, error: Exception) -> None:
+        logger.warning("the FLOPs profiler failed; the program goes on: %s: %s", type(error).__name__, error)
+
+    # ---- what is told of imports and of processes
+
+    @guarded
+    def _install(self, deepspeed: ModuleType) -> None:
+        from lightning_flops.deepspeed import install
+
+        install()
+
+    @guarded
+    def _tap_launcher(self, launcher: ModuleType) -> None:
+        from lightning_flops.doors import fabric_launch
+
+        fabric_launch.tap(launcher, log_dir=self._log_dir)
+
+    @guarded
     def _give_callback(self, trainer: ModuleType) -> None:
         """Have every Trainer of transformers add a callback of ours to those that it adds itself."""
         from lightning_flops.transformers import CallbackOfAnyTrainer
 
         trainer.DEFAULT_CALLBACKS.append(CallbackOfAnyTrainer(**self._settings))
 
-    def _find_loop(self, torch: ModuleType) -> None:
+    @guarded
+    def _find_loop(self, *_: ModuleType) -> None:
         from lightning_flops.config import config_from
         from lightning_flops.doors.find_loop import LoopFinder
 
         config = config_from(self._settings, owner="run")
-        self._finder = LoopFinder(config, log_dir=self._log_dir, announce=self._says)
+        self._finder = LoopFinder(config, log_dir=self._log_dir, announce=self._says, before=self._finder)
+        self._finder.begin()
 
     def _says(self, sentence: str) -> None:
         say(sentence)
         if os.getpid() != self._process:  # a daemon that was forked says nothing at its end
             self._word.tell()
 
+    @guarded
     def _is_forked(self) -> None:
         """This process was forked by multiprocessing, and does not come back to the command."""
-        if self._finder is None or self._finder.is_idle:  # otherwise the loop is that of the process before
-            self.begin_in_child()
+        from lightning_flops.session.outcomes import OUTCOMES
 
+        OUTCOMES.begin_anew()
+        if self._finder is not None:
+            self._find_loop()
+        self.begin_in_child()
+
+    @guarded
     def begin_in_child(self) -> None:
         """This process is one that the program has started by multiprocessing: report when it ends."""
         from lightning_flops.doors import processes
-        from lightning_flops.session.outcomes import OUTCOMES
 
-        self._is_main, self._profiles_before = False, OUTCOMES.profiles
-        processes.at_end(lambda: self.close(None))
+        self._is_main = False
+        processes.at_end(lambda: self.end(None))
 
-    def close(self, error: BaseException | None) -> None:
+    # ---- the end
+
+    @guarded
+    def end(self, error: BaseException | None) -> None:
         """The program is over, or *error* ends it: report what was measured, and say if nothing was."""
-        try:
-            self._children.close()
-            self._report(error)
-        finally:
-            for name, value in self._environment.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
-
-    def _report(self, error: BaseException | None) -> None:
-        from lightning_flops.session.outcomes import OUTCOMES
-        from lightning_flops.units import plural
+        from lightning_flops.doors import processes
 
         if self._finder is not None:
             self._finder.end(error)
-        elsewhere = self._word.hear() if self._is_main else []
-        if self.silent or not self._is_first_rank():
-            return
-        if not self._is_main:  # the process that has started it says what else there was
-            if OUTCOMES.profiles > self._profiles_before:
+        if self._is_main:
+            processes.after_children(self._say_last)
+        else:
+            self._tell_first_process()
+
+    @guarded
+    def _tell_first_process(self) -> None:
+        """This process, which the program has started, is over; the first one says what else there was."""
+        from lightning_flops.session.outcomes import OUTCOMES
+
+        if not self.silent and self._is_first_rank():
+            if OUTCOMES.profiles:
                 self._word.tell()
             if self._finder is not None and self._finder.has_nothing_of_its_loops:
                 say(f"nothing was profiled in process {os.getpid()}: {self._reason(OUTCOMES)}")
-            return
-        if OUTCOMES.profiles:
+        self.border.close()
+
+    @guarded
+    def _say_last(self) -> None:
+        """The program is over, with all processes that it has started: say what was profiled, or why nothing was."""
+        from lightning_flops.session.outcomes import OUTCOMES
+        from lightning_flops.units import plural
+
+        elsewhere = self._word.hear()
+        if self.silent or not self._is_first_rank():
+            pass
+        elif OUTCOMES.profiles:
             if not OUTCOMES.told:  # of a profiler that the program has itself, or in another process
                 say(f"FLOPs of {OUTCOMES.latest} The report went where the profiler of that training has it.")
             self._tell_of_several(OUTCOMES)
-            return
-        if elsewhere:
+        elif elsewhere:
             say(
                 f"what was profiled ran in {plural('process', len(elsewhere))} {', '.join(elsewhere)}, which the "
                 "program started; the lines above say where the reports are"
             )
-            return
-        say(f"nothing was profiled: {self._reason(OUTCOMES)}")
+        else:
+            say(f"nothing was profiled: {self._reason(OUTCOMES)}")
+        self.border.close()
 
     def _is_first_rank(self) -> bool:
         """Whether this is the process of the program that speaks for all of them, as far as that is known."""
@@ -304,7 +361,9 @@ def _has_started_programs() -> bool:
     return used.ru_utime + used.ru_stime > _SOME_WORK_SEC and Process().name == "Process-1"
 
 
-def _install(deepspeed: ModuleType) -> None:
-    from lightning_flops.deepspeed import install
-
-    install()
+def _set_variable(name: str, value: str | None) -> None:
+    """Give the environment's variable *name* this value; None: there is none."""
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value

@@ -19,14 +19,18 @@ from typing import Any
 from torch import nn
 
 from lightning_flops.config import ProfilerConfig
-from lightning_flops.doors.loop_search import LoopSearch, objects_of, parameters_of
+from lightning_flops.doors.loop_search import LoopSearch, objects_of
+from lightning_flops.doors.optimizers import updated_by
 from lightning_flops.doors.plain_context import Frame, LoopOutput, frame_of
 from lightning_flops.doors.plain_loop import PlainLoop
 from lightning_flops.doors.several_models import ModelWhileItLives, names_of
-from lightning_flops.doors.turns import BACK, MANY_UPDATES, PATIENCE, Company
+from lightning_flops.doors.turns import BACK, MANY_UPDATES, PATIENCE, Company, TakingTurns
+from lightning_flops.instrument.border import UndoLedger
 from lightning_flops.instrument.optimizer_hooks import OptimizerHooks
+from lightning_flops.instrument.patches import Patches
 from lightning_flops.instrument.torch_private.autograd import runs_step_in_step
 from lightning_flops.schema.profile import Profile
+from lightning_flops.session.border import Border, guarded
 from lightning_flops.session.outcomes import OUTCOMES
 from lightning_flops.session.run_so_far import RunSoFar
 from lightning_flops.text.printable import package_logger
@@ -150,19 +154,30 @@ def _threads_of_python() -> set[int | None]:
 class LoopFinder:
     """Watches a program's optimizers, and profiles the loops that they belong to, one after the other.
 
+    ``begin`` puts up what it hears by. If our code fails, then or later, everything of ours is removed, and that is
+    said once.
+
     Args:
         config: the settings of the profile.
         log_dir: a folder for TensorBoard's files and ours; None: our own folder, for our files alone.
         announce: says in a sentence where the report is.
+        before: the finder of the process that this one was forked from: its loops are not ours.
     """
 
-    def __init__(self, config: ProfilerConfig, *, log_dir: str | None, announce: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        config: ProfilerConfig,
+        *,
+        log_dir: str | None,
+        announce: Callable[[str], None],
+        before: LoopFinder | None = None,
+    ) -> None:
         self._config = config
         self._log_dir = log_dir
         self._announce = announce
         self._frameworks: weakref.WeakSet[Any] = weakref.WeakSet()
         """Optimizers of frameworks that have a door of their own: they are left alone."""
-        self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._seen: weakref.WeakSet[Any] = weakref.WeakSet() if before is None else before._seen
         """Optimizers that have made a step: nobody waits for their first one."""
         self._had_turn: weakref.WeakSet[Any] = weakref.WeakSet()
         """Optimizers of loops that are over."""
@@ -175,7 +190,11 @@ class LoopFinder:
         """Updates by optimizers that belong neither to a known loop nor to a framework."""
         self._refused = ""
         """Why the latest loop that was not profiled could not be profiled."""
-        self._search = LoopSearch(self._seen.__contains__)
+        self.border = Border(take_off=self._take_off, tell=self._tell_failure)
+        """Catches what our code raises."""
+        self._taps = Patches()
+        """On the modules that a search looks at."""
+        self._search = self._new_search()
         self._loop: FoundLoop | None = None
         self._of_loop: frozenset[int] = frozenset()
         """The optimizers of the loop that is profiled, which holds them: their ids."""
@@ -189,7 +208,10 @@ class LoopFinder:
         """Another thread has trained at the same time."""
         self._company: Company | None = None
         """Hears of the updates that others make beside the loop or the turn; None if there are no others."""
-        self._given_up = ""
+        self._door: PlainLoop | None = None
+        """The latest one, until nothing of it is left."""
+        self._failed = ""
+        """What our code has raised, in words."""
         self._over: list[KnownLoop | str] = []
         """Loops that had a turn; of others what became of them, in a sentence without a full stop."""
         self._is_full = False
@@ -200,14 +222,23 @@ class LoopFinder:
         """What was measured."""
         self.rank = 0
         """Of this process in the latest loop."""
-        self._any_optimizer = OptimizerHooks(self._update_begins, self._update_ended, failed=self._fail)
+        self._before = before
+        self._loop_before = None if before is None else before._loop
+        """It is held, because what it has opened is not ours to close."""
+        self._any_optimizer = OptimizerHooks(self._update_begins, self._update_ended, failed=self.border.broke)
+
+    @guarded
+    def begin(self) -> None:
+        """Hear of the program's optimizers from here on."""
+        if self._before is not None:
+            self._before.border.close()
         self._any_optimizer.put_up()
 
     @property
     def reason(self) -> str:
         """Why no loop was profiled; without a full stop."""
-        if self._given_up:
-            return self._given_up
+        if self._failed:
+            return f"the FLOPs profiler failed: {self._failed}"
         if steps := self._search.steps_done or sum(self._search.missed):
             if self._trains_elsewhere:
                 return "several threads trained at the same time, and no loop was recognized in the one that is watched"
@@ -243,6 +274,7 @@ class LoopFinder:
         """The lines that told of the reports of these loops."""
         return frozenset(self._said)
 
+    @guarded
     def end(self, error: BaseException | None) -> None:
         """The program is over, or *error* ends it: report what was measured."""
         self._any_optimizer.remove()
@@ -254,21 +286,38 @@ class LoopFinder:
         if self._trains_elsewhere:
             self._over.append("what other threads trained at the same time is in none of these")
 
+    def _take_off(self) -> None:
+        """Remove everything, and report nothing."""
+        undo = UndoLedger()
+        undo.add(self._any_optimizer.remove)
+        undo.add(self._taps.undo)
+        undo.add(self._search.stop)
+        if self._door is not None:
+            undo.add(self._door.border.close)
+        undo.close()
+        self._loop = self._door = None
+
+    def _tell_failure(self, error: Exception) -> None:
+        self._failed = f"{type(error).__name__}: {error}"
+        logger.warning(
+            "the FLOPs profiler failed, and looks for no loop any more; the program goes on: %s", self._failed
+        )
+
     # ---- torch's hooks; nothing of ours may raise in them
 
     def _update_begins(self, optimizer: Any, *_: Any) -> None:
-        if self._loop is not None or self._turn is not None or self._given_up or self._is_full:
+        if self._loop is not None or self._turn is not None or self.border.closed or self._is_full:
             return
         try:
             if optimizer in self._frameworks or runs_step_in_step() or self._is_elsewhere():
                 return
             if not self._is_frameworks(optimizer):
                 self._search.update_begins(optimizer)
-        except Exception as error:
-            self._fail(error)
+        except BaseException as error:
+            self.border.broke(error)
 
     def _update_ended(self, optimizer: Any, *_: Any) -> None:
-        if self._company is None and id(optimizer) in self._of_loop:
+        if (self._company is None and id(optimizer) in self._of_loop) or self.border.closed:
             if self._elsewhere:
                 self._elsewhere.clear()
             return
@@ -276,9 +325,7 @@ class LoopFinder:
             self._seen.add(optimizer)
             if optimizer in self._frameworks or runs_step_in_step():
                 return  # the optimizer whose step calls another's makes the update
-            if self._given_up:
-                self._counts_later_step(optimizer)
-            elif id(optimizer) in self._of_loop:
+            if id(optimizer) in self._of_loop:
                 self._goes_on(optimizer)
             elif self._is_left_alone():
                 self._trains_elsewhere = True
@@ -286,8 +333,8 @@ class LoopFinder:
                 self._loop_is_over(None)
             else:
                 self._hears(optimizer)
-        except Exception as error:
-            self._fail(error)
+        except BaseException as error:
+            self.border.broke(error)
 
     def _is_elsewhere(self) -> bool:
         """Whether this is another thread than the one that is listened to, which still trains."""
@@ -319,10 +366,6 @@ class LoopFinder:
         self._elsewhere.clear()
         return False
 
-    def _fail(self, error: Exception) -> None:
-        self._given_up = f"the FLOPs profiler failed: {type(error).__name__}: {error}"
-        self._search.stop()
-
     def _is_frameworks(self, optimizer: Any) -> bool:
         """Whether a training with a door of its own has made this step: then its optimizer is left alone."""
         ours = None if self._loop is None else self._loop.door.session
@@ -334,11 +377,6 @@ class LoopFinder:
             return False
         self._frameworks.add(optimizer)
         return True
-
-    def _counts_later_step(self, optimizer: Any) -> None:
-        """Count the step for the loop that it belongs to: no loop is profiled any more."""
-        for known in self._known:
-            known.steps += known.ends_step(optimizer)
 
     def _hears(self, optimizer: Any) -> None:
         """An optimizer that is not of the profiled loop, nor of a framework, has made a step."""
@@ -411,7 +449,7 @@ class LoopFinder:
         if turn is not None:
             turn.steps -= taken
         self._loop_is_over(None, replaced=True, taken=taken)
-        self._search = LoopSearch(self._seen.__contains__, company.turns)
+        self._search = self._new_search(company.turns)
         self._known_loop_begins()
 
     def _known_loop_begins(self) -> bool:
@@ -435,8 +473,11 @@ class LoopFinder:
 
     def _take_search(self) -> LoopSearch:
         """The search, which has come to its end; another one takes its place."""
-        search, self._search = self._search, LoopSearch(self._seen.__contains__)
+        search, self._search = self._search, self._new_search()
         return search
+
+    def _new_search(self, turns: TakingTurns | None = None) -> LoopSearch:
+        return LoopSearch(self._seen.__contains__, taps=self._taps, failed=self.border.broke, turns=turns)
 
     def _open_door(self, search: LoopSearch) -> None:
         model, optimizers, steps_done = search.model(), search.optimizers, search.steps_done
@@ -473,6 +514,7 @@ class LoopFinder:
             so_far=so_far,
             thread=self._thread,
         )
+        self._door = door
         known.so_far = None
         known.turns += 1
         self._loop = FoundLoop(known=known, door=door, optimizers=optimizers)
@@ -505,6 +547,7 @@ class LoopFinder:
             self._known.append(known)
             self._over.append(known)
         loop.door.end(error, replaced=replaced, taken=taken)
+        self._door = None
         known.so_far = loop.door.session.so_far()
         if unsaid < len(OUTCOMES.reasons):
             known.why_not = f"nothing was profiled: {OUTCOMES.reasons[-1]}"
@@ -528,7 +571,7 @@ def _sentences(model: nn.Module, names: list[str], optimizers: tuple[Any, ...]) 
             f"The program said nothing of its models: {' and '.join(names)} are the modules that its loop calls, and "
             f"whose parameters {updating}. The report is of all of them."
         ]
-    updated = {one for each in optimizers for one in parameters_of(each)}
+    updated = {one for each in optimizers for one in updated_by(each)}
     outside = len(updated - {id(one) for one in model.parameters()})
     if outside:
         sentences.append(

@@ -14,6 +14,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from lightning_flops.doors.optimizers import updated_by
 from lightning_flops.doors.several_models import together
 from lightning_flops.doors.turns import PATIENCE, TakingTurns
 from lightning_flops.instrument.patches import Patches
@@ -35,10 +36,19 @@ class LoopSearch:
 
     Args:
         knows: tells whether an optimizer has made a step before.
+        taps: what it puts on modules, and removes again.
+        failed: is told what our code has raised in one of these.
         turns: those that optimizers take already.
     """
 
-    def __init__(self, knows: Callable[[Any], bool], turns: TakingTurns | None = None) -> None:
+    def __init__(
+        self,
+        knows: Callable[[Any], bool],
+        *,
+        taps: Patches,
+        failed: Callable[[BaseException], object],
+        turns: TakingTurns | None = None,
+    ) -> None:
         self.missed: list[int] = []
         """How many steps each loop had made that was over before it was recognized."""
         self.refused = ""
@@ -53,7 +63,8 @@ class LoopSearch:
         """Of each model the modules that hold its parameters, the outermost first."""
         self._called: dict[int, nn.Module] = {}
         """By id, those that the loop has called; of those that call each other the outermost comes first."""
-        self._calls = Patches()
+        self._taps = taps
+        self._failed = failed
 
     @property
     def optimizers(self) -> tuple[Any, ...]:
@@ -95,7 +106,7 @@ class LoopSearch:
 
     def stop(self) -> None:
         """Remove everything of ours from the modules, and let go of them."""
-        self._calls.undo()
+        self._taps.undo()
         self._models, self._called, self._awaited = [], {}, []
         self._round_is_known, self._rounds_watched = False, 0
 
@@ -119,19 +130,22 @@ class LoopSearch:
 
     def _watch_calls(self) -> None:
         """See which modules the loop calls, of those that hold the parameters that are updated."""
-        self._models = models_holding({one for each in self.optimizers for one in parameters_of(each)})
+        self._models = models_holding({one for each in self.optimizers for one in updated_by(each)})
         if _is_an_engines(self._models):
             self.refused = 'the DeepSpeed config has no "flops_profiler" block that is enabled'
         elif not self._models:
             self.refused = "no module holds the parameters that the optimizer updates"
         else:
             for module in (one for candidates in self._models for one in candidates):
-                self._calls.replace_calls(module, self._noting(module))
+                self._taps.replace_calls(module, self._noting(module))
 
     def _noting(self, module: nn.Module) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         def make(call: Callable[..., Any]) -> Callable[..., Any]:
             def run(*args: Any, **kwargs: Any) -> Any:
-                self._called.setdefault(id(module), module)
+                try:
+                    self._called.setdefault(id(module), module)
+                except BaseException as error:
+                    self._failed(error)
                 return call(*args, **kwargs)
 
             hide(run, alone=True)  # torch.compile(model) calls the model so, and would compile this
@@ -163,19 +177,11 @@ def objects_of(*kinds: type) -> list[Any]:
     return [one for one in gc.get_objects() if id(type(one)) in wanted]
 
 
-def parameters_of(optimizer: Any) -> Iterator[int]:
-    """The ids of the parameters that *optimizer* updates."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.requires_grad:
-                yield id(parameter)
-
-
 def optimizers_that_exist() -> Iterator[Any]:
     """Every optimizer of this process that may make a step itself; not those that libraries put around another."""
     for one in objects_of(Optimizer):
         of_a_library = any(kind.__module__.startswith(_LIBRARIES) for kind in type(one).__mro__)
-        if not of_a_library and next(parameters_of(one), None) is not None:
+        if not of_a_library and next(updated_by(one), None) is not None:
             yield one
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch.optim import Optimizer
@@ -44,11 +44,21 @@ def stand_ins(optimizer: Any) -> list[Any]:
     if not isinstance(optimizer, Optimizer):
         return []
     held = (one for one in vars(optimizer).values() if isinstance(one, Optimizer) and one is not optimizer)
-    return [one for one in held if _parameters(one) == _parameters(optimizer)]
+    return [one for one in held if set(updated_by(one)) == set(updated_by(optimizer))]
 
 
-def _parameters(optimizer: Optimizer) -> set[int]:
-    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+def without_inner(optimizers: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Those of *optimizers* that none of the others is put around: they make its updates, or it makes theirs."""
+    inner = {id(held) for one in optimizers for held in stand_ins(one)}
+    return tuple(one for one in optimizers if id(one) not in inner) or optimizers
+
+
+def updated_by(optimizer: Any) -> Iterator[int]:
+    """The ids of the parameters that *optimizer* updates."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.requires_grad:
+                yield id(parameter)
 
 
 def is_wrapper(optimizer: Any) -> bool:

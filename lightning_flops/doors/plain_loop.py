@@ -18,7 +18,7 @@ from torch import nn
 from lightning_flops.doors.loader_taps import Fetched, LoaderTaps
 from lightning_flops.doors.loop_batches import Place, nobody
 from lightning_flops.doors.loop_steps import LoopSteps
-from lightning_flops.doors.optimizers import stand_ins
+from lightning_flops.doors.optimizers import stand_ins, without_inner
 from lightning_flops.doors.plain_context import Frame, LoopOutput, device_of, run_context
 from lightning_flops.doors.read_ahead import innermost_not_ours
 from lightning_flops.doors.several_models import called_in, root_of
@@ -122,7 +122,7 @@ class PlainLoop:
         self.config = config
         self._model = model
         self._root = root_of(model)
-        self._optimizers = optimizers
+        self._optimizers = optimizers = without_inner(optimizers)
         self._stepping = [(one, each) for each in optimizers for one in (each, *stand_ins(each))]
         """Whatever makes updates by its step, with the one of the optimizers whose updates these are."""
         self._turns = Turns(optimizers, in_order=steps_before > 0)

@@ -10,14 +10,15 @@ import multiprocessing
 import os
 import secrets
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
 from multiprocessing import spawn, util
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, TypeVar
 
+from lightning_flops.instrument.border import UndoLedger
 from lightning_flops.text.printable import package_logger
 
 logger = package_logger(__name__)
@@ -25,17 +26,19 @@ logger = package_logger(__name__)
 T = TypeVar("T")
 
 
-@contextmanager
-def followed(owner: T, forked: Callable[[T], None], *, then: Callable[..., None], **arguments: Any) -> Iterator[None]:
-    """Inside, a process that is started says so first. Daemons, as a loader's workers, do not.
+def follow(
+    owner: T, forked: Callable[[T], None], *, undo: UndoLedger, then: Callable[..., None], **arguments: Any
+) -> None:
+    """From here on a process that is started says so first. Daemons, as a loader's workers, do not.
 
     Args:
         owner: is not held.
         forked: is called with *owner* in a process that is forked.
-        then: a function of a module, called in a process that is spawned; nobody hears of what it raises.
+        undo: ends it for processes that are spawned.
+        then: a function of a module, called in a process that is spawned.
         arguments: its arguments, which are made again from their ``repr``.
     """
-    util.register_after_fork(owner, lambda one: None if multiprocessing.current_process().daemon else forked(one))
+    util.register_after_fork(owner, lambda one: _begins(multiprocessing.current_process(), lambda: forked(one)))
     make = spawn.get_command_line
     ours = (
         f"try:\n from {__name__} import _is_spawned\n"
@@ -43,51 +46,78 @@ def followed(owner: T, forked: Callable[[T], None], *, then: Callable[..., None]
         "except Exception: pass\n"
     )
 
-    def with_ours(*args: Any, **kwargs: Any) -> list[str]:
+    def with_ours(*args: Any, **kwargs: Any) -> Any:
         command = make(*args, **kwargs)
-        if "-c" in command:  # not so in a program that was frozen into an executable
-            place = command.index("-c") + 1
-            command[place] = ours + command[place]
-        return command
+        try:
+            place = command.index("-c") + 1  # none in a program that was frozen into an executable
+            return [*command[:place], ours + command[place], *command[place + 1 :]]
+        except Exception:  # the process must begin, whatever its command line is
+            return command
 
+    undo.add(lambda: setattr(spawn, "get_command_line", make))
     spawn.get_command_line = with_ours
+
+
+def _begins(process: BaseProcess, call: Callable[[], None]) -> None:
+    """*process*, which is this one, begins its work: *call* first, unless it is a daemon."""
     try:
-        yield
-    finally:
-        spawn.get_command_line = make
+        if not process.daemon:
+            call()
+    except Exception:  # it must do its work, whatever fails on our side
+        logger.warning("the FLOPs profiler does not follow into %s", process.name, exc_info=True)
 
 
 def _is_spawned(module: str, function: str, arguments: dict[str, Any]) -> None:
     """A spawned process begins: wait until it is known what it is for."""
-    BaseProcess.run = _RunOnce(getattr(import_module(module), function), arguments)  # type: ignore[method-assign,assignment]
+
+    def follow() -> None:
+        getattr(import_module(module), function)(**arguments)
+
+    def await_run(process: BaseProcess) -> None:
+        # The method may be that of a class of the program's.
+        owner = next(kind for kind in type(process).__mro__ if "run" in vars(kind))
+        _WhenAskedFor(owner, "run", lambda process: _begins(process, follow))
+
+    _WhenAskedFor(BaseProcess, "_bootstrap", lambda process: _begins(process, lambda: await_run(process)))
 
 
-class _RunOnce:
-    """``BaseProcess.run`` until it is asked for; a process asks for its own when it is known what it is for.
+class _WhenAskedFor:
+    """Stands for a method until it is asked for, and tells then of which process; it does so once.
 
     A function in its place would be one more frame in the program's tracebacks.
+
+    Args:
+        owner: the class that has the method.
+        name: of the method.
+        tell: is told; it never raises an ``Exception``.
     """
 
-    def __init__(self, then: Callable[..., None], arguments: dict[str, Any]) -> None:
-        self._then = then
-        self._arguments = arguments
-        self._run = BaseProcess.run
+    def __init__(self, owner: type[BaseProcess], name: str, tell: Callable[[BaseProcess], None]) -> None:
+        self._owner = owner
+        self._name = name
+        self._tell = tell
+        self._method = vars(owner)[name]
+        setattr(owner, name, self)
 
-    def __get__(self, process: BaseProcess | None, kind: type[BaseProcess]) -> Callable[..., None]:
+    def __get__(self, process: BaseProcess | None, kind: type[BaseProcess]) -> Any:
         if process is not None:
-            BaseProcess.run = self._run  # type: ignore[method-assign]
-            try:
-                if not process.daemon:
-                    self._then(**self._arguments)
-            except Exception:  # the process must do its work, whatever fails on our side
-                logger.warning("the FLOPs profiler does not follow into %s", process.name, exc_info=True)
-        found: Callable[..., None] = self._run.__get__(process, kind)
-        return found
+            setattr(self._owner, self._name, self._method)
+            self._tell(process)
+        bind = getattr(type(self._method), "__get__", None)
+        return self._method if bind is None else bind(self._method, process, kind)
 
 
 def at_end(call: Callable[[], None]) -> None:
     """Call *call* when this process, which multiprocessing has started, ends."""
     util.Finalize(None, call, exitpriority=0)
+
+
+def after_children(call: Callable[[], None]) -> None:
+    """Call *call* when the processes that this one has started are over: now, or when Python has waited for them."""
+    if any(not child.daemon for child in multiprocessing.active_children()):
+        util.Finalize(None, call, exitpriority=-1)  # Python waits for them before priorities below 0
+    else:
+        call()
 
 
 class Word:

@@ -195,8 +195,7 @@ class FlopsProfiler:
             self._stop()
         if not isinstance(error, Exception) or (wrong is not None and isinstance(error, wrong)):
             raise error
-        with suppress(Exception):
-            logger.warning("profiling failed, and %s: %s: %s", what, type(error).__name__, error, exc_info=error)
+        logger.warning("profiling failed, and %s: %s: %s", what, type(error).__name__, error, exc_info=error)
 
     # The argument decides between number and text. We return Any, as DeepSpeed does: with a union every typed caller
     # would have to check which it got.

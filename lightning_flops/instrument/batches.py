@@ -19,6 +19,7 @@ from lightning_flops.records import (
     HIDDEN_SHAPE,
     LENGTHS_MARK,
     PADDING_MARK,
+    TRAINED_MARK,
     UNKNOWN_SHAPE,
     WITH_PADDING,
     WITHOUT_PADDING,
@@ -60,10 +61,10 @@ HIDDEN = (HIDDEN_SHAPE,)
 
 _hidden_so_far = itertools.count(1)
 
-_NO_TENSORS = (_FROM_LOADER, PADDING_MARK, LENGTHS_MARK, *_NO_LOSS, *HIDDEN_SHAPE[:1])
+_NO_TENSORS = (_FROM_LOADER, PADDING_MARK, LENGTHS_MARK, TRAINED_MARK, *_NO_LOSS, *HIDDEN_SHAPE[:1])
 """What begins shapes that are no tensor's."""
 
-_OF_TOKENS = ((PADDING_MARK,), (LENGTHS_MARK,))
+_OF_TOKENS = ((PADDING_MARK,), (LENGTHS_MARK,), (TRAINED_MARK,))
 
 _MAX_DEPTH = 16  # a batch that nests deeper, or contains itself, is described down to here
 
@@ -184,18 +185,20 @@ def known_by(shapes: Shapes, tokens: BatchTokens | None) -> Shapes:
 
 
 def known_by_lengths(shapes: Shapes, tokens: BatchTokens | None) -> Shapes:
-    """As ``known_by``, and also by the lengths of its sequences.
+    """As ``known_by``, and also by the lengths of its sequences, and by how many of its tokens are trained on.
 
-    What is computed may depend on them, and not on the shapes that they are packed or padded into: an attention over
-    packed sequences spends what the squares of their lengths add up to.
+    What is computed may depend on them, and not on the shapes that they are packed or padded into. An attention over
+    packed sequences spends what the squares of their lengths add up to. The head of a masked language model may be
+    computed for the masked tokens alone.
     """
     if tokens is None:
         return shapes
-    processed, real, _, _, squares, longest = tokens
+    processed, real, trained, _, squares, longest = tokens
+    of_labels = () if trained is None else ((TRAINED_MARK, trained),)
     if real is None or squares is None or longest is None:
-        return shapes
+        return (*shapes, *of_labels)
     padding = WITHOUT_PADDING if real == processed else WITH_PADDING
-    return (*shapes, padding, (LENGTHS_MARK, real, squares, longest))
+    return (*shapes, padding, (LENGTHS_MARK, real, squares, longest), *of_labels)
 
 
 def never_alike(shapes: Shapes) -> Shapes:

@@ -39,10 +39,9 @@ def module_hooks(on_enter: EnterHook, on_leave: LeaveHook) -> Iterator[Callable[
     said: list[str] = []
 
     def say(where: str, error: Exception) -> None:
-        with suppress(Exception):
-            if not said:
-                said.append(where)
-                logger.warning("profiling failed in %s", where, exc_info=error)
+        if not said:
+            said.append(where)
+            logger.warning("profiling failed in %s", where, exc_info=error)
 
     try:
         yield put_up_hooks(undo, on_enter, on_leave, _ignore, failed=say)

@@ -25,7 +25,16 @@ from lightning_flops.instrument.timing.phase_timer import Mark, PhaseTimer, Step
 from lightning_flops.instrument.timing.settling import Settling
 from lightning_flops.instrument.torch_private.profiling import profiler_is_recording
 from lightning_flops.instrument.tracing.trace_cycles import TraceCycles
-from lightning_flops.records import BucketFlops, ModuleRecord, Shapes, StepRecord, StepSignature, TimePhase
+from lightning_flops.records import (
+    NO_VALUES,
+    BucketFlops,
+    ModuleRecord,
+    Shapes,
+    StepRecord,
+    StepSignature,
+    TimePhase,
+    ValuesSeen,
+)
 
 _SEEN_BY_PROFILER = (
     "Another profiler recorded the counted step: its trace has the counter's own work in that step, which takes longer "
@@ -96,8 +105,8 @@ class CountedStep:
     """An operator that may spend FLOPs was not counted."""
     compile_sec: float
     """How long torch has compiled something in it, which it would have done uncounted, too."""
-    by_values: bool = False
-    """Numbers in its tensors, and not shapes alone, have decided what it spent, as lengths of packed sequences do."""
+    values: ValuesSeen = NO_VALUES
+    """What numbers in its tensors have decided, beside shapes."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -351,7 +360,7 @@ class _CountingSteps(State, ABC):
                 sampled=self.waiting,
                 lower_bound=lower_bound,
                 compile_sec=counter.step_compile_sec,
-                by_values=counter.step_by_values,
+                values=counter.step_values,
             )
         )
         return self._counted(record)
@@ -421,7 +430,7 @@ class Counting(_CountingSteps):
         measured = Measured(
             counter=self._counter,
             counted=[step],
-            by_values=self._counter.step_by_values,
+            by_values=self._counter.step_values.decide,
             modules=describe_modules(window.root, whole=window.whole(), note=window.notes.add),
             times=times,
             timing_steps=window.timing_steps,

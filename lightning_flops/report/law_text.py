@@ -13,6 +13,7 @@ from lightning_flops.schema.law import (
     NO_STEP_TIMED,
     REAL_TOKENS,
     SUM_OF_SQUARES,
+    TRAINED_TOKENS,
     WHOLE,
     LawReport,
     LawSum,
@@ -81,6 +82,7 @@ _MEANINGS = {
     WHOLE: "1 for a batch without padding, and 0 for one with padding",
     REAL_TOKENS: "the number of tokens that are no padding",
     SUM_OF_SQUARES: "the sum of the squares of the sequences' lengths",
+    TRAINED_TOKENS: "the number of tokens with a label that the loss counts",
 }
 """Variables that are no sizes of tensors."""
 
@@ -106,10 +108,11 @@ def step_law_words(law: StepLaw) -> StepLawWords:
         for one in law.variables
         if one.name not in _MEANINGS
     ]
+    used = f"Used for {' and '.join(ranges)}. " if ranges else ""
     return StepLawWords(
         formulas=tuple(law_formulas(law.sums, names)),
         support=(
-            f"{meanings}Used for {' and '.join(ranges)}. It rests on {plain(law.counted)} counted "
+            f"{meanings}{used}It rests on {plain(law.counted)} counted "
             f"{plural('step', law.counted)}, {plain(law.checks)} of which the others foretold to the last FLOP."
         ),
         length=next((one for one in names if one not in ("B", LONGEST_LENGTH, *_MEANINGS)), "B"),

@@ -20,9 +20,10 @@ WHOLE = "F"
 """The variable of a run's law that is 1 for a batch without padding, and 0 for one with padding."""
 
 
-REAL_TOKENS, SUM_OF_SQUARES, LONGEST_LENGTH = "R", "Q", "L"
+REAL_TOKENS, SUM_OF_SQUARES, LONGEST_LENGTH, TRAINED_TOKENS = "R", "Q", "L", "N"
 """The variables of a run's law that tell of the sequences in a batch: how many tokens they have, the squares of their
-lengths added up, and the longest length. Those that FLOPs do not depend on are left out."""
+lengths added up, the longest length, and how many tokens are trained on. Those that FLOPs do not depend on are left
+out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +123,8 @@ class StepLaw:
     """B counts samples; S, T, U ... are the other sizes that varied, in their order in the batch. F is 1 in a batch
     without padding and 0 in one with padding; it is there if FLOPs depend on that. If they depend on the lengths of the
     sequences in a batch, R is how many tokens these have, Q the squares of their lengths added up, and L the longest
-    length: the law is used for any R and Q, and for L up to the greatest that was counted."""
+    length: the law is used for any R and Q, and for L up to the greatest that was counted. If they depend on how many
+    tokens are trained on, N is that number, for which the law is used whatever it is."""
     sums: tuple[LawSum, ...]
     """FLOPs of a step of one batch; those of several batches add up."""
     counted: int

@@ -43,6 +43,13 @@ class Outcomes:
     reasons: list[str] = field(default_factory=list)
     """Why runs ended without a report, in sentences without a full stop."""
 
+    def begin_anew(self) -> None:
+        """This process was forked: forget the runs of the process before."""
+        self.sessions = self.profiles = 0
+        self.latest = ""
+        for one in (self.trainings, self.told, self.reasons):
+            one.clear()
+
     def reports(self, profile: Profile) -> None:
         """A report of a run was made."""
         self.profiles += 1

@@ -109,14 +109,13 @@ class RunFiles:
         if self._output_file is not None:
             path = self._named(self._output_file)
             # The first report of a run replaces an earlier run's; the ones after it get names of their own.
-            write = _write_file if self._profiles_written == 1 else self._write_new
-            text_path = write(path, text)
+            text_path = _write_file(path if self._profiles_written == 1 else self._free_paths.free(path), text)
         folder = self.folder()
         if folder is None:
             return WrittenProfile(text_path, None)
         path = self._named(f"{folder}/profile.json")
-        json_path = self._write_new(path, profile.to_json())
-        path = json_path or path
+        json_path = _written(lambda: self._free_paths.write_text(path, profile.to_json()))
+        path = json_path or self._free_paths.free(path)
         if keep_text and self._output_file is None:
             text_path = _write_file(path.removesuffix(".json") + ".txt", text)
         return WrittenProfile(text_path, json_path, self._write_page(profile, path) if self._html else None)
@@ -128,15 +127,13 @@ class RunFiles:
     def write_throughput(self, summary: ThroughputSummary) -> None:
         """Write *summary*, in place of an earlier one of the run, unless a profile was asked for and there is none."""
         folder = self.folder() if self._profiles_written or self._timer_only else None
-        if folder is not None:
-            if self._throughput_path is None:
-                self._throughput_path = self._write_new(self._named(f"{folder}/throughput.json"), summary.to_json())
-            else:
-                _write_file(self._throughput_path, summary.to_json())
-
-    def _write_new(self, path: str, text: str) -> str | None:
-        """As ``_write_file``, to the first free name for *path*."""
-        return _written(lambda: self._free_paths.write_text(path, text))
+        if folder is None:
+            return
+        path, text = self._named(f"{folder}/throughput.json"), summary.to_json()
+        if self._throughput_path is None:
+            self._throughput_path = _written(lambda: self._free_paths.write_text(path, text))
+        else:
+            _write_file(self._throughput_path, text)
 
     def _named(self, path: str) -> str:
         """Where this rank writes what rank 0 of a training run writes to *path*: ``flops.test.rank3.txt``."""
@@ -386,6 +383,7 @@ def _write_file(path: str, text: str) -> str | None:
 
 
 def _written(write: Callable[[], str]) -> str | None:
+    """What *write* returns, the path that it has written to; if that failed, warn and return None."""
     try:
         path = write()
     except OSError as error:

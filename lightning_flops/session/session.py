@@ -735,15 +735,15 @@ class Session:
                 self._ledger.close()
             if not isinstance(error, Exception):
                 raise
-            _warn("could not take every tap off the training loop", because=error)
+            logger.warning("could not take every tap off the training loop", exc_info=error)
 
     def _tell_failure(self, error: Exception) -> None:
-        _warn(
+        logger.warning(
             "the FLOPs profiler failed and has taken itself out; %s goes on: %s: %s",
             self._activity.lower(),
             type(error).__name__,
             error,
-            because=error if logger.isEnabledFor(logging.DEBUG) else None,
+            exc_info=error if logger.isEnabledFor(logging.DEBUG) else None,
         )
         if self._ranks is None:
             return
@@ -751,12 +751,6 @@ class Session:
             self._ranks.say_out(f"its profiler failed: {type(error).__name__}: {error}")
             self._ranks.show_all(within_sec=0.0)
         except Exception as lost:
-            _warn("a report that waited for other ranks was lost", because=lost)
+            logger.warning("a report that waited for other ranks was lost", exc_info=lost)
         with contextlib.suppress(Exception):
             self._ranks.leave(wait=False)
-
-
-def _warn(message: str, *values: object, because: BaseException | None) -> None:
-    """Warn of a failure of ours; not even the warning may raise into training."""
-    with contextlib.suppress(Exception):
-        logger.warning(message, *values, exc_info=because)

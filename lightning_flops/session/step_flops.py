@@ -9,6 +9,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from lightning_flops.analysis.flops_law import step_law
+from lightning_flops.analysis.idle_values import IdleValues
 from lightning_flops.analysis.run_books import RunFlops
 from lightning_flops.analysis.step_keys import StepKey, without_lengths
 from lightning_flops.analysis.step_laws import (
@@ -83,10 +84,9 @@ class StepFlops:
         self.books = RunFlops(self.laws)
         """Every step of the run."""
         self.known_by: Callable[[Shapes, BatchTokens | None], Shapes] = known_by_lengths
-        """What a batch of these shapes and tokens is known by. Until a step was counted, nobody knows whether what is
+        """What a batch of these shapes and tokens is known by. Until steps were counted, nobody knows whether what is
         spent depends on the lengths of sequences."""
-        self._by_lengths: bool | None = None
-        """Whether it does; None: not yet known."""
+        self._values = IdleValues()
         self.wants_shapes = False
         """Whether the door must tell of the batches of a step before it runs.
 
@@ -206,17 +206,34 @@ class StepFlops:
 
     def was_counted(self, key: StepKey, step: CountedStep) -> StepKey:
         """The step of this *key* was counted, in a window or outside. Returns what it is known by from now on."""
-        if self._by_lengths is None:
-            self._by_lengths = step.by_values
-            if not step.by_values:
-                self.known_by = known_by
-                self.books.drop_lengths()
-        if not self._by_lengths:
+        if not (self.laws.has_counted or step.values.decide):
+            self._drop_lengths()
+        if self.known_by is known_by:
             key = without_lengths(key)
-        self._book_counted(key, step)
-        return key
+        by_values = step.values.decide and not self._values.are_idle(key)
+        if self._book_counted(key, step, by_values=by_values) and (by_values or self.known_by is known_by_lengths):
+            self._values.add(key, step.flops, step.values)
+            if self._values.are_idle(key):
+                self.laws.trust_shapes(key)
+                if self._values.decide_nowhere:
+                    self._drop_lengths()
+        return without_lengths(key) if self.known_by is known_by else key
 
-    def _book_counted(self, key: StepKey, step: CountedStep) -> None:
+    def _drop_lengths(self) -> None:
+        """What steps spend does not depend on the lengths of sequences, as the steps that were counted have shown."""
+        if self.known_by is known_by:
+            return
+        self.known_by = known_by
+        self.laws.drop_lengths(self._values.counted())
+        self.books.drop_lengths()
+        in_window, self._counted_in_window = self._counted_in_window, Counter()
+        for key, steps in in_window.items():
+            self._counted_in_window[without_lengths(key)] += steps
+        if self._first_counted is not None:
+            self._first_counted = without_lengths(self._first_counted)
+
+    def _book_counted(self, key: StepKey, step: CountedStep, *, by_values: bool) -> bool:
+        """Returns whether the step is known to be counted whole."""
         if step.lower_bound and not self.lower_bound:
             self.lower_bound = True
             self.notes[NOT_COUNTED] = None  # the report of a window names the operators
@@ -233,24 +250,25 @@ class StepFlops:
             if self.checks.running and not self.checks.was_new:
                 self._rests_until = 0  # steps come that are foretold, and one of them shows whether samples are whole
             self._first_was_counted |= self.checks.running and self.checks.began == self._epoch_began
-            self._learn(key, step)
+            self._learn(key, step, by_values=by_values)
         else:
-            self.laws.sampled(key, step.flops, by_values=step.by_values)
+            self.laws.sampled(key, step.flops, by_values=by_values)
             if not self.laws.believes_samples:
-                return
+                return False
         self.books.counted(key, step.flops)
+        return True
 
     def note(self, sentence: str) -> None:
         """Say *sentence* in every report of the run, and with what its steps spend."""
         self.notes[sentence] = None
         self._add_note(sentence)
 
-    def _learn(self, key: StepKey, step: CountedStep) -> None:
+    def _learn(self, key: StepKey, step: CountedStep, *, by_values: bool) -> None:
         """A step was counted from its first moment to its last."""
         checks = self.checks
         more = self.laws.beyond(key, step.flops) if checks.running and checks.looks_for_more else 0
         if not more:
-            self.laws.counted(key, step.flops, by_values=step.by_values)
+            self.laws.counted(key, step.flops, by_values=by_values)
             return
         # The others do not spend that: what is foretold of them stays.
         self.lower_bound = True

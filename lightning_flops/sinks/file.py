@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import fsspec
@@ -25,32 +25,37 @@ def write_text_file(path: str | Path, text: str) -> None:
     Raises:
         OSError: the file cannot be written, for whatever reason; the message names it.
     """
-    write_file(path, _lines(text))
+    write_file(path, _content(text))
 
 
-def write_file(path: str | Path, content: Iterable[bytes], *, new: bool = False) -> None:
+def _content(text: str) -> list[bytes]:
+    return [(text if text.endswith("\n") else text + "\n").encode()]
+
+
+def write_file(path: str | Path, content: Iterable[bytes]) -> None:
     """Replace the content of the file at *path* by *content*, piece by piece; otherwise as ``write_text_file``.
 
-    Args:
-        path: as there.
-        content: the new content.
-        new: no file may lie there. Where file systems cannot tell at the moment of writing, one is replaced.
-
     Raises:
-        FileExistsError: one does.
         OSError: the file cannot be written, for whatever reason; the message names it.
     """
-    try:
-        file_system, name = fsspec.core.url_to_fs(str(path))
-        if isinstance(file_system, LocalFileSystem):
-            _write_local(Path(name), content, new=new)
+    with _errors_of(path):
+        if (local := _local(path)) is not None:
+            _write_local(local, content)
             return
+        file_system, name = fsspec.core.url_to_fs(str(path))
         # An object store needs no folders, and may not let us make the bucket that exists.
         with contextlib.suppress(PermissionError):
             file_system.makedirs(file_system._parent(name), exist_ok=True)
         with file_system.open(name, "wb") as file:
             for piece in content:
                 file.write(piece)
+
+
+@contextlib.contextmanager
+def _errors_of(path: str | Path) -> Iterator[None]:
+    """Make every error inside an OSError that names *path*."""
+    try:
+        yield
     except OSError as error:
         if error.errno is None:
             raise OSError(f"cannot write {path}: {error}") from error
@@ -83,28 +88,46 @@ class FreePaths:
         self._last[path] = number
         return free
 
-    def write_text(self, path: str, text: str) -> str:
-        """Write *text* to the first free name for *path*, though other processes may write there at the same time.
+    def write(self, path: str, content: Iterable[bytes]) -> str:
+        """Write *content* as ``write_file`` does, under a free name for *path*; returns that name.
 
-        Returns:
-            The name.
+        A local file that another process writes meanwhile is never replaced.
 
         Raises:
-            OSError: as for ``write_text_file``.
+            OSError: the file cannot be written, for whatever reason; the message names it.
         """
-        while True:
-            free = self.free(path)
-            try:
-                write_file(free, _lines(text), new=True)
-                return free
-            except FileExistsError:
-                if not fsspec.core.url_to_fs(free)[0].exists(free):  # a folder above it is a file
-                    raise
+        free = self.free(path)
+        with _errors_of(free):
+            local = _local(free)
+        if local is None:
+            write_file(free, content)
+            return free
+        with _errors_of(free), _draft(local, content) as draft:
+            while not _takes_name(draft, local):
+                free = self.free(path)
+                local = local.with_name(free.rpartition("/")[2])
+        return free
+
+    def write_text(self, path: str, text: str) -> str:
+        """The same of *text*, as ``write_text_file`` writes it."""
+        return self.write(path, _content(text))
 
 
-def free_path(path: str) -> str:
-    """The first free name of ``FreePaths`` for *path*."""
-    return FreePaths().free(path)
+def _takes_name(draft: Path, path: Path) -> bool:
+    """Give *draft* the name *path*; returns whether that was free."""
+    try:
+        os.link(draft, path)
+    except FileExistsError:
+        return False
+    except OSError:  # a file system without links
+        draft.replace(path)
+    return True
+
+
+def _local(path: str | Path) -> Path | None:
+    """*path* if it is a local one, or a URL of one; None if it is not."""
+    file_system, name = fsspec.core.url_to_fs(str(path))
+    return Path(name) if isinstance(file_system, LocalFileSystem) else None
 
 
 def _numbered(path: str, number: int) -> str:
@@ -114,12 +137,7 @@ def _numbered(path: str, number: int) -> str:
     return f"{stem}-{number}{dot}{suffix}"
 
 
-def _lines(text: str) -> list[bytes]:
-    return [(text if text.endswith("\n") else text + "\n").encode()]
-
-
-def _write_local(path: Path, content: Iterable[bytes], *, new: bool) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+def _write_local(path: Path, content: Iterable[bytes]) -> None:
     path = path.resolve()  # a link stays a link; what it points to is replaced
     try:
         mode = path.stat().st_mode
@@ -128,30 +146,22 @@ def _write_local(path: Path, content: Iterable[bytes], *, new: bool) -> None:
     if mode is not None and not stat.S_ISREG(mode):
         _write(path, content)  # a device or a pipe cannot be replaced; a folder raises, as it should
         return
+    with _draft(path, content) as draft:
+        if mode is not None:
+            shutil.copymode(path, draft)
+        draft.replace(path)
+
+
+@contextlib.contextmanager
+def _draft(path: Path, content: Iterable[bytes]) -> Iterator[Path]:
+    """A whole file beside *path* with *content*, which is removed at the end, unless it was renamed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
     try:
         _write(draft, content)
-        if mode is not None:
-            shutil.copymode(path, draft)
-        if not (new and _links(draft, path)):
-            draft.replace(path)
+        yield draft
     finally:
         draft.unlink(missing_ok=True)
-
-
-def _links(draft: Path, path: Path) -> bool:
-    """Give *draft* the name *path*, too; returns False on a file system that cannot do that.
-
-    Raises:
-        FileExistsError: a file has that name.
-    """
-    try:
-        os.link(draft, path)
-    except FileExistsError:
-        raise
-    except OSError:
-        return False
-    return True
 
 
 def _write(path: Path, content: Iterable[bytes]) -> None:

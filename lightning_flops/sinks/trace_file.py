@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from lightning_flops.analysis.trace_marks import PREFIXES, module_mark
-from lightning_flops.sinks.file import free_path, write_file
+from lightning_flops.sinks.file import FreePaths
 
 if TYPE_CHECKING:
     from lightning_flops.records import CounterTrack
@@ -53,9 +53,8 @@ def keep_trace(
     Raises:
         OSError: it cannot be read or written; the message names the file.
     """
-    target = free_path(f"{folder.rstrip('/')}/rank{rank}_step{step}.pt.trace.json")
-    write_file(target, _with_counters(_kept(path, _texts(module_args)), counters, process))
-    return target
+    target = f"{folder.rstrip('/')}/rank{rank}_step{step}.pt.trace.json"
+    return FreePaths().write(target, _with_counters(_kept(path, _texts(module_args)), counters, process))
 
 
 def _texts(module_args: ModuleArgs) -> Mapping[bytes, bytes]:

@@ -6,8 +6,10 @@ keeps names as they are.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Iterable
+from contextlib import suppress
 
 
 def printable(text: str) -> str:
@@ -32,10 +34,21 @@ def page(lines: Iterable[str]) -> str:
 
 
 def package_logger(name: str) -> logging.Logger:
-    """The logger of the module *name*. Every record of it is one line of printable text."""
+    """The logger of the module *name*. Every record of it is one line of printable text.
+
+    To log with it never raises an ``Exception``, though a handler of the user's may: a warning is no reason to end a
+    training.
+    """
     logger = logging.getLogger(name)
     logger.addFilter(_on_one_line)
+    # Here and not around the calls: a function of ours on the stack would be the place that records name.
+    logger.handle = functools.partial(_handle, logger)  # type: ignore[method-assign]
     return logger
+
+
+def _handle(logger: logging.Logger, record: logging.LogRecord) -> None:
+    with suppress(Exception):
+        type(logger).handle(logger, record)
 
 
 def _on_one_line(record: logging.LogRecord) -> bool:

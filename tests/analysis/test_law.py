@@ -323,7 +323,7 @@ def test_padding_is_a_flag_and_no_length() -> None:
     ]  # fmt: skip
     one = finder.per_sequence()
     assert not isinstance(one, str)
-    assert [int(value) for value in one.coefficients["float32"]] == [0, 512, 64]  # 2·16·16, and twice 2·16
+    assert [int(value) for value in one.coefficients["float32"]] == [0, 512, 64, 0]  # 2·16·16, and twice 2·16
 
 
 @pytest.mark.parametrize("spent", [60, 140])

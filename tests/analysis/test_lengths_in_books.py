@@ -31,7 +31,10 @@ def test_lengths_are_in_what_a_batch_is_known_by_and_in_no_shape() -> None:
     assert known_by_lengths(SHAPE, tokens) == ((2, 30), (-3, 0), (-11, 40, 850, 25))
     assert of_tensors(known_by_lengths(SHAPE, tokens)) == SHAPE
     assert known_by_lengths(SHAPE, None) == SHAPE
-    assert known_by_lengths(SHAPE, BatchTokens(60, None, 7, None, None, None)) == SHAPE
+    of_labels = BatchTokens(60, None, 7, None, None, None)
+    assert known_by_lengths(SHAPE, of_labels) == ((2, 30), (-12, 7))
+    assert of_tensors(known_by_lengths(SHAPE, of_labels)) == SHAPE
+    assert without_lengths(((known_by_lengths(SHAPE, of_labels),), 1)) == ((SHAPE,), 1)
     assert without_lengths(key(3)) == bare()
 
 

@@ -25,12 +25,13 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 RUNS = {
     "lightning": 50,
     "lightning-manual": 0,
-    "profile_training": 35,
+    "profile_training": 25,
     "profile_training-break": 15,
     "deepspeed": 20,
     "transformers": 0,
     "count_flops": 45,
-    "FlopsProfiler": 35,
+    "FlopsProfiler": 30,
+    "run": 15,
 }
 """The trainings, with the lines of each that are drawn where not all are tried: 200 together.
 

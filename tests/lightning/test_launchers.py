@@ -28,9 +28,7 @@ from tests.ranks import LIGHTNING
         pytest.param("lightning.pytorch", "ddp_find_unused_parameters_true", marks=pytest.mark.slow),
     ],
 )
-def test_two_ranks_train_and_rank_zero_reports(root: str, strategy: str, tmp_path: Path) -> None:
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
+def test_two_ranks_train_and_rank_zero_reports(root: str, strategy: str, tmp_path: Path, temporary: Path) -> None:
     # A spawned child imports the script anew under another name, with the same arguments.
     done = run_fork(
         ["-m", "tests.lightning.launch_me", root, strategy, str(tmp_path)],

@@ -69,6 +69,7 @@ def found(said: list[str], train: Callable[[], object], **settings: Any) -> Loop
     finder = LoopFinder(
         ProfilerConfig(timing_steps=2, trace=False, html=False, **settings), log_dir=None, announce=said.append
     )
+    finder.begin()
     try:
         train()
     finally:

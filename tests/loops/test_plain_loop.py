@@ -346,14 +346,15 @@ def test_what_a_closure_runs_is_not_the_optimizers(now: FakeNow, windows: list[A
     assert seconds(windows) == [STEP, STEP]
 
 
+@pytest.mark.parametrize("both", [False, True], ids=["the outer one is given", "both are given"])
 @pytest.mark.parametrize("by_closure", [False, True])
 def test_an_optimizer_that_another_one_is_put_around_makes_the_same_updates(
-    by_closure: bool, now: FakeNow, windows: list[Any]
+    by_closure: bool, both: bool, now: FakeNow, windows: list[Any]
 ) -> None:
-    """The one that is given makes its update by its own step, or the loop calls that of the one inside it."""
+    """The outer one makes its update by its own step, or the loop calls that of the one inside it."""
     net = Net(now)
     optimizer = SharpnessAware(SlowSGD(net.parameters(), now))
-    with profile_training(net, optimizer, **SETTINGS) as profiler:
+    with profile_training(net, [optimizer, optimizer.inner] if both else optimizer, **SETTINGS) as profiler:
         for rows in loader(8, now):
 
             def loss_there(rows: torch.Tensor = rows) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 from pathlib import Path
@@ -12,7 +11,7 @@ import fsspec
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
-from lightning_flops.sinks.file import FreePaths, free_path, write_text_file
+from lightning_flops.sinks.file import FreePaths, write_text_file
 
 
 def test_the_text_is_written_with_a_newline_at_its_end(tmp_path: Path) -> None:
@@ -106,10 +105,10 @@ def test_a_url_that_nothing_opens_is_an_os_error_that_names_it() -> None:
 
 def test_a_free_name_is_the_first_that_no_file_has(tmp_path: Path) -> None:
     path = str(tmp_path / "profile.json")
-    assert free_path(path) == path
+    assert FreePaths().free(path) == path
     for name in ("profile.json", "profile-2.json", "profile-4.json"):
         (tmp_path / name).write_text("")
-    assert free_path(path) == str(tmp_path / "profile-3.json")
+    assert FreePaths().free(path) == str(tmp_path / "profile-3.json")
 
 
 def test_no_name_is_asked_for_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,31 +136,48 @@ def test_a_name_that_another_run_has_taken_meanwhile_is_passed_over(tmp_path: Pa
     assert paths.free(path) == str(tmp_path / "profile-3.json")
 
 
-@pytest.mark.parametrize("links", [True, False])
-def test_of_two_runs_that_write_at_the_same_moment_none_replaces_the_others_file(
-    links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_file_that_another_run_writes_at_the_same_time_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, exists, link = str(tmp_path / "profile.json"), LocalFileSystem.exists, os.link
-
-    def looked_at_before_the_other_run_wrote(self: Any, path: str, **kwargs: Any) -> bool:
-        there = bool(exists(self, path, **kwargs))
-        if not (tmp_path / "profile.json").exists():
-            (tmp_path / "profile.json").write_text("another run's")
-        return there
-
-    def refuses(draft: Path, path: Path) -> None:
-        raise PermissionError(errno.EPERM, "no links on this file system")
-
-    monkeypatch.setattr(LocalFileSystem, "exists", looked_at_before_the_other_run_wrote)
-    monkeypatch.setattr(os, "link", link if links else refuses)
-    found = FreePaths().write_text(path, "ours")
-    assert Path(found).read_text() == "ours\n"
-    if links:  # elsewhere it is as it was: nothing tells
-        assert (found, Path(path).read_text()) == (str(tmp_path / "profile-2.json"), "another run's")
-    assert not list(tmp_path.glob(".*"))
+    """Two runs look, find the name free, and write: each has a file of its own."""
+    path = str(tmp_path / "profile.json")
+    monkeypatch.setattr(LocalFileSystem, "exists", lambda *_, **__: False)
+    assert FreePaths().write_text(path, "of one") == path
+    assert FreePaths().write_text(path, "of another") == str(tmp_path / "profile-2.json")
+    paths = FreePaths()
+    assert paths.write_text(path, "of a third") == str(tmp_path / "profile-3.json")
+    assert paths.write_text(path, "and its next") == str(tmp_path / "profile-4.json")
+    read = {one.name: one.read_text() for one in tmp_path.iterdir()}
+    assert read == {
+        "profile.json": "of one\n",
+        "profile-2.json": "of another\n",
+        "profile-3.json": "of a third\n",
+        "profile-4.json": "and its next\n",
+    }
 
 
-def test_where_a_folder_is_a_file_a_free_name_is_not_looked_for_without_end(tmp_path: Path) -> None:
-    (tmp_path / "logs").write_text("")
-    with pytest.raises(FileExistsError):
-        FreePaths().write_text(str(tmp_path / "logs" / "profile.json"), "x")
+def test_a_new_file_is_written_where_files_have_no_second_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*_: Any) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuses)
+    path = str(tmp_path / "profile.json")
+    paths = FreePaths()
+    assert paths.write_text(path, "first") == path
+    assert paths.write_text(path, "second") == str(tmp_path / "profile-2.json")
+    assert {one.name: one.read_text() for one in tmp_path.iterdir()} == {
+        "profile.json": "first\n",
+        "profile-2.json": "second\n",
+    }
+
+
+def test_a_new_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("")
+    path = f"{tmp_path}/runs/profile.json"
+    with pytest.raises(OSError) as caught:
+        FreePaths().write_text(path, "x")
+    assert path in str(caught.value)
+    assert FreePaths().write_text("memory://new/profile.json", "x") == "memory://new/profile.json"
+    assert FreePaths().write_text("memory://new/profile.json", "y") == "memory://new/profile-2.json"

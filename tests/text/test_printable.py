@@ -56,6 +56,26 @@ def test_a_record_of_the_packages_log_is_one_printable_line(caplog: pytest.LogCa
     ]
 
 
+def test_a_handler_that_raises_is_no_matter_and_records_name_the_line_that_logged() -> None:
+    class Raises(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            seen.append(f"{record.funcName}: {record.getMessage()}")
+            raise OSError("the disk is full")
+
+    seen: list[str] = []
+    handler, log = Raises(), logging.getLogger("lightning_flops")
+    log.addHandler(handler)
+    try:
+        for _ in range(2):  # each module that is imported again asks again
+            logger = package_logger("lightning_flops.anything")
+        logger.warning("the training goes on")
+        logger.log(logging.ERROR, "%d of %d", 1, 2)
+    finally:
+        log.removeHandler(handler)
+    here = "test_a_handler_that_raises_is_no_matter_and_records_name_the_line_that_logged"
+    assert seen == [f"{here}: the training goes on", f"{here}: 1 of 2"]
+
+
 def test_every_module_of_the_package_logs_so() -> None:
     direct = [
         path.name

@@ -112,7 +112,11 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         self.counts_fake = False
         """Whether the user computes with fake tensors. If not, some library uses them to find a shape."""
         self.by_values = 0
-        """So many calls spent what numbers in their tensors decide: others of the same shapes may spend another sum."""
+        """So many calls spent what numbers in their tensors decide."""
+        self.sized_by_values = 0
+        """So many calls made tensors of sizes that such numbers decide."""
+        self.value_sizes = 0
+        """The squares of these sizes, added up."""
         self.runs_in_tf32: Callable[[Operator], bool] | None = None
         self.on_function: Callable[[Any], None] = _ignore
         """Is told of autograd functions whose forward ran products."""
@@ -351,6 +355,9 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
             cell = table.cell(operator)
         if operator.listed and not stood_for:
             self._list(state, operator.name, table.module, args, kwargs, out)
+        if operator.sized_by_values is not None and operator.sized_by_values(args):
+            self.sized_by_values += 1  # what is computed on the result is of a size that no shape tells
+            self.value_sizes += elements_of(out) ** 2
         cell.calls += 1
         written = bytes_of(out)
         cell.written += written

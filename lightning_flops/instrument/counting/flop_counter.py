@@ -49,7 +49,7 @@ from lightning_flops.instrument.torch_private.autograd import (
 from lightning_flops.instrument.torch_private.compiler import autograd_is_compiled
 from lightning_flops.instrument.torch_private.dispatch import is_pushed, push, push_under_others, remove
 from lightning_flops.instrument.torch_private.modules import children_of, is_replica
-from lightning_flops.records import OUTSIDE, FlopRecord, OperatorCell, PhaseFlops
+from lightning_flops.records import OUTSIDE, FlopRecord, OperatorCell, PhaseFlops, ValuesSeen
 
 CausalAttention = Literal["full", "half"]
 
@@ -235,9 +235,9 @@ class FlopCounter:
         self._failed(where, error)
 
     @property
-    def by_values(self) -> int:
-        """How many calls spent what numbers in their tensors decide: others of the same shapes may spend other sums."""
-        return self._mode.by_values
+    def values(self) -> ValuesSeen:
+        """What numbers in tensors have decided, beside shapes."""
+        return ValuesSeen(self._mode.by_values, self._mode.sized_by_values, self._mode.value_sizes)
 
     @contextmanager
     def pause(self) -> Iterator[None]:

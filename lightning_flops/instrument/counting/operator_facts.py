@@ -72,6 +72,7 @@ class Operator:
         "name",
         "reads",
         "selects",
+        "sized_by_values",
         "special",
         "splits",
         "views",
@@ -100,11 +101,17 @@ class Operator:
         elif self.splits or (not self.higher_order and _may_have_python_kernel(function, entry)):
             self.way = OPENS
         self.selects = short in _SELECTING
+        self.sized_by_values = None if self.higher_order else _sized_by_values(function, short)
         self.reads, self.keyword_reads = _reads(function, short, self.higher_order)
         # The hot path reads every tensor among the positional arguments, and none anywhere else.
         every = _tensor_places(function) if not self.higher_order else ()
         self.special = bool(
-            self.higher_order or self.listed or self.selects or self.keyword_reads or every != self.reads
+            self.higher_order
+            or self.listed
+            or self.selects
+            or self.sized_by_values is not None
+            or self.keyword_reads
+            or every != self.reads
         )
 
 
@@ -135,6 +142,29 @@ def _views(function: Any, short: str) -> bool:
     return short in _NO_TRAFFIC or (
         bool(returns) and all(value.alias_info is not None and not value.alias_info.is_write for value in returns)
     )
+
+
+def _has_mask(args: tuple[Any, ...]) -> bool:
+    """Whether the second argument, which are indexes, has a mask among them."""
+    indexes = args[1] if len(args) > 1 and isinstance(args[1], (list, tuple)) else ()
+    return any(isinstance(one, torch.Tensor) and one.dtype in (torch.bool, torch.uint8) for one in indexes)
+
+
+def _always(args: tuple[Any, ...]) -> bool:
+    return True
+
+
+_Predicate = Callable[[tuple[Any, ...]], bool]
+
+
+def _sized_by_values(function: Any, short: str) -> _Predicate | None:
+    """Asks an operator's arguments whether numbers in tensors decide the size of its result; None: they never do.
+
+    Torch says of which operators they may. Of one it does not: a packed sequence has as many rows as its lengths say.
+    """
+    if torch.Tag.dynamic_output_shape in function.tags:
+        return _has_mask if short == "index" else _always
+    return _always if short == "_pack_padded_sequence" else None
 
 
 def _may_have_python_kernel(function: Any, entry: Entry) -> bool:

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Protocol, get_args
 
 from lightning_flops.analysis.flop_counts import flops_by_bucket
-from lightning_flops.records import BucketFlops, FlopRecord, PhaseFlops, TimePhase
+from lightning_flops.records import NO_VALUES, BucketFlops, FlopRecord, PhaseFlops, TimePhase, ValuesSeen
 
 _TIME_PHASES: tuple[TimePhase, ...] = get_args(TimePhase)
 
@@ -22,8 +22,8 @@ class Counter(Protocol):
         """Host time in which torch has compiled something while this counted."""
 
     @property
-    def by_values(self) -> int:
-        """How many calls spent what numbers in their tensors decide, as the lengths of packed sequences do."""
+    def values(self) -> ValuesSeen:
+        """What numbers in tensors have decided so far, beside shapes."""
 
     def __enter__(self) -> Any:
         """Start counting; may be entered again after it was left, and adds up."""
@@ -66,9 +66,9 @@ class PartCounter:
         self.step_compile_sec = 0.0
         """How long torch has compiled something in the last step."""
         self._compile_sec = 0.0
-        self.step_by_values = False
-        """Whether numbers in its tensors, and not shapes alone, have decided what the last step spent."""
-        self._by_values = 0
+        self.step_values = NO_VALUES
+        """What numbers in its tensors have decided in the last step, beside shapes."""
+        self._values = NO_VALUES
         self.mixed: set[TimePhase] = set()
         """Phases whose work ran, in part, while the loop was in another of them."""
 
@@ -117,8 +117,8 @@ class PartCounter:
         self._buckets = buckets
         compile_sec = self._counter.compile_sec
         self.step_compile_sec, self._compile_sec = compile_sec - self._compile_sec, compile_sec
-        by_values = self._counter.by_values
-        self.step_by_values, self._by_values = by_values > self._by_values, by_values
+        values = self._counter.values
+        self.step_values, self._values = values.since(self._values), values
         return self._before_step - before
 
     def give_up(self) -> None:

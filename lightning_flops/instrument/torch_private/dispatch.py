@@ -69,6 +69,10 @@ _InferenceMode: Any = take(
 )
 
 
+_NOBODYS = DispatchMode()  # type: ignore[no-untyped-call]
+"""Is pushed and taken off again, which sets torch's flag for modes."""
+
+
 class _After:
     """Sets torch's flag for a thread's dispatch modes right where the end of something sets it wrong.
 
@@ -102,11 +106,21 @@ class _After:
             self._end = end = vars(self._owner())[self._name]
 
             def ends(*args: Any) -> Any:
+                ended = False
                 try:
-                    return end(*args)
+                    result = end(*args)
+                    ended = True
+                    return result
                 finally:
-                    with suppress(Exception):  # this is the end of something of the user's
+                    if not ended:
+                        end(*args)  # Ctrl-C came before it, or right after: to end what has ended does nothing
+                    try:
                         self._has_ended(sys._getframe(1))
+                    except BaseException as error:
+                        with suppress(Exception):  # this is the end of something of the user's
+                            self._has_ended(sys._getframe(1))
+                        if not isinstance(error, Exception):
+                            raise
 
             setattr(self._owner(), self._name, ends)
 
@@ -115,10 +129,11 @@ class _After:
         thread = threading.get_ident()
         if thread not in self._threads:
             return
-        if _length():
+        if _length() and _mode_at(_length() - 1) is not _NOBODYS:
             _push(_pop(None))
         else:
-            _push(DispatchMode())  # type: ignore[no-untyped-call]
+            if not _length():  # otherwise it is there, because this was interrupted
+                _push(_NOBODYS)
             _pop(None)
         if self._is_inside(frame.f_back):  # it was inside another one
             return
@@ -243,13 +258,25 @@ remove = _stack.remove
 
 
 @contextmanager
-def pushed(mode: DispatchMode) -> Iterator[None]:
-    """Inside, *mode* is on top of the stack: within its own handler it would not be."""
-    push(mode)
+def pushed(mode: Any) -> Iterator[None]:
+    """Inside, *mode* is on top of the stack: within its own handler it would not be.
+
+    What fails on our side is told to the mode's ``_failed``; what runs inside is not seen then.
+    """
     try:
+        try:
+            push(mode)
+        except Exception as error:
+            mode._failed("an operator that runs others", error)
         yield
     finally:
-        remove(mode)
+        try:
+            remove(mode)
+        except BaseException as error:
+            remove(mode)
+            if not isinstance(error, Exception):
+                raise
+            mode._failed("an operator that runs others", error)
 
 
 @contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -50,9 +49,8 @@ class PrivateName:
         self.missing = True
         if self.reported and self.sentence not in LOST:
             LOST.append(self.sentence)
-        with suppress(Exception):  # somebody's logging handler may raise
-            level = logging.WARNING if self.reported else logging.INFO
-            logger.log(level, "%s (%s is missing)", self.sentence, self.path, exc_info=True)
+        level = logging.WARNING if self.reported else logging.INFO
+        logger.log(level, "%s (%s is missing)", self.sentence, self.path, exc_info=True)
 
 
 def look_up(path: str) -> Any:
