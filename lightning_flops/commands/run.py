@@ -182,6 +182,8 @@ class Doors:
         self._finder: LoopFinder | None = None
         self._is_main = True
         """The command has started this process itself."""
+        self._process = os.getpid()
+        """The one that this was made in; one that it is forked into is another."""
         self._word = processes.Word(word)
 
     @guarded
@@ -247,8 +249,13 @@ class Doors:
         from lightning_flops.doors.find_loop import LoopFinder
 
         config = config_from(self._settings, owner="run")
-        self._finder = LoopFinder(config, log_dir=self._log_dir, announce=say, before=self._finder)
+        self._finder = LoopFinder(config, log_dir=self._log_dir, announce=self._says, before=self._finder)
         self._finder.begin()
+
+    def _says(self, sentence: str) -> None:
+        say(sentence)
+        if os.getpid() != self._process:  # a daemon that was forked says nothing at its end
+            self._word.tell()
 
     @guarded
     def _is_forked(self) -> None:

@@ -139,10 +139,10 @@ class Word:
             file.write(f"{os.getpid()}\n")
 
     def hear(self) -> list[str]:
-        """The processes that have told so far, by their numbers."""
+        """The processes that have told so far, by their numbers, each once."""
         try:
             told = Path(self.path).read_text(encoding="utf-8").split()
             os.unlink(self.path)
         except OSError:
             return []
-        return told
+        return list(dict.fromkeys(told))

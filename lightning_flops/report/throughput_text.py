@@ -80,8 +80,9 @@ def _checked(summary: ThroughputSummary) -> str:
     """Whether somebody has looked if the shapes tell what a step spends."""
     if not summary.steps_checked:
         return (
-            "No step was counted to check that. If chance decides what a step runs, as with layers that are dropped at "
-            "random, shapes do not tell what it spends."
+            "No step was counted to check that. Where chance, the program or the optimizer decides what a step runs, "
+            "as with layers that are dropped at random, tasks that alternate, or a preconditioner that is computed now "
+            "and then, shapes do not tell what it spends."
         )
     steps = plain(summary.steps_checked)
     return f"For {steps} of the counted steps the FLOPs had been foretold: they spent exactly that."

@@ -31,6 +31,13 @@ def train(steps):
 def of_rank(rank, steps):
     train(steps)
 
+def of_daemon(steps):
+    net = nn.Linear({WIDE}, {NARROW})
+    optimizer = torch.optim.SGD(net.parameters(), 0.01)
+    for _ in range(steps):
+        net(torch.ones({BATCH}, {WIDE})).sum().backward()
+        optimizer.step()
+
 def later(steps):
     while multiprocessing.parent_process().is_alive() and not os.path.exists("over"):
         time.sleep(0.01)
@@ -61,6 +68,9 @@ if __name__ == "__main__":
         on_fabric(fabric)
     elif how == "fabric_spawn":
         Fabric(accelerator="cpu", devices=2, strategy="ddp_spawn").launch(on_fabric)
+    elif how == "pool":
+        with multiprocessing.get_context("fork").Pool(1) as pool:
+            pool.map(of_daemon, [steps])
     elif how == "own_run":
         process = Own(steps)
         process.start()
@@ -131,6 +141,14 @@ def test_a_loop_in_a_process_that_the_program_starts_is_profiled(how: str, tmp_p
     )
     assert "nothing was profiled" not in said
     assert list(temporary.glob("lightning_flops*")) == []
+
+
+def test_a_report_of_a_daemon_is_not_followed_by_a_line_that_says_that_there_is_none(
+    tmp_path: Path, temporary: Path
+) -> None:
+    said = run(tmp_path, temporary, "pool", "12")
+    assert said.count("lightning-flops: FLOPs of step 4: ") == 1
+    assert said.splitlines()[-1].startswith("lightning-flops: what was profiled ran in process ")
 
 
 @pytest.mark.slow
