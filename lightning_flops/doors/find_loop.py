@@ -317,11 +317,13 @@ class LoopFinder:
             self.border.broke(error)
 
     def _update_ended(self, optimizer: Any, *_: Any) -> None:
-        if (self._company is None and id(optimizer) in self._of_loop) or self.border.closed:
-            if self._elsewhere:
-                self._elsewhere.clear()
+        if self.border.closed:
             return
         try:
+            if self._company is None and id(optimizer) in self._of_loop:
+                if self._elsewhere:
+                    self._elsewhere.clear()
+                return
             self._seen.add(optimizer)
             if optimizer in self._frameworks or runs_step_in_step():
                 return  # the optimizer whose step calls another's makes the update

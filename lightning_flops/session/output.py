@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from lightning_flops.analysis.rates import padding_ratio
 from lightning_flops.report.advice_text import render_advice_markdown
-from lightning_flops.report.headline import counted, headline
+from lightning_flops.report.headline import headline
 from lightning_flops.report.html_page import RunPages, packed, window_figures
 from lightning_flops.report.markdown import fenced
 from lightning_flops.report.scalars import MONITOR_PREFIX, monitor_scalars, profile_scalars, scalar_charts
@@ -216,7 +216,7 @@ class LoggedOutput:
         if said and self._announce is not None:
             context = profile.context
             whose = "" if context.trains else f" of the {context.run_word}"
-            what = f"FLOPs of {counted(profile)}{whose}"
+            what = f"FLOPs of {context.step_word} {profile.profile_step}{whose}"
             where = ", ".join(said)
             sentence = f"{what}: {headline(profile)} {where[0].upper()}{where[1:]}"
             if not self._told.line:
