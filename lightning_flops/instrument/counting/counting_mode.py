@@ -196,8 +196,9 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
                         read += bytes_of(arg)
                 written = out.nbytes if type(out) is Tensor else bytes_of(out)
             except RuntimeError:
-                # A sparse tensor has no nbytes.
+                # A sparse tensor has no nbytes, and what is spent on it goes by how many numbers it stores.
                 read, written = bytes_of(args), bytes_of(out)
+                self.values.spent += operator.counted
             if operator.counted:
                 self._count(state, books, operator, args, kwargs or {}, out, read, written)
                 return out
@@ -355,6 +356,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
             return
         stood_for = bool(state.functions) and self._stands_for(state)
         if operator.counted and not stood_for:
+            self.values.spent += any(isinstance(arg, Tensor) and arg.layout is not torch.strided for arg in args)
             cell = self._work(state, table, operator, args, kwargs, out)
         else:
             cell = table.cell(operator)

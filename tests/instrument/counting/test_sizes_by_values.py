@@ -14,6 +14,7 @@ from lightning_flops.records import SizesSeen, ValuesSeen
 ROWS = torch.arange(12.0).view(6, 2)
 MASK = torch.tensor([True, False, True, True, False, False])
 NUMBERS = torch.tensor([2, 0, 2, 1, 0, 2])
+SPARSE = torch.eye(3).to_sparse()
 
 
 def packed() -> object:
@@ -109,3 +110,17 @@ def test_sizes_that_shapes_decide_are_none_of_them(call: Callable[[], object]) -
     with counter:
         call()
     assert counter.values == ValuesSeen()
+
+
+def test_products_with_a_sparse_matrix_spend_what_its_numbers_decide() -> None:
+    counter = FlopCounter(nn.Identity())
+    with counter:
+        torch.sparse.mm(SPARSE, ROWS[:3])
+        assert counter.values.spent
+        before = counter.values.spent
+        ROWS[:3] @ ROWS[:2]
+        SPARSE * 2.0  # no product of matrices
+        assert counter.values.spent == before
+        with counter.in_optimizer():
+            SPARSE @ ROWS[:3]
+    assert counter.values.spent > before
