@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import sub
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
@@ -19,6 +20,9 @@ FlopPhase = Literal["forward", "backward", "recompute", "optimizer"]
 
 BucketFlops = Mapping[tuple[str, str], int]
 """FLOPs of a step by bucket and dtype. A bucket is a ``FlopPhase``, or ``causal_skipped``, which may be below zero."""
+
+Line = tuple[str, int]
+"""A line of a program: its file, and its number."""
 
 Shapes = tuple[tuple[int, ...], ...]
 """Those of a batch's tensors, with what else tells of the batch."""
@@ -638,15 +642,22 @@ UNKNOWN_TOKENS = BatchTokens(None, None, None, None, None, None)
 """Of a batch that does not tell."""
 
 
+class SizesSeen(NamedTuple):
+    """Sizes that numbers in tensors have decided in one line of a program."""
+
+    calls: int
+    """So many calls there made tensors of such a size, or read such a number."""
+    squares: int
+    """The squares of these sizes, added up: it is another number where one of them is another one."""
+
+
 class ValuesSeen(NamedTuple):
     """What numbers in tensors have decided, beside shapes, in what was counted."""
 
     spent: int = 0
     """So many calls spent what they decide, as attention over packed sequences does."""
-    sized: int = 0
-    """So many calls made tensors of a size that they decide, as where a mask selects."""
-    sizes: int = 0
-    """The squares of these sizes, added up: it is another number where one of them is another one."""
+    sized: Mapping[Line, SizesSeen] = MappingProxyType({})
+    """Sizes that they decide, as where a mask selects, by the line of the program."""
 
     @property
     def decide(self) -> bool:
@@ -655,7 +666,9 @@ class ValuesSeen(NamedTuple):
 
     def since(self, before: ValuesSeen) -> ValuesSeen:
         """What came after *before*."""
-        return ValuesSeen(*map(sub, self, before))
+        none = SizesSeen(0, 0)
+        more = {line: SizesSeen(*map(sub, seen, before.sized.get(line, none))) for line, seen in self.sized.items()}
+        return ValuesSeen(self.spent - before.spent, {line: seen for line, seen in more.items() if seen.calls})
 
 
 NO_VALUES = ValuesSeen()

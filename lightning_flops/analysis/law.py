@@ -577,15 +577,18 @@ class LawFinder:
             counted = tuple(sorted({value for each in seen for value in each}))
             if variable.is_flag:  # one step alone may agree by chance
                 counted = tuple(value for value in counted if sum(value in each for each in seen) >= NEEDED_CHECKS)
-            enough = len(counted) >= len(monomials.powers_of(place)) + NEEDED_CHECKS
+            powers = monomials.powers_of(place)
+            enough, is_used = len(counted) >= len(powers) + NEEDED_CHECKS, powers != {0}
             apart = math.gcd(*(size - counted[0] for size in counted))
             yield Range(
                 counted=counted,
-                apart=max(1, apart),
+                apart=1 if variable.is_amount else max(1, apart),
                 between=enough,
-                # An attention with a window goes by other numbers from some length on, and by these below it.
-                below=variable.axis == LONGEST,
-                any_value=variable.is_amount or (variable.axis == LONGEST and not by_sequences),
+                # An attention with a window goes by other numbers from some length on, and by these below it. And a
+                # head may be computed for so many tokens at most.
+                below=variable.axis == LONGEST or (variable.axis == TRAINED and enough),
+                any_value=(variable.is_amount and enough and not (variable.axis == TRAINED and is_used))
+                or (variable.axis == LONGEST and not by_sequences),
             )
 
 

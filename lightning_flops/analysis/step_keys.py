@@ -136,6 +136,16 @@ def without_lengths(key: StepKey) -> StepKey:
     return tuple([tuple([shape for shape in shapes if shape[:1] not in _BY_LENGTHS]) for shapes in batches]), updates
 
 
+def lengths_of(key: StepKey) -> tuple[int, ...]:
+    """The numbers in *key* that add up over the sequences or the tokens of each batch."""
+    found: list[int] = []
+    for shapes in key[0]:
+        for shape in shapes:
+            if shape[:1] in _BY_LENGTHS:
+                found += [size for axis, size in enumerate(shape) if axis and _OF_TOKENS[shape[0], axis] != LONGEST]
+    return tuple(found)
+
+
 def alike_without_lengths(steps: AlikeSteps) -> AlikeSteps:
     """*steps* without the same. Some may have the same key then."""
     columns = []

@@ -98,8 +98,12 @@ class StepLaws:
         self._finders: dict[Kind, LawFinder] = {}
         self._unreliable: dict[Kind, str] = {}
         """Kinds of steps of which nothing is foretold, and why, in words without a full stop."""
-        self._by_values: dict[Kind, Counter[Sizes]] = {}
-        """Kinds of steps of which not shapes alone decide what is spent; how many steps of each size were counted."""
+        self._times: dict[Kind, Counter[Sizes]] = {}
+        """How many steps of each size were counted."""
+        self._examples: dict[Kind, StepKey] = {}
+        """One step of each kind that was counted."""
+        self._by_values: set[Kind] = set()
+        """Kinds of steps of which not shapes alone decide what is spent."""
         self._beside_model: set[Kind] = set()
         """Kinds of steps of which only model FLOPs are foretold: the others depend on more than shapes."""
         self._suspected: set[Kind] = set()
@@ -221,7 +225,7 @@ class StepLaws:
         finder = self._finders.get(kind)
         sizes = all_sizes_of(key)
         flops = self._exact.get(kind, {}).get(sizes)
-        if kind in self._by_values and self._by_values[kind][sizes] <= NEEDED_CHECKS:
+        if flops is not None and kind in self._by_values and self._times[kind][sizes] <= NEEDED_CHECKS:
             flops = None  # one step of its shapes may have spent something else than another
         if flops is None and finder is not None:
             flops = finder.flops(sizes_of(key))
@@ -338,8 +342,9 @@ class StepLaws:
         """
         flops = _but_zeros(flops)
         kind = kind_of(key)
-        if by_values and kind not in self._by_values:
-            self._by_values[kind] = Counter(list(self._exact.get(kind, ())))
+        if by_values:
+            self._by_values.add(kind)
+            self._ready.clear()
         if any(HIDDEN_SHAPE in shapes for shapes in key[0]):
             self._unreliable.setdefault(kind, "batches hold no tensors that could be seen")
             self._note(HIDDEN_SIZES)
@@ -356,8 +361,8 @@ class StepLaws:
                 self._suspected.add(kind)
             self._ready.clear()
         sizes = all_sizes_of(key)
-        if kind in self._by_values:
-            self._by_values[kind][sizes] += 1
+        self._examples.setdefault(kind, key)
+        self._times.setdefault(kind, Counter())[sizes] += 1
         known = self._exact.setdefault(kind, {}).setdefault(sizes, flops)
         if known != flops:
             if _of_model(known) == _of_model(flops):
@@ -402,24 +407,36 @@ class StepLaws:
             self._ready.clear()
             self._suspected.add(kind)
 
-    def trust_shapes(self, key: StepKey) -> None:
-        """Numbers in tensors do not decide what steps like this one spend: one counted step tells of its shapes."""
-        if self._by_values.pop(kind_of(key), None) is not None:
+    def trust_shapes(self, are_idle: Callable[[StepKey], bool]) -> None:
+        """One counted step tells of its shapes, where numbers in tensors do not decide what it spends.
+
+        Args:
+            are_idle: says so, given a step of a kind.
+        """
+        idle = {kind for kind in self._by_values if are_idle(self._examples[kind])}
+        if idle:
+            self._by_values -= idle
             self._ready.clear()
 
-    def drop_lengths(self, counted: Iterable[tuple[StepKey, BucketFlops]]) -> None:
-        """What steps spend does not depend on the lengths of sequences: the *counted* ones are known without them."""
-        for of_kind in (self._exact, self._finders, self._by_values, self._ready):
-            of_kind.clear()
+    def drop_lengths(self) -> None:
+        """What steps spend does not depend on the lengths of sequences: the counted ones are known without them."""
+        exact, times, examples = self._exact, self._times, self._examples
+        self._exact, self._times, self._examples = {}, {}, {}
+        self._finders.clear()
+        self._by_values.clear()
         self._samples = [(without_lengths(key), flops, by_values) for key, flops, by_values in self._samples]
-        for key, flops in counted:
-            kind, bare = kind_of(key), without_lengths(key)
+        for kind, by_sizes in exact.items():
+            bare_kind = kind_of(without_lengths(examples[kind]))
             if kind in self._unreliable:
-                self._unreliable.setdefault(kind_of(bare), self._unreliable[kind])
+                self._unreliable.setdefault(bare_kind, self._unreliable[kind])
             for kinds in (self._beside_model, self._suspected):
                 if kind in kinds:
-                    kinds.add(kind_of(bare))
-            self._learn(bare, flops)
+                    kinds.add(bare_kind)
+            for sizes, flops in by_sizes.items():
+                bare = without_lengths(key_like(examples[kind], sizes))
+                for _ in range(times[kind][sizes]):
+                    self._learn(bare, flops)
+        self._ready.clear()
 
     def doubt(self, key: StepKey) -> None:
         """Steps like this one are known to spend different FLOPs with the same shapes."""

@@ -210,13 +210,12 @@ class StepFlops:
             self._drop_lengths()
         if self.known_by is known_by:
             key = without_lengths(key)
-        by_values = step.values.decide and not self._values.are_idle(key)
+        by_values = step.values.decide and not self._values.are_idle(key, step.values)
         if self._book_counted(key, step, by_values=by_values) and (by_values or self.known_by is known_by_lengths):
             self._values.add(key, step.flops, step.values)
-            if self._values.are_idle(key):
-                self.laws.trust_shapes(key)
-                if self._values.decide_nowhere:
-                    self._drop_lengths()
+            self.laws.trust_shapes(self._values.are_idle)
+            if self.known_by is known_by_lengths and self._values.lengths_are_idle:
+                self._drop_lengths()
         return without_lengths(key) if self.known_by is known_by else key
 
     def _drop_lengths(self) -> None:
@@ -224,7 +223,7 @@ class StepFlops:
         if self.known_by is known_by:
             return
         self.known_by = known_by
-        self.laws.drop_lengths(self._values.counted())
+        self.laws.drop_lengths()
         self.books.drop_lengths()
         in_window, self._counted_in_window = self._counted_in_window, Counter()
         for key, steps in in_window.items():

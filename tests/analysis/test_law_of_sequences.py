@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from lightning_flops.analysis.law import FLAG, LONGEST, SQUARES, TOKENS, LawFinder, Sizes
+from lightning_flops.analysis.law import FLAG, LONGEST, SQUARES, TOKENS, TRAINED, LawFinder, Sizes
 from lightning_flops.records import BatchTokens
 
 AXES = [(0, 0), (0, 1), (1, 1), (1, FLAG), (2, 1), (2, TOKENS), (2, SQUARES), (2, LONGEST)]
@@ -117,3 +117,51 @@ def test_dense_attention_over_padded_rows_keeps_its_law() -> None:
         finder.add(padded(lengths, width), dense(len(lengths), width))
     assert finder.flops(padded((2, 12), 12)) == dense(2, 12)
     assert not finder.goes_by_sequences
+
+
+def labelled(tokens: int) -> tuple[Sizes, ...]:
+    """A batch of one shape, so many of whose tokens are trained on."""
+    return ((4, 12, -12, tokens),)
+
+
+def of_heads(*tokens: int, most: int = 99) -> LawFinder:
+    """Counted steps of a model whose head is computed for the trained tokens, and for so many at *most*."""
+    finder = LawFinder([(0, 0), (0, 1), (1, 1), (1, TRAINED)])
+    for number in tokens:
+        assert finder.add(labelled(number), {FORWARD: 500 + 32 * min(number, most)})
+    return finder
+
+
+def test_more_trained_tokens_than_in_any_counted_step_are_not_foretold() -> None:
+    """A head may be computed for so many tokens at most. Below, nothing is known to end."""
+    finder = of_heads(5, 9, 14, 8, most=20)
+    assert finder.flops(labelled(11)) == {FORWARD: 500 + 32 * 11}
+    assert finder.flops(labelled(2)) == {FORWARD: 500 + 32 * 2}
+    assert finder.flops(labelled(21)) is None
+    sums, outside = finder.add_up([[(4, 4), (12, 12), (-12, -12), (11, 21)]], [3, 1])
+    assert (sums, outside) == ({FORWARD: 3 * (500 + 32 * 11)}, {1})
+
+
+def test_trained_tokens_that_decide_nothing_may_be_any_number_once_three_have_shown_it() -> None:
+    finder = LawFinder([(0, 0), (0, 1), (1, 1), (1, TRAINED)])
+    said = []
+    for number in (5, 9, 14):
+        finder.add(labelled(number), {FORWARD: 500})
+        said.append(finder.flops(labelled(40)))
+    assert said == [None, None, {FORWARD: 500}]
+
+
+def test_two_numbers_of_tokens_are_no_straight_line() -> None:
+    """Scores between all tokens of a batch go by the square of their number: two numbers agree with any law.
+
+    The squares of lengths, which decide nothing, make each of these steps a new one.
+    """
+
+    def spent(lengths: Sequence[int]) -> dict[tuple[str, str], int]:
+        return {FORWARD: 12 * sum(lengths) ** 2}
+
+    finder = LawFinder(AXES)
+    for lengths in ((4, 6), (5, 5), (3, 7), (2, 4), (1, 5), (3, 3)):
+        finder.add(padded(lengths, 8), spent(lengths))
+    assert finder.flops(padded((2, 8), 8)) in (None, spent((2, 8)))  # ten, as counted
+    assert finder.flops(padded((4, 4), 8)) is None

@@ -80,7 +80,7 @@ def test_a_head_on_masked_tokens_goes_by_their_number(vary: bool) -> None:
     sizes = [(numbers.randint(2, 5), numbers.randint(6, 20)) if vary else (4, 12) for _ in range(80)]
     if vary:  # steps that the window counts: the least and the greatest of both sizes
         sizes[3], sizes[13] = (2, 20), (5, 6)
-    tokens = [numbers.randint(1, rows * length // 2) for rows, length in sizes]
+    tokens = [numbers.randint(1, 6) for _ in sizes]  # the greatest number is soon counted
     batches = [masked(*size, number) for size, number in zip(sizes, tokens, strict=True)]
     profiler, watched = run(MaskedHead(), batches, by_name)
     body, head = 3 * 2 * WIDTH * WIDTH, 3 * 2 * WIDTH * VOCAB
@@ -173,3 +173,83 @@ def test_rows_that_the_model_packs_itself_foretell_nothing() -> None:
     assert all(reading.model_flops is None for reading in watched.readings)
     assert profiler.throughput is not None and profiler.throughput.model_flops is None
     assert DEPENDS in profiler.throughput.notes
+
+
+class Trimmed(nn.Module):
+    """Leaves out the columns that are padding in all rows; no name tells the lengths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, WIDTH)
+
+    def forward(self, rows: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        return self.layer(rows[:, : lengths.max()]).square().mean()  # type: ignore[no-any-return]
+
+
+def test_rows_that_a_model_trims_by_a_number_that_it_reads_foretell_nothing() -> None:
+    numbers = random.Random(2)
+    longest = [numbers.randint(2, 10) for _ in range(40)]
+    batches = [(torch.randn(4, 10, 8), torch.tensor([1, number, 1, 2])) for number in longest]
+    profiler, watched = run(Trimmed(), batches, by_place)
+    truth = [2 * 2 * 4 * number * 8 * WIDTH for number in longest]
+    known = model_flops(watched)
+    counted = [step.counted is not None for step in watched.steps]
+    assert known == [spent if seen else None for spent, seen in zip(truth, counted, strict=True)]
+    assert all(reading.model_flops is None for reading in watched.readings)
+    assert profiler.throughput is not None and DEPENDS in profiler.throughput.notes
+
+
+class TwoTasks(nn.Module):
+    """Of 8 rows, a metric on what a mask selects; of 12 rows, a head on it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.Linear(WIDTH, 8), nn.Linear(8, 4)
+        self.shown = torch.zeros(())
+
+    def forward(self, rows: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.layer(rows)
+        if len(rows) == 8:
+            self.shown = out.detach()[scores > 0].mean()
+            return out.square().mean()
+        return self.head(out[scores > 0]).square().mean()  # type: ignore[no-any-return]
+
+
+def test_a_mask_that_decides_nothing_says_nothing_of_another_one() -> None:
+    numbers = random.Random(4)
+    batches, truth = [], []
+    for place in range(80):
+        rows = 12 if place % 10 == 9 else 8
+        selected = numbers.randint(1, rows)
+        batches.append((torch.randn(rows, WIDTH), torch.tensor([1.0] * selected + [-1.0] * (rows - selected))))
+        truth.append(2 * 2 * rows * WIDTH * 8 + (3 * 2 * selected * 8 * 4 if rows == 12 else 0))
+    _, watched = run(TwoTasks(), batches, by_place)
+    assert all(one in (None, spent) for one, spent in zip(model_flops(watched), truth, strict=True))
+    spent_in = [(one.model_flops, sum(truth[number] for number in one.steps)) for one in watched.readings]
+    assert all(said in (None, spent) for said, spent in spent_in)
+
+
+class ExpertsAndHead(Experts):
+    """Experts that share all tokens, and a head on those that are trained on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(VOCAB, WIDTH), nn.Linear(WIDTH, VOCAB)
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        hidden = self.embed(input_ids.flatten())
+        out, where = super().forward(hidden), (labels.flatten() != -100).nonzero().flatten()
+        return out + self.head(hidden[where]).square().mean()
+
+
+def test_a_number_of_trained_tokens_that_was_the_same_at_first_is_no_idle_one() -> None:
+    """The experts' sizes are others in each counted step, the head's are not. Inputs of experts need gradients."""
+    torch.manual_seed(5)
+    numbers = random.Random(6)
+    tokens = [4 if place < 20 else numbers.randint(1, 12) for place in range(80)]
+    profiler, watched = run(ExpertsAndHead(), [masked(3, 8, number) for number in tokens], by_name)
+    shared = 3 * 2 * 24 * (WIDTH * 2 + WIDTH * WIDTH)
+    truth = [shared + 3 * 2 * WIDTH * VOCAB * number for number in tokens]
+    assert all(one in (None, spent) for one, spent in zip(model_flops(watched), truth, strict=True))
+    assert all(one.model_flops in (None, sum(truth[number] for number in one.steps)) for one in watched.readings)
+    assert profiler.throughput is not None and profiler.throughput.steps_predicted > 40

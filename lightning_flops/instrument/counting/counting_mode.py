@@ -39,6 +39,7 @@ from lightning_flops.instrument.counting.operator_facts import (
     operator_of,
 )
 from lightning_flops.instrument.counting.thread_state import Books, Cell, CountedCell, Repetition, Table, ThreadState
+from lightning_flops.instrument.counting.values_seen import ValuesWatch
 from lightning_flops.instrument.torch_private.autograd import (
     ACCUMULATES_GRADIENT,
     NO_GRAPH_TASK,
@@ -58,6 +59,7 @@ from lightning_flops.instrument.torch_private.dispatch import (
 )
 from lightning_flops.instrument.torch_private.kernels import run_python_kernel
 from lightning_flops.instrument.torch_private.operators import call_of
+from lightning_flops.records import OUTSIDE
 from lightning_flops.text.printable import package_logger
 
 logger = package_logger(__name__)
@@ -111,12 +113,8 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         self._kernel = Operator(kernel, kernel)
         self.counts_fake = False
         """Whether the user computes with fake tensors. If not, some library uses them to find a shape."""
-        self.by_values = 0
-        """So many calls spent what numbers in their tensors decide."""
-        self.sized_by_values = 0
-        """So many calls made tensors of sizes that such numbers decide."""
-        self.value_sizes = 0
-        """The squares of these sizes, added up."""
+        self.values = ValuesWatch()
+        """What numbers in tensors decide."""
         self.runs_in_tf32: Callable[[Operator], bool] | None = None
         self.on_function: Callable[[Any], None] = _ignore
         """Is told of autograd functions whose forward ran products."""
@@ -198,8 +196,9 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
                         read += bytes_of(arg)
                 written = out.nbytes if type(out) is Tensor else bytes_of(out)
             except RuntimeError:
-                # A sparse tensor has no nbytes.
+                # A sparse tensor has no nbytes, and what is spent on it goes by how many numbers it stores.
                 read, written = bytes_of(args), bytes_of(out)
+                self.values.spent += operator.counted
             if operator.counted:
                 self._count(state, books, operator, args, kwargs or {}, out, read, written)
                 return out
@@ -348,16 +347,21 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         if state.paused:
             return
         table = self._backward.table(state, operator) if state.in_backward else state.table
+        # What is computed on the result is of a size that no shape tells. A number may be read for anything: only one
+        # that a model reads is taken for a size.
+        asks = operator.sized_by_values if not operator.reads_number or table.module != OUTSIDE else None
+        if asks is not None and asks(args):
+            self.values.sized(out)
+        if operator.is_only_asked:
+            return
         stood_for = bool(state.functions) and self._stands_for(state)
         if operator.counted and not stood_for:
+            self.values.spent += any(isinstance(arg, Tensor) and arg.layout is not torch.strided for arg in args)
             cell = self._work(state, table, operator, args, kwargs, out)
         else:
             cell = table.cell(operator)
         if operator.listed and not stood_for:
             self._list(state, operator.name, table.module, args, kwargs, out)
-        if operator.sized_by_values is not None and operator.sized_by_values(args):
-            self.sized_by_values += 1  # what is computed on the result is of a size that no shape tells
-            self.value_sizes += elements_of(out) ** 2
         cell.calls += 1
         written = bytes_of(out)
         cell.written += written
@@ -394,7 +398,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
             flops = work
         else:
             flops = _split(cell, work, self._halve_causal)
-            self.by_values += work.by_values
+            self.values.spent += work.by_values
         cell.flops += flops
         if table.phase == "forward" or table.phase == "recompute":
             if is_grad_enabled():

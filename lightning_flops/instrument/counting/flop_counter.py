@@ -237,7 +237,7 @@ class FlopCounter:
     @property
     def values(self) -> ValuesSeen:
         """What numbers in tensors have decided, beside shapes."""
-        return ValuesSeen(self._mode.by_values, self._mode.sized_by_values, self._mode.value_sizes)
+        return self._mode.values.seen
 
     @contextmanager
     def pause(self) -> Iterator[None]:

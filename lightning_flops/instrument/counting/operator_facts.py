@@ -67,10 +67,12 @@ class Operator:
         "entry",
         "function",
         "higher_order",
+        "is_only_asked",
         "keyword_reads",
         "listed",
         "name",
         "reads",
+        "reads_number",
         "selects",
         "sized_by_values",
         "special",
@@ -96,12 +98,15 @@ class Operator:
         self.views = not self.higher_order and _views(function, short)
         moves_nothing = not self.higher_order and (self.views or not schema_of(function).returns)
         self.way: Way = 0
+        self.sized_by_values = None if self.higher_order else _sized_by_values(function, short)
+        self.reads_number = short == _READS_NUMBER
+        self.is_only_asked = False
         if moves_nothing and not self.counted and not self.listed:
-            self.way = QUIET
+            self.is_only_asked = self.sized_by_values is not None
+            self.way = 0 if self.is_only_asked else QUIET
         elif self.splits or (not self.higher_order and _may_have_python_kernel(function, entry)):
             self.way = OPENS
         self.selects = short in _SELECTING
-        self.sized_by_values = None if self.higher_order else _sized_by_values(function, short)
         self.reads, self.keyword_reads = _reads(function, short, self.higher_order)
         # The hot path reads every tensor among the positional arguments, and none anywhere else.
         every = _tensor_places(function) if not self.higher_order else ()
@@ -154,17 +159,35 @@ def _always(args: tuple[Any, ...]) -> bool:
     return True
 
 
+def _is_whole(args: tuple[Any, ...]) -> bool:
+    """Whether the first argument holds whole numbers, which may become sizes."""
+    return not (args[0].dtype is torch.bool or args[0].is_floating_point() or args[0].is_complex())
+
+
 _Predicate = Callable[[tuple[Any, ...]], bool]
+
+_READS_NUMBER = "_local_scalar_dense"
+"""The operator behind ``Tensor.item``, and wherever else a tensor stands for a number."""
+
+_SIZED_BY_VALUES = frozenset(
+    (
+        "_pack_padded_sequence _nested_tensor_from_mask _nested_tensor_from_tensor_list _nested_view_from_jagged "
+        "_to_sparse _to_sparse_csr _to_sparse_csc _to_sparse_bsr _to_sparse_bsc"
+    ).split()
+)
+"""Operators of whose results torch does not say that numbers in tensors may decide their sizes."""
 
 
 def _sized_by_values(function: Any, short: str) -> _Predicate | None:
     """Asks an operator's arguments whether numbers in tensors decide the size of its result; None: they never do.
 
-    Torch says of which operators they may. Of one it does not: a packed sequence has as many rows as its lengths say.
+    Torch says of most operators whether they may. A number that is read from a tensor may be such a size itself.
     """
+    if short == _READS_NUMBER:
+        return _is_whole
     if torch.Tag.dynamic_output_shape in function.tags:
         return _has_mask if short == "index" else _always
-    return _always if short == "_pack_padded_sequence" else None
+    return _always if short in _SIZED_BY_VALUES else None
 
 
 def _may_have_python_kernel(function: Any, entry: Entry) -> bool:
