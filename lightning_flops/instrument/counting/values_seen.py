@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,10 @@ from lightning_flops.records import Line, SizesSeen, ValuesSeen
 
 _NO_PROGRAM = tuple(f"{Path(one).resolve().parent}" for one in (torch.__file__, Path(__file__).parents[1]))
 """Where the files of torch and of this package are."""
+
+_OF_ENGINES = f"{os.sep}deepspeed{os.sep}runtime{os.sep}"
+"""In the path of files whose code trains. Under ZeRO-3 it reads numbers in hooks of each module, to compare ranks.
+These are no sizes of the model."""
 
 
 class ValuesWatch:
@@ -30,7 +35,10 @@ class ValuesWatch:
 
     def sized(self, result: Any) -> None:
         """A call has made *result*, a tensor of a size that they decide, or has read such a number."""
-        line, size = _running_line(), result if isinstance(result, int) else bytes_of(result)
+        line, is_number = _running_line(), isinstance(result, int)
+        if is_number and _OF_ENGINES in line[0]:
+            return
+        size = result if is_number else bytes_of(result)
         calls, squares = self._sized.get(line, (0, 0))
         self._sized[line] = SizesSeen(calls + 1, squares + size**2)
 
