@@ -239,7 +239,8 @@ class ExpertsAndHead(Experts):
     def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         hidden = self.embed(input_ids.flatten())
         out, where = super().forward(hidden), (labels.flatten() != -100).nonzero().flatten()
-        return out + self.head(hidden[where]).square().mean()
+        head: torch.Tensor = self.head(hidden[where])
+        return out + head.square().mean()
 
 
 def test_a_number_of_trained_tokens_that_was_the_same_at_first_is_no_idle_one() -> None:
