@@ -498,7 +498,8 @@ def what_must_hold(cell: Cell, model: ByHand) -> list[str]:
         "training is another than without the profiler": cell.identical,
         "too many steps were counted": cell.outside <= MOST_COUNTED_OUTSIDE
         and cell.counted <= COUNTED_IN_WINDOW + MOST_COUNTED_OUTSIDE,
-        "nothing was logged": cell.readings >= cell.steps // LOG_EVERY // 2,
+        "next to nothing was logged": cell.readings
+        >= cell.steps // LOG_EVERY // 4,  # most that nobody gets are not made
     }
     if model.has_law:
         promises["there is no law"] = cell.law

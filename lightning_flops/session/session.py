@@ -115,6 +115,8 @@ class Session:
         self._activity = activity_of(loop)
         self._so_far = so_far
         self._is_finished = False
+        self._step_is_slowed = False
+        """A batch of the running step was slowed down by us."""
         self._samples_of_step: int | None = 0
         self._meter = door.meter(self.notes.add_for_run)
         self.flops = self._new_step_flops(world_size) if so_far is None else so_far.flops
@@ -336,6 +338,10 @@ class Session:
         slowed = (window.is_open or sampling) and self._tell_recorder(
             batch, shapes, samples=samples, tokens=tokens, ends_step=ends_step
         )
+        # A sample may be dropped in the middle of a step. The rest of that step is in no figure, either.
+        is_rest = self._step_is_slowed and not slowed
+        slowed = slowed or is_rest
+        self._step_is_slowed = slowed and not ends_step
         key = self.steps.book(self.flops.known_by(shapes, tokens), updates, ends_step)
         if key is not None and monitor is not None and slowed:
             self.flops.books.book_slowed(key)
@@ -346,7 +352,7 @@ class Session:
         if monitor is not None:
             if slowed:
                 self.reports.slowed_tokens = self.reports.slowed_tokens.plus(tokens)
-            if sampling:
+            if sampling or is_rest:
                 monitor.leave_out()
             elif slowed:
                 self._restart_monitor()  # counting and tracing cost time, so the time until here gives no throughput
@@ -596,6 +602,7 @@ class Session:
     def step_begins_anew(self) -> None:
         """What has run since the latest step ended is of no step: the next one begins here."""
         self.steps.drop_running()
+        self._step_is_slowed = False
         if self.monitor is not None:
             self.monitor.drop_open_step()
             self.monitor.leave_out()
