@@ -27,7 +27,7 @@ def lengths(*, all_ranks: bool) -> dict[str, Any]:
     model = DistributedDataParallel(kind.make().train())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with (
-        watched_sessions(share=1.0) as sessions,
+        watched_sessions(share=1e6) as sessions,
         profile_training(model, optimizer, all_ranks=all_ranks, log_dir="logs", **SETTINGS) as profiler,
     ):
         for batch in profiler.batches([kind.batch(*one) for one in sizes]):

@@ -57,7 +57,7 @@ def truth_of(model: nn.Module, keys: Counter[StepKey]) -> Truth:
 @pytest.fixture
 def generous(monkeypatch: pytest.MonkeyPatch) -> None:
     """These runs are over in seconds, of which half a percent is no step: let them count as many as they may."""
-    monkeypatch.setattr("lightning_flops.session.session.SHARE", 1.0)
+    monkeypatch.setattr("lightning_flops.session.session.SHARE", 1e6)
     monkeypatch.setattr("lightning_flops.session.samples._GUESS", 0)
 
 

@@ -59,7 +59,7 @@ def run(
     torch.manual_seed(0)
     model = Packed(causal=causal)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with watched_sessions(share=1.0) as sessions, profile_training(model, optimizer, **SETTINGS) as profiler:
+    with watched_sessions(share=1e6) as sessions, profile_training(model, optimizer, **SETTINGS) as profiler:
         for batch in profiler.batches(batches):
             call(model, batch).square().mean().backward()  # type: ignore[no-untyped-call]
             optimizer.step()
@@ -211,7 +211,7 @@ def test_jagged_batches_are_known_by_their_rows() -> None:
     ]
     model = OverRows()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with watched_sessions(share=1.0) as sessions, profile_training(model, optimizer, **SETTINGS) as profiler:
+    with watched_sessions(share=1e6) as sessions, profile_training(model, optimizer, **SETTINGS) as profiler:
         for batch in profiler.batches(batches):
             model(batch).square().mean().backward()
             optimizer.step()

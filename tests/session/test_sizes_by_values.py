@@ -24,7 +24,7 @@ def run(
 ) -> tuple[TrainingProfiler, Watched]:
     """A loop over *batches*, of which as many are counted as the run would like."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with watched_sessions(share=1.0) as sessions, profile_training(model, optimizer, **SETTINGS) as profiler:
+    with watched_sessions(share=1e6) as sessions, profile_training(model, optimizer, **SETTINGS) as profiler:
         for batch in profiler.batches(batches):
             call(model, batch).backward()  # type: ignore[no-untyped-call]
             optimizer.step()

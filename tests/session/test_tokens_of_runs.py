@@ -135,7 +135,7 @@ def run_of_seconds(
     model = Masked()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with (
-        watched_sessions(share=1.0) as sessions,
+        watched_sessions(share=1e6) as sessions,
         profile_training(model, optimizer, **{**SETTINGS, "peak_flops_per_sec": PEAK, **settings}) as profiler,
     ):
         for batch in profiler.batches(batches):

@@ -99,7 +99,7 @@ def test_every_packed_step_is_exact_or_unknown(borders: bool, tmp_path: Path) ->
         remove_unused_columns=False,
         train_sampling_strategy="sequential",
     )
-    with watched_sessions(share=1.0) as sessions:
+    with watched_sessions(share=1e6) as sessions:
         Trainer(
             model,
             arguments,
