@@ -47,9 +47,8 @@ demo-deepspeed: $(VENV)/.installed-deepspeed $(VENV)/.installed-tensorboard
 		-m lightning_flops run examples/deepspeed_gpt.py --zero $(ZERO)
 
 # A file of tests runs in one process, several files at a time, the longest first (tests/conftest.py); each process
-# computes on one core. There is one more than cores: a test that waits for processes of its own leaves its core idle.
-# What torch compiles there is kept beside DeepSpeed's operators, for the next time.
-PYTEST := OMP_NUM_THREADS=1 TORCHINDUCTOR_CACHE_DIR=$(CURDIR)/.cache/torch_inductor $(RUN) -m pytest --numprocesses $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+# computes on one core. What torch compiles there is kept beside DeepSpeed's operators, for the next time.
+PYTEST := OMP_NUM_THREADS=1 TORCHINDUCTOR_CACHE_DIR=$(CURDIR)/.cache/torch_inductor $(RUN) -m pytest --numprocesses logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 test: before-tests
 	$(PYTEST) -m "not slow"

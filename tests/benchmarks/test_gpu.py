@@ -195,6 +195,7 @@ def test_what_only_a_gpu_can_show_says_why_on_a_cpu(tmp_path: Path) -> None:
 # ---- all of it
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_whole_program_runs_small_on_a_cpu(tmp_path: Path) -> None:
     arguments = ["-m", "benchmarks.gpu", "--device", "cpu", "--small", "--output", str(tmp_path)]

@@ -158,6 +158,7 @@ def test_a_process_whose_class_has_a_run_of_its_own_is_followed(tmp_path: Path, 
     assert "what was profiled ran in process" in said.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_a_process_that_is_forked_in_the_middle_of_a_loop_has_a_report_of_its_own_loop_alone(
     tmp_path: Path, temporary: Path
 ) -> None:
@@ -170,6 +171,7 @@ def test_a_process_that_is_forked_in_the_middle_of_a_loop_has_a_report_of_its_ow
     assert list(temporary.glob("lightning_flops*")) == []
 
 
+@pytest.mark.slow
 def test_a_loop_that_is_too_short_in_such_a_process_is_not_passed_over_silently(
     tmp_path: Path, temporary: Path
 ) -> None:
@@ -179,7 +181,8 @@ def test_a_loop_that_is_too_short_in_such_a_process_is_not_passed_over_silently(
     assert said.splitlines()[-1] == "lightning-flops: nothing was profiled: no optimizer took a step in this process"
 
 
-@pytest.mark.parametrize("how", ["fabric", pytest.param("fabric_spawn", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["fabric", "fabric_spawn"])
 def test_the_ranks_that_fabric_starts_are_all_in_the_report(how: str, tmp_path: Path, temporary: Path) -> None:
     said = run(tmp_path, temporary, how, "12")
     profile = json.loads((tmp_path / "lightning_flops_logs" / "profile.json").read_text(encoding="utf-8"))
