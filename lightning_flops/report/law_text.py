@@ -86,6 +86,9 @@ _MEANINGS = {
 }
 """Variables that are no sizes of tensors."""
 
+_UP_TO = {LONGEST_LENGTH: "sequences of up to {greatest} tokens", TRAINED_TOKENS: "N up to {greatest}"}
+"""Those that a law is used for up to the greatest that was counted."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLawWords:
@@ -104,9 +107,9 @@ def step_law_words(law: StepLaw) -> StepLawWords:
     names = [one.name for one in law.variables]
     meanings = "".join(f"{name} is {meaning}. " for name, meaning in _MEANINGS.items() if name in names)
     ranges = [
-        f"sequences of up to {plain(one.greatest)} tokens" if one.name == LONGEST_LENGTH else range_text(one)
+        _UP_TO[one.name].format(greatest=plain(one.greatest)) if one.name in _UP_TO else range_text(one)
         for one in law.variables
-        if one.name not in _MEANINGS
+        if one.name not in _MEANINGS or one.name in _UP_TO
     ]
     used = f"Used for {' and '.join(ranges)}. " if ranges else ""
     return StepLawWords(

@@ -739,7 +739,7 @@ export interface Rates {
  */
 export interface StepLaw {
   /**
-   * B counts samples; S, T, U ... are the other sizes that varied, in their order in the batch. F is 1 in a batch without padding and 0 in one with padding; it is there if FLOPs depend on that. If they depend on the lengths of the sequences in a batch, R is how many tokens these have, Q the squares of their lengths added up, and L the longest length: the law is used for any R and Q, and for L up to the greatest that was counted. If they depend on how many tokens are trained on, N is that number, for which the law is used whatever it is.
+   * B counts samples; S, T, U ... are the other sizes that varied, in their order in the batch. F is 1 in a batch without padding and 0 in one with padding; it is there if FLOPs depend on that. If they depend on the lengths of the sequences in a batch, R is how many tokens these have, Q the squares of their lengths added up, and L the longest length: the law is used for any R and Q once enough of them were counted, and for L up to the greatest that was counted. If they depend on how many tokens are trained on, N is that number, up to the greatest that was counted.
    */
   variables: LawVariable[];
   /**
