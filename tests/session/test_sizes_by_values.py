@@ -13,7 +13,7 @@ from torch import nn
 from lightning_flops import profile_training, render_text
 from lightning_flops.analysis.step_laws import DEPENDS
 from lightning_flops.pytorch import TrainingProfiler
-from tests.every_step import Watched, watched_sessions
+from tests.every_step import Watched, model_flops, watched_sessions
 
 SETTINGS: dict[str, Any] = {"profile_step": 3, "timing_steps": 8, "trace": False, "peak_flops_per_sec": 1e12}
 VOCAB, WIDTH = 50, 16
@@ -31,15 +31,6 @@ def run(
             optimizer.zero_grad()
     (watched,) = sessions
     return profiler, watched
-
-
-def model_flops(watched: Watched) -> list[int | None]:
-    """What the run knows of each step at its end."""
-    found = [watched.known(step) for step in watched.steps]
-    return [
-        None if one is None else sum(flops for (part, _), flops in one.flops.items() if part in ("forward", "backward"))
-        for one in found
-    ]
 
 
 def by_name(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
