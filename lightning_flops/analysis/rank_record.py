@@ -51,19 +51,14 @@ def make_rank_record(profile: Profile) -> RankRecord:
 
 
 def pack(answer: RankRecord | RankAbsence) -> bytes:
-    """*answer* in at most ``RECORD_LIMIT_BYTES``; what a record left out for that is said in it.
-
-    Raises:
-        ValueError: a record without modules and collective calls is too large.
-    """
+    """*answer* in at most ``RECORD_LIMIT_BYTES``, which may leave out modules and collective calls, or ValueError."""
     sent = (answer.rank, answer.reason[:500]) if isinstance(answer, RankAbsence) else answer
-    packed = b""
     for halvings in range(20):
         encoded = _encoder.encode(_halved(sent, times=halvings) if halvings and isinstance(sent, RankRecord) else sent)
         packed = zlib.compress(encoded, 1)
         if len(packed) <= RECORD_LIMIT_BYTES and len(encoded) <= INFLATED_LIMIT_BYTES:
             return packed
-    raise ValueError(f"the record is too large: {len(packed):,} bytes of {RECORD_LIMIT_BYTES:,}")
+    raise ValueError(f"without modules and calls the record is still larger than {RECORD_LIMIT_BYTES:,} bytes")
 
 
 def unpack(data: bytes) -> RankRecord | RankAbsence:

@@ -50,11 +50,8 @@ Store: TypeAlias = Any
 _ABSENCES_LOGGED = 8
 """Most absent ranks that one log line names."""
 
-_SEC_FOR_RANK_0 = 2.0
-"""How long another rank waits at most until rank 0 has begun the run or told its folder."""
-
-_PAUSE_SEC = 0.02
-"""Pause between two looks while a rank waits."""
+_SEC_FOR_RANK_0, _PAUSE_SEC = 2.0, 0.02
+"""How long another rank waits for rank 0 to begin the run or to tell its folder; pause between two looks."""
 
 _run_numbers = itertools.count()
 
