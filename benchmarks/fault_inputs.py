@@ -312,7 +312,7 @@ def _a_profile() -> Profile:
 
 
 def try_record(draw: random.Random, again: str) -> list[Fault]:
-    """A mutated record of a rank: it is read, or refused by an error of zlib or msgspec, within bounds."""
+    """A mutated record of a rank: it is read, or refused by an error of whoever reads it, within bounds."""
     data = pack(make_rank_record(_a_profile()))
     if draw.random() < 0.1:
         data = zlib.compress(b"\xdb\xff\xff\xff\xff" + b"x" * _INFLATED, 9)
@@ -321,7 +321,7 @@ def try_record(draw: random.Random, again: str) -> list[Fault]:
     else:
         data = mutated(draw, data)
     answer = answer_of(partial(_read, "record", data.hex()), timeout_sec=10.0)
-    errors = (zlib.error, msgspec.DecodeError, msgspec.ValidationError)
+    errors = (zlib.error, msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError)
     return _judge_reading(answer, "a rank's record", again, bound=_INFLATED, errors=errors)
 
 
