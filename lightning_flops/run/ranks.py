@@ -268,8 +268,8 @@ class Ranks:
         return told or None
 
     def _told_folder(self, store: Store) -> str | None:
-        key = f"{self._run(store)}/folder"
-        return store.get(key).decode() if store.check([key]) else None
+        run = self._run(store)
+        return store.get(f"{run}/folder").decode() if run and store.check([f"{run}/folder"]) else None
 
     def close(self) -> None:
         """End this rank's part: it sends and reads nothing more."""
