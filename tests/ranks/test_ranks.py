@@ -162,16 +162,6 @@ def test_a_rank_that_never_answers_is_waited_for_until_the_time_is_over_and_name
     assert store.keys() == set()
 
 
-def test_who_answers_in_the_last_moment_is_in() -> None:
-    clock = FakeNow()
-    zero, *others = job(distributed.HashStore(), clock=clock)
-    zero.await_reports(PROFILES[0])
-    clock.sleep(31.0)
-    for rank, other in enumerate(others, start=1):
-        other.send(PROFILES[rank])
-    assert absences(zero.ready()[0]) == {}
-
-
 def test_a_rank_that_is_out_is_waited_for_in_no_window_but_what_it_sent_before_counts(store: Careful) -> None:
     zero, *others = job(store)
     for rank, other in enumerate(others, start=1):
@@ -186,19 +176,6 @@ def test_a_rank_that_is_out_is_waited_for_in_no_window_but_what_it_sent_before_c
     others[2].send(of_step(PROFILES[3], 9))
     (second,) = zero.ready()
     assert absences(second) == {1: "its profiler failed: RuntimeError: no", 2: "it passed this step over"}
-
-
-def test_a_rank_with_another_step_is_named_with_it_when_it_ends() -> None:
-    zero, *others = job(distributed.HashStore())
-    zero.await_reports(of_step(PROFILES[0], 7))
-    others[0].send(of_step(PROFILES[1], 8))
-    for other in others:
-        other.close()
-    assert absences(zero.ready()[0]) == {
-        1: "it last profiled step 8",
-        2: "it profiled no step",
-        3: "it profiled no step",
-    }
 
 
 def test_the_end_of_a_run_waits_no_longer_than_it_may() -> None:
@@ -399,41 +376,6 @@ def test_the_others_learn_where_the_files_of_rank_0_are(store: Careful, monkeypa
     monkeypatch.setattr(ranks_module, "_SEC_FOR_RANK_0", 0.05)
     assert join(1, store, number=1).folder() == OWN_FOLDER
     assert job(store, number=2)[1].folder() == OWN_FOLDER
-
-
-def test_a_store_of_the_users_own_serves_too() -> None:
-    class Own(distributed.Store):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.kept: dict[str, bytes] = {}
-
-        def set(self, key: str, value: Any) -> None:
-            self.kept[key] = value
-
-        def get(self, key: str) -> bytes:
-            return self.kept[key]
-
-        def add(self, key: str, amount: int) -> int:
-            self.kept[key] = str(int(self.kept.get(key, b"0")) + amount).encode()
-            return int(self.kept[key])
-
-        def check(self, names: list[str]) -> bool:
-            return all(name in self.kept for name in names)
-
-        def delete_key(self, key: str) -> bool:
-            return self.kept.pop(key, None) is not None
-
-        def list_keys(self) -> list[str]:
-            return list(self.kept)
-
-    store = Own()
-    zero, *others = all_ranks = job(store)
-    for rank, other in enumerate(others, start=1):
-        other.send(PROFILES[rank])
-    zero.await_reports(PROFILES[0])
-    assert absences(zero.ready()[0]) == {}
-    closed(all_ranks)
-    assert store.kept == {}
 
 
 def test_without_a_process_group_there_is_no_exchange() -> None:
