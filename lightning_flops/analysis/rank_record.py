@@ -13,12 +13,16 @@ from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.rank_record import RankRecord, RankSummary
 from lightning_flops.schema.ranks import RankAbsence
 
-RECORD_LIMIT_BYTES = 65_536
-"""Most bytes of a packed record."""
-INFLATED_LIMIT_BYTES = 4 << 20
-"""Most bytes of a record before it is compressed."""
+RECORD_LIMIT_BYTES, INFLATED_LIMIT_BYTES = 65_536, 4 << 20
+"""Most bytes of a packed record, and of one before it is compressed."""
 
-_encoder = msgspec.msgpack.Encoder(enc_hook=array.tobytes)
+
+def _plain(value: object) -> bytes | float | str:
+    # Of a number or text that has a class of its own, such as ``torch.__version__``, what it is.
+    return value.tobytes() if isinstance(value, array) else float(value) if isinstance(value, float) else str(value)
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
 _decoder = msgspec.msgpack.Decoder(RankRecord | tuple[int, str], dec_hook=lambda _, data: array("q", data))
 _shared = lru_cache(maxsize=8)(tuple[str, ...])  # of thousands of ranks, one copy of their modules' names
 

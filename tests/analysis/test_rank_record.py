@@ -159,6 +159,21 @@ def test_whatever_a_record_holds_arrives_as_it_was(record: RankRecord) -> None:
     assert unpack(pack(record)) == record
 
 
+def test_texts_and_numbers_with_a_class_of_their_own_arrive_as_plain_ones() -> None:
+    class Version(str):
+        """As that of ``torch.__version__``."""
+
+    class Seconds(float):
+        """As numpy's."""
+
+    summary = RECORD.summary
+    context = replace(summary.context, torch_version=Version("2.13.0"))
+    arrived = unpack(pack(replace(RECORD, summary=replace(summary, context=context, samples=Seconds(7.5)))))
+    assert isinstance(arrived, RankRecord)
+    assert type(arrived.summary.context.torch_version) is str
+    assert (arrived.summary.context.torch_version, arrived.summary.samples) == ("2.13.0", 7.5)
+
+
 def test_whole_number_in_the_place_of_a_fraction_arrives_as_that_fraction() -> None:
     # peak_flops_per_sec may be given as an int.
     profile = build_profile(WINDOW, config=ProfilerConfig(peak_flops_per_sec=700))

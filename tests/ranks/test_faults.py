@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from lightning_flops.config import OWN_FOLDER
 from lightning_flops.schema.profile import Profile
 from tests.lightning.nets import batch_flops
 from tests.ranks import LIGHTNING, REPOSITORY, run_ranks
@@ -96,7 +97,7 @@ def test_rank_0_alone_leaves_files() -> None:
     for returned in on_two()("rank_0_alone_writes"):
         *files, trace = returned["files"]
         names = ("profile.html", "profile.json", "profile.txt", "throughput.json")
-        assert files == [f"logs0/lightning_flops_logs/{name}" for name in names]
+        assert files == [f"logs0/{OWN_FOLDER}/{name}" for name in names]
         assert trace.startswith("traces/rank0_step")
 
 
@@ -107,11 +108,11 @@ def test_all_ranks_leave_files_in_one_folder_if_they_are_asked_to() -> None:
         assert files == [
             "flops.rank1.txt",
             "flops.txt",
-            "logs0/lightning_flops_logs/profile.html",
-            "logs0/lightning_flops_logs/profile.json",
-            "logs0/lightning_flops_logs/profile.rank1.json",
-            "logs0/lightning_flops_logs/throughput.json",
-            "logs0/lightning_flops_logs/throughput.rank1.json",
+            f"logs0/{OWN_FOLDER}/profile.html",
+            f"logs0/{OWN_FOLDER}/profile.json",
+            f"logs0/{OWN_FOLDER}/profile.rank1.json",
+            f"logs0/{OWN_FOLDER}/throughput.json",
+            f"logs0/{OWN_FOLDER}/throughput.rank1.json",
         ]
 
 
