@@ -6,7 +6,7 @@ import functools
 import json
 import os
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from lightning_flops.analysis.rates import padding_ratio
 from lightning_flops.report.advice_text import render_advice_markdown
@@ -16,7 +16,6 @@ from lightning_flops.report.markdown import fenced
 from lightning_flops.report.scalars import MONITOR_PREFIX, monitor_scalars, profile_scalars, scalar_charts
 from lightning_flops.report.text import render_text
 from lightning_flops.report.throughput_text import render_throughput
-from lightning_flops.session.outcomes import OUTCOMES, Told
 from lightning_flops.sinks.console import ConsoleSink
 from lightning_flops.sinks.file import FreePaths, write_text_file
 from lightning_flops.sinks.tensorboard_pages import OwnPages
@@ -25,7 +24,7 @@ from lightning_flops.text.printable import package_logger
 
 if TYPE_CHECKING:
     from lightning_flops.config import ProfilerConfig
-    from lightning_flops.instrument.timing.monitor import MonitorReading
+    from lightning_flops.run.monitor import MonitorReading
     from lightning_flops.report.pictures import Picture
     from lightning_flops.schema.profile import Profile
     from lightning_flops.schema.throughput import ThroughputSummary
@@ -36,6 +35,11 @@ logger = package_logger(__name__)
 
 class RunOutput(Protocol):
     """The places where the reports of one run go, from one rank."""
+
+    def prepare(self, profile: Profile) -> Any: ...
+    def publish(self, prepared: Any, *, step: int) -> None: ...
+    def prepare_throughput(self, summary: ThroughputSummary) -> Any: ...
+    def publish_throughput(self, prepared: Any, *, step: int) -> None: ...
 
     @property
     def shows_readings(self) -> bool:
@@ -50,7 +54,7 @@ class RunOutput(Protocol):
         *,
         dp_size: int,
         tokens: int | None,
-        model_flops: int | None,
+        flops: Any,
         model_flops_peak_sec: float | None,
         useful_flops_peak_sec: float | None,
         step: int,
@@ -179,7 +183,6 @@ class LoggedOutput:
         self._text_file = text_file
         self._x_axis = x_axis
         self._announce = announce
-        self._told = Told()
         self._nowhere = nowhere
         self.part = part
         """A word that tags have below their prefix; mostly empty in a training run."""
@@ -189,7 +192,16 @@ class LoggedOutput:
         """Whether there is a logger that gets the monitor's readings."""
         return self._loggers.takes_scalars
 
-    def write_profile(self, profile: Profile, *, step: int) -> None:
+    def prepare(self, profile: Profile) -> Profile:
+        return profile
+
+    def prepare_throughput(self, summary: ThroughputSummary) -> ThroughputSummary:
+        return summary
+
+    def publish_throughput(self, summary: ThroughputSummary, *, step: int) -> None:
+        self.write_throughput(summary, step=step)
+
+    def publish(self, profile: Profile, *, step: int) -> None:
         """Give the report to everything that shows it."""
         prefix, at = self._tags(self._config.tag_prefix), self._x_axis(step)
         text = render_text(profile)
@@ -219,9 +231,6 @@ class LoggedOutput:
             what = f"FLOPs of {context.step_word} {profile.profile_step}{whose}"
             where = ", ".join(said)
             sentence = f"{what}: {headline(profile)} {where[0].upper()}{where[1:]}"
-            if not self._told.line:
-                OUTCOMES.told.append(self._told)
-            self._told.line = sentence
             self._announce(sentence)
 
     def _tags(self, prefix: str) -> str:
@@ -234,7 +243,7 @@ class LoggedOutput:
         *,
         dp_size: int,
         tokens: int | None,
-        model_flops: int | None,
+        flops: Any,
         model_flops_peak_sec: float | None,
         useful_flops_peak_sec: float | None,
         step: int,
@@ -248,7 +257,7 @@ class LoggedOutput:
             dp_size=dp_size,
             tokens=tokens,
             padding_ratio=padding_ratio(reading.tokens),
-            model_flops=model_flops,
+            model_flops=None if flops is None else sum(flops.model_by_dtype.values()),
             model_flops_peak_sec=model_flops_peak_sec,
             useful_flops_peak_sec=useful_flops_peak_sec,
             prefix=self._tags(MONITOR_PREFIX),
@@ -281,7 +290,7 @@ class RankOutput:
         *,
         dp_size: int,
         tokens: int | None,
-        model_flops: int | None,
+        flops: Any,
         model_flops_peak_sec: float | None,
         useful_flops_peak_sec: float | None,
         step: int,
@@ -307,7 +316,7 @@ class _NoOutput:
         *,
         dp_size: int,
         tokens: int | None,
-        model_flops: int | None,
+        flops: Any,
         model_flops_peak_sec: float | None,
         useful_flops_peak_sec: float | None,
         step: int,
