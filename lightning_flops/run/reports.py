@@ -223,9 +223,7 @@ class Reports:
         device = self._facts.context().device_name
         for dtype in flops:
             if dtype not in self._peaks:
-                self._peaks[dtype] = peak_for(
-                    device_name=device, dtype=dtype, given=self._config.peak_flops_per_sec
-                )
+                self._peaks[dtype] = peak_for(device_name=device, dtype=dtype, given=self._config.peak_flops_per_sec)
         return peak_seconds(flops=flops, peaks_flops_per_sec=self._peaks)
 
     def not_reached(self, step: int, context: RunContext, *, steps_done: int) -> None:
