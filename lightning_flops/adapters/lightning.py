@@ -1,8 +1,8 @@
 """Lightning: one call of ``Trainer.fit``, ``predict``, ``test`` or ``validate``, told to a ``Run``.
 
-Batches, epochs and validations are the callback's hooks. While the parts of a step are marked, an object in front of the
-Trainer's own profiler hears the Trainer's actions: every Trainer calls ``start`` and ``stop`` around the loader, the
-transfer, the step, the backward and the optimizer.
+Batches, epochs and validations are the callback's hooks. While the parts of a step are marked, an object in front of
+the Trainer's own profiler hears the Trainer's actions: every Trainer calls ``start`` and ``stop`` around the loader,
+the transfer, the step, the backward and the optimizer.
 """
 
 from __future__ import annotations
@@ -63,9 +63,7 @@ _PARTS = {
 }
 """The part of a step that an action of the Trainer's is, and whether it is a whole forward, backward or update."""
 
-_OF_STRATEGY = frozenset(
-    ("batch_to_device", "training_step", "validation_step", "test_step", "predict_step", "backward")
-)
+_OF_STRATEGY = frozenset("batch_to_device training_step validation_step test_step predict_step backward".split())
 """Actions that are parts when the strategy takes them: the user's module has methods of the same names."""
 
 
@@ -106,9 +104,9 @@ class Actions:
     def __reduce__(self) -> tuple[Any, ...]:
         return _itself, (self._inner,)
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> type:
-        """Lightning asks of what class its profiler is."""
+        """The class of the Trainer's own profiler, which Lightning asks for."""
         return type(self._inner)
 
 
@@ -207,14 +205,15 @@ class LightningRun:
 
     def _mark(self, stack: ExitStack) -> None:
         """Hear the Trainer's actions until *stack* is closed."""
-        trainer, own = weakref.ref(self._trainer), self._trainer.profiler
+        own: Any = self._trainer.profiler  # type: ignore[attr-defined]
+        trainer: weakref.ref[Any] = weakref.ref(self._trainer)
 
         def put_back() -> None:
             if (one := trainer()) is not None:
                 one.profiler = own
 
         stack.callback(put_back)
-        self._trainer.profiler = Actions(own, self._action)
+        self._trainer.profiler = Actions(own, self._action)  # type: ignore[attr-defined]
 
     @safe
     def _action(self, name: str, begins: bool) -> None:
@@ -273,7 +272,7 @@ class LightningRun:
 
     @safe
     def fetch_ends(self, batch: Any) -> None:
-        """A loader has delivered *batch*: tokens of a batch that is on its way to a device are read here, on the host."""
+        """A loader has delivered *batch*; if it goes to a device, its tokens are read here, on the host."""
         if self._is_in_loop():
             self.run.fetch_ends()
             if batch is not None and self._reads_ahead and self.run.tokens.reads:
@@ -381,11 +380,12 @@ def _weakly(me: weakref.ref[LightningRun], method: str) -> Callable[..., None]:
 
 def _max_batches(trainer: Trainer, loop: Loop) -> list[float]:
     """Batches of each loader of a loop without training."""
-    batches = {
+    loops: dict[str, Any] = {
         "predict": trainer.predict_loop,
         "test": trainer.test_loop,
         "validate": trainer.validate_loop,
-    }[loop].max_batches
+    }
+    batches = loops[loop].max_batches
     return list(batches) if isinstance(batches, list) else [batches]
 
 

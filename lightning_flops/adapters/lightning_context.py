@@ -62,12 +62,8 @@ def loader_workers(trainer: Trainer, loop: Loop) -> int | None:
 
 def loaders(trainer: Trainer, loop: Loop) -> list[Any]:
     """The data loaders of *loop*."""
-    found = {
-        "training": lambda: trainer.train_dataloader,
-        "validate": lambda: trainer.val_dataloaders,
-        "test": lambda: trainer.test_dataloaders,
-        "predict": lambda: trainer.predict_dataloaders,
-    }[loop]()
+    names = {"training": "train_dataloader", "validate": "val_dataloaders", "test": "test_dataloaders"}
+    found = getattr(trainer, names.get(loop, "predict_dataloaders"))
     return list(_leaves(getattr(found, "iterables", found)))
 
 

@@ -1,7 +1,7 @@
 """Throughput and data wait of a run: batches, samples, tokens and seconds between two readings, and over all of it.
 
-A step lasts from the end of one update to the end of the next. What the profiler slowed down is in no figure, and neither
-is what belongs to no step, such as a validation.
+A step lasts from the end of one update to the end of the next. What the profiler slowed down is in no figure, and
+neither is what belongs to no step, such as a validation.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reports of a run: a closed window becomes a profile on a thread of its own, and scalars and text reach the loggers.
 
-What needs the user's objects is read on the training thread, before the record is handed over; the training thread gives
-what is ready to the run's loggers at its next batch.
+What needs the user's objects is read on the training thread, before the record is handed over; the training thread
+gives what is ready to the run's loggers at its next batch.
 """
 
 from __future__ import annotations

@@ -131,10 +131,10 @@ class Run:
     def _step_begins(self) -> None:
         """A step begins here: count it if the window says so, or if it is drawn as a check of the predicted FLOPs."""
         window, recorder = self.window, self.window.recorder
-        if not window.is_open and recorder.waiting and window.step != self.steps_done + 1:
-            if self.flops.draws_check() and not profiler_is_recording():
-                recorder.sample(steps_done=self.steps_done)
-                self._step.random = True
+        may_check = not window.is_open and recorder.waiting and window.step != self.steps_done + 1
+        if may_check and self.flops.draws_check() and not profiler_is_recording():
+            recorder.sample(steps_done=self.steps_done)
+            self._step.random = True
         self._follow()
 
     def batch_begins(self, shapes: Shapes, tokens: BatchTokens | None = None) -> None:
@@ -330,9 +330,8 @@ class Run:
             self.reports.report(record, window, all_tokens=self.monitor.all_tokens)
         else:
             context = self.context()
-            self.reports.warn(
-                f"nothing was profiled: the {context.run_word} ended in the middle of {context.step_word} {window.step}"
-            )
+            where = f"{context.step_word} {window.step}"
+            self.reports.warn(f"nothing was profiled: the {context.run_word} ended in the middle of {where}")
         self._await_window(self.config.next_profile_step(steps_done=self.steps_done))
 
     def finish(self, *, interrupted_by: BaseException | None = None) -> None:
