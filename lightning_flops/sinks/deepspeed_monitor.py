@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lightning_flops.sinks.event_files import BoardRecord, write_record
-from lightning_flops.sinks.services import Services
+from lightning_flops.sinks.services import Services, add_text
 from lightning_flops.sinks.writers import TensorBoardFiles
 
 
@@ -37,30 +36,22 @@ class DeepSpeedMonitorSink:
         """Whether there is a monitor."""
         return bool(self._monitors)
 
+    @property
+    def has_board(self) -> bool:
+        """Whether one of them writes TensorBoard's files."""
+        return any(getattr(monitor, "summary_writer", None) is not None for monitor in self._monitors)
+
     def write_scalars(self, scalars: Mapping[str, float], *, step: int) -> None:
         """Write all *scalars* as events at *step*, in one call per monitor."""
         events = [(tag, value, step) for tag, value in scalars.items()]
         self._guarded.each(lambda monitor: monitor.write_events(list(events)))
 
     def write_text(self, tag: str, text: str, *, step: int) -> bool:
-        """Show *text*, which is Markdown, wherever a text can be shown.
-
-        Returns:
-            Whether any monitor took it.
-        """
-        return self._guarded.each(lambda monitor: _add_text(monitor, tag, text, step))
+        """Show *text*, which is Markdown, wherever a text can be shown; returns whether any monitor took it."""
+        return self._guarded.each(lambda monitor: _show(monitor, tag, text, step))
 
     def keep_file(self, path: str) -> None:
         """Nothing: no monitor keeps files."""
-
-    def write_record(self, record: BoardRecord, *, step: int) -> None:
-        """Write *record* to the monitors that write TensorBoard's files."""
-
-        def write(monitor: Any) -> bool:
-            writer = getattr(monitor, "summary_writer", None)
-            return write_record(writer.inner if isinstance(writer, TensorBoardFiles) else writer, record, step=step)
-
-        self._guarded.each(write)
 
     def folder(self) -> str | None:
         """The local folder of the first monitor that has one."""
@@ -85,12 +76,8 @@ class _TensorBoard:
         self.summary_writer.flush()
 
 
-def _add_text(monitor: Any, tag: str, text: str, step: int) -> bool:
-    writer = getattr(monitor, "summary_writer", None)
-    if callable(getattr(writer, "add_text", None)):
-        assert writer is not None
-        writer.add_text(tag, text, step)
-        writer.flush()
+def _show(monitor: Any, tag: str, text: str, step: int) -> bool:
+    if add_text(getattr(monitor, "summary_writer", None), tag, text, step):
         return True
     wandb = sys.modules.get("wandb")  # its monitor has imported it
     if wandb is not None and type(monitor).__name__ == "WandbMonitor":
