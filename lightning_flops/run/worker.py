@@ -31,7 +31,7 @@ class Worker:
         self._jobs: deque[tuple[str, Job]] = deque()
         self._running: str | None = None
         self._made: deque[Callable[[], None]] = deque()
-        self._lost = 0
+        self._overflowed = False
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
         self._given_up = False
@@ -47,12 +47,19 @@ class Worker:
             return
         with self._lock:
             if len(self._jobs) >= _MOST_WAITING:
-                self._lost += 1
+                if not self._overflowed:
+                    logger.warning("%s was lost: %d before it wait to be written", what, _MOST_WAITING)
+                self._overflowed = True
                 return
             self._jobs.append((what, job))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="lightning_flops", daemon=True)
                 self._thread.start()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a job is running: it takes processor time, and Python's lock, from the thread that trains."""
+        return self._thread is not None
 
     @property
     def _is_off(self) -> bool:
@@ -96,15 +103,12 @@ class Worker:
                 break
             if host_clock.now() >= until:
                 self._give_up(within_sec)
-        if self._lost and not self._is_off:
-            logger.warning("%d report(s) were lost: the ones before them took too long", self._lost)
-            self._lost = 0
         return not self._given_up
 
     def _give_up(self, within_sec: float) -> None:
         with self._lock:
             self._given_up = True
-            missing = [self._running or "a report", *(what for what, _ in self._jobs), *["a report"] * self._lost]
+            missing = [self._running or "a report", *(what for what, _ in self._jobs)]
             self._jobs.clear()
-        words = f"{', '.join(missing)}: not written within {duration(within_sec)} of the run's end"
-        logger.warning("missing: %s; does a file system hang?", words)
+        said = ", ".join(missing), duration(within_sec)
+        logger.warning("%s could not be written within %s of the run's end; does a file system hang?", *said)

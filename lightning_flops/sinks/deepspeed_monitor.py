@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from lightning_flops.sinks.services import Services, add_text
@@ -16,7 +15,7 @@ class DeepSpeedMonitorSink:
     """Gives scalars to every monitor, and texts to those that can show one.
 
     DeepSpeed is not imported: a monitor is what has ``write_events``. TensorBoard gets a text as Markdown, WandB as
-    HTML, CSV as a file beside its tables. A monitor that raises costs one warning, however often it does, and keeps
+    HTML. A monitor that raises costs one warning, however often it does, and keeps
     nothing from the others.
 
     Args:
@@ -39,7 +38,7 @@ class DeepSpeedMonitorSink:
     @property
     def has_board(self) -> bool:
         """Whether one of them writes TensorBoard's files."""
-        return any(getattr(monitor, "summary_writer", None) is not None for monitor in self._monitors)
+        return self._guarded.each(lambda monitor: getattr(monitor, "summary_writer", None) is not None)
 
     def write_scalars(self, scalars: Mapping[str, float], *, step: int) -> None:
         """Write all *scalars* as events at *step*, in one call per monitor."""
@@ -82,9 +81,5 @@ def _show(monitor: Any, tag: str, text: str, step: int) -> bool:
     wandb = sys.modules.get("wandb")  # its monitor has imported it
     if wandb is not None and type(monitor).__name__ == "WandbMonitor":
         monitor.log({tag: wandb.Html(f"<pre>{html.escape(text)}</pre>")}, step=step)
-        return True
-    folder = getattr(monitor, "log_dir", None)
-    if isinstance(folder, str) and folder:
-        Path(folder, f"{tag.replace('/', '_').replace(' ', '_')}_{step}.md").write_text(text, encoding="utf-8")
         return True
     return False
