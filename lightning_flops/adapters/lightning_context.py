@@ -5,20 +5,17 @@ from __future__ import annotations
 import functools
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
+from lightning_flops.adapters.place import mesh_sizes, run_context_on, sizes_along
 from lightning_flops.config import OWN_FOLDER
-from lightning_flops.doors.device_mesh import mesh_sizes
-from lightning_flops.doors.run_place import run_context_on, sizes_along
-from lightning_flops.instrument.patches import untapped
-from lightning_flops.instrument.timing.settling import steps_to_settle
 from lightning_flops.instrument.torch_private.loading import fetched_ahead
 from lightning_flops.records import Loop, RunContext
-from lightning_flops.session.output import LoggedOutput, RunFiles
-from lightning_flops.session.private_names import PrivateNames
+from lightning_flops.run.output import LoggedOutput, RunFiles
+from lightning_flops.run.private_names import PrivateNames
 from lightning_flops.sinks.console import ConsoleSink
 from lightning_flops.sinks.loggers import LoggersSink
 from lightning_flops.text.printable import printable
@@ -31,52 +28,13 @@ if TYPE_CHECKING:
 IMPORT_ROOTS = ("lightning.pytorch", "pytorch_lightning")
 """The two names under which Lightning is installed."""
 
-_DATA_WAIT = "the wait for data cannot be told apart, and is in other"
-
-_OF_ANY_LOOP = {
-    "_on_before_fetch": _DATA_WAIT,
-    "_on_after_fetch": _DATA_WAIT,
-    "_data_fetcher": _DATA_WAIT,
-    "_start_profiler": _DATA_WAIT,
-    "_stop_profiler": _DATA_WAIT,
-    "_combined_loader": (
-        "neither the worker processes of its data loaders nor their queues are seen, and the first timed steps may use "
-        "batches that were fetched ahead"
-    ),
-    "_iterator": "the queues of its data loaders are not seen, and the first timed steps may use batches fetched ahead",
-}
-
-LOST = {
-    **_OF_ANY_LOOP,
-    "_after_closure": "what Lightning's hooks do inside the optimizer's step counts as the optimizer's",
-    "_clip_gradients": "clipping the gradients is not marked as the optimizer's",
-    "_optimizer_zero_grad": "dropping the gradients in a hook of the user's is in other",
-    "_batches_that_stepped": "the loggers get trainer.global_step as their x-axis",
-    "_lightning_optimizers": "zero_grad in manual optimization is in other",
-}
-"""Private names of Lightning that a fit uses, and what is lost if one is missing."""
-
-_AFTER_CALLBACKS = "what a batch runs after the callbacks have heard of its end is not counted"
-
-LOST_WITHOUT_TRAINING = {
-    **_OF_ANY_LOOP,
-    "_predict_step": _AFTER_CALLBACKS,
-    "_evaluation_step": _AFTER_CALLBACKS,
-}
-"""The same of the names that a loop without training uses."""
+LOST = {"_batches_that_stepped": "the loggers get trainer.global_step as their x-axis"}
+"""Private names of Lightning that are used, and what is lost if one is missing."""
 
 
-def private_names(trainer: Trainer, *, lost: Mapping[str, str] = LOST) -> PrivateNames:
-    """The private names of *trainer*'s Lightning that are in *lost*."""
-    return PrivateNames(f"Lightning ({_version_of(_import_root(trainer))})", lost)
-
-
-def is_lightnings_own(target: Any, name: str) -> bool:
-    """Whether *target*'s method is Lightning's own, and not overridden or replaced."""
-    function = getattr(getattr(target, name, None), "__func__", None)
-    return function is not None and any(
-        function is vars(kind).get(name) for kind in type(target).__mro__ if is_lightnings(kind)
-    )
+def private_names(trainer: Trainer) -> PrivateNames:
+    """The private names of *trainer*'s Lightning that are used."""
+    return PrivateNames(f"Lightning ({_version_of(_import_root(trainer))})", LOST)
 
 
 def is_lightnings(kind: type) -> bool:
@@ -91,56 +49,32 @@ def last_step_of_development_run(trainer: Trainer) -> int | None:
     return math.ceil(batches / trainer.accumulate_grad_batches) - 1 if batches else None
 
 
-def settle_steps(loop: Any, *, names: PrivateNames, batches_a_step: int) -> int:
-    """Steps to leave alone after a counted one, as far as the loaders of *loop* show."""
-    return steps_to_settle(batches_ahead=batches_fetched_ahead(loop, names=names), batches_a_step=batches_a_step)
-
-
-def batches_fetched_ahead(loop: Any, *, names: PrivateNames) -> int:
+def batches_fetched_ahead(trainer: Trainer, loop: Loop) -> int:
     """Most batches that a loader of *loop* fetches ahead; 0 without workers."""
-    return max(map(fetched_ahead, _loaders(loop, names)), default=0)
+    return max(map(fetched_ahead, loaders(trainer, loop)), default=0)
 
 
-def loader_iterators(loop: Any, *, names: PrivateNames) -> list[Any]:
-    """The current iterators of the loaders of *loop*; empty if this Lightning keeps them elsewhere."""
-    combined = names.get(loop, "_combined_loader", None)
-    iterator = None if combined is None else names.get(combined, "_iterator", None)
-    return list(getattr(iterator, "iterators", None) or ())
-
-
-def loader_workers(loop: Any, *, names: PrivateNames) -> int | None:
+def loader_workers(trainer: Trainer, loop: Loop) -> int | None:
     """Fewest worker processes of the DataLoaders of *loop*; None if no loader says."""
-    workers = [getattr(loader, "num_workers", None) for loader in _loaders(loop, names)]
+    workers = [getattr(loader, "num_workers", None) for loader in loaders(trainer, loop)]
     return min((count for count in workers if isinstance(count, int)), default=None)
 
 
-def _loaders(loop: Any, names: PrivateNames) -> Sequence[Any]:
-    combined = names.get(loop, "_combined_loader", None)
-    return () if combined is None else tuple(combined.flattened)
+def loaders(trainer: Trainer, loop: Loop) -> list[Any]:
+    """The data loaders of *loop*."""
+    names = {"training": "train_dataloader", "validate": "val_dataloaders", "test": "test_dataloaders"}
+    found = getattr(trainer, names.get(loop, "predict_dataloaders"))
+    return list(_leaves(getattr(found, "iterables", found)))
 
 
-_FETCHES = {"_start_profiler": "_on_before_fetch", "_stop_profiler": "_on_after_fetch"}
-"""What a data fetcher calls before and after a fetch, and the method of a loop that this is."""
-
-
-def fetches_can_be_wrapped(loop: Any, methods: Any, *, names: PrivateNames) -> bool:
-    """Whether the fetches of *loop* can be wrapped by its *methods*, and unwrapped in its fetcher, which keeps them."""
-    fetcher = names.get(loop, "_data_fetcher", None)
-    if fetcher is None:
-        return False
-    return all(names.has(fetcher, kept) and names.has(methods, method) for kept, method in _FETCHES.items())
-
-
-def reset_fetcher(loop: Any, methods: Any, *, names: PrivateNames) -> None:
-    """Give the data fetcher of *loop* the current methods of *methods*; it keeps those from when it was made."""
-    fetcher = names.get(loop, "_data_fetcher", None)
-    if fetcher is None:
-        return
-    for name, method in _FETCHES.items():
-        kept = names.get(fetcher, name, None)
-        current = names.get(methods, method, None)
-        if current is not None and untapped(kept) == untapped(current):  # and not what somebody else has put there
-            setattr(fetcher, name, current)
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        for one in value:
+            yield from _leaves(one)
+    elif value is not None:
+        yield value
 
 
 def run_context(trainer: Trainer, *, loop: Loop = "training") -> RunContext:

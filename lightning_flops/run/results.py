@@ -62,33 +62,41 @@ class ProfiledRun:
         return self._throughput
 
 
-def profile_of_window(
+def with_answers(
     window: WindowRecord,
     *,
-    config: ProfilerConfig,
     optimizers: Callable[[], Optimizers],
     facts: Callable[[Optimizers], RunFacts],
     memory: Callable[[Optimizers], MemoryRecord | None],
     warns: bool,
-) -> Profile:
-    """The profile of *window*; its traces are kept where the settings say.
+) -> WindowRecord:
+    """*window* with what the user's objects say of the run; called on the training thread.
 
-    If a question about the user's objects raises, the report lacks that answer, but there is a report.
+    A question that raises leaves its answer out, and the report is still made.
 
     Args:
         window: what was measured.
-        config: the settings.
         optimizers: returns those that update the model.
         facts: returns how the run is set up, given the optimizers.
         memory: returns what the memory is used for, given the optimizers.
         warns: a failure is also logged, not only noted in the report.
     """
     known = _answer(optimizers, "the optimizers could not be asked for", warns=warns)
-    window = replace(
+    return replace(
         window,
         facts=_answer(lambda: facts(known), "how the run is set up could not be read", warns=warns),
         memory=_answer(lambda: memory(known), "what the memory is for could not be read", warns=warns),
     )
+
+
+def profile_of_window(window: WindowRecord, *, config: ProfilerConfig, warns: bool) -> Profile:
+    """The profile of *window*; its traces are kept where the settings say. Nothing of the user's is asked.
+
+    Args:
+        window: what was measured, ``with_answers``.
+        config: the settings.
+        warns: a failure is also logged, not only noted in the report.
+    """
     traced: TracedStep | None = None
     try:
         traced = build_traced_step(window)

@@ -1,4 +1,4 @@
-"""Where a run takes place: what every framework's door says of it in the same words."""
+"""Where a run takes place, in the same words for every framework, and how its ranks share the work."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import platform
 from collections.abc import Mapping
 from dataclasses import asdict
+from typing import Any
 
 import torch
 
@@ -67,3 +68,34 @@ def sizes_along(known: Mapping[str, int], *, world_size: int) -> ParallelSizes:
     return ParallelSizes(
         dp_size=max(1, world_size // same_data), **{f"{name}_size": size for name, size in known.items()}
     )
+
+
+_DIMENSIONS = {
+    "tensor_parallel": "tp",
+    "tp": "tp",
+    "pipeline_parallel": "pp",
+    "pp": "pp",
+    "context_parallel": "cp",
+    "cp": "cp",
+    "sequence_parallel": "sp",
+    "sp": "sp",
+    "ulysses": "sp",
+    "expert_parallel": "ep",
+    "ep": "ep",
+}
+"""The kind of parallelism of a device mesh's dimension, by its name: Lightning's, torchtitan's and the usual names."""
+
+
+def mesh_sizes(mesh: Any) -> dict[str, int]:
+    """Sizes of the dimensions of *mesh* that we know, by our names for them; empty without a mesh.
+
+    Along every other dimension the ranks see different data, whatever the mesh calls it: replicas, shards or both.
+    """
+    names = getattr(mesh, "mesh_dim_names", None)
+    if mesh is None or not names:
+        return {}
+    sizes: dict[str, int] = {}
+    for name, size in zip(names, mesh.shape, strict=True):
+        if name in _DIMENSIONS:
+            sizes[_DIMENSIONS[name]] = sizes.get(_DIMENSIONS[name], 1) * int(size)
+    return sizes

@@ -1,0 +1,172 @@
+"""Throughput and data wait of a run: batches, samples, tokens and seconds between two readings, and over all of it.
+
+A step lasts from the end of one update to the end of the next. What the profiler slowed down is in no figure, and
+neither is what belongs to no step, such as a validation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from lightning_flops import host_clock
+from lightning_flops.records import NO_TOKENS, BatchTokens, BatchTotals, Extremes
+
+
+class MonitorReading(NamedTuple):
+    """The unprofiled batches since the last reading."""
+
+    seconds: float
+    data_wait_sec: float | None
+    """Of these seconds, inside the data loader; None if no wait was seen."""
+    batches: int
+    samples: int | None
+    """None if the size of a batch is not known."""
+    tokens: BatchTokens
+
+
+@dataclass(slots=True)
+class _Spread:
+    """Number, sum and extremes of some values."""
+
+    number: int = 0
+    total: float = 0.0
+    least: float = math.inf
+    greatest: float = -math.inf
+
+    def add(self, value: float) -> None:
+        self.number += 1
+        self.total += value
+        self.least = min(self.least, value)
+        self.greatest = max(self.greatest, value)
+
+    def record(self) -> Extremes | None:
+        if not self.number:
+            return None
+        return Extremes(number=self.number, total=self.total, least=self.least, greatest=self.greatest)
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Batches of one reading, or of the whole run."""
+
+    seconds: float = 0.0
+    wait_sec: float = 0.0
+    fetches: int = 0
+    batches: int = 0
+    samples: int | None = 0
+    tokens: BatchTokens = NO_TOKENS
+
+    def add(
+        self, seconds: float, wait_sec: float, fetches: int, samples: int | None, tokens: BatchTokens | None
+    ) -> None:
+        self.seconds += seconds
+        self.wait_sec += wait_sec
+        self.fetches += fetches
+        self.batches += 1
+        self.samples = None if samples is None or self.samples is None else self.samples + samples
+        self.tokens = self.tokens.plus(tokens)
+
+
+@dataclass(slots=True)
+class Monitor:
+    """Adds up batches until it is read, and over the whole run."""
+
+    now: Callable[[], float] = host_clock.now
+    """The host's clock, in seconds."""
+    all_tokens: BatchTokens = NO_TOKENS
+    """Of every batch, profiled ones as well."""
+    _since: float = 0.0
+    _step_sec: float = 0.0
+    _wait: float = 0.0
+    _fetches: int = 0
+    _fetch_since: float | None = None
+    _outside_since: float | None = None
+    _reading: _Sums = field(default_factory=_Sums)
+    _run: _Sums = field(default_factory=_Sums)
+    _batch_sec: _Spread = field(default_factory=_Spread)
+    _waits: _Spread = field(default_factory=_Spread)
+    _rates: _Spread = field(default_factory=_Spread)
+
+    def go_on(self) -> None:
+        """A batch begins here: what ran since the last one was the profiler's."""
+        self._since = self.now()
+
+    def outside(self, *, since_batch: bool = False) -> None:
+        """What runs from here, or since the last batch ended, until ``inside`` belongs to no step."""
+        self._outside_since = self._since if since_batch else self.now()
+        if since_batch:
+            self._wait, self._fetches = 0.0, 0
+
+    def inside(self) -> None:
+        """Steps go on."""
+        if self._outside_since is not None:
+            self._since += self.now() - self._outside_since
+            self._outside_since = None
+
+    def fetch_begins(self) -> None:
+        """The loop asks its data loader for a batch."""
+        self._fetch_since = self.now()
+
+    def fetch_ends(self) -> None:
+        """The data loader has delivered the batch."""
+        if self._fetch_since is not None:
+            self._wait += self.now() - self._fetch_since
+            self._fetches += 1
+            self._fetch_since = None
+
+    def batch(self, *, samples: int | None, tokens: BatchTokens | None, profiled: bool, ends_step: bool) -> float:
+        """A batch is done; returns the seconds of its step until now.
+
+        Args:
+            samples: in the batch; None if not known.
+            tokens: in the batch; None if it does not tell them.
+            profiled: the profiler slowed the batch down, so it is in no figure.
+            ends_step: a step ends with the batch.
+        """
+        if self._outside_since is not None:  # a batch that ends while something outside of steps goes on
+            self.inside()
+            self.outside()
+        now = self.now()
+        seconds, self._since = now - self._since, now
+        wait, fetches = self._wait, self._fetches
+        self._wait, self._fetches = 0.0, 0
+        self.all_tokens = self.all_tokens.plus(tokens)
+        if not profiled:
+            self._reading.add(seconds, wait, fetches, samples, tokens)
+            self._run.add(seconds, wait, fetches, samples, tokens)
+            self._batch_sec.add(seconds)
+            if fetches:
+                self._waits.add(wait)
+            if samples is not None and seconds > 0:
+                self._rates.add(samples / seconds)
+        self._step_sec += seconds
+        step_sec = self._step_sec
+        if ends_step:
+            self._step_sec = 0.0
+        return step_sec
+
+    def read(self) -> MonitorReading:
+        """The batches since the last reading; the next reading begins here."""
+        sums, self._reading = self._reading, _Sums()
+        return MonitorReading(
+            seconds=sums.seconds,
+            data_wait_sec=sums.wait_sec if sums.fetches else None,
+            batches=sums.batches,
+            samples=sums.samples,
+            tokens=sums.tokens,
+        )
+
+    def totals(self) -> BatchTotals:
+        """All unprofiled batches of the run."""
+        sums = self._run
+        return BatchTotals(
+            batches=sums.batches,
+            seconds=self._batch_sec.record(),
+            reader_sec=self._waits.record(),
+            samples=sums.samples,
+            samples_per_sec=None if sums.samples is None else self._rates.record(),
+            tokens=sums.tokens,
+        )
