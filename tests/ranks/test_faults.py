@@ -90,7 +90,8 @@ def test_a_rank_whose_profiler_fails_is_named_long_before_training_ends() -> Non
     assert absences(profile) == {1: reason}
     assert profile.report_step < BATCHES
     assert warnings(first) == [f"WARNING the report of step 1 is of 1 of 2 ranks; rank 1: {reason}"]
-    assert warnings(second) == [f"WARNING the FLOPs profiler failed and is off; the program goes on: {failure}"]
+    (own,) = warnings(second)
+    assert own.endswith(f": {failure}")
 
 
 def test_rank_0_alone_leaves_files() -> None:
