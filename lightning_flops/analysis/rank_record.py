@@ -17,8 +17,7 @@ RECORD_LIMIT_BYTES, INFLATED_LIMIT_BYTES = 65_536, 4 << 20
 """Most bytes of a packed record, and of one before it is compressed."""
 
 
-def _plain(value: object) -> bytes | float | str:
-    # Of a number or text that has a class of its own, such as ``torch.__version__``, what it is.
+def _plain(value: object) -> bytes | float | str:  # of ``torch.__version__``, whose class is its own, the text
     return value.tobytes() if isinstance(value, array) else float(value) if isinstance(value, float) else str(value)
 
 
@@ -80,14 +79,12 @@ def _halved(record: RankRecord, *, times: int) -> RankRecord:
     modules = sorted(sorted(range(len(spent)), key=lambda place: -spent[place])[: len(spent) >> times])
     calls = [one.latency_ns[: len(one.latency_ns) >> times] for one in record.collectives]
     kept, total = sum(map(len, calls)), sum(len(one.latency_ns) for one in record.collectives)
+    left = f"the {len(modules):,} slowest of {len(spent):,} modules and {kept:,} of {total:,} collective calls"
     return replace(
         record,
         module_names=tuple(record.module_names[place] for place in modules),
         own_forward_ns=array("q", [forward[place] for place in modules]),
         own_backward_ns=array("q", [backward[place] for place in modules] if backward else []),
         collectives=tuple(replace(one, latency_ns=left) for one, left in zip(record.collectives, calls, strict=True)),
-        left_out=(
-            f"times of all but the {len(modules):,} slowest of {len(spent):,} modules, and all but the first "
-            f"{kept:,} of {total:,} collective calls",
-        ),
+        left_out=(f"all but {left}",),
     )
