@@ -142,7 +142,9 @@ def test_a_report_that_no_logger_shows_gets_a_file_unless_one_was_named(tmp_path
     assert (tmp_path / "c" / "flops.txt").read_text() == TEXT
 
 
-@pytest.mark.parametrize(("rank", "part", "stem"), [(0, "", "flops"), (3, "", "flops.rank3"), (0, "test", "flops.test")])
+@pytest.mark.parametrize(
+    ("rank", "part", "stem"), [(0, "", "flops"), (3, "", "flops.rank3"), (0, "test", "flops.test")]
+)
 def test_a_named_file_is_written_over_and_has_the_rank_and_the_loop_in_its_name(
     rank: int, part: str, stem: str, tmp_path: Path
 ) -> None:
