@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -28,7 +29,6 @@ from tests.page.browser import Watched, browser, needs_browser
 from tests.test_packaging import PROJECT, REPOSITORY, loaded_by
 
 ADDRESS = "data/plugin/lightning_flops"
-VERSIONS = ("version_0", "version_1")
 FOUND = """import sys
 from tensorboard import default
 for plugin in default.get_dynamic_plugins():
@@ -41,7 +41,10 @@ for plugin in default.get_dynamic_plugins():
 def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two runs: one with three windows and a predict loop, one with markup as names and with broken windows."""
     folder = tmp_path_factory.mktemp("logs")
-    first, second = (RunFiles(output_file=None, folder=(lambda at=at: str(folder / at)), html=True) for at in VERSIONS)
+    first, second = (
+        RunFiles(output_file=None, folder=partial(str, folder / version), html=True)
+        for version in ("version_0", "version_1")
+    )
     for step in (110, 10, 60):
         first.write_tab(samples.decoder(step), prefix="flops_profiler")
     first.write_tab(samples.many_ranks(), prefix="flops_profiler/predict")

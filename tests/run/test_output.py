@@ -5,10 +5,10 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -18,7 +18,6 @@ from lightning_flops.report.text import render_text
 from lightning_flops.run.output import LoggedOutput, RunFiles, RunOutput, output_of_rank
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.throughput import Spread, ThroughputSummary
-from lightning_flops.sinks import file
 from lightning_flops.sinks.console import StandardOutputSink
 from tests.memory_sink import MemorySink
 from tests.report.windows import build_profile, mlp_window
@@ -56,7 +55,9 @@ def output(
         ProfilerConfig(output_file=output_file, html=html),
         loggers=loggers or MemorySink(has_board=False),
         console=StandardOutputSink(),
-        files=RunFiles(output_file=output_file, folder=lambda: folder and str(folder), part=part, html=html),
+        files=RunFiles(
+            output_file=output_file, folder=lambda: None if folder is None else str(folder), part=part, html=html
+        ),
         text_file=text_file,
         x_axis=lambda step: 100 * step,
         announce=announce,
@@ -250,16 +251,14 @@ def test_throughput_has_a_file_beside_a_profile_or_where_nothing_else_was_asked_
 def test_a_full_disk_costs_warnings_and_the_loggers_still_get_the_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def full_disk(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
     kept = MemorySink()
-    monkeypatch.setattr(file, "_draft", full_disk)
-    show(output(tmp_path, loggers=kept))
+    with monkeypatch.context() as full:
+        full.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(2**30, 2**30 - 2**20, 2**20))
+        show(output(tmp_path, loggers=kept))
+    assert names(tmp_path) == []  # nor was the last megabyte filled, which the user's own writers may need
     assert kept.texts["flops_profiler/profile"] and kept.scalars["flops_profiler/fwd_flops"]
     assert len(caplog.records) == 3  # profile.json, profile.html and the tab's
     assert all("the FLOPs report was not written: [Errno 28]" in record.getMessage() for record in caplog.records)
-    monkeypatch.undo()
     show(output(tmp_path))
     assert "lightning_flops/profile.json" in names(tmp_path)
 
