@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -222,7 +223,8 @@ class Told:
 def test_other_ranks_write_files_of_their_own_if_all_ranks_is_set(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ranks, given = Told(), output(tmp_path)
+    ranks: Any = Told()
+    given = output(tmp_path)
     config = ProfilerConfig(all_ranks=True)
     assert output_of_rank(0, given, ranks=ranks, config=config) is given
     for rank in (12, 1):
