@@ -79,7 +79,7 @@ def monitor_scalars(
     dp_size: int,
     tokens: int | None,
     padding_ratio: float | None,
-    model_flops: int | None,
+    model_flops: float | None,
     model_flops_peak_sec: float | None,
     useful_flops_peak_sec: float | None = None,
     prefix: str = MONITOR_PREFIX,

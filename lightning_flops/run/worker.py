@@ -48,18 +48,13 @@ class Worker:
         with self._lock:
             if len(self._jobs) >= _MOST_WAITING:
                 if not self._overflowed:
+                    self._overflowed = True
                     logger.warning("%s was lost: %d before it wait to be written", what, _MOST_WAITING)
-                self._overflowed = True
                 return
             self._jobs.append((what, job))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="lightning_flops", daemon=True)
                 self._thread.start()
-
-    @property
-    def busy(self) -> bool:
-        """Whether a job is running: it takes processor time, and Python's lock, from the thread that trains."""
-        return self._thread is not None
 
     @property
     def _is_off(self) -> bool:
