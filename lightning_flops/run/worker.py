@@ -78,6 +78,11 @@ class Worker:
                 if made is not None:
                     self._made.append(made)
 
+    @property
+    def made(self) -> bool:
+        """Whether something waits for ``deliver``."""
+        return bool(self._made)
+
     def deliver(self) -> None:
         """Call what finished jobs have returned, on the thread that trains; never waits."""
         while self._made and not self._is_off:
