@@ -85,6 +85,6 @@ def _halved(record: RankRecord, *, times: int) -> RankRecord:
         module_names=tuple(record.module_names[place] for place in modules),
         own_forward_ns=array("q", [forward[place] for place in modules]),
         own_backward_ns=array("q", [backward[place] for place in modules] if backward else []),
-        collectives=tuple(replace(one, latency_ns=left) for one, left in zip(record.collectives, calls, strict=True)),
+        collectives=tuple(replace(one, latency_ns=few) for one, few in zip(record.collectives, calls, strict=True)),
         left_out=(f"all but {left}",),
     )
