@@ -277,8 +277,10 @@ class StepFlops:
     def _bound(self, steps: _Steps) -> None:
         """Keep no more than the sum of *steps*, if they are of too many shapes."""
         if len(steps.groups) > _MOST_SHAPES and self._counts:
-            steps.fold(self._parts(steps))
+            parts = self._parts(steps)
             steps.groups.clear()
+            steps.folded.clear()
+            steps.fold(parts)
             self.notes[_FOLDED] = None
 
     def reading(self) -> StepSums | None:
@@ -310,6 +312,15 @@ class StepFlops:
 
     def _predicted(self, shape: _Shape, sizes: Sizes, *, without: _Flops | None = None) -> _Part | None:
         """FLOPs of steps of *shape*; leaving out one count of it that came to *without*."""
+        part = self._by_shape(shape, sizes, without)
+        if part is None and shape.padded is not None:
+            # Padding decides what kernels skip, and hardly ever what there is to compute.
+            part = self._by_shape(shape._replace(padded=not shape.padded), sizes, None)
+            part = None if part is None else part._replace(how="estimated", known=False)
+        return part or self._by_nearest(shape, sizes.steps, but=None if without is None else shape)
+
+    def _by_shape(self, shape: _Shape, sizes: Sizes, without: _Flops | None) -> _Part | None:
+        """The same by counts of this shape, or by a formula of its sizes."""
         form, learned, steps = _form_of(shape), self._learned.get(shape), sizes.steps
         formula = fit.formula if (fit := self._fits.get(form)) is not None else None
         if learned is not None and (formula is None or not formula.by_tokens):
@@ -317,11 +328,11 @@ class StepFlops:
             if usual is not None:
                 how = "counted" if learned.agree else "estimated"
                 return _Part(steps, {bucket: steps * value for bucket, value in usual}, how, known=True)
-        if formula is not None and (flops := formula.flops(sizes)) is not None:
-            known = formula.covers(sizes, without=without is not None)
-            how = "formula" if known and form not in self._data_dependent else "estimated"
-            return _Part(steps, flops, how, known)
-        return self._by_nearest(shape, steps, but=None if without is None else shape)
+        if formula is None or (flops := formula.flops(sizes)) is None:
+            return None
+        known = formula.covers(sizes, without=without is not None)
+        how = "formula" if known and form not in self._data_dependent else "estimated"
+        return _Part(steps, flops, how, known)
 
     def _by_nearest(self, shape: _Shape, steps: int, *, but: _Shape | None) -> _Part | None:
         """The counted shape that is nearest by elements, scaled by them."""
