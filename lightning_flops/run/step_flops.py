@@ -187,8 +187,8 @@ class StepFlops:
         self._schedule = CountSchedule(seed)
         self._counts: list[_Count] = []
         self._learned: dict[_Shape, _Learned] = {}
-        self._by_elements: dict[_Form | None, list[tuple[float, int, _Shape]]] = {}
-        """The counted shapes of each form, and under None all, by the logarithm of their elements."""
+        self._by_elements: dict[_Form | None, list[tuple[int, int, _Shape]]] = {}
+        """The counted shapes of each form, and under None all, by their elements."""
         self._batches: set[tuple[Shapes, bool | None]] = set()
         """Every batch of a counted step."""
         self._fits: dict[_Form, FormulaFit] = {}
@@ -248,7 +248,7 @@ class StepFlops:
         if (learned := self._learned.get(shape)) is None:
             learned = self._learned[shape] = _Learned()
             for one in (form, None):
-                insort(self._by_elements.setdefault(one, []), (_log_elements(shape), len(self._learned), shape))
+                insort(self._by_elements.setdefault(one, []), (_elements(shape), len(self._learned), shape))
         learned.values[value] += 1
         if data_dependent:
             learned.data_dependent = True
@@ -331,21 +331,22 @@ class StepFlops:
         if formula is None or (flops := formula.flops(sizes)) is None:
             return None
         known = formula.covers(sizes, without=without is not None)
-        how = "formula" if known and form not in self._data_dependent else "estimated"
-        return _Part(steps, flops, how, known)
+        is_exact = known and (formula.by_tokens or form not in self._data_dependent)
+        return _Part(steps, flops, "formula" if is_exact else "estimated", known)
 
     def _by_nearest(self, shape: _Shape, steps: int, *, but: _Shape | None) -> _Part | None:
         """The counted shape that is nearest by elements, scaled by them."""
-        logarithm = _log_elements(shape)
+        elements = _elements(shape)
         for form in (_form_of(shape), None):
             ranked = self._by_elements.get(form, [])
-            place = bisect_left(ranked, (logarithm,))
+            place = bisect_left(ranked, (elements,))
             near = [one for one in ranked[max(0, place - 2) : place + 2] if one[2] != but]
             if near:
-                of_near, _, other = min(near, key=lambda one: abs(one[0] - logarithm))
-                factor = steps * (math.exp(logarithm - of_near) if logarithm and of_near else 1.0)
+                of_near, _, other = min(near, key=lambda one: abs(math.log(max(1, one[0]) / max(1, elements))))
                 usual = self._learned[other].usual() or ()
-                return _Part(steps, {bucket: factor * value for bucket, value in usual}, "estimated", known=False)
+                scaled = (elements, of_near) if elements and of_near else (1, 1)
+                flops = {bucket: steps * value * scaled[0] / scaled[1] for bucket, value in usual}
+                return _Part(steps, flops, "estimated", known=False)
         return None
 
     def _useful(self, shape: _Shape, sizes: Sizes) -> BucketFlops | None:
@@ -466,10 +467,9 @@ def _flat(batch: Shapes) -> tuple[int, ...]:
     return tuple(chain.from_iterable(batch))
 
 
-def _log_elements(shape: _Shape) -> float:
-    """Logarithm of the elements of all batches; 0.0 where none are seen. What begins below 0 is no tensor's shape."""
-    elements = sum([math.prod(one) for batch in shape.batches for one in batch if one and min(one) >= 0])
-    return math.log(elements) if elements else 0.0
+def _elements(shape: _Shape) -> int:
+    """Of all batches; 0 where none are seen. What begins below 0 is no tensor's shape."""
+    return sum([math.prod(one) for batch in shape.batches for one in batch if one and min(one) >= 0])
 
 
 def _padded(tokens: Iterable[BatchTokens | None]) -> bool | None:
