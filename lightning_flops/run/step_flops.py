@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from lightning_flops.analysis.differences import ENOUGH, mean_difference
 from lightning_flops.analysis.formula import FormulaFit, Sizes
-from lightning_flops.records import BatchTokens, BucketFlops, Shapes
+from lightning_flops.records import BatchTokens, BucketFlops, Shapes, StepSums
 from lightning_flops.run.count_schedule import CountSchedule
 
 _MOST_SHAPES = 4096
@@ -29,41 +29,6 @@ class StepKey(NamedTuple):
     """Tokens of each batch; None where it does not tell them."""
     updates: int
     """Optimizer updates in the step."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepSums:
-    """FLOPs of some steps of a run. Model FLOPs are forward and backward, hardware FLOPs what kernels execute."""
-
-    steps: int
-    """All steps: those that were counted, and those that ran unprofiled."""
-    model_by_dtype: Mapping[str, int]
-    hardware_flops: int
-    unprofiled_sec: float
-    """Seconds of the unprofiled steps: rates divide ``unprofiled_by_dtype`` by them, or by a subset of their time."""
-    unprofiled_by_dtype: Mapping[str, int]
-    """Model FLOPs of the unprofiled steps."""
-    useful_by_dtype: Mapping[str, int] | None
-    """Model FLOPs that the unprofiled steps would have without padding; None if not known."""
-    error: float | None
-    """Half of the 95% interval of the model FLOPs, as their share. 0.0: every check agreed. None: fewer than three."""
-    steps_counted: int
-    """Steps of a shape that was counted, and whose counts agreed."""
-    steps_by_formula: int
-    """Steps whose FLOPs follow from an exact formula."""
-    steps_estimated: int
-    """All others."""
-    checks: int
-    """Random checks behind ``error``."""
-    estimated_ratio: float
-    """Share of the model FLOPs that is of estimated steps."""
-    lower_bound: bool
-    """An operator that may have FLOPs was not counted."""
-
-    @property
-    def model_flops(self) -> int:
-        """Of all dtypes."""
-        return sum(self.model_by_dtype.values())
 
 
 class _Shape(NamedTuple):
