@@ -115,7 +115,9 @@ class FlopsFormula:
                 least, greatest = min(counts), max(counts)
                 apart = gcd(*(size - least for size in counts))
                 sizes.append(FormulaSize(name=name, least=least, greatest=greatest, apart=apart))
-            for (bucket, dtype), one in sorted(formula.sums.items(), key=lambda item: (item[0][1], item[0][0] != "forward")):
+            for (bucket, dtype), one in sorted(
+                formula.sums.items(), key=lambda item: (item[0][1], item[0][0] != "forward")
+            ):
                 terms = []
                 for powers, numerator in zip(formula.terms, one.numerators, strict=True):
                     if numerator:
