@@ -1,6 +1,6 @@
 """TensorBoard's tab "FLOPs": the page of a profile, for the runs that TensorBoard shows.
 
-TensorBoard finds it by the entry point ``tensorboard_plugins``. It reads what the profiler wrote into the event files,
+TensorBoard finds it by the entry point ``tensorboard_plugins``. It reads event files of the profiler's own,
 so it shows the runs of a remote log folder as well. Neither torch nor a training framework is loaded.
 """
 

@@ -12,7 +12,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING
 
 from lightning_flops.config import OWN_FOLDER
 from lightning_flops.report.advice_text import render_advice_markdown
@@ -29,6 +29,7 @@ from lightning_flops.text.printable import package_logger
 
 if TYPE_CHECKING:
     from lightning_flops.config import ProfilerConfig
+    from lightning_flops.run.ranks import Ranks
     from lightning_flops.schema.profile import Profile
     from lightning_flops.schema.throughput import ThroughputSummary
     from lightning_flops.sinks.sink import Sink, TextSink
@@ -39,14 +40,6 @@ WINDOWS_KEPT = 8
 """The page and the tab show so many windows of a run, the latest ones: their files do not grow for ever."""
 
 _JSON, _PAGE, _TEXT, _THROUGHPUT = _NAMES = ("profile.json", "profile.html", "profile.txt", "throughput.json")
-
-
-class WrittenProfile(NamedTuple):
-    """The files that hold one profile; None for a file that was not asked for or could not be written."""
-
-    text_path: str | None
-    json_path: str | None
-    html_path: str | None
 
 
 class RunFiles:
@@ -83,18 +76,20 @@ class RunFiles:
         self._tabs: deque[str] = deque()
         self._tabs_written = 0
 
-    def write_profile(self, profile: Profile, text: str, *, keep_text: bool) -> WrittenProfile:
-        """Write *profile*; write *text* if a file was named for it, or if *keep_text*."""
+    def write_profile(self, profile: Profile, text: str, *, keep_text: bool) -> dict[str, str | None]:
+        """Write *profile*; write *text* if a file was named for it, or if *keep_text*.
+
+        Returns:
+            The path of each file by ``page``, ``text`` and ``json``; None for one that was not asked for, or failed.
+        """
         self._writes_throughput = True
-        json_path, text_path = self._write(_JSON, profile.to_json), None
-        if self._output_file is not None:
+        json_path, pages = self._write(_JSON, profile.to_json), self._pages
+        html_path = None if pages is None else self._write(_PAGE, lambda: pages.add(profile))
+        text_path = self._write(_TEXT, lambda: text) if keep_text and self._output_file is None else None
+        if self._output_file is not None:  # last: it may lie on a file system that hangs
             path = self._named(self._output_file)
             text_path = _written(path, lambda: write_text_file(path, text))
-        elif keep_text:
-            text_path = self._write(_TEXT, lambda: text)
-        pages = self._pages
-        html_path = None if pages is None else self._write(_PAGE, lambda: pages.add(profile))
-        return WrittenProfile(text_path, json_path, html_path)
+        return {"page": html_path, "text": text_path, "json": json_path}
 
     def write_throughput(self, summary: ThroughputSummary) -> None:
         """Write *summary*, unless a profile was asked for and there is none."""
@@ -156,7 +151,8 @@ class Prepared:
     advice: str
     sentence: str
     """What came out, on a line."""
-    written: WrittenProfile
+    paths: Mapping[str, str | None]
+    """Of its files, as ``RunFiles.write_profile`` returns them."""
 
 
 class RunOutput:
@@ -242,35 +238,35 @@ class LoggedOutput(RunOutput):
     def prepare(self, profile: Profile) -> Prepared:
         """Write the files of *profile*, on the worker's thread."""
         text, context, board = render_text(profile), profile.context, self._loggers.has_board
-        written = self.files.write_profile(profile, text, keep_text=self._text_file and not board)
         if board:
             self.files.write_tab(profile, prefix=self._prefix)
+        paths = self.files.write_profile(profile, text, keep_text=self._text_file and not board)
         whose = "" if context.trains else f" of the {context.run_word}"
         return Prepared(
             scalars=profile_scalars(profile, prefix=self._prefix),
             text=text,
             advice=render_advice_markdown(profile.advice),
             sentence=f"FLOPs of {context.step_word} {profile.profile_step}{whose}: {headline(profile)}",
-            written=written,
+            paths=paths,
         )
 
     def publish(self, prepared: Prepared | None, *, step: int) -> None:
         """Show what was prepared to everything that shows it."""
         if prepared is None:
             return
-        at, written, tag = self._x_axis(step), prepared.written, f"{self._prefix}/profile"
+        at, paths, tag = self._x_axis(step), prepared.paths, f"{self._prefix}/profile"
         self._loggers.write_scalars(prepared.scalars, step=at)
         shown = self._loggers.write_text(tag, fenced(prepared.text), step=at)
         self._loggers.write_text(f"{self._prefix}/advice", prepared.advice, step=at)
         if self._config.output_file is None:
             self._console.write_text(tag, prepared.text, step=step)
-        if written.html_path is not None:
-            self._loggers.keep_file(written.html_path)
+        if (page := paths["page"]) is not None:
+            self._loggers.keep_file(page)
         places = {
-            "the page is in": written.html_path,
-            "the report is in": written.text_path,
+            "the page is in": page,
+            "the report is in": paths["text"],
             "the loggers show the report as the text": tag if shown else None,
-            "every number is in": written.json_path,
+            "every number is in": paths["json"],
         }
         where = ", ".join(f"{words} {place}" for words, place in places.items() if place is not None)
         if not where:
@@ -290,17 +286,7 @@ class LoggedOutput(RunOutput):
         self._loggers.write_scalars({names[tag]: value for tag, value in scalars.items()}, step=self._x_axis(step))
 
 
-class KnowsFolder(Protocol):
-    """How the ranks of a run tell each other which folder files go to."""
-
-    def tell_folder(self, folder: str) -> None:
-        """Let all ranks know where rank 0's files go; empty if it leaves none."""
-
-    def folder(self) -> str | None:
-        """Where rank 0's files go; None if it leaves none."""
-
-
-def output_of_rank(rank: int, output: LoggedOutput, *, ranks: KnowsFolder | None, config: ProfilerConfig) -> RunOutput:
+def output_of_rank(rank: int, output: LoggedOutput, *, ranks: Ranks | None, config: ProfilerConfig) -> RunOutput:
     """Where *rank* writes: rank 0 to *output*; the others nowhere, or to files of their own with ``all_ranks``.
 
     It is called on the training thread, and asks there for the folder: loggers are the user's.

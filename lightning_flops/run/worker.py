@@ -48,18 +48,17 @@ class Worker:
         with self._lock:
             if len(self._jobs) >= _MOST_WAITING:
                 if not self._overflowed:
+                    self._overflowed = True
                     logger.warning("%s was lost: %d before it wait to be written", what, _MOST_WAITING)
-                self._overflowed = True
                 return
             self._jobs.append((what, job))
             if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="lightning_flops", daemon=True)
-                self._thread.start()
-
-    @property
-    def busy(self) -> bool:
-        """Whether a job is running: it takes processor time, and Python's lock, from the thread that trains."""
-        return self._thread is not None
+                thread = threading.Thread(target=self._work, name="lightning_flops", daemon=True)
+                try:
+                    thread.start()
+                    self._thread = thread
+                except RuntimeError:  # the interpreter ends, and starts no more threads
+                    self._work()
 
     @property
     def _is_off(self) -> bool:
@@ -83,17 +82,18 @@ class Worker:
                 if made is not None:
                     self._made.append(made)
 
+    @property
+    def made(self) -> bool:
+        """Whether something waits for ``deliver``."""
+        return bool(self._made)
+
     def deliver(self) -> None:
         """Call what finished jobs have returned, on the thread that trains; never waits."""
         while self._made and not self._is_off:
             self._made.popleft()()
 
     def finish(self, within_sec: float = 10.0) -> bool:
-        """Wait until all jobs are done and delivered; after *within_sec* say what is missing, and give up.
-
-        Returns:
-            Whether all were done in time.
-        """
+        """Wait until all jobs are delivered, and return True; after *within_sec* say what is missing, and give up."""
         until = host_clock.now() + within_sec
         while not self._is_off:
             if (thread := self._thread) is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,6 @@ from lightning_flops.report.text import render_text
 from lightning_flops.run.output import LoggedOutput, RunFiles, RunOutput, output_of_rank
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.throughput import Spread, ThroughputSummary
-from lightning_flops.sinks import file
 from lightning_flops.sinks.console import StandardOutputSink
 from tests.memory_sink import MemorySink
 from tests.report.windows import build_profile, mlp_window
@@ -56,7 +56,9 @@ def output(
         ProfilerConfig(output_file=output_file, html=html),
         loggers=loggers or MemorySink(has_board=False),
         console=StandardOutputSink(),
-        files=RunFiles(output_file=output_file, folder=lambda: folder and str(folder), part=part, html=html),
+        files=RunFiles(
+            output_file=output_file, folder=lambda: None if folder is None else str(folder), part=part, html=html
+        ),
         text_file=text_file,
         x_axis=lambda step: 100 * step,
         announce=announce,
@@ -142,7 +144,9 @@ def test_a_report_that_no_logger_shows_gets_a_file_unless_one_was_named(tmp_path
     assert (tmp_path / "c" / "flops.txt").read_text() == TEXT
 
 
-@pytest.mark.parametrize(("rank", "part", "stem"), [(0, "", "flops"), (3, "", "flops.rank3"), (0, "test", "flops.test")])
+@pytest.mark.parametrize(
+    ("rank", "part", "stem"), [(0, "", "flops"), (3, "", "flops.rank3"), (0, "test", "flops.test")]
+)
 def test_a_named_file_is_written_over_and_has_the_rank_and_the_loop_in_its_name(
     rank: int, part: str, stem: str, tmp_path: Path
 ) -> None:
@@ -219,7 +223,8 @@ class Told:
 def test_other_ranks_write_files_of_their_own_if_all_ranks_is_set(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ranks, given = Told(), output(tmp_path)
+    ranks: Any = Told()
+    given = output(tmp_path)
     config = ProfilerConfig(all_ranks=True)
     assert output_of_rank(0, given, ranks=ranks, config=config) is given
     for rank in (12, 1):
@@ -248,16 +253,14 @@ def test_throughput_has_a_file_beside_a_profile_or_where_nothing_else_was_asked_
 def test_a_full_disk_costs_warnings_and_the_loggers_still_get_the_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def full_disk(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
     kept = MemorySink()
-    monkeypatch.setattr(file, "_draft", full_disk)
-    show(output(tmp_path, loggers=kept))
+    with monkeypatch.context() as full:
+        full.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(2**30, 2**30 - 2**20, 2**20))
+        show(output(tmp_path, loggers=kept))
+    assert names(tmp_path) == []  # nor was the last megabyte filled, which the user's own writers may need
     assert kept.texts["flops_profiler/profile"] and kept.scalars["flops_profiler/fwd_flops"]
     assert len(caplog.records) == 3  # profile.json, profile.html and the tab's
     assert all("the FLOPs report was not written: [Errno 28]" in record.getMessage() for record in caplog.records)
-    monkeypatch.undo()
     show(output(tmp_path))
     assert "lightning_flops/profile.json" in names(tmp_path)
 

@@ -36,13 +36,14 @@ def test_a_job_runs_on_the_worker_and_its_delivery_on_the_training_thread() -> N
     worker.submit(job)  # type: ignore[arg-type]
     assert worker.finish()
     assert [one.name for one in threads] == ["lightning_flops", threading.current_thread().name]
-    assert not threads[0].is_alive() and not worker.busy
+    assert not threads[0].is_alive()
 
 
 def test_no_thread_is_there_before_the_first_job() -> None:
     worker = Worker()
     worker.deliver()
-    assert worker.finish() and not worker.busy
+    assert worker.finish()
+    assert all(one.name != "lightning_flops" for one in threading.enumerate())
 
 
 def test_the_training_goes_on_while_a_job_hangs_and_the_end_waits_a_bounded_time(
@@ -54,7 +55,7 @@ def test_the_training_goes_on_while_a_job_hangs_and_the_end_waits_a_bounded_time
     for step in range(20):  # more than wait behind it
         worker.submit(lambda step=step: lambda: delivered.append(step), f"the report of step {10 * step}")  # type: ignore[misc]
         worker.deliver()
-    assert delivered == [] and worker.busy
+    assert delivered == []
     assert not worker.finish(0.01)
     assert not worker.finish(0.01)
     waiting = ", ".join(f"the report of step {10 * step}" for step in range(8))
@@ -79,6 +80,17 @@ def test_a_delivery_may_submit_a_job() -> None:
     worker, delivered = Worker(), []
     worker.submit(lambda: lambda: worker.submit(lambda: lambda: delivered.append(1)))
     assert worker.finish() and delivered == [1]
+
+
+def test_where_no_thread_can_be_started_any_more_a_job_runs_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(self: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    worker, done = Worker(), []
+    monkeypatch.setattr(threading.Thread, "start", refuses)
+    for number in range(2):
+        worker.submit(lambda number=number: lambda: done.append(number))  # type: ignore[misc]
+    assert worker.finish() and done == [0, 1]
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")  # it is

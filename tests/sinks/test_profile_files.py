@@ -111,7 +111,7 @@ def test_the_folder_of_our_files_is_no_folder_of_its_own(tmp_path: Path) -> None
 
 def test_what_is_no_file_is_passed_over_and_a_link_to_one_is_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "profile.json")  # reading it would wait for ever
-    with pytest.raises(LightningFlopsError, match="no profile.json is in this folder"):
+    with pytest.raises(LightningFlopsError, match=r"no profile\.json is in this folder"):
         read_runs(str(tmp_path))
     (tmp_path / "profile-2.json").symlink_to(write(tmp_path / "kept" / "other.json", numbered(2)))
     assert number_at(tmp_path) == "2"

@@ -17,8 +17,6 @@ export interface WindowFigures {
   longest_of: string;
   /** Rules of the first pieces of advice. */
   advice: string[];
-  /** The file beside this one that has its profile, if this one has not. */
-  page?: string;
   /** Where TensorBoard's server has its profile. */
   address?: string;
 }
