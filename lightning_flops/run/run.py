@@ -300,7 +300,7 @@ class Run:
                 counted.flops,
                 seconds=seconds,
                 random=step.random,
-                data_dependent=getattr(counted, "data_dependent", False),
+                data_dependent=counted.data_dependent,
                 lower_bound=counted.lower_bound,
             )
         elif not step.profiled:
