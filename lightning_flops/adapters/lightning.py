@@ -270,7 +270,7 @@ class LightningRun:
             self._updates += 1
 
     @safe
-    def fetch_begins(self) -> None:
+    def fetch_begins(self, iterator: Any = None) -> None:
         """The loop waits for a batch: as the Trainer's action, as a DataLoader's, or as both, one inside the other."""
         if not self._trains or self._trainer.training:  # and not a validation inside the fit
             self.run.fetch_begins()
