@@ -69,6 +69,7 @@ class LoopRun:
         output: where rank 0 shows its reports.
         log_every_n_steps: how often throughput is written.
         initial_step: the x-axis of the first step.
+        steps_before: steps of the loop that were made before it had an adapter.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class LoopRun:
         output: LoggedOutput,
         log_every_n_steps: int,
         initial_step: int = 0,
+        steps_before: int = 0,
     ) -> None:
         self._model = model
         self._optimizers = tuple(optimizers)
@@ -100,10 +102,11 @@ class LoopRun:
             whole_model=lambda: model,
             rank=frame.rank,
             world_size=frame.world_size,
-            profile_step=config.next_profile_step(steps_done=0),
+            profile_step=config.next_profile_step(steps_done=steps_before),
             loader_workers=lambda: state.workers,
         )
         self.run = Run(facts, config, publish)
+        self.run.steps_done = steps_before
 
     def begin(self) -> None:
         """The loop begins."""
