@@ -130,7 +130,8 @@ def _compared_traces(
 
     if importlib.util.find_spec("numpy") is None:
         raise LightningFlopsError(NEEDS_NUMPY)
-    from lightning_flops.analysis.trace import analyze_each, compare_traces
+    from lightning_flops.trace.compare import compare_traces
+    from lightning_flops.trace.many import analyze_each
 
     progress = ProgressLine(sys.stderr)
     try:

@@ -98,9 +98,9 @@ def _analyzed(options: argparse.Namespace) -> TracesReport:
     files = _trace_files(options.files)
     _refuse_repeated(files)
     try:
-        from lightning_flops.analysis.trace import analyze_files
         from lightning_flops.config import AdviceThresholds
         from lightning_flops.sinks.progress import ProgressLine
+        from lightning_flops.trace.many import analyze_files
     except ModuleNotFoundError as error:
         if error.name != "numpy":
             raise

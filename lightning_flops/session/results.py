@@ -113,7 +113,7 @@ def _with_kept_traces(profile: Profile, window: WindowRecord, folder: str, *, wa
         args = module_args(profile) if traced is not None and record.index == traced.index else {}
         counters: tuple[CounterTrack, ...] = ()
         try:
-            counters = counter_tracks_of(record, window, formulas=_unseen_work, peaks=profile.peaks_flops_per_sec)
+            counters = counter_tracks_of(record)
         except Exception as error:  # a trace without them is still a trace
             logger.debug("the counter tracks of a trace could not be made", exc_info=True)
             notes.append(f"The kept trace has no counter tracks: {error}.")
