@@ -1,8 +1,4 @@
-"""Where in the user's Python an operator was called: by the calls around it, or by the stack that it carries.
-
-A trace with ``with_stack`` has an event for each Python call, or, in old files, a stack of text on each operator. An
-operator of a backward has the place of the forward operator that made its node. Torch's own files are passed over.
-"""
+"""Where in the user's Python an operator was called: by the calls around it, or by the stack that it carries."""
 
 from __future__ import annotations
 
@@ -11,19 +7,17 @@ import sys
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 
-from lightning_flops.analysis.trace.columns import Trace
-from lightning_flops.analysis.trace.event_names import Kind
-from lightning_flops.analysis.trace.intervals import Ints
-from lightning_flops.analysis.trace.structure import enclosing_operators, in_nesting_order, nest
+from lightning_flops.trace.columns import Trace
+from lightning_flops.trace.intervals import Ints, Mask
+from lightning_flops.trace.names import Kind
+from lightning_flops.trace.structure import enclosing, in_nesting_order, nest
 
 MODULE = "nn.Module: "
 """What the event of a module's call begins with; the class and a number follow: ``Linear_0``."""
 
 _FRAME = re.compile(r"(.+?)\((\d+)\): ")
 _OF_TORCH = re.compile(r"(^|/)torch/|/lib/python3\.\d+/(?!site-packages/|dist-packages/)|^<")
-_NOWHERE = -1
 
 
 @lru_cache(maxsize=65536)
@@ -44,29 +38,36 @@ def place_in_stack(stack: str) -> str | None:
 
 
 def places(trace: Trace) -> tuple[tuple[str, ...], Ints]:
-    """The places that there are, and for each row of an operator the index of its own; -1 where none is known."""
+    """The places that there are, and for each row of an operator the index of its own; -1 where none is known.
+
+    An operator of a backward has the place of the forward operator that made its node.
+    """
     found: dict[str, int] = {}
-    of_row = np.full(len(trace), _NOWHERE, dtype=np.int64)
+    of_row = np.full(len(trace), -1, dtype=np.int64)
     operators = trace.links.operators
+
+    def numbers(texts: list[str | None]) -> Ints:
+        return np.array([-1 if text is None else found.setdefault(text, len(found)) for text in texts], dtype=np.int64)
+
     if len(trace.stacks):
-        of_stack = _numbers(found, [place_in_stack(stack) for stack in trace.stacks])
         with_stack = operators[trace.stack[operators] >= 0]
-        of_row[with_stack] = of_stack[trace.stack[with_stack]]
+        of_row[with_stack] = numbers([place_in_stack(stack) for stack in trace.stacks])[trace.stack[with_stack]]
     calls, around = python_calls(trace)
     if len(calls):
-        of_name = _numbers(found, [place_of(name) for name in trace.names])
-        of_call = np.full(len(trace), _NOWHERE, dtype=np.int64)
+        used = np.unique(trace.name[calls])
+        of_name = np.full(len(trace.names), -1, dtype=np.int64)
+        of_name[used] = numbers([place_of(trace.names[name]) for name in used.tolist()])
+        of_call = np.full(len(trace), -1, dtype=np.int64)
         of_call[calls] = of_name[trace.name[calls]]
         _take_over(of_call, calls, around)
-        lanes, moments_ns = trace.lane[operators], trace.start_ns[operators]
-        inside = enclosing_operators(trace, calls, around, lanes=lanes, moments_ns=moments_ns)
-        known = (of_row[operators] < 0) & (inside >= 0)
-        of_row[operators[known]] = of_call[inside[known]]
+        within = enclosing(trace, calls, around, lanes=trace.lane[operators], moments_ns=trace.start_ns[operators])
+        known = (of_row[operators] < 0) & (within >= 0)
+        of_row[operators[known]] = of_call[within[known]]
     # What stands around a backward is at most its caller: the place of the forward says more.
     backward = operators[trace.links.is_backward[operators]]
     called_at = of_row[backward]
-    of_row[backward] = _NOWHERE
-    _hand_to_backward(trace, of_row)
+    of_row[backward] = -1
+    _hand_to_backward(trace, of_row, backward)
     of_row[backward] = np.where(of_row[backward] < 0, called_at, of_row[backward])
     return tuple(found), of_row
 
@@ -77,13 +78,6 @@ def python_calls(trace: Trace) -> tuple[Ints, Ints]:
     around = np.full(len(trace), -1, dtype=np.int64)
     nest(trace, rows, around)
     return rows, around
-
-
-def _numbers(found: dict[str, int], texts: list[str | None]) -> Ints:
-    return np.array(
-        [_NOWHERE if text is None else found.setdefault(text, len(found)) for text in texts] or [_NOWHERE],
-        dtype=np.int64,
-    )
 
 
 def _take_over(values: Ints, rows: Ints, around: Ints) -> None:
@@ -97,28 +91,19 @@ def _take_over(values: Ints, rows: Ints, around: Ints) -> None:
         lacking, above = lacking[still], around[above[still]]
 
 
-def _hand_to_backward(trace: Trace, of_row: Ints) -> None:
+def _hand_to_backward(trace: Trace, of_row: Ints, backward: Ints) -> None:
     """Operators of a backward have the place of the operator with the sequence number of the node that runs them."""
-    links = trace.links
-    operators = links.operators
+    operators = trace.links.operators
     numbered = operators[(trace.sequence[operators] >= 0) & (of_row[operators] >= 0)]
     makers = numbered[trace.forward_thread[numbered] <= 0]
-    if not len(makers):
-        return
-    makers = makers[np.lexsort((trace.start_ns[makers], trace.sequence[makers]))]
-    nodes = operators[(trace.forward_thread[operators] > 0) & (trace.sequence[operators] >= 0)]
-    last = np.searchsorted(trace.sequence[makers], trace.sequence[nodes], side="right") - 1
-    known = (last >= 0) & (trace.sequence[makers[np.maximum(last, 0)]] == trace.sequence[nodes])
-    known &= of_row[nodes] < 0
-    of_row[nodes[known]] = of_row[makers[last[known]]]
-    inside = operators[links.is_backward[operators]]
-    _take_over(of_row, inside, links.parent)
-
-
-def shapes_in_words(dims: object) -> str:
-    """Sizes as the file has them: ``[32, 3, 224, 224], [64, 3, 7, 7]``; arguments that are no tensors are left out."""
-    listed = [str(one) for one in dims if one] if isinstance(dims, (list, tuple)) else []
-    return ", ".join(listed)
+    if len(makers):
+        makers = makers[np.lexsort((trace.start_ns[makers], trace.sequence[makers]))]
+        nodes = operators[(trace.forward_thread[operators] > 0) & (trace.sequence[operators] >= 0)]
+        last = np.searchsorted(trace.sequence[makers], trace.sequence[nodes], side="right") - 1
+        known = (last >= 0) & (trace.sequence[makers[np.maximum(last, 0)]] == trace.sequence[nodes])
+        known &= of_row[nodes] < 0
+        of_row[nodes[known]] = of_row[makers[last[known]]]
+        _take_over(of_row, backward, trace.links.parent)
 
 
 def called_modules(trace: Trace) -> dict[int, str]:
@@ -127,7 +112,9 @@ def called_modules(trace: Trace) -> dict[int, str]:
     ``ResNet_0.Bottleneck_3.Conv2d_5``: the numbers are those of the trace, which has no names of attributes. A module
     that is called in several places, such as again in a backward, has the name of its first call.
     """
-    is_module = trace.names_where(lambda name: name.startswith(MODULE))
+    is_module = trace.where(lambda name: name.startswith(MODULE), Kind.PYTHON)
+    if not is_module.any():
+        return {}
     rows, around = python_calls(trace)
     modules = rows[is_module[rows]]
     above = _nearest(modules, around, is_module)
@@ -142,9 +129,11 @@ def called_modules(trace: Trace) -> dict[int, str]:
 
 def forwards_of_modules(trace: Trace, modules: dict[int, str]) -> dict[str, str]:
     """By a module's name, the file and line of the ``forward`` that its call ran first."""
+    if not modules:
+        return {}
     rows, around = python_calls(trace)
-    forwards = rows[trace.names_where(lambda name: name.endswith(": forward"))[rows]]
-    is_module = trace.names_where(lambda name: name.startswith(MODULE))
+    forwards = rows[trace.where(lambda name: name.endswith(": forward"), Kind.PYTHON)[rows]]
+    is_module = trace.where(lambda name: name.startswith(MODULE), Kind.PYTHON)
     found: dict[str, str] = {}
     for row, outer in zip(forwards.tolist(), _nearest(forwards, around, is_module).tolist(), strict=True):
         match = _FRAME.match(trace.names[trace.name[row]])
@@ -153,9 +142,9 @@ def forwards_of_modules(trace: Trace, modules: dict[int, str]) -> dict[str, str]
     return found
 
 
-def _nearest(rows: Ints, around: Ints, wanted: npt.NDArray[np.bool_]) -> Ints:
+def _nearest(rows: Ints, around: Ints, wanted: Mask) -> Ints:
     """For each of *rows* the nearest call around it that is *wanted*, or -1."""
     above = around[rows]
-    while len(passed := np.flatnonzero((above >= 0) & ~wanted[np.maximum(above, 0)])):
+    while len(passed := np.flatnonzero((above >= 0) & ~wanted[above])):
         above[passed] = around[above[passed]]
     return above

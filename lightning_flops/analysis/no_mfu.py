@@ -23,7 +23,7 @@ def why_no_mfu(reports: Sequence[TraceReport]) -> str | None:
     flops = next((report.flops for report in reports if report.flops is not None), None)
     if flops is None:
         return why_no_flops(reports)
-    if flops.device is None:
+    if flops.device is None and not flops.peaks:
         return "no device of one known name ran the kernels" if flops.devices else "no device is in the trace"
     dtypes = sorted({row.dtype for row in flops.operators} - set(flops.peaks))
-    return why_no_peak(flops.device, dtypes[0]) if dtypes else None
+    return why_no_peak(flops.device or "", dtypes[0]) if dtypes else None

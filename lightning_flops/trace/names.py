@@ -1,7 +1,4 @@
-"""What the names in a torch trace say: the kind of an event, collectives, tensor cores, phases.
-
-Names of categories and scopes are those that PyTorch's profiler writes from 1.8 to 2.13.
-"""
+"""What the names in a torch trace say: the kind of an event, collectives, tensor cores, phases; from torch 1.8 on."""
 
 from __future__ import annotations
 
@@ -55,7 +52,7 @@ KIND_OF_CATEGORY = {
     "cuda_sync": Kind.OTHER,
     "cuda_profiler_range": Kind.OTHER,
     "collective_comm": Kind.OTHER,
-    "mtia_ccp_events": Kind.OTHER,
+    "mtia_ccp_events": Kind.KERNEL,
     "mtia_insight": Kind.OTHER,
     "external_correlation": Kind.OTHER,
 }
@@ -98,6 +95,15 @@ _TENSOR_CORE_OPERATOR = re.compile(
     r"|_?convolution\w*|conv(_transpose)?[123]d|(cudnn|miopen)_convolution\w*"
     r"|_?(scaled_dot_product|flash|efficient)_\w*attention\w*|_(cudnn|thnn_fused)_\w*rnn\w*|_cudnn_rnn\w*)$"
 )
+
+_LAUNCHERS = frozenset(("Kernel", "Kernel2", "kernel", "device_kernel", "kentry", "cutlass_kernel"))
+"""Kernels that run whatever their template argument names."""
+
+_MANGLED = re.compile(r"_ZN?[KVr]*(?=\d)")
+_LENGTH = re.compile(r"\d+")
+_TEMPLATE = re.compile(r"<[^<>]*>")
+_POINTWISE = re.compile(r"triton_(poi|per|red|for|split_scan)_")
+"""Inductor's pointwise kernels and reductions, whose names list what they were fused from."""
 
 _MATMUL_KERNEL = re.compile(
     r"gemm|gemv|conv(?!er)|winograd|fmha|flash|attention|attn|sdpa|triton_tem_|nvjet|_[hs]?cudnn_|[dw]grad|fprop"
@@ -157,9 +163,28 @@ def host_collective(name: str) -> str | None:
 
 
 @lru_cache(maxsize=4096)
+def own_name(kernel: str) -> str:
+    """The name of the function alone, without its return type, namespaces, template arguments and parameters.
+
+    That of a launcher (``cutlass::Kernel2<…>``) is its template argument.
+    """
+    if mangled := _MANGLED.match(kernel):
+        place, found = mangled.end(), ""
+        while length := _LENGTH.match(kernel, place):
+            place = length.end() + int(length[0])
+            found = kernel[length.end() : place]
+        return kernel if found in _LAUNCHERS else found
+    name = own = kernel.replace("(anonymous namespace)", "")
+    while own != (own := _TEMPLATE.sub("", own)):
+        pass
+    own = own.partition("(")[0].strip().rpartition(" ")[2].rpartition("::")[2]
+    return name if own in _LAUNCHERS else own
+
+
+@lru_cache(maxsize=4096)
 def is_collective_kernel(name: str) -> bool:
     """Whether a kernel of this name communicates with other ranks."""
-    return _DEVICE_COLLECTIVE.search(name) is not None
+    return _DEVICE_COLLECTIVE.search(own_name(name)) is not None
 
 
 def collective_of_kernel(name: str) -> str:
@@ -195,7 +220,7 @@ def uses_tensor_cores(name: str) -> bool:
 
     A trace tells no more than the name: a kernel with another name, such as one that Triton made, gives False.
     """
-    return _TENSOR_CORE.search(name) is not None
+    return _POINTWISE.match(name) is None and _TENSOR_CORE.search(own_name(name)) is not None
 
 
 def is_of_another_vendor(*, device: str = "", runtime_call: str = "") -> bool:
@@ -212,7 +237,9 @@ def may_use_tensor_cores(operator: str) -> bool:
 @lru_cache(maxsize=4096)
 def multiplies(kernel: str) -> bool:
     """Whether a kernel's name says that it is a matrix product, a convolution or attention."""
-    return uses_tensor_cores(kernel) or _MATMUL_KERNEL.search(kernel) is not None
+    if _POINTWISE.match(kernel):
+        return False
+    return uses_tensor_cores(kernel) or _MATMUL_KERNEL.search(own_name(kernel)) is not None
 
 
 ELEMENT_BYTES = {

@@ -10,27 +10,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from lightning_flops.analysis.trace import structure
-from lightning_flops.analysis.trace.event_names import Kind, is_of_another_vendor
-from lightning_flops.analysis.trace.intervals import Floats, Intervals, Ints, merge
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.records import RecordedInputs
+from lightning_flops.trace import structure
+from lightning_flops.trace.intervals import Floats, Intervals, Ints, Mask, distinct, merge
+from lightning_flops.trace.names import Kind, is_of_another_vendor
 
 if TYPE_CHECKING:
-    from lightning_flops.analysis.trace import modules, phases
-
-NONE = -1
-"""What stands in an integer column where the trace has no value."""
-
-_FEW_NAMES = 4
-"""So many numbers of names are found faster by comparing than by looking up each row's."""
+    from lightning_flops.trace import modules, phases, steps
 
 
 class TraceFormatError(LightningFlopsError, ValueError):
     """A trace file cannot be read; the message names the file and what is wrong with it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Lane:
     """A row of the timeline: a thread of a process, or a stream of a device."""
 
@@ -58,10 +52,14 @@ class DeviceProperties:
     """One accelerator of the machine, as the trace's head describes it."""
 
     index: int
-    name: str
-    sm_count: int | None
-    memory_bytes: int | None
-    compute_capability: tuple[int, int] | None
+    name: str = ""
+    sm_count: int | None = None
+    memory_bytes: int | None = None
+    compute_capability: tuple[int, int] | None = None
+    max_threads: int | None = None
+    """Of one multiprocessor, as the next two."""
+    registers: int | None = None
+    shared_memory: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,14 +80,13 @@ class LaunchShape:
 class MemoryEvents:
     """Allocations (positive bytes) and frees (negative), there when the trace was taken with ``profile_memory``."""
 
-    lane: npt.NDArray[np.int32]
+    lane: Ints
     time_ns: Ints
     bytes: Ints
-    device_type: npt.NDArray[np.int32]
-    """PyTorch's number of the kind of device: 0 is the host, 1 CUDA."""
-    device: npt.NDArray[np.int32]
+    device: Ints
+    """-1 for the host."""
     address: Ints
-    """Where it lies; -1 where not written, as the next two."""
+    """Where it lies; -1 where not written, as the next."""
     total_allocated: Ints
     """Bytes of the device that are allocated after the event."""
     total_reserved: Ints
@@ -100,8 +97,8 @@ class MemoryEvents:
 class Trace:
     """All of a trace file that the tables need; a row of the columns is one event.
 
-    Times are whole nanoseconds on the trace's own clock, so sums are exact. What several tables derive from the columns
-    is computed once, when it is first needed.
+    Times are whole nanoseconds on the trace's own clock, so sums are exact. -1 stands for an integer that an event does
+    not have, NaN for a fraction. What several tables derive from the columns is computed once.
     """
 
     source: str
@@ -109,44 +106,36 @@ class Trace:
     names: tuple[str, ...]
     lanes: tuple[Lane, ...]
     name: npt.NDArray[np.int32]
-    """Index into ``names``."""
+    """Index into ``names``, as ``lane`` into ``lanes``."""
     kind: npt.NDArray[np.int8]
-    """A ``Kind``."""
     lane: npt.NDArray[np.int32]
-    """Index into ``lanes``."""
     start_ns: Ints
     duration_ns: Ints
     correlation: Ints
-    """The same number on a device event and on the runtime call that launched it; -1 without."""
+    """The same number on a device event and on the runtime call that launched it."""
     external_id: Ints
-    """The operator's number, repeated by the device events it launched; -1 without."""
+    """The operator's number, repeated by the device events it launched."""
     sequence: Ints
-    """Autograd's sequence number of an operator; -1 without."""
+    """Autograd's sequence number of an operator."""
     forward_thread: Ints
     """Above 0 on an operator that autograd runs for a backward."""
-    device: npt.NDArray[np.int32]
-    """Index of the device a device event ran on; -1 for host events."""
+    device: Ints
     stream: Ints
     blocks_per_sm: Floats
-    """NaN where not written; as ``occupancy_percent``."""
     occupancy_percent: Floats
     bytes: Ints
-    """Bytes that a copy or a memset moves; -1 without."""
+    """Bytes that a copy or a memset moves."""
     inputs: npt.NDArray[np.int32]
-    """Index into ``recorded_inputs``; -1 where shapes were not recorded, and for all but operators and scopes."""
+    """Index into ``recorded_inputs``, as ``stack`` into ``stacks`` and ``launch_shape`` into ``launch_shapes``."""
     recorded_inputs: tuple[RecordedInputs, ...]
-    """Every different set of arguments once."""
     stack: npt.NDArray[np.int32]
-    """Index into ``stacks``; -1 without."""
     stacks: tuple[str, ...]
     """Call stacks as the file has them, the innermost call first: ``net.py(7): forward;train.py(30): <module>``."""
     launch_shape: npt.NDArray[np.int32]
-    """Index into ``launch_shapes``; -1 for all but kernels."""
     launch_shapes: tuple[LaunchShape, ...]
     collectives: Mapping[int, CollectiveArguments]
     """By row."""
     memory: MemoryEvents | None
-    """None when no allocation was recorded."""
     devices: tuple[DeviceProperties, ...]
     rank: int | None = None
     world_size: int | None = None
@@ -154,7 +143,7 @@ class Trace:
     groups: tuple[tuple[int, ...], ...] | None = None
     """The ranks of each process group that this one is in; None where the trace does not say."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """The other keys at the top of the file."""
+    """Other keys at the top of the file."""
     notes: tuple[str, ...] = ()
     """What was left out or mended while reading, in sentences."""
 
@@ -168,7 +157,7 @@ class Trace:
         return self.start_ns + self.duration_ns
 
     @cached_property
-    def on_device(self) -> npt.NDArray[np.bool_]:
+    def on_device(self) -> Mask:
         """Rows that are kernels, copies or memsets."""
         return self.kind >= Kind.KERNEL
 
@@ -178,21 +167,20 @@ class Trace:
         return bool(self.on_device.any())
 
     @cached_property
-    def names_tell_tensor_cores(self) -> bool:
-        """Whether kernels have NVIDIA's names, which tell of tensor cores; those of AMD and Intel do not."""
-        if any(is_of_another_vendor(device=one.name) for one in self.devices):
-            return False
-        calls = self.names_where(lambda name: is_of_another_vendor(runtime_call=name))
-        return not (calls & (self.kind == Kind.RUNTIME)).any()
-
-    @cached_property
     def device_rows(self) -> Ints:
         """Rows of kernels, copies and memsets, by start."""
         rows = np.flatnonzero(self.on_device)
         return rows[np.argsort(self.start_ns[rows], kind="stable")]
 
     @cached_property
-    def is_collective(self) -> npt.NDArray[np.bool_]:
+    def names_tell_tensor_cores(self) -> bool:
+        """Whether kernels have NVIDIA's names, which tell of tensor cores; those of AMD and Intel do not."""
+        if any(is_of_another_vendor(device=one.name) for one in self.devices):
+            return False
+        return not self.where(lambda name: is_of_another_vendor(runtime_call=name), Kind.RUNTIME).any()
+
+    @cached_property
+    def is_collective(self) -> Mask:
         """Rows that communicate with other ranks: collectives' kernels, and host scopes that communicate themselves."""
         return structure.collective_rows(self)
 
@@ -213,36 +201,43 @@ class Trace:
         return structure.link(self)
 
     @cached_property
-    def frames(self) -> modules.Frames | None:
-        """The modules, phases and autograd nodes in which operators ran; None where the trace shows no modules."""
-        from lightning_flops.analysis.trace.modules import find_frames
+    def steps(self) -> steps.Steps:
+        """The steps of the trace, each up to the last device event that was launched in it."""
+        from lightning_flops.trace.steps import find_steps
 
-        return find_frames(self)
+        return find_steps(self)
 
     @cached_property
     def phases(self) -> phases.Phases:
         """The phases of training inside the steps."""
-        from lightning_flops.analysis.trace.phases import find_phases
+        from lightning_flops.trace.phases import find_phases
 
         return find_phases(self)
 
     @cached_property
-    def steps(self) -> structure.Steps:
-        """The steps of the trace, each up to the last device event that was launched in it."""
-        return structure.find_steps(self)
+    def frames(self) -> modules.Frames | None:
+        """The modules, phases and autograd nodes in which operators ran; None where the trace shows no modules."""
+        from lightning_flops.trace.modules import find_frames
 
-    def merged(self, rows: npt.NDArray[np.bool_] | Ints) -> Intervals:
+        return find_frames(self)
+
+    def described(self, device: int) -> DeviceProperties | None:
+        """What the head says of a device. AMD's numbers count processors too: where its devices are alike, of any."""
+        alike = {(one.name, one.sm_count) for one in self.devices if is_of_another_vendor(device=one.name)}
+        known = {one.index: one for one in self.devices}
+        return known.get(device) or (self.devices[0] if len(alike) == 1 else None)
+
+    def merged(self, rows: Mask | Ints) -> Intervals:
         """The moments that the given rows (a mask or indices) cover."""
         indices = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
         return merge(self.start_ns[indices], self.end_ns[indices])
 
-    def names_where(self, holds: Callable[[str], bool]) -> npt.NDArray[np.bool_]:
-        """Rows whose name *holds* accepts; it is called once for each name."""
-        accepted = np.array([holds(name) for name in self.names], dtype=bool)
-        numbers = np.flatnonzero(accepted).tolist()
-        if len(numbers) > _FEW_NAMES:
-            return accepted[self.name]
+    def where(self, holds: Callable[[str], bool], *kinds: Kind) -> Mask:
+        """Rows of these *kinds* whose name *holds* accepts; it is called once for each name that they have."""
+        rows = np.flatnonzero(np.isin(self.kind, kinds))
+        used = distinct(self.name[rows])
+        accepted = np.zeros(len(self.names), dtype=bool)
+        accepted[used] = [holds(self.names[name]) for name in used.tolist()]
         found = np.zeros(len(self), dtype=bool)
-        for number in numbers:
-            found |= self.name == number
+        found[rows] = accepted[self.name[rows]]
         return found

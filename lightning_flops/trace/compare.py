@@ -19,11 +19,7 @@ import numpy as np
 from lightning_flops.analysis.compare_figures import EXACT, NO_NOISE, TOO_WIDE, figure_difference
 from lightning_flops.analysis.compare_noise import CONFIDENCE, LEAST_STEPS, Floats, MeanDraws, too_few
 from lightning_flops.analysis.compare_split import Work, split
-from lightning_flops.analysis.trace.by_step import OTHERS, Clock, StepSums, TraceBySteps
-from lightning_flops.analysis.trace.durations import NS_PER_US
-from lightning_flops.analysis.trace.no_mfu import why_no_flops, why_no_mfu
-from lightning_flops.analysis.trace.one_trace import AnalyzedTrace
-from lightning_flops.analysis.trace.ranks import refuse_mixed_ranks
+from lightning_flops.analysis.no_mfu import why_no_flops, why_no_mfu
 from lightning_flops.errors import ComparisonError
 from lightning_flops.schema.comparison import FigureDifference, NoiseInterval, SettingDifference
 from lightning_flops.schema.trace import TraceReport
@@ -38,6 +34,10 @@ from lightning_flops.schema.trace_comparison import (
 from lightning_flops.schema.trace_events import MemoryCurve
 from lightning_flops.schema.trace_flops import TracedStepFlops
 from lightning_flops.schema.trace_steps import STEP_PARTS
+from lightning_flops.trace.intervals import NS_PER_US
+from lightning_flops.trace.ranks import refuse_mixed_ranks
+from lightning_flops.trace.report import AnalyzedTrace
+from lightning_flops.trace.step_sums import OTHERS, Clock, StepSums, TraceBySteps
 from lightning_flops.units import plural
 
 _Sums = dict[str, tuple[Floats, Floats]]

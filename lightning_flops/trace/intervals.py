@@ -1,25 +1,26 @@
-"""Sets of moments as sorted, disjoint, half-open intervals of whole nanoseconds, so that sums are exact.
-
-A span is counted once however many events cover it: that is what "merged" means in every table built on this.
-"""
+"""Exact arithmetic on whole nanoseconds: sets of moments as disjoint half-open intervals, and rows grouped by a key."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from lightning_flops.schema.trace_steps import Durations
+
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+Lanes = npt.NDArray[np.signedinteger]
+Mask = npt.NDArray[np.bool_]
+
+NS_PER_US = 1000
+NS_PER_SEC = 1e9
 
 
 def order_by(keys: npt.NDArray[np.signedinteger]) -> Ints:
-    """The order in which *keys* rise, equal ones in their old order.
-
-    Numbers of names and lanes lie close together, and are sorted by digits of 16 bits: only these does numpy sort
-    without comparing.
-    """
+    """The order in which *keys* rise, equal ones in their old order; digits of 16 bits are what numpy sorts fastest."""
     if not (keys[1:] < keys[:-1]).any():
         return np.arange(len(keys))
     first, last = int(keys.min()), int(keys.max())
@@ -108,9 +109,12 @@ def covered_within(covered: Intervals, starts: Ints, ends: Ints) -> Ints:
     return _covered_up_to(covered, ends) - _covered_up_to(covered, starts)
 
 
-def shared_ns(left: Intervals, right: Intervals) -> int:
-    """Nanoseconds that both cover; *right* has few intervals."""
-    return int(covered_within(left, right.starts, right.ends).sum())
+def inside(covered: Intervals, moments: Ints) -> Mask:
+    """Which of *moments* are covered."""
+    if not len(covered.starts):
+        return np.zeros(len(moments), dtype=bool)
+    index = np.searchsorted(covered.starts, moments, side="right") - 1
+    return (index >= 0) & (moments < covered.ends[np.maximum(index, 0)])
 
 
 def _covered_up_to(covered: Intervals, moments: Ints) -> Ints:
@@ -126,11 +130,7 @@ def _covered_up_to(covered: Intervals, moments: Ints) -> Ints:
 
 
 def load_within(starts: Ints, ends: Ints, weights: Floats, spans: Intervals, *, limit: float) -> float:
-    """Integral over *spans*, in nanoseconds, of the weights of all events then running, their sum held to *limit*.
-
-    With blocks per SM as weights and a limit of 1 this is the time SMs were in use, as the PyTorch profiler
-    estimates it.
-    """
+    """Integral over *spans*, in nanoseconds, of the weights of all events then running, their sum held to *limit*."""
     moments = np.concatenate([starts, ends])
     order = np.argsort(moments, kind="stable")
     moments = moments[order]
@@ -151,3 +151,85 @@ def _where_both(left: Intervals, right: Intervals, *, right_weight: int, wanted:
     moments = moments[order]
     inside = np.flatnonzero(np.cumsum(steps[order])[:-1] == wanted)
     return merge(moments[inside], moments[inside + 1])
+
+
+def sums_between(moments: Ints, values: Ints, starts: Ints, ends: Ints) -> Ints:
+    """For each span ``[start, end)``, the sum of the *values* whose *moments* lie in it; *moments* are sorted."""
+    before = np.concatenate([[0], np.cumsum(values)]).astype(np.int64)
+    return before[np.searchsorted(moments, ends, side="left")] - before[np.searchsorted(moments, starts, side="left")]
+
+
+def occupied_by(owner: Ints, starts: Ints, ends: Ints, count: int) -> Ints:
+    """For each of *count* owners, how long at least one of its events ran."""
+    occupied = np.zeros(count, dtype=np.int64)
+    if len(owner):
+        first = int(starts.min())
+        span = int(ends.max()) - first + 1
+        shift = owner * span - first  # every owner gets a stretch of time for itself
+        spans = merge(starts + shift, ends + shift)
+        np.add.at(occupied, spans.starts // span, spans.ends - spans.starts)
+    return occupied
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Groups:
+    """Rows sorted into groups by a key."""
+
+    keys: Ints
+    """The key of each group, rising."""
+    order: Ints
+    """Positions of the rows, group after group, in their old order inside a group."""
+    firsts: Ints
+    """Where in ``order`` each group begins."""
+
+    def calls(self) -> Ints:
+        """Rows in each group."""
+        return np.diff(np.append(self.firsts, len(self.order)))
+
+    def sums(self, values: Ints) -> Ints:
+        """Sum of the rows' values in each group, exact."""
+        return np.add.reduceat(values[self.order], self.firsts) if len(self.firsts) else values[:0]
+
+    def durations(self, durations_ns: Ints, *, whole_ns: float | Sequence[float]) -> list[Durations]:
+        """Statistics of each group; ratios are of *whole_ns*, one for all groups or one for each."""
+        if not len(self.firsts):
+            return []
+        ordered = durations_ns[self.order]
+        totals = np.add.reduceat(ordered, self.firsts).tolist()
+        largest = np.maximum.reduceat(ordered, self.firsts).tolist()
+        least = np.minimum.reduceat(ordered, self.firsts).tolist()
+        wholes = whole_ns if isinstance(whole_ns, Sequence) else [whole_ns] * len(totals)
+        columns = (self.calls().tolist(), totals, largest, least, wholes)
+        return [_statistics(*group) for group in zip(*columns, strict=True)]
+
+
+def group_by(keys: Ints) -> Groups:
+    """Groups of equal *keys*."""
+    order = order_by(keys)
+    ordered = keys[order]
+    firsts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]])) if len(keys) else np.zeros(0, int)
+    return Groups(ordered[firsts].astype(np.int64), order, firsts.astype(np.int64))
+
+
+def durations_of(durations_ns: Ints, *, whole_ns: float) -> Durations | None:
+    """Statistics of all *durations_ns*; None when there are none."""
+    if not len(durations_ns):
+        return None
+    total, most, fewest = int(durations_ns.sum()), int(durations_ns.max()), int(durations_ns.min())
+    return _statistics(len(durations_ns), total, most, fewest, whole_ns)
+
+
+def ratio(part: float, whole: float) -> float | None:
+    """*part* over *whole*; None when there is no whole."""
+    return part / whole if whole else None
+
+
+def _statistics(calls: int, total_ns: int, max_ns: int, min_ns: int, whole_ns: float) -> Durations:
+    return Durations(
+        total_us=total_ns / NS_PER_US,
+        # One division of integers, rounded once: it cannot fall outside min and max.
+        mean_us=total_ns / (calls * NS_PER_US),
+        max_us=max_ns / NS_PER_US,
+        min_us=min_ns / NS_PER_US,
+        ratio=ratio(total_ns, whole_ns),
+    )

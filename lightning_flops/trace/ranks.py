@@ -6,21 +6,15 @@ import hashlib
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
-
-import numpy as np
 
 from lightning_flops.analysis.collectives import RanksError, TracedRank, compare
 from lightning_flops.analysis.rates import sum_if_all_known
-from lightning_flops.analysis.trace.columns import CollectiveArguments, Trace
-from lightning_flops.analysis.trace.communication import (
-    collective_bytes,
-    collective_name,
-    collective_rows_by_start,
-    overlap,
-)
-from lightning_flops.analysis.trace.event_names import is_point_to_point
 from lightning_flops.schema.communication import CollectiveCalls, RankComparison
+from lightning_flops.schema.trace import TraceReport
+from lightning_flops.trace.columns import CollectiveArguments, Trace
+from lightning_flops.trace.names import is_point_to_point
+from lightning_flops.trace.steps import launched_at
+from lightning_flops.trace.tables import collective_bytes, collective_name, collective_rows_by_start, overlap
 
 _LONGEST_GROUP_CHARS = 40
 _APART = "The traces do not say their ranks: they are taken for separate runs, side by side."
@@ -81,19 +75,7 @@ def compare_ranks(summaries: Sequence[RankSummary]) -> RankComparison:
     )
 
 
-class OfARank(Protocol):
-    """A trace, or what is known of one."""
-
-    @property
-    def rank(self) -> int | None:
-        """None where it does not say."""
-
-    @property
-    def source(self) -> str:
-        """Its file."""
-
-
-def refuse_mixed_ranks(traces: Sequence[OfARank]) -> None:
+def refuse_mixed_ranks(traces: Sequence[TracedRank] | Sequence[TraceReport]) -> None:
     """Refuse traces that cannot be one of each rank.
 
     Raises:
@@ -121,14 +103,9 @@ def collective_calls(trace: Trace) -> tuple[CollectiveCalls, ...]:
     """The collectives of *trace*, grouped by name, process group and the step in which they were started."""
     found: dict[_Key, list[int]] = {}
     every = collective_rows_by_start(trace)
-    launch = trace.links.launch[every]
-    started = np.where(launch >= 0, trace.start_ns[np.maximum(launch, 0)], trace.start_ns[every])
-    steps = trace.steps
-    step = np.searchsorted(steps.host_start_ns, started, side="right") - 1
-    inside = (step >= 0) & (started < steps.host_end_ns[np.maximum(step, 0)])
-    default = _default_group(trace)
-    for row, index, within in zip(every.tolist(), step.tolist(), inside.tolist(), strict=True):
-        if steps.marked and not within:
+    steps, default = trace.steps, _default_group(trace)
+    for row, index in zip(every.tolist(), steps.of(launched_at(trace, every)).tolist(), strict=True):
+        if steps.marked and index < 0:
             continue
         arguments = trace.collectives.get(row, CollectiveArguments())
         name = collective_name(trace, row)
