@@ -43,7 +43,7 @@ def keep_window(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         windows.append(window)
         return build_profile(window, **kwargs)
 
-    monkeypatch.setattr("lightning_flops.session.results.build_profile", keep)
+    monkeypatch.setattr("lightning_flops.run.results.build_profile", keep)
     return windows
 
 

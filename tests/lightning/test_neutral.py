@@ -150,7 +150,7 @@ def test_an_interrupt_while_the_profiler_taps_the_loop_arrives_and_leaves_nothin
 
     expected = left_after(on_train_start=interrupted)
     expected["module "].remove("on_train_start")
-    monkeypatch.setattr("lightning_flops.session.instruments.Recorder", interrupted)
+    monkeypatch.setattr("lightning_flops.run.window.Recorder", interrupted)
     assert left_after(FlopsProfilerCallback(timing_steps=3)) == expected
 
 

@@ -54,7 +54,7 @@ def windows(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         kept.append(window)
         return build_profile(window, **kwargs)
 
-    monkeypatch.setattr("lightning_flops.session.results.build_profile", keep)
+    monkeypatch.setattr("lightning_flops.run.results.build_profile", keep)
     return kept
 
 
@@ -290,7 +290,7 @@ def test_a_report_tells_of_a_thread_that_had_to_wait_for_a_processor(
 ) -> None:
     counted = iter([Counters(10.0, None, None), Counters(14.0, None, None)])
     monkeypatch.setattr(
-        "lightning_flops.session.instruments.ProcessorWatch", lambda: ProcessorWatch(lambda: next(counted), now)
+        "lightning_flops.run.window.ProcessorWatch", lambda: ProcessorWatch(lambda: next(counted), now)
     )
     callback = profiler()
     trainer(callback).fit(new_net(root, now=now), loader(8))

@@ -13,7 +13,7 @@ from types import ModuleType
 
 import pytest
 
-from lightning_flops.doors.when_imported import when_imported
+from lightning_flops.adapters.when_imported import when_imported
 
 
 @pytest.fixture
