@@ -350,7 +350,7 @@ class Run:
             return
         self._stacks.leave_scope()
         window = self.window
-        if window.is_open and window.recorder.reached:
+        if window.is_open and (window.recorder.has_counted or self._step.batches):
             if interrupted_by is not None:
                 self.notes.add(f"The run was interrupted by {type(interrupted_by).__name__}.")
             self._close_window()

@@ -15,8 +15,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from lightning_flops import FlopsProfilerCallback, Profile
-from lightning_flops.analysis.profile import build_profile
 from lightning_flops.adapters.lightning_context import LOST_WITHOUT_TRAINING
+from lightning_flops.analysis.profile import build_profile
 from lightning_flops.records import PhaseFlops, PhaseSeconds
 from lightning_flops.report.text import render_text
 from lightning_flops.run import private_names
