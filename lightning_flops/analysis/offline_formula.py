@@ -137,7 +137,7 @@ class FlopsFormula:
             sizes=tuple(sizes),
             sums=tuple(sums),
             counted=len(self._counted),
-            checks=0 if formula is None else len(self._counted) - len(formula.terms),
+            checks=0 if formula is None else self._fit.counted - len(formula.terms),
             lower_bound=any(one.lower_bound for one in self._counted.values()),
             asked=tuple(self._asked.values()),
         )
