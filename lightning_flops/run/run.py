@@ -283,8 +283,8 @@ class Run:
             self._stacks.leave_scope()
         if ends_step:
             self._step_ends(seconds)
-            if logs:
-                self.log()
+            if logs and self.config.monitor:
+                self.reports.write_reading(self.monitor.read(), self.flops.reading())
         if self.reports.deliver() or logs or profiled:
             self.monitor.go_on()
         if ends_step:
