@@ -137,7 +137,7 @@ class FlopsFormula:
             sizes=tuple(sizes),
             sums=tuple(sums),
             counted=len(self._counted),
-            checks=0 if formula is None else len(self._counted) - len(formula.terms),
+            checks=0 if formula is None else self._fit.counted - len(formula.terms),
             lower_bound=any(one.lower_bound for one in self._counted.values()),
             asked=tuple(self._asked.values()),
         )
@@ -162,12 +162,17 @@ class FlopsFormula:
             self._fit = FormulaFit()
             for values in _points(example, apart):
                 self._try(values)
-                if self.holds or self._fit.refused:
+                if self._fit.refused or (self.holds and self._distances_counted() <= set(apart)):
                     break
             if self.holds:
                 break
         for factor in _FAR if self.holds else ():
             self._try(tuple(factor * size for size in example))
+
+    def _distances_counted(self) -> set[int]:
+        """The greatest common distance of the counted values of each size."""
+        counted = () if self._fit.formula is None else self._fit.formula.counted
+        return {gcd(*(size - min(counts) for size in counts)) for counts in counted}
 
     def _distances(self, example: tuple[int, ...]) -> list[tuple[int, ...]]:
         """How far apart the tried sizes are: 1; if that gives no formula, as the sizes of images and paddings are."""

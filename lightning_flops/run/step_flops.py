@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, insort
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain
+from operator import sub
 from typing import NamedTuple
 
 from lightning_flops.analysis.differences import ENOUGH, mean_difference
@@ -17,6 +17,7 @@ from lightning_flops.records import BatchTokens, BucketFlops, Shapes, StepSums
 from lightning_flops.run.count_schedule import CountSchedule
 
 _MOST_SHAPES = 4096
+_MOST_NEAR = 32
 _MODEL = ("forward", "backward")
 
 
@@ -152,8 +153,8 @@ class StepFlops:
         self._schedule = CountSchedule(seed)
         self._counts: list[_Count] = []
         self._learned: dict[_Shape, _Learned] = {}
-        self._by_elements: dict[_Form | None, list[tuple[int, int, _Shape]]] = {}
-        """The counted shapes of each form, and under None all, by their elements."""
+        self._near: dict[_Form | None, deque[tuple[tuple[float, ...], _Shape]]] = {}
+        """The latest counted shapes of each form with their sizes, and under None all with their elements."""
         self._batches: set[tuple[Shapes, bool | None]] = set()
         """Every batch of a counted step."""
         self._fits: dict[_Form, FormulaFit] = {}
@@ -212,8 +213,8 @@ class StepFlops:
         self._counts.append(_Count(shape, sizes, value, random))
         if (learned := self._learned.get(shape)) is None:
             learned = self._learned[shape] = _Learned()
-            for one in (form, None):
-                insort(self._by_elements.setdefault(one, []), (_elements(shape), len(self._learned), shape))
+            for kind, place in _places(shape):
+                self._near.setdefault(kind, deque(maxlen=_MOST_NEAR)).append((place, shape))
         learned.values[value] += 1
         if data_dependent:
             learned.data_dependent = True
@@ -300,17 +301,15 @@ class StepFlops:
         return _Part(steps, flops, "formula" if is_exact else "estimated", known)
 
     def _by_nearest(self, shape: _Shape, steps: int, *, but: _Shape | None) -> _Part | None:
-        """The counted shape that is nearest by elements, scaled by them."""
-        elements = _elements(shape)
-        for form in (_form_of(shape), None):
-            ranked = self._by_elements.get(form, [])
-            place = bisect_left(ranked, (elements,))
-            near = [one for one in ranked[max(0, place - 2) : place + 2] if one[2] != but]
+        """The counted shape whose sizes are nearest, scaled by its elements."""
+        for form, sizes in _places(shape):
+            near = [one for one in self._near.get(form, ()) if one[1] != but]
             if near:
-                of_near, _, other = min(near, key=lambda one: abs(math.log(max(1, one[0]) / max(1, elements))))
+                _, other = min(near, key=lambda one: sum(map(abs, map(sub, one[0], sizes))))
+                elements, of_other = _elements(shape), _elements(other)
+                scale, over = (elements, of_other) if elements and of_other else (1, 1)
                 usual = self._learned[other].usual() or ()
-                scaled = (elements, of_near) if elements and of_near else (1, 1)
-                flops = {bucket: steps * value * scaled[0] / scaled[1] for bucket, value in usual}
+                flops = {bucket: steps * value * scale / over for bucket, value in usual}
                 return _Part(steps, flops, "estimated", known=False)
         return None
 
@@ -430,6 +429,12 @@ def _form_of(shape: _Shape) -> _Form:
 
 def _flat(batch: Shapes) -> tuple[int, ...]:
     return tuple(chain.from_iterable(batch))
+
+
+def _places(shape: _Shape) -> tuple[tuple[_Form | None, tuple[float, ...]], ...]:
+    """Where *shape* lies among those of its form, and among all: logarithms of its sizes, and of its elements."""
+    sizes = [math.log(max(1, sum(column))) for column in zip(*map(_flat, shape.batches), strict=False)]
+    return (_form_of(shape), tuple(sizes)), (None, (math.log(max(1, _elements(shape))),))
 
 
 def _elements(shape: _Shape) -> int:
