@@ -303,8 +303,8 @@ class Run:
                 data_dependent=counted.data_dependent,
                 lower_bound=counted.lower_bound,
             )
-        elif not step.profiled:
-            self.flops.ran(step.key(), seconds=seconds)
+        else:
+            self.flops.ran(step.key(), seconds=seconds, profiled=step.profiled)
         self.steps_done += 1
         window = self.window
         if window.is_open and window.recorder.closed:
