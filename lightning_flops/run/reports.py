@@ -123,7 +123,6 @@ class Reports:
 
     def absent(self, step: int, reason: str) -> None:
         """No report of *step* comes from this rank, for this *reason*."""
-        self.warn(f"step {step} was not profiled: {reason}")
         if self._ranks is not None:
             self._ranks.say_absent(step, reason)
 
@@ -148,10 +147,10 @@ class Reports:
             )
         step = facts.x_axis()
         self._awaited, self.analyzing = None, True
-        self._worker.submit(lambda: self._made(record, step), f"the report of step {record.profile_step}")
+        self._worker.submit(lambda: self._made(record, step, window), f"the report of step {record.profile_step}")
 
-    def _made(self, record: WindowRecord, step: int) -> Callable[[], None]:
-        """Analyze *record*, on the worker's thread."""
+    def _made(self, record: WindowRecord, step: int, window: Window) -> Callable[[], None]:
+        """Analyze *record*, on the worker's thread; *window* keeps its trace files."""
         started, ranks = host_clock.now(), self._ranks
         try:
             profile = profile_of_window(record, config=self._config, warns=self._writes)

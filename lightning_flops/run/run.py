@@ -86,6 +86,8 @@ class Run:
         self.undo = ExitStack()
         """Removes everything of ours; an adapter adds the undo of its hooks."""
         self.steps_done = 0
+        self._counts_steps = config.monitor and not config.timer_only
+        """Steps outside of windows are counted, too."""
         self._step = _Step()
         self._stacks = _Stacks()
 
@@ -131,7 +133,7 @@ class Run:
     def _step_begins(self) -> None:
         """A step begins here: count it if the window says so, or if it is drawn as a check of the predicted FLOPs."""
         window = self.window
-        may_check = self.config.monitor and not window.is_open and window.step != self.steps_done + 1
+        may_check = self._counts_steps and not window.is_open and window.step != self.steps_done + 1
         if may_check and self.flops.draws_check() and not profiler_is_recording():
             window.recorder.sample(steps_done=self.steps_done)
             self._step.random = True
@@ -142,9 +144,8 @@ class Run:
         stacks = self._stacks
         if self.window.is_open or self._step.batches or stacks.scope is not None or stacks.outside:
             return
-        if not self.config.monitor:
-            return
-        if self.flops.wants((shapes,), (tokens,)) and not profiler_is_recording():
+        wants = self._counts_steps and self.flops.wants((shapes,), (tokens,))
+        if wants and not profiler_is_recording():
             self.window.recorder.sample(steps_done=self.steps_done)
             self._follow()
 
@@ -330,7 +331,9 @@ class Run:
         window = self.window
         window.end_watches()
         for step in self.config.listed_between(window.step or 0, self.steps_done):
-            self.notes.add(f"profile_step lists {step}, too: it was not profiled, because this window was still open.")
+            sentence = f"profile_step lists {step}, too: it was not profiled, because this window was still open."
+            self.notes.add(sentence)
+            self.reports.warn(sentence)
             self.reports.absent(step, "it passed this step over: another window was still open")
         self._stacks.unmark()
         record = window.recorder.close(context=self.context())

@@ -22,11 +22,10 @@ from lightning_flops.instrument.timing.clocks import WallClock
 from lightning_flops.report.headline import headline
 from lightning_flops.report.text import render_text
 from lightning_flops.run.monitor import Monitor
-from lightning_flops.run.step_flops import StepFlops
 from tests.fake_clock import FakeNow
 from tests.lightning.nets import BACKWARD, BATCH, FORWARD, loader, new_net
 from tests.lightning.tensorboard_runs import read_back, tensorboard_logger
-from tests.prompt_worker import PromptWorker
+from tests.prompt_worker import NoChecks, PromptWorker
 
 MakeTrainer = Callable[..., Any]
 
@@ -100,16 +99,6 @@ def monitored_run(
     validates = "val_check_interval" in settings
     run.fit(new_net(root, now=now, validates=validates), loader(8), loader(1) if validates else None)
     return read_back(tmp_path)
-
-
-class NoChecks(StepFlops):
-    """Counts no step outside of windows: such a step is in no reading."""
-
-    def draws_check(self) -> bool:
-        return False
-
-    def wants(self, *given: Any) -> bool:
-        return False
 
 
 def slow_callback(root: str, **seconds: float) -> Callable[[FakeNow], Any]:

@@ -42,8 +42,8 @@ under_both_roots = pytest.mark.parametrize("root", [FIRST, pytest.param(SECOND, 
 
 def state_of(callback: FlopsProfilerCallback) -> str:
     """What the profiler is doing, in a word."""
-    fit = callback._fit
-    return "nothing" if fit is None else window_state(fit.session.window.recorder)
+    run = callback.run
+    return "nothing" if run is None else window_state(run.window.recorder)
 
 
 @pytest.fixture
@@ -97,7 +97,8 @@ def compare(root: str, fit: Callable[..., Any], window: str, ways: Callable[[str
         if (hook, state_of(callback)) in known:
             return
         known.add((hook, state_of(callback)))
-        assert seen.ours_within(trainer) == [], hook
+        # While parts are marked this stands in front of the Trainer's profiler; a pickle or a copy is without it.
+        assert set(seen.ours_within(trainer)) <= {"Actions"}, hook
         whole = seen.whole(trainer, module)
         profiled[hook, calls[hook]] = {way: seen.outcome(way, whole) for way in ways(hook)}
 
