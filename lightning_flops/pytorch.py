@@ -14,10 +14,10 @@ from torch import nn
 
 from lightning_flops.adapters.loop import LoopRun
 from lightning_flops.adapters.loop_context import SeveralModels, called_in, frame_of, loop_output, optimizers_in
+from lightning_flops.adapters.standalone import FlopsProfiler, get_model_profile
 from lightning_flops.analysis.flop_counts import FlopCounts, flops_by_bucket
 from lightning_flops.analysis.offline_formula import Counted, FlopsFormula
 from lightning_flops.config import ProfilerConfig, SettingArguments, config_from, takes_settings
-from lightning_flops.adapters.standalone import FlopsProfiler, get_model_profile
 from lightning_flops.errors import ConfigError
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
 from lightning_flops.instrument.counting.formulas import register_flop_formula
