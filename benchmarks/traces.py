@@ -38,8 +38,8 @@ What `lightning-flops trace` does with a file: reading it, and every table. Agai
 
 _OURS = """
 import json, resource, sys, time
-from lightning_flops.analysis.trace import analyze_trace, load_trace
-from lightning_flops.analysis.trace.decoding import fast_decoder
+from lightning_flops.trace import analyze_trace, load_trace
+from lightning_flops.trace.decoding import fast_decoder
 fast_decoder()
 decoder = json.loads if sys.argv[2] == "standard" else None
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -69,7 +69,7 @@ print(json.dumps([read_sec, time.process_time() - begun]))
 
 _RANKS = """
 import json, multiprocessing, resource, sys, time
-from lightning_flops.analysis.trace import analyze_files
+from lightning_flops.trace.many import analyze_files
 def used():
     uses = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(use.ru_utime + use.ru_stime for use in uses)
@@ -92,7 +92,7 @@ _DECODERS = {
     ),
     "msgspec, to dicts": "import msgspec; decode = msgspec.json.decode",
     "msgspec, to the fields that are needed": (
-        "from lightning_flops.analysis.trace.decoding import fast_decoder; decode = fast_decoder()"
+        "from lightning_flops.trace.decoding import fast_decoder; decode = fast_decoder()"
     ),
 }
 

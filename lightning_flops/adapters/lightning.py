@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -96,6 +97,17 @@ class Actions:
                 yield action_name
         finally:
             self._hear(action_name, False)
+
+    def detach_from(self, trainer: weakref.ref[Any]) -> None:
+        """Let *trainer* have what stood there before; another callback's may stand in front of this one."""
+        one = trainer()
+        top = None if one is None else one.profiler
+        if top is self:
+            one.profiler = self._inner
+        while type(top) is Actions:
+            if top._inner is self:
+                top._inner = self._inner
+            top = top._inner
 
     def __getattr__(self, name: str) -> Any:
         """Everything else is the Trainer's own profiler's."""
@@ -202,8 +214,8 @@ class LightningRun:
         if self._manual:
             # Users may step optimizers that Lightning does not wrap; torch's own hooks hear every one.
             me = weakref.ref(self)
-            run.undo.callback(register_optimizer_step_pre_hook(_weakly(me, "_update_begins")).remove)
-            run.undo.callback(register_optimizer_step_post_hook(_weakly(me, "_update_ends")).remove)
+            run.undo.callback(register_optimizer_step_pre_hook(_weakly(me, LightningRun._update_begins)).remove)
+            run.undo.callback(register_optimizer_step_post_hook(_weakly(me, LightningRun._update_ends)).remove)
         self._updates = 0 if self._manual else self._attempts()
         self.outside("start")  # until the first batch is there
 
@@ -211,15 +223,10 @@ class LightningRun:
 
     def _mark(self, stack: ExitStack) -> None:
         """Hear the Trainer's actions until *stack* is closed."""
-        own: Any = self._trainer.profiler  # type: ignore[attr-defined]
-        trainer: weakref.ref[Any] = weakref.ref(self._trainer)
-
-        def put_back() -> None:
-            if (one := trainer()) is not None:
-                one.profiler = own
-
-        stack.callback(put_back)
-        self._trainer.profiler = Actions(own, self._action)  # type: ignore[attr-defined]
+        trainer: Any = self._trainer
+        actions = Actions(trainer.profiler, self._action)
+        stack.callback(actions.detach_from, weakref.ref(trainer))
+        trainer.profiler = actions
 
     @safe
     def _action(self, name: str, begins: bool) -> None:
@@ -230,7 +237,7 @@ class LightningRun:
         elif kind in ("setup", "teardown"):  # nobody said that the run was over
             run.close()
         elif name == "save_checkpoint":
-            self.outside("checkpoint") if begins else self.inside()
+            run.outside("checkpoint") if begins else run.inside()
         elif (part := _PARTS.get(kind)) is None or (kind in _OF_STRATEGY and not owner.startswith("[Strategy]")):
             return
         elif kind == "optimizer_step" and (self._manual or not owner.startswith("[LightningModule]")):
@@ -257,13 +264,36 @@ class LightningRun:
         return kind != "optimizer_step" or engine is None or bool(engine.is_gradient_accumulation_boundary())
 
     @safe
-    def _update_begins(self) -> None:
+    def _update_begins(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An optimizer's step begins; its closure is the user's forward and backward, or does nothing.
+
+        Returns:
+            The arguments of the step, with the closure in a part of its own; torch takes them.
+        """
         self._depth += 1  # the hooks fire again where a subclass's step calls its parent's
-        if self._depth == 1:
-            self.run.enter("optimizer")
+        if self._depth > 1:
+            return None
+        self.run.enter("optimizer")
+        if not self.run.is_marking:
+            return None
+        marked = [self._marked(one) for one in args[1:]], {name: self._marked(one) for name, one in kwargs.items()}
+        return (args[0], *marked[0]), marked[1]
+
+    def _marked(self, argument: Any) -> Any:
+        if not callable(argument):
+            return argument
+
+        def closure() -> Any:
+            self.run.enter("forward", counts=False)
+            try:
+                return argument()
+            finally:
+                self.run.leave()
+
+        return closure
 
     @safe
-    def _update_ends(self) -> None:
+    def _update_ends(self, *_: Any) -> None:
         self._depth -= 1
         if self._depth == 0:
             self.run.leave()
@@ -367,13 +397,12 @@ class LightningRun:
         return int(getattr(self._trainer.fit_loop.epoch_loop, self._logged, self._trainer.global_step))
 
 
-def _weakly(me: weakref.ref[LightningRun], method: str) -> Callable[..., None]:
-    """A global hook of torch's that does not keep the adapter alive."""
+def _weakly(me: weakref.ref[LightningRun], method: Callable[..., Any]) -> Callable[..., Any]:
+    """A global hook of torch's that does not keep the adapter alive, and hears its own thread alone."""
 
-    def hook(*_: Any) -> None:
+    def hook(*arguments: Any) -> Any:
         one = me()
-        if one is not None:
-            getattr(one, method)()
+        return None if one is None or one.run.thread != get_ident() else method(one, *arguments)
 
     return hook
 

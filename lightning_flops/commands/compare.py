@@ -122,10 +122,11 @@ def _compared(options: argparse.Namespace) -> tuple[Comparison | TraceComparison
 def _compared_traces(
     options: argparse.Namespace, a: Sequence[str], b: Sequence[str]
 ) -> tuple[TraceComparison, str, str]:
-    from lightning_flops.analysis.trace import analyze_each, compare_traces
     from lightning_flops.report.compare_traces_text import render_trace_comparison
     from lightning_flops.report.html_page import render_trace_comparison_page
     from lightning_flops.sinks.progress import ProgressLine
+    from lightning_flops.trace.compare import compare_traces
+    from lightning_flops.trace.many import analyze_each
 
     progress = ProgressLine(sys.stderr)
     try:

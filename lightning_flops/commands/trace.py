@@ -97,9 +97,9 @@ def _print_trace(options: argparse.Namespace) -> int:
 def _analyzed(options: argparse.Namespace) -> TracesReport:
     files = _trace_files(options.files)
     _refuse_repeated(files)
-    from lightning_flops.analysis.trace import analyze_files
     from lightning_flops.config import AdviceThresholds
     from lightning_flops.sinks.progress import ProgressLine
+    from lightning_flops.trace.many import analyze_files
 
     progress = ProgressLine(sys.stderr)
     try:

@@ -303,8 +303,8 @@ class Run:
                 data_dependent=counted.data_dependent,
                 lower_bound=counted.lower_bound,
             )
-        elif not step.profiled:
-            self.flops.ran(step.key(), seconds=seconds)
+        else:
+            self.flops.ran(step.key(), seconds=seconds, profiled=step.profiled)
         self.steps_done += 1
         window = self.window
         if window.is_open and window.recorder.closed:
@@ -350,7 +350,7 @@ class Run:
             return
         self._stacks.leave_scope()
         window = self.window
-        if window.is_open and window.recorder.reached:
+        if window.is_open and (window.recorder.has_counted or self._step.batches):
             if interrupted_by is not None:
                 self.notes.add(f"The run was interrupted by {type(interrupted_by).__name__}.")
             self._close_window()

@@ -121,6 +121,9 @@ class _Steps:
     """Steps between two readings, or of the whole run."""
 
     groups: dict[_Shape, _Group] = field(default_factory=dict)
+    """Unprofiled steps."""
+    profiled: dict[_Shape, _Group] = field(default_factory=dict)
+    """Steps that the profiler slowed down and did not count, such as traced ones."""
     folded: dict[tuple[str, bool], _Part] = field(default_factory=dict)
     """Unprofiled steps of which no more than their sum is kept."""
     counted: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -130,8 +133,9 @@ class _Steps:
     """Of the unprofiled steps."""
 
     def add(self, other: _Steps) -> None:
-        for shape, group in other.groups.items():
-            self.groups.setdefault(shape, _Group()).add(group)
+        for mine, others in ((self.groups, other.groups), (self.profiled, other.profiled)):
+            for shape, group in others.items():
+                mine.setdefault(shape, _Group()).add(group)
         self.fold(other.folded.values())
         self.counted.update(other.counted)
         self.counted_steps += other.counted_steps
@@ -228,10 +232,13 @@ class StepFlops:
         self._reading.counted.update(flops)
         self._reading.counted_steps += 1
 
-    def ran(self, key: StepKey, *, seconds: float) -> None:
-        """An unprofiled step ran."""
+    def ran(self, key: StepKey, *, seconds: float, profiled: bool = False) -> None:
+        """A step ran that was not counted; a *profiled* one was slowed down, and is in no rate."""
         reading = self._reading
         shape, group = _shape_and_group(key)
+        if profiled:
+            reading.profiled.setdefault(shape, _Group()).add(group)
+            return
         if (known := reading.groups.get(shape)) is None:
             reading.groups[shape] = group
             self._bound(reading)
@@ -268,8 +275,11 @@ class StepFlops:
 
     def _parts(self, steps: _Steps) -> list[_Part]:
         """The unprofiled ones of *steps*."""
-        parts = list(steps.folded.values())
-        for shape, group in steps.groups.items():
+        return [*steps.folded.values(), *self._parts_of(steps.groups)]
+
+    def _parts_of(self, groups: Mapping[_Shape, _Group]) -> list[_Part]:
+        parts = []
+        for shape, group in groups.items():
             sizes = group.sizes(shape)
             part = self._predicted(shape, sizes)
             if part is not None:
@@ -345,10 +355,13 @@ class StepFlops:
         half_width, checks = self._correct(unprofiled, parts)
         whole = dict(unprofiled)
         _add(whole, steps.counted)
+        profiled = self._parts_of(steps.profiled)
+        for part in profiled:
+            _add(whole, part.flops)
         model = sum(_model(whole).values())
         estimated = sum([sum(_model(part.flops).values()) for part in parts if part.how == "estimated"])
-        number = Counter({part.how: 0 for part in parts})
-        for part in parts:
+        number = Counter[str]()
+        for part in (*parts, *profiled):
             number[part.how] += part.steps
         useful: dict[tuple[str, str], float] | None = {} if parts else None
         for part in parts:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from tests.session.seams import seams, shared_out
 
 DOOR = (
-    "lightning_flops.doors.deepspeed_engine",
-    "lightning_flops.doors.deepspeed_steps",
-    "lightning_flops.doors.loader_taps",
+    "lightning_flops.adapters.deepspeed_engine",
+    "lightning_flops.adapters.deepspeed_steps",
+    "lightning_flops.adapters.loader_taps",
 )
 PLACES, OTHER_PLACES = shared_out(
     "deepspeed",
-    (seam for seam in seams(*DOOR) if seam.startswith(("lightning_flops.doors.", "lightning_flops.session."))),
+    (seam for seam in seams(*DOOR) if seam.startswith(("lightning_flops.adapters.", "lightning_flops.session."))),
 )
 """The seams of the door and of the session. What is below the session fails in the tests of Lightning's door."""

@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.deepspeed import attach
-from lightning_flops.doors.deepspeed_context import LOST
-from lightning_flops.session import private_names
+from lightning_flops.adapters.deepspeed_context import LOST
+from lightning_flops.run import private_names
 from tests.deepspeed.engines import BLOCK, SAMPLES, config, engine_of, installed, left_on, logged
 from tests.deepspeed.places_of_failure import PLACES
 from tests.session.seams import broken_at

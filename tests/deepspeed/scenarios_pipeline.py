@@ -19,7 +19,7 @@ from torch import nn
 import lightning_flops.deepspeed
 from lightning_flops import ProfilerConfig
 from lightning_flops.instrument.timing.clocks import WallClock
-from lightning_flops.session import instruments
+from lightning_flops.run import window as instruments
 from lightning_flops.session import session as session_module
 from tests.deepspeed.engines import config, installed, left_on
 from tests.fake_clock import FakeNow

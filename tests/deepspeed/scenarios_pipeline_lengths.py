@@ -43,7 +43,7 @@ def trained(rows_of_steps: list[int], *, evaluates_after: int | None = None) -> 
     modes: list[int] = []
     data, losses = batches(), []
     with (
-        patch("lightning_flops.session.session.SHARE", 1.0),
+        patch("lightning_flops.run.run.SHARE", 1.0),
         patch("lightning_flops.session.samples._GUESS", 0),
     ):
         handle = lightning_flops.deepspeed.attach(engine, ProfilerConfig(**settings))

@@ -336,7 +336,7 @@ def on_a_fake_clock(loader: str) -> dict[str, Any]:
 
     model = Slow()
     data = Dataset(torch.randn(4 * SAMPLES * STEPS, 8))
-    with installed(), patch("lightning_flops.session.instruments.clock_for", lambda device: WallClock(now)):
+    with installed(), patch("lightning_flops.run.window.clock_for", lambda device: WallClock(now)):
         engine, _, own_loader, _ = deepspeed.initialize(
             model=model,
             optimizer=SlowSgd(model.parameters(), lr=0.1),
@@ -386,7 +386,7 @@ def monitored_wait() -> dict[str, Any]:
     readings: list[dict[str, float]] = []
     with (
         installed(),
-        patch("lightning_flops.session.session.Monitor", lambda **more: Monitor(now, **more)),
+        patch("lightning_flops.run.run.Monitor", lambda **more: Monitor(now, **more)),
         patch.object(DeepSpeedMonitorSink, "write_scalars", lambda sink, scalars, *, step: readings.append(scalars)),
     ):
         engine = engine_of({**config(block={**BLOCK, "profile_step": 100, "monitor": True}), "steps_per_print": 4})
@@ -560,7 +560,7 @@ def starved() -> dict[str, Any]:
 
     with (
         installed(),
-        patch("lightning_flops.session.instruments.ProcessorWatch", lambda: ProcessorWatch(counted.__next__, now)),
+        patch("lightning_flops.run.window.ProcessorWatch", lambda: ProcessorWatch(counted.__next__, now)),
     ):
         engine = engine_of(config())
         train(engine, STEPS, step=step)

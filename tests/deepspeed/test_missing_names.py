@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import lightning_flops
-from lightning_flops.doors.deepspeed_context import LOST
+from lightning_flops.adapters.deepspeed_context import LOST
 from tests.deepspeed.launching import launch
 from tests.private_names_in import private_names_in
 

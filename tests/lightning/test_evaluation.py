@@ -15,11 +15,11 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from lightning_flops import FlopsProfilerCallback, Profile
+from lightning_flops.adapters.lightning_context import LOST_WITHOUT_TRAINING
 from lightning_flops.analysis.profile import build_profile
-from lightning_flops.doors.lightning_context import LOST_WITHOUT_TRAINING
 from lightning_flops.records import PhaseFlops, PhaseSeconds
 from lightning_flops.report.text import render_text
-from lightning_flops.session import private_names
+from lightning_flops.run import private_names
 from tests.fake_clock import FakeNow
 from tests.left_on_torch import torch_state
 from tests.lightning import seen
@@ -42,7 +42,7 @@ def windows(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         kept.append(window)
         return build_profile(window, **kwargs)
 
-    monkeypatch.setattr("lightning_flops.session.results.build_profile", keep)
+    monkeypatch.setattr("lightning_flops.run.results.build_profile", keep)
     return kept
 
 
@@ -308,7 +308,7 @@ def test_throughput_is_of_the_loops_batches_without_what_comes_before_the_first(
 ) -> None:
     from lightning_flops.instrument.timing.monitor import Monitor
 
-    monkeypatch.setattr("lightning_flops.session.session.Monitor", lambda **given: Monitor(now, **given))
+    monkeypatch.setattr("lightning_flops.run.run.Monitor", lambda **given: Monitor(now, **given))
     net = new_evaluated_net(root, now=now)
     net.on_predict_epoch_start = lambda: now.sleep(1000.0)
     callback = FlopsProfilerCallback(timer_only=True)
@@ -459,7 +459,7 @@ def evaluated(folder: Path, *callbacks: Any) -> Any:
     return [one.tolist() for one in given], torch.get_rng_state().tolist(), footprint(made, net)
 
 
-@pytest.mark.parametrize("seam", each_seam("evaluation", "lightning_flops.doors.lightning_evaluation"))
+@pytest.mark.parametrize("seam", each_seam("evaluation", "lightning_flops.adapters.lightning_evaluation"))
 def test_a_failure_at_a_seam_is_one_warning_and_the_loop_goes_on_untouched(
     seam: str, plain: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

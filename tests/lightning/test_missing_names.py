@@ -9,8 +9,8 @@ import pytest
 
 import lightning_flops
 from lightning_flops import FlopsProfilerCallback
-from lightning_flops.doors.lightning_context import LOST, LOST_WITHOUT_TRAINING
-from lightning_flops.session import private_names
+from lightning_flops.adapters.lightning_context import LOST, LOST_WITHOUT_TRAINING
+from lightning_flops.run import private_names
 from tests.lightning.footprint import footprint
 from tests.lightning.nets import ROOTS, loader, new_net, new_trainer
 from tests.private_names_in import private_names_in

@@ -88,8 +88,8 @@ def monitored_run(
 ) -> EventAccumulator:
     """A run in which a step takes 14 s of a fake clock, 2 forward, 4 backward, 8 optimizer, and nothing else does."""
     now = FakeNow()
-    monkeypatch.setattr("lightning_flops.session.instruments.clock_for", lambda device: WallClock(now))
-    monkeypatch.setattr("lightning_flops.session.session.Monitor", lambda **given: Monitor(now, **given))
+    monkeypatch.setattr("lightning_flops.run.window.clock_for", lambda device: WallClock(now))
+    monkeypatch.setattr("lightning_flops.run.run.Monitor", lambda **given: Monitor(now, **given))
     profiler = FlopsProfilerCallback(profile_step=2, timing_steps=2, peak_flops_per_sec=1.0, trace=False)
     slow = [make(now) for make in callbacks]
     run = trainer(slow[0], profiler, slow[1], logger=tensorboard_logger(root, tmp_path), **settings)

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from lightning_flops import FlopsProfilerCallback, Profile
-from lightning_flops.doors.lightning_context import loader_iterators, private_names
+from lightning_flops.adapters.lightning_context import loader_iterators, private_names
 from lightning_flops.instrument.timing.loader_queue import backlog_of
 from lightning_flops.instrument.timing.monitor import Monitor
 from lightning_flops.report.throughput_text import render_throughput
@@ -28,7 +28,7 @@ MakeTrainer = Callable[..., Any]
 @pytest.fixture
 def monitor_now(now: FakeNow, monkeypatch: pytest.MonkeyPatch) -> FakeNow:
     """The clock of the phases and of the monitor, in the test's hands."""
-    monkeypatch.setattr("lightning_flops.session.session.Monitor", lambda **given: Monitor(now, **given))
+    monkeypatch.setattr("lightning_flops.run.run.Monitor", lambda **given: Monitor(now, **given))
     return now
 
 
@@ -144,7 +144,7 @@ def test_timer_only_counts_times_and_traces_nothing(
 
     for name in ("instruments.FlopCounter", "instruments.StepTracer", "results.build_profile"):
         monkeypatch.setattr(f"lightning_flops.session.{name}", unwanted)
-    monkeypatch.setattr("lightning_flops.doors.lightning_fit.LightningFit.tap_parts", unwanted)
+    monkeypatch.setattr("lightning_flops.adapters.lightning_fit.LightningFit.tap_parts", unwanted)
     net = new_net(root, now=monitor_now)
     callback = FlopsProfilerCallback(timer_only=True)
     run = trainer(callback, logger=tensorboard_logger(root, tmp_path), log_every_n_steps=4)

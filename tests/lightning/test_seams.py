@@ -45,7 +45,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Outcom
     yield {kind: Outcome(kind, tmp_path_factory.mktemp(kind)) for kind in MAKES}
 
 
-@pytest.mark.parametrize("seam", seams("lightning_flops.doors.lightning_fit"))
+@pytest.mark.parametrize("seam", seams("lightning_flops.adapters.lightning_fit"))
 def test_a_failure_at_a_seam_is_one_warning_and_the_training_goes_on_untouched(
     seam: str, plain: dict[str, Outcome], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

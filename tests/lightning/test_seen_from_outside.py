@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from lightning_flops import FlopsProfilerCallback
-from lightning_flops.doors.lightning_deepspeed import _StoodDown
+from lightning_flops.adapters.lightning_deepspeed import _StoodDown
 from tests.lightning import seen
 from tests.lightning.nets import ROOTS, batch_flops
 from tests.window_state import window_state

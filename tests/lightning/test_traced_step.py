@@ -18,11 +18,11 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_flops import FlopsProfilerCallback, Profile
-from lightning_flops.analysis.trace import analyze_trace, load_trace
-from lightning_flops.analysis.trace.module_memory import module_memory_table
-from lightning_flops.analysis.trace.modules import module_table
 from lightning_flops.instrument.counting.recorded_calls import recorded_work
 from lightning_flops.report.text import render_text
+from lightning_flops.trace import analyze_trace, load_trace
+from lightning_flops.trace.memory import module_memory_table
+from lightning_flops.trace.modules import module_table
 from tests.lightning.nets import BATCH, HIDDEN, IN, OUT, loader, new_gan, new_net
 
 MakeTrainer = Callable[..., Any]
@@ -170,7 +170,7 @@ def test_a_trace_is_kept_if_its_counter_tracks_cannot_be_made(
     def fail(*_: object, **__: object) -> None:
         raise ArithmeticError("no track")
 
-    monkeypatch.setattr("lightning_flops.session.results.counter_tracks_of", fail)
+    monkeypatch.setattr("lightning_flops.run.results.counter_tracks_of", fail)
     report = profile_of(trainer, new_net(root), trace_dir=tmp_path)
     assert report.notes == ("The kept trace has no counter tracks: no track.",)
     assert report.traced is not None and len(load_trace(report.traced.files[0])) > 0

@@ -26,7 +26,7 @@ def test_a_step_between_windows_costs_few_calls_of_ours(
     monitor: bool, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # On a busy machine the run takes long enough to afford one more counted step.
-    monkeypatch.setattr("lightning_flops.session.session.SHARE", 1e-6)
+    monkeypatch.setattr("lightning_flops.run.run.SHARE", 1e-6)
     calls = OurCalls(first=110, last=210)
     profiler = FlopsProfilerTrainerCallback(timing_steps=5, trace=False, monitor=monitor)
     trainer = new_net_trainer(tmp_path, profiler, Steps(calls), rows=Rows(220 * ROWS), logging_steps=1000)

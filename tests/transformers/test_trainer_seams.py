@@ -36,7 +36,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 
 
 @pytest.mark.parametrize(
-    "seam", each_seam("transformers", "lightning_flops.doors.hf_trainer", "lightning_flops.doors.hf_context")
+    "seam", each_seam("transformers", "lightning_flops.adapters.hf_trainer", "lightning_flops.adapters.hf_context")
 )
 def test_a_failure_at_a_seam_is_one_warning_and_the_training_goes_on_untouched(
     seam: str, plain: Outcome, tmp_path: Path, caplog: pytest.LogCaptureFixture
