@@ -55,8 +55,8 @@ def dump(value: object, *, indented: bool = True) -> str:
 def load(cls: type[_T], text: str, *, version_field: str, version: int, oldest: int | None = None) -> _T:
     """The dataclass *cls* that ``dump`` wrote as *text*; every field must be there, and no other.
 
-    In a text of an older version a field may be missing if it has a default: that is what it was before it came. What is
-    a field of *cls* no more is passed over.
+    In a text of an older version a field may be missing if it has a default: that is what it was before it came. Fields
+    that have gone since are passed over.
 
     Args:
         cls: class to build.
