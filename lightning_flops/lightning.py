@@ -299,11 +299,9 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
 
     @safe
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A validation is over."""
+        """A validation by itself is over; after one in a fit, steps go on with the next batch."""
         if trainer.state.fn == "validate":
             self._finish()
-        elif self._adapter is not None:
-            self._adapter.inside()
 
     @safe
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

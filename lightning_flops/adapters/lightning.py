@@ -303,6 +303,7 @@ class LightningRun:
     def fetch_begins(self, iterator: Any = None) -> None:
         """The loop waits for a batch: as the Trainer's action, as a DataLoader's, or as both, one inside the other."""
         if not self._trains or self._trainer.training:  # and not a validation inside the fit
+            self._steps_go_on()
             self.run.fetch_begins()
 
     @safe
@@ -322,10 +323,12 @@ class LightningRun:
         self._is_between = True
         self.run.outside(what, since_batch=True)
 
-    @safe
-    def inside(self) -> None:
-        """Steps go on."""
-        self.run.inside()
+    def _steps_go_on(self) -> None:
+        """What was between two batches is over, with the hooks of every callback."""
+        if self._is_between:
+            self._is_between = False
+            while self.run.is_outside:
+                self.run.inside()
 
     @safe
     def checkpoint_begins(self) -> None:
@@ -338,10 +341,7 @@ class LightningRun:
     def batch_starts(self, batch: Any, dataloader_idx: int = 0) -> None:
         """A batch has been fetched and transferred: take its shapes before the user's step may change it."""
         run = self.run
-        if self._is_between:  # an epoch, or a checkpoint of which only the begin was heard, is over
-            self._is_between = False
-            while run.is_outside:
-                run.inside()
+        self._steps_go_on()
         self._batch, self._shapes = batch, self._shapes_of(batch, dataloader_idx)
         if self._reads_ahead:  # batches are used in the order in which they were fetched
             self._tokens = self._fetched.popleft() if self._fetched else None

@@ -51,6 +51,8 @@ class LoopFinder:
         self._loop: LoopRun | None = None
         self._close_output: Callable[[], None] | None = None
         self._thread = threading.get_ident()
+        self._is_over = False
+        """The loop is found, or a framework's adapter has begun a run."""
         self.updated = False
         """An optimizer has made a step in this process."""
 
@@ -69,6 +71,9 @@ class LoopFinder:
     def _enters(self, module: nn.Module, args: Any) -> None:
         if threading.get_ident() != self._thread:
             return
+        if self._is_over:  # here, because torch goes through a copy of these hooks, and through those of steps itself
+            close_quietly(self._undo)
+            return
         self._depth += 1
         if self._depth == 1 and torch.is_grad_enabled() and not any(one() is module for one in self._called):
             self._called.append(weakref.ref(module))
@@ -79,11 +84,11 @@ class LoopFinder:
 
     @safe
     def _step_begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if threading.get_ident() != self._thread or self._model is not None:
+        if threading.get_ident() != self._thread or self._is_over:
             return
         self.updated = True
         if OUTCOMES.runs:  # a framework's adapter profiles
-            close_quietly(self._undo)
+            self._is_over = True
             return
         updated = {id(one) for group in optimizer.param_groups for one in group["params"]}
         models = (one for reference in self._called if (one := reference()) is not None)
@@ -92,9 +97,9 @@ class LoopFinder:
     @safe
     def _step_ends(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         model = self._model
-        if model is None or self._loop is not None or threading.get_ident() != self._thread:
+        if model is None or self._is_over or threading.get_ident() != self._thread:
             return
-        close_quietly(self._undo)
+        self._is_over = True
         frame = frame_of(model, accelerator=None, fabric=None)
         output, self._close_output = loop_output(
             frame, self._config, log_dir=self._log_dir, writer=None, or_own=True, announce=self._announce

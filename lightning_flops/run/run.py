@@ -131,7 +131,7 @@ class Run:
     def _step_begins(self) -> None:
         """A step begins here: count it if the window says so, or if it is drawn as a check of the predicted FLOPs."""
         window = self.window
-        may_check = not window.is_open and window.step != self.steps_done + 1
+        may_check = self.config.monitor and not window.is_open and window.step != self.steps_done + 1
         if may_check and self.flops.draws_check() and not profiler_is_recording():
             window.recorder.sample(steps_done=self.steps_done)
             self._step.random = True
@@ -141,6 +141,8 @@ class Run:
         """The model is about to compute on a batch: count its step if nothing is known of steps of its shapes."""
         stacks = self._stacks
         if self.window.is_open or self._step.batches or stacks.scope is not None or stacks.outside:
+            return
+        if not self.config.monitor:
             return
         if self.flops.wants((shapes,), (tokens,)) and not profiler_is_recording():
             self.window.recorder.sample(steps_done=self.steps_done)
