@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain
@@ -66,16 +66,14 @@ class _Learned:
     def agree(self) -> bool:
         return len(self.values) == 1 and not self.data_dependent
 
-    def usual(self, *, but: _Flops | None = None) -> _Flops | None:
-        """The most frequent count, leaving out one of *but*; None where nothing is left.
+    @property
+    def usual(self) -> _Flops:
+        """The most frequent count.
 
         The checks' mean difference corrects a sum of any such value. This one makes it exact where others are rare, as
         the count of a first step that also logs a picture.
         """
-        first, *rest = self.values.most_common(2)
-        if but == first[0] and (first[1] == 1 or (rest and rest[0][1] > first[1] - 1)):
-            return rest[0][0] if rest else None
-        return first[0]
+        return self.values.most_common(1)[0][0]
 
 
 class _Part(NamedTuple):
@@ -92,7 +90,7 @@ class _Part(NamedTuple):
 
 
 class _Difference(NamedTuple):
-    """A counted step minus what all others predict for it."""
+    """A counted step minus what is predicted of it. Where its count alone is of its shape, that is left out."""
 
     flops: Mapping[tuple[str, str], float]
     known: bool
@@ -286,27 +284,26 @@ class StepFlops:
                 parts.append(part._replace(useful=self._useful(shape, sizes)))
         return parts
 
-    def _predicted(self, shape: _Shape, sizes: Sizes, *, without: _Flops | None = None) -> _Part | None:
-        """FLOPs of steps of *shape*; leaving out one count of it that came to *without*."""
-        part = self._by_shape(shape, sizes, without)
+    def _predicted(self, shape: _Shape, sizes: Sizes, *, without: bool = False) -> _Part | None:
+        """FLOPs of steps of *shape*; as they would be known *without* one count of it."""
+        part = self._by_shape(shape, sizes, without=without)
         if part is None and shape.padded is not None:
             # Padding decides what kernels skip, and hardly ever what there is to compute.
-            part = self._by_shape(shape._replace(padded=not shape.padded), sizes, None)
+            part = self._by_shape(shape._replace(padded=not shape.padded), sizes, without=False)
             part = None if part is None else part._replace(how="estimated", known=False)
-        return part or self._by_nearest(shape, sizes.steps, but=None if without is None else shape)
+        return part or self._by_nearest(shape, sizes.steps, but=shape if without else None)
 
-    def _by_shape(self, shape: _Shape, sizes: Sizes, without: _Flops | None) -> _Part | None:
+    def _by_shape(self, shape: _Shape, sizes: Sizes, *, without: bool) -> _Part | None:
         """The same by counts of this shape, or by a formula of its sizes."""
         form, learned, steps = _form_of(shape), self._learned.get(shape), sizes.steps
         formula = fit.formula if (fit := self._fits.get(form)) is not None else None
-        if learned is not None and (formula is None or not formula.by_tokens):
-            usual = learned.usual(but=without)
-            if usual is not None:
-                how = "counted" if learned.agree else "estimated"
-                return _Part(steps, {bucket: steps * value for bucket, value in usual}, how, known=True)
+        alone = without and learned is not None and learned.values.total() == 1
+        if learned is not None and not alone and (formula is None or not formula.by_tokens):
+            how = "counted" if learned.agree else "estimated"
+            return _Part(steps, {bucket: steps * value for bucket, value in learned.usual}, how, known=True)
         if formula is None or (flops := formula.flops(sizes)) is None:
             return None
-        known = formula.covers(sizes, without=without is not None)
+        known = formula.covers(sizes, without=without)
         is_exact = known and (formula.by_tokens or form not in self._data_dependent)
         return _Part(steps, flops, "formula" if is_exact else "estimated", known)
 
@@ -318,7 +315,7 @@ class StepFlops:
                 _, other = min(near, key=lambda one: sum(map(abs, map(sub, one[0], sizes))))
                 elements, of_other = _elements(shape), _elements(other)
                 scale, over = (elements, of_other) if elements and of_other else (1, 1)
-                usual = self._learned[other].usual() or ()
+                usual = self._learned[other].usual
                 flops = {bucket: steps * value * scale / over for bucket, value in usual}
                 return _Part(steps, flops, "estimated", known=False)
         return None
@@ -332,11 +329,11 @@ class StepFlops:
         return fit.formula.useful(sizes)
 
     def _all_differences(self) -> list[_Difference]:
-        """Of every counted step, as the others predict it now: a better prediction leaves nothing of an older one."""
+        """Of every counted step, as it would be predicted now: a better prediction leaves nothing of an older one."""
         if self._differences is None:
             self._differences = []
             for shape, sizes, flops, drawn in self._counts:
-                part = self._predicted(shape, sizes, without=flops)
+                part = self._predicted(shape, sizes, without=True)
                 if part is not None:
                     off = Counter(dict(flops))
                     off.subtract(part.flops)
@@ -349,19 +346,14 @@ class StepFlops:
         if not self._counts:
             return None
         parts = self._parts(steps)
-        unprofiled: dict[tuple[str, str], float] = {}
-        for part in parts:
-            _add(unprofiled, part.flops)
-        half_width, checks = self._correct(unprofiled, parts)
-        whole = dict(unprofiled)
+        every = [*parts, *self._parts_of(steps.profiled)]
+        unprofiled, _, _ = self._corrected(parts)
+        whole, half_width, checks = self._corrected(every)
         _add(whole, steps.counted)
-        profiled = self._parts_of(steps.profiled)
-        for part in profiled:
-            _add(whole, part.flops)
         model = sum(_model(whole).values())
-        estimated = sum([sum(_model(part.flops).values()) for part in parts if part.how == "estimated"])
+        estimated = sum([_model_sum(part.flops) for part in every if part.how == "estimated"])
         number = Counter[str]()
-        for part in (*parts, *profiled):
+        for part in every:
             number[part.how] += part.steps
         useful: dict[tuple[str, str], float] | None = {} if parts else None
         for part in parts:
@@ -382,23 +374,26 @@ class StepFlops:
             lower_bound=self._lower_bound,
         )
 
-    def _correct(self, flops: dict[tuple[str, str], float], parts: Iterable[_Part]) -> tuple[float | None, int]:
-        """Add to the predicted *flops* of *parts* what they miss on average, as random checks tell.
+    def _corrected(self, parts: Sequence[_Part]) -> tuple[dict[tuple[str, str], float], float | None, int]:
+        """The predicted FLOPs of *parts*, with what they miss on average, as random checks tell.
 
         Steps of known shapes are corrected by checks of known shapes, the others by checks of new ones.
 
         Returns:
-            Half of the 95% interval of the model FLOPs, None if there are too few checks; and the number of checks.
+            The FLOPs; half of the 95% interval of the model FLOPs, None if there are too few checks; and the checks.
         """
+        flops: dict[tuple[str, str], float] = {}
+        for part in parts:
+            _add(flops, part.flops)
         differences = self._all_differences()
         drawn = [one for one in differences if one.random]
         steps = Counter[bool]()
         for part in parts:
             steps[part.known] += part.steps
         if not steps.total():
-            return 0.0, 0
+            return flops, 0.0, 0
         if len(drawn) < ENOUGH:
-            return None, len(drawn)
+            return flops, None, len(drawn)
         squares, used = 0.0, set[int]()
         for known, number in steps.items():
             # What a shape costs that nobody counted is told as well by shapes that were counted because they were new.
@@ -415,7 +410,7 @@ class StepFlops:
             found = mean_difference([_model_sum(one.flops) for one in checks], others=others, shapes=shapes)
             squares += (number * found.half_width) ** 2
             used.update(map(id, checks))
-        return math.sqrt(squares), len(used)
+        return flops, math.sqrt(squares), len(used)
 
 
 _Form = tuple[object, ...]

@@ -291,3 +291,16 @@ def test_the_global_random_state_is_not_touched() -> None:
     before = random.getstate()
     simulate([Step(FIXED, 10_000)] * 100)
     assert random.getstate() == before
+
+
+def test_profiled_steps_are_in_the_sum_of_the_run_and_in_no_rate() -> None:
+    flops = StepFlops()
+    key = StepKey(FIXED, (None,), 1)
+    for forward in (10_000, 16_000, 16_000, 10_000):
+        counted(flops, Step(FIXED, forward), drawn=True)
+    for profiled in (True, False, False):
+        flops.ran(key, seconds=STEP_SEC, profiled=profiled)
+    sums = flops.totals()
+    assert sums is not None and sums.steps == 7
+    assert sums.unprofiled_by_dtype == {"float32": 2 * 3 * 13_000}, "as the mean of the checks"
+    assert sums.model_flops == 4 * 3 * 13_000 + 3 * 3 * 13_000
