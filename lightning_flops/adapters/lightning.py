@@ -8,6 +8,7 @@ the transfer, the step, the backward and the optimizer.
 from __future__ import annotations
 
 import math
+import operator
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -101,7 +102,9 @@ class Actions:
     def detach_from(self, trainer: weakref.ref[Any]) -> None:
         """Let *trainer* have what stood there before; another callback's may stand in front of this one."""
         one = trainer()
-        top = None if one is None else one.profiler
+        if one is None:
+            return
+        top = one.profiler
         if top is self:
             one.profiler = self._inner
         while type(top) is Actions:
@@ -114,16 +117,12 @@ class Actions:
         return getattr(self._inner, name)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _itself, (self._inner,)
+        return operator.itemgetter(0), ((self._inner,),)  # of the standard library: such a pickle loads without us
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
         """The class of the Trainer's own profiler, which Lightning asks for."""
         return type(self._inner)
-
-
-def _itself(profiler: Any) -> Any:
-    return profiler
 
 
 class LightningRun:

@@ -362,6 +362,8 @@ class Run:
         elif window.step is not None and interrupted_by is None:
             self.reports.not_reached(window.step, self.context(), steps_done=self.steps_done)
         self.close()
+        for sentence in self.flops.notes:
+            self.notes.add_for_run(sentence)
         self.reports.finish(
             self.monitor if self.config.monitor else None,
             self.flops.totals(),
