@@ -237,6 +237,8 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         """A batch is done, and perhaps a step with it."""
         if self._adapter is not None:
             self._adapter.batch_ends(batch)
+            if self._adapter.run.closed:  # a failure of ours
+                self._end_run()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Until the next epoch's first batch is there, time belongs to no step."""
@@ -335,9 +337,9 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
 
     def _end_run(self) -> None:
         self._builtin.put_back()
-        if (run := self.run) is not None:
-            run.close()
-            self._throughput = run.reports.throughput
+        if (adapter := self._adapter) is not None:
+            adapter.close()
+            self._throughput = adapter.run.reports.throughput
         self._adapter = None
 
 

@@ -32,6 +32,7 @@ from lightning_flops.adapters.lightning_context import (
 )
 from lightning_flops.adapters.lightning_deepspeed import engine_of
 from lightning_flops.instrument.batches import from_loader, tensor_shapes
+from lightning_flops.instrument.optimizer_hooks import calling, remove_retired
 from lightning_flops.instrument.timing.settling import steps_to_settle
 from lightning_flops.run.adapter import Facts
 from lightning_flops.run.run import Run
@@ -164,16 +165,21 @@ class LightningRun:
         self._updates = 0
         """Optimizer attempts until the latest batch; in manual optimization, those since then."""
         self._depth = 0
+        self._hooks: _OptimizerHooks | None = None
         self._in_backward = False
         self._is_between = False
         """What runs belongs to no step until the next batch is there."""
         self._several_loaders = False
         context = run_context(trainer, loop=loop)
-        moved = ""
+        ahead = batches_fetched_ahead(trainer, loop)
+        settle, moved = steps_to_settle(batches_ahead=ahead, batches_a_step=context.accumulate), ""
         if not self._trains:
-            self._several_loaders = len(_max_batches(trainer, loop)) > 1
-            config, moved = _within_the_loop(config, _max_batches(trainer, loop), loop)
-        settle = steps_to_settle(batches_ahead=batches_fetched_ahead(trainer, loop), batches_a_step=context.accumulate)
+            batches = _max_batches(trainer, loop)
+            self._several_loaders = len(batches) > 1
+            config, moved = _within_the_loop(config, batches, loop)
+            step = config.next_profile_step(steps_done=0)
+            if step is not None and not ahead and math.isfinite(sum(batches)):
+                settle = max(0, min(settle, int(sum(batches)) - step - 2))  # no queue drains: rather time a batch
         facts = Facts(
             root=pl_module,
             device=trainer.strategy.root_device,
@@ -212,9 +218,8 @@ class LightningRun:
         hear_fetches(self, run.undo)
         if self._manual:
             # Users may step optimizers that Lightning does not wrap; torch's own hooks hear every one.
-            me = weakref.ref(self)
-            run.undo.callback(register_optimizer_step_pre_hook(_weakly(me, LightningRun._update_begins)).remove)
-            run.undo.callback(register_optimizer_step_post_hook(_weakly(me, LightningRun._update_ends)).remove)
+            self._hooks = _OptimizerHooks(self)
+            run.undo.callback(self._hooks.remove)
         self._updates = 0 if self._manual else self._attempts()
         self.outside("start")  # until the first batch is there
 
@@ -339,7 +344,6 @@ class LightningRun:
     @safe
     def batch_starts(self, batch: Any, dataloader_idx: int = 0) -> None:
         """A batch has been fetched and transferred: take its shapes before the user's step may change it."""
-        run = self.run
         self._steps_go_on()
         self._batch, self._shapes = batch, self._shapes_of(batch, dataloader_idx)
         if self._reads_ahead:  # batches are used in the order in which they were fetched
@@ -351,6 +355,12 @@ class LightningRun:
     def _shapes_of(self, batch: Any, dataloader_idx: int) -> Shapes:
         shapes = tensor_shapes(batch)
         return from_loader(shapes, dataloader_idx) if self._several_loaders else shapes
+
+    def close(self) -> None:
+        """Remove everything of ours, torch's hooks too if a failure in one of them kept them."""
+        self.run.close()
+        if self._hooks is not None:
+            self._hooks.remove()
 
     @safe
     def batch_ends(self, batch: Any, dataloader_idx: int = 0) -> None:
@@ -396,14 +406,39 @@ class LightningRun:
         return int(getattr(self._trainer.fit_loop.epoch_loop, self._logged, self._trainer.global_step))
 
 
-def _weakly(me: weakref.ref[LightningRun], method: Callable[..., Any]) -> Callable[..., Any]:
-    """A global hook of torch's that does not keep the adapter alive, and hears its own thread alone."""
+class _OptimizerHooks:
+    """Torch's global hooks of optimizers' steps; they hold their *adapter* weakly, and hear its own thread alone.
 
-    def hook(*arguments: Any) -> Any:
-        one = me()
-        return None if one is None or one.run.thread != get_ident() else method(one, *arguments)
+    Torch goes through its tables of hooks while it calls them: from inside a hook they are removed at the next batch.
+    """
 
-    return hook
+    def __init__(self, adapter: LightningRun) -> None:
+        self._adapter = weakref.ref(adapter)
+        self._running = 0
+        self._is_over = False
+        self._handles = [
+            register_optimizer_step_pre_hook(lambda *given: self._call(LightningRun._update_begins, *given)),
+            register_optimizer_step_post_hook(lambda *given: self._call(LightningRun._update_ends, *given)),
+        ]
+
+    def _call(self, method: Callable[..., Any], *given: Any) -> Any:
+        adapter = self._adapter()
+        if adapter is None or self._is_over or adapter.run.thread != get_ident():
+            return None
+        self._running += 1
+        try:
+            with calling(self._handles[0]):
+                return method(adapter, *given)
+        finally:
+            self._running -= 1
+
+    def remove(self) -> None:
+        """Hear of no step any more."""
+        self._is_over = True
+        if not self._running:
+            remove_retired()
+            while self._handles:
+                self._handles.pop().remove()
 
 
 def _max_batches(trainer: Trainer, loop: Loop) -> list[float]:

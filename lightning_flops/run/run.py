@@ -24,6 +24,7 @@ from lightning_flops.instrument.batches import BatchMeter, of_tensors
 from lightning_flops.instrument.notes import Notes
 from lightning_flops.instrument.timing.gpu_counters import open_meter
 from lightning_flops.instrument.torch_private.profiling import profiler_is_recording
+from lightning_flops.records import activity_of
 from lightning_flops.run.monitor import Monitor
 from lightning_flops.run.reports import Reports
 from lightning_flops.run.safety import close_quietly
@@ -357,7 +358,7 @@ class Run:
         window = self.window
         if window.is_open and (window.recorder.has_counted or self._step.batches):
             if interrupted_by is not None:
-                self.notes.add(f"The run was interrupted by {type(interrupted_by).__name__}.")
+                self.notes.add(f"{activity_of(self.facts.loop)} was interrupted by {type(interrupted_by).__name__}.")
             self._close_window()
         elif window.step is not None and interrupted_by is None:
             self.reports.not_reached(window.step, self.context(), steps_done=self.steps_done)

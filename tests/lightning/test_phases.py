@@ -236,9 +236,7 @@ def test_a_report_tells_of_a_thread_that_had_to_wait_for_a_processor(
     root: str, trainer: MakeTrainer, now: FakeNow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted = iter([Counters(10.0, None, None), Counters(14.0, None, None)])
-    monkeypatch.setattr(
-        "lightning_flops.run.window.ProcessorWatch", lambda: ProcessorWatch(lambda: next(counted), now)
-    )
+    monkeypatch.setattr("lightning_flops.run.window.ProcessorWatch", lambda: ProcessorWatch(lambda: next(counted), now))
     callback = profiler()
     trainer(callback).fit(new_net(root, now=now), loader(8))
     assert callback.profile is not None
