@@ -1,19 +1,18 @@
 """Front door for the Trainer of transformers: ``FlopsProfilerTrainerCallback``, for TRL's trainers as well.
 
-It checks the settings and passes the Trainer's events on. An ``HfTraining`` holds what lives as long as one call of
+It checks the settings and passes the Trainer's events on. A ``TrainerRun`` is the adapter of one call of
 ``Trainer.train``.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 try:
     from transformers import TrainerCallback
 
-    from lightning_flops.doors.hf_context import block_of, trainer_of
-    from lightning_flops.doors.hf_trainer import HfTraining
+    from lightning_flops.adapters.transformers import TrainerRun
+    from lightning_flops.adapters.transformers_context import block_of, trainer_of
 except ModuleNotFoundError as missing:
     if str(missing.name).partition(".")[0] not in ("transformers", "accelerate"):
         raise
@@ -21,22 +20,21 @@ except ModuleNotFoundError as missing:
         f"FlopsProfilerTrainerCallback needs {missing.name}: install lightning-flops[transformers]"
     ) from missing
 
+from lightning_flops.adapters.deepspeed_block import log_settings
 from lightning_flops.config import ProfilerConfig, SettingArguments, config_from, given_settings, takes_settings
-from lightning_flops.doors.deepspeed_block import log_settings
-from lightning_flops.session.border import event
-from lightning_flops.session.results import ProfiledRun
+from lightning_flops.run.results import ProfiledRun
+from lightning_flops.run.safety import safe
 from lightning_flops.text.printable import package_logger
 
 if TYPE_CHECKING:
-    from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
+    from transformers import Trainer
     from typing_extensions import Unpack
+
+    from lightning_flops.run.run import Run
 
 __all__ = ["FlopsProfilerTrainerCallback"]
 
 logger = package_logger(__name__)
-
-_RUNTIME_ATTRIBUTES = ("_training", "_has_begun")
-"""What is not pickled: what belongs to a running training."""
 
 
 class FlopsProfilerTrainerCallback(ProfiledRun, TrainerCallback):
@@ -59,42 +57,34 @@ class FlopsProfilerTrainerCallback(ProfiledRun, TrainerCallback):
             both are warnings only: a value that breaks its rule means no profile, an unknown key is ignored.
     """
 
+    _adapter: TrainerRun | None = None
+    _has_begun = False
+
     @takes_settings
     def __init__(self, **settings: Unpack[SettingArguments]) -> None:
         self._config = config_from(settings, owner="FlopsProfilerTrainerCallback")
         self._given = given_settings(settings)
         self._start_anew()
-        self._training: HfTraining | None = None
-        self._has_begun = False
 
     def __getstate__(self) -> dict[str, Any]:
         """The settings and the result, without what belongs to a running training."""
-        return {name: value for name, value in self.__dict__.items() if name not in _RUNTIME_ATTRIBUTES}
+        return {name: value for name, value in vars(self).items() if name not in ("_adapter", "_has_begun")}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a callback that is in no training."""
-        self.__dict__.update(state)
-        self._training = None
-        self._has_begun = False
+    @property
+    def run(self) -> Run | None:
+        """The run that goes on; None outside of a training."""
+        return None if self._adapter is None else self._adapter.run
 
     # ---- the Trainer's events
 
-    @event
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
         """A training begins; where one before it was left by an exception that nobody saw, that one ends."""
         self._end()
         self._start_anew()
 
-    @event
-    def on_epoch_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """An epoch begins: with the first, everything is ready, and open a new window.
-
-        Not earlier: from here on we see what the training raises. Before, the events of other callbacks may raise.
-        """
+    @safe
+    def on_epoch_begin(self, *args: Any, train_dataloader: Any = None, **kwargs: Any) -> None:
+        """An epoch begins: with the first, the Trainer has its engine, its optimizer and its loader."""
         if self._has_begun:
             return
         self._has_begun = True
@@ -104,14 +94,10 @@ class FlopsProfilerTrainerCallback(ProfiledRun, TrainerCallback):
             return
         self._config = self._settings_in(trainer)
         if self._config.enabled:
-            self._training = HfTraining(
-                trainer,
-                kwargs.get("train_dataloader"),
-                config=self._config,
-                publish=self._profiles.append,
-                over=self._end,
+            self._adapter = TrainerRun(
+                trainer, train_dataloader, config=self._config, publish=self._profiles.append, over=self._end
             )
-            self._training.session.begin()
+            self._adapter.begin()
 
     def _settings_in(self, trainer: Trainer) -> ProfilerConfig:
         """The settings for a training of *trainer*, and words about where they come from."""
@@ -136,66 +122,32 @@ class FlopsProfilerTrainerCallback(ProfiledRun, TrainerCallback):
             )
         return config
 
-    # The Trainer calls the next two for every batch of the run: they have no wrapper, and their own border.
-
-    def on_substep_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_substep_end(self, *args: Any, **kwargs: Any) -> None:
         """A batch is done whose gradients are only accumulated."""
-        try:
-            if self._training is not None:
-                self._training.batch_ends(ends_step=False)
-        except BaseException as error:
-            self._broke(error)
+        if self._adapter is not None:
+            self._adapter.batch_ends(ends_step=False)
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
         """A batch is done, and with it a step."""
-        try:
-            if self._training is not None:
-                self._training.batch_ends(ends_step=True)
-        except BaseException as error:
-            self._broke(error)
+        if self._adapter is not None:
+            self._adapter.batch_ends(ends_step=True)
 
-    @event
-    def on_epoch_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_epoch_end(self, *args: Any, **kwargs: Any) -> None:
         """An epoch is over."""
-        if self._training is not None:
-            self._training.epoch_ends()
+        if self._adapter is not None:
+            self._adapter.epoch_ends()
 
-    @event
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """The training is over: report what there is."""
-        if self._training is not None:
-            self._training.finish()
+    def on_train_end(self, *args: Any, **kwargs: Any) -> None:
+        """The training is over."""
+        if self._adapter is not None:
+            self._adapter.finish()
         self._end()
 
     def _end(self) -> None:
-        training = self._training
-        if training is not None:  # let go of it last, so that a second try finds it
-            training.session.take_out()
-            self._throughput = training.session.reports.throughput
-        self._training = None
-        self._has_begun = False
-
-    def _broke(self, error: BaseException) -> None:
-        """An event of ours raised *error*: the training goes on without us, unless it is the user's Ctrl-C."""
-        training = self._training
-        try:
-            if training is not None:
-                training.session.border.broke(error)
-            elif isinstance(error, Exception):
-                logger.warning("this training is not profiled: %s: %s", type(error).__name__, error)
-                self._config = replace(self._config, enabled=False)
-        finally:
-            begun = self._has_begun
-            self._end()
-            self._has_begun = begun  # not again in this training
-            if not isinstance(error, Exception):
-                raise error
+        if (run := self.run) is not None:
+            run.close()
+            self._throughput = run.reports.throughput
+        self._adapter, self._has_begun = None, False
 
 
 class CallbackOfAnyTrainer(FlopsProfilerTrainerCallback):
