@@ -10,18 +10,18 @@ import importlib.util
 import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from lightning_flops.config import SETTINGS, ProfilerConfig, given_settings, refuse_unknown, with_settings_described
 from lightning_flops.adapters.deepspeed_block import log_settings
 from lightning_flops.adapters.lightning import LightningRun
 from lightning_flops.adapters.lightning_context import IMPORT_ROOTS, folder_of_trainer
 from lightning_flops.adapters.lightning_deepspeed import BuiltinProfiler, block_of
 from lightning_flops.adapters.lightning_launch import origin_of, send_home
 from lightning_flops.adapters.when_imported import when_imported
+from lightning_flops.config import SETTINGS, ProfilerConfig, given_settings, refuse_unknown, with_settings_described
 from lightning_flops.run.reports import OUTCOMES
 from lightning_flops.run.results import ProfiledRun
 from lightning_flops.run.safety import safe

@@ -1,14 +1,15 @@
 """Lightning: one call of ``Trainer.fit``, ``predict``, ``test`` or ``validate``, told to a ``Run``.
 
-Batches, epochs and validations are the callback's hooks. While the parts of a step are marked, an object in front of the
-Trainer's own profiler hears the Trainer's actions: every Trainer calls ``start`` and ``stop`` around the loader, the
-transfer, the step, the backward and the optimizer.
+Batches, epochs and validations are the callback's hooks. While the parts of a step are marked, an object in front of
+the Trainer's own profiler hears the Trainer's actions: every Trainer calls ``start`` and ``stop`` around the loader,
+the transfer, the step, the backward and the optimizer.
 """
 
 from __future__ import annotations
 
 import math
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -22,6 +23,7 @@ from lightning_flops.adapters.lightning_context import (
     is_lightnings,
     last_step_of_development_run,
     loader_workers,
+    loaders,
     private_names,
     run_context,
     run_output,
@@ -61,7 +63,7 @@ _PARTS = {
 }
 """The part of a step that an action of the Trainer's is, and whether it is a whole forward, backward or update."""
 
-_OF_STRATEGY = frozenset(("batch_to_device", "training_step", "validation_step", "test_step", "predict_step", "backward"))
+_OF_STRATEGY = frozenset("batch_to_device training_step validation_step test_step predict_step backward".split())
 """Actions that are parts when the strategy takes them: the user's module has methods of the same names."""
 
 
@@ -102,9 +104,9 @@ class Actions:
     def __reduce__(self) -> tuple[Any, ...]:
         return _itself, (self._inner,)
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> type:
-        """Lightning asks of what class its profiler is."""
+        """The class of the Trainer's own profiler, which Lightning asks for."""
         return type(self._inner)
 
 
@@ -143,6 +145,9 @@ class LightningRun:
         self._batch: Any = None
         self._shapes: Shapes = ()
         self._tokens: BatchTokens | None = None
+        self._fetched: deque[BatchTokens | None] = deque()
+        """Tokens of batches that were fetched and not used yet."""
+        self._reads_ahead = trainer.strategy.root_device.type != "cpu" and len(loaders(trainer, loop)) == 1
         self._batches_done = 0
         self._updates = 0
         """Optimizer attempts until the latest batch; in manual optimization, those since then."""
@@ -153,9 +158,7 @@ class LightningRun:
         if not self._trains:
             self._several_loaders = len(_max_batches(trainer, loop)) > 1
             config, moved = _within_the_loop(config, _max_batches(trainer, loop), loop)
-        settle = steps_to_settle(
-            batches_ahead=batches_fetched_ahead(trainer, loop), batches_a_step=context.accumulate
-        )
+        settle = steps_to_settle(batches_ahead=batches_fetched_ahead(trainer, loop), batches_a_step=context.accumulate)
         facts = Facts(
             root=pl_module,
             device=trainer.strategy.root_device,
@@ -202,21 +205,22 @@ class LightningRun:
 
     def _mark(self, stack: ExitStack) -> None:
         """Hear the Trainer's actions until *stack* is closed."""
-        trainer, own = weakref.ref(self._trainer), self._trainer.profiler
+        own: Any = self._trainer.profiler  # type: ignore[attr-defined]
+        trainer: weakref.ref[Any] = weakref.ref(self._trainer)
 
         def put_back() -> None:
             if (one := trainer()) is not None:
                 one.profiler = own
 
         stack.callback(put_back)
-        self._trainer.profiler = Actions(own, self._action)
+        self._trainer.profiler = Actions(own, self._action)  # type: ignore[attr-defined]
 
     @safe
     def _action(self, name: str, begins: bool) -> None:
         run = self.run
         owner, _, kind = name.rpartition(".")
         if kind.endswith("_next"):
-            run.fetch_begins() if begins else run.fetch_ends()
+            self.fetch_begins() if begins else self.fetch_ends(None)
         elif kind in ("setup", "teardown"):  # nobody said that the run was over
             run.close()
         elif name == "save_checkpoint":
@@ -262,25 +266,29 @@ class LightningRun:
 
     @safe
     def fetch_begins(self) -> None:
-        """A DataLoader is asked for a batch."""
-        self.run.fetch_begins()
+        """The loop waits for a batch: as the Trainer's action, as a DataLoader's, or as both, one inside the other."""
+        if self._is_in_loop():
+            self.run.fetch_begins()
 
     @safe
     def fetch_ends(self, batch: Any) -> None:
-        """It has delivered *batch*; while it is on the host, its tokens are read without waiting for a device."""
-        self.run.fetch_ends()
-        if batch is not None and self.run.tokens.reads and not self._is_outside_a_step():
-            self._tokens = self.run.tokens.of(batch)
+        """A loader has delivered *batch*; if it goes to a device, its tokens are read here, on the host."""
+        if self._is_in_loop():
+            self.run.fetch_ends()
+            if batch is not None and self._reads_ahead and self.run.tokens.reads:
+                self._fetched.append(self.run.tokens.of(batch))
 
-    def _is_outside_a_step(self) -> bool:
-        return self._trains and not self._trainer.training
+    def _is_in_loop(self) -> bool:
+        """Whether the loop itself runs, and not a validation inside it."""
+        return not self._trains or bool(self._trainer.training)
 
     # ---- batches, epochs, validations: hooks of the callback
 
     @safe
     def outside(self, what: str) -> None:
-        """*what* begins, which belongs to no step; what ran since the last part was left belongs to it, too."""
-        self.run.claim_outside(what)
+        """*what* begins between two batches, and belongs to no step; neither does what ran since the last batch."""
+        self._fetched.clear()
+        self.run.outside(what, since_batch=True)
 
     @safe
     def inside(self) -> None:
@@ -299,7 +307,9 @@ class LightningRun:
         while self.run.is_outside:
             self.run.inside()  # an epoch, or a checkpoint of which only the begin was heard, is over
         self._batch, self._shapes = batch, self._shapes_of(batch, dataloader_idx)
-        if self._tokens is None and self.run.tokens.reads:
+        if self._reads_ahead:  # batches are used in the order in which they were fetched
+            self._tokens = self._fetched.popleft() if self._fetched else None
+        elif self.run.tokens.reads:
             self._tokens = self.run.tokens.of(batch)
         self.run.batch_begins(self._shapes, self._tokens)
 
@@ -370,11 +380,12 @@ def _weakly(me: weakref.ref[LightningRun], method: str) -> Callable[..., None]:
 
 def _max_batches(trainer: Trainer, loop: Loop) -> list[float]:
     """Batches of each loader of a loop without training."""
-    batches = {
+    loops: dict[str, Any] = {
         "predict": trainer.predict_loop,
         "test": trainer.test_loop,
         "validate": trainer.validate_loop,
-    }[loop].max_batches
+    }
+    batches = loops[loop].max_batches
     return list(batches) if isinstance(batches, list) else [batches]
 
 

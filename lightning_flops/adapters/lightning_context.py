@@ -10,8 +10,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from lightning_flops.config import OWN_FOLDER
 from lightning_flops.adapters.place import mesh_sizes, run_context_on, sizes_along
+from lightning_flops.config import OWN_FOLDER
 from lightning_flops.instrument.torch_private.loading import fetched_ahead
 from lightning_flops.records import Loop, RunContext
 from lightning_flops.run.output import LoggedOutput, RunFiles
@@ -51,22 +51,19 @@ def last_step_of_development_run(trainer: Trainer) -> int | None:
 
 def batches_fetched_ahead(trainer: Trainer, loop: Loop) -> int:
     """Most batches that a loader of *loop* fetches ahead; 0 without workers."""
-    return max(map(fetched_ahead, _loaders(trainer, loop)), default=0)
+    return max(map(fetched_ahead, loaders(trainer, loop)), default=0)
 
 
 def loader_workers(trainer: Trainer, loop: Loop) -> int | None:
     """Fewest worker processes of the DataLoaders of *loop*; None if no loader says."""
-    workers = [getattr(loader, "num_workers", None) for loader in _loaders(trainer, loop)]
+    workers = [getattr(loader, "num_workers", None) for loader in loaders(trainer, loop)]
     return min((count for count in workers if isinstance(count, int)), default=None)
 
 
-def _loaders(trainer: Trainer, loop: Loop) -> list[Any]:
-    found = {
-        "training": lambda: trainer.train_dataloader,
-        "validate": lambda: trainer.val_dataloaders,
-        "test": lambda: trainer.test_dataloaders,
-        "predict": lambda: trainer.predict_dataloaders,
-    }[loop]()
+def loaders(trainer: Trainer, loop: Loop) -> list[Any]:
+    """The data loaders of *loop*."""
+    names = {"training": "train_dataloader", "validate": "val_dataloaders", "test": "test_dataloaders"}
+    found = getattr(trainer, names.get(loop, "predict_dataloaders"))
     return list(_leaves(getattr(found, "iterables", found)))
 
 

@@ -199,7 +199,6 @@ class Recorder:
             state.batch_begins(self._scope)
             yield
         if slowed:
-            self._slowed_batches += 1
             self._slowed_sec += self._now() - began
         if state is self._state:
             self._go_on(state.batch_ends())
@@ -258,6 +257,7 @@ class Recorder:
             tokens: tokens in it; None if not known.
             ends_step: an optimizer attempt belongs to this batch, so a global step ends here.
         """
+        self._slowed_batches += (self.counting and not self.waiting) or self.tracing
         self._window.step.add_batch(shapes, samples=samples, tokens=tokens)
         if ends_step:
             self._go_on(self._state.step_ends())

@@ -1,7 +1,7 @@
 """Throughput and data wait of a run: batches, samples, tokens and seconds between two readings, and over all of it.
 
-A step lasts from the end of one update to the end of the next. What the profiler slowed down is in no figure, and neither
-is what belongs to no step, such as a validation.
+A step lasts from the end of one update to the end of the next. What the profiler slowed down is in no figure, and
+neither is what belongs to no step, such as a validation.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ class _Sums:
     samples: int | None = 0
     tokens: BatchTokens = NO_TOKENS
 
-    def add(self, seconds: float, wait_sec: float, fetches: int, samples: int | None, tokens: BatchTokens | None) -> None:
+    def add(
+        self, seconds: float, wait_sec: float, fetches: int, samples: int | None, tokens: BatchTokens | None
+    ) -> None:
         self.seconds += seconds
         self.wait_sec += wait_sec
         self.fetches += fetches
@@ -92,9 +94,11 @@ class Monitor:
         """A batch begins here: what ran since the last one was the profiler's."""
         self._since = self.now()
 
-    def outside(self) -> None:
-        """What runs from here until ``inside`` belongs to no step."""
-        self._outside_since = self.now()
+    def outside(self, *, since_batch: bool = False) -> None:
+        """What runs from here, or since the last batch ended, until ``inside`` belongs to no step."""
+        self._outside_since = self._since if since_batch else self.now()
+        if since_batch:
+            self._wait, self._fetches = 0.0, 0
 
     def inside(self) -> None:
         """Steps go on."""

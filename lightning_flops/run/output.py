@@ -24,8 +24,8 @@ from lightning_flops.text.printable import package_logger
 
 if TYPE_CHECKING:
     from lightning_flops.config import ProfilerConfig
-    from lightning_flops.run.monitor import MonitorReading
     from lightning_flops.report.pictures import Picture
+    from lightning_flops.run.monitor import MonitorReading
     from lightning_flops.schema.profile import Profile
     from lightning_flops.schema.throughput import ThroughputSummary
     from lightning_flops.sinks.sink import Sink, TextSink

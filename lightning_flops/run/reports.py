@@ -1,7 +1,7 @@
 """Reports of a run: a closed window becomes a profile on a thread of its own, and scalars and text reach the loggers.
 
-What needs the user's objects is read on the training thread, before the record is handed over; the training thread gives
-what is ready to the run's loggers at its next batch.
+What needs the user's objects is read on the training thread, before the record is handed over; the training thread
+gives what is ready to the run's loggers at its next batch.
 """
 
 from __future__ import annotations
@@ -223,9 +223,7 @@ class Reports:
         device = self._facts.context().device_name
         for dtype in flops:
             if dtype not in self._peaks:
-                self._peaks[dtype] = peak_for(
-                    device_name=device, dtype=dtype, given=self._config.peak_flops_per_sec
-                )
+                self._peaks[dtype] = peak_for(device_name=device, dtype=dtype, given=self._config.peak_flops_per_sec)
         return peak_seconds(flops=flops, peaks_flops_per_sec=self._peaks)
 
     def not_reached(self, step: int, context: RunContext, *, steps_done: int) -> None:

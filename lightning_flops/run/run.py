@@ -80,9 +80,7 @@ class Run:
         self.notes = Notes()
         self.monitor = Monitor()
         self.flops = StepFlops()
-        self.tokens = TokenReader(
-            self.notes.add_for_run, wanted=config.monitor and config.tokens_per_sample is None
-        )
+        self.tokens = TokenReader(self.notes.add_for_run, wanted=config.monitor and config.tokens_per_sample is None)
         self.meter = BatchMeter.by_settings(config, self.notes.add_for_run, declared=facts.declared_batch_size)
         self.reports = Reports(facts, config, publish, self.notes)
         self.undo = ExitStack()
@@ -133,10 +131,10 @@ class Run:
     def _step_begins(self) -> None:
         """A step begins here: count it if the window says so, or if it is drawn as a check of the predicted FLOPs."""
         window, recorder = self.window, self.window.recorder
-        if not window.is_open and recorder.waiting and window.step != self.steps_done + 1:
-            if self.flops.draws_check() and not profiler_is_recording():
-                recorder.sample(steps_done=self.steps_done)
-                self._step.random = True
+        may_check = not window.is_open and recorder.waiting and window.step != self.steps_done + 1
+        if may_check and self.flops.draws_check() and not profiler_is_recording():
+            recorder.sample(steps_done=self.steps_done)
+            self._step.random = True
         self._follow()
 
     def batch_begins(self, shapes: Shapes, tokens: BatchTokens | None = None) -> None:
@@ -201,21 +199,22 @@ class Run:
         if self._stacks.marks is not None and not self._stacks.outside:
             self.window.recorder.claim(part)
 
-    def outside(self, what: str) -> None:
-        """*what* begins, which belongs to no step; calls may nest."""
+    def outside(self, what: str, *, since_batch: bool = False) -> None:
+        """*what* begins, which belongs to no step; calls may nest.
+
+        Args:
+            what: its name in the report.
+            since_batch: what ran since the last batch ended belongs to it, too, such as the set-up of a loader.
+        """
         stacks = self._stacks
         stacks.outside.append(what)
         if len(stacks.outside) == 1:
             stacks.leave_scope()
-            self.monitor.outside()
+            self.monitor.outside(since_batch=since_batch)
             if stacks.marks is not None:
+                if since_batch:
+                    self.window.recorder.claim(what)  # type: ignore[arg-type]
                 self._enter(what, counts=False)
-
-    def claim_outside(self, what: str) -> None:
-        """As ``outside``; what ran since the last part of the step was left belongs to *what*, too."""
-        if self._stacks.marks is not None and not self._stacks.outside:
-            self.window.recorder.claim(what)  # type: ignore[arg-type]
-        self.outside(what)
 
     @property
     def is_marking(self) -> bool:
@@ -271,9 +270,7 @@ class Run:
         step.profiled |= profiled
         if window.is_open or window.recorder.counting:
             told = tokens.real if tokens is not None and tokens.real is not None else self.meter.tokens(batch, samples)
-            window.recorder.end_batch(
-                shapes=of_tensors(shapes), samples=samples, tokens=told, ends_step=ends_step
-            )
+            window.recorder.end_batch(shapes=of_tensors(shapes), samples=samples, tokens=told, ends_step=ends_step)
         if window.is_open and profiled and window.micro_batch_size is None:
             window.micro_batch_size = samples
         seconds = self.monitor.batch(samples=samples, tokens=tokens, profiled=step.profiled, ends_step=ends_step)
@@ -333,7 +330,8 @@ class Run:
             self.reports.report(record, window, all_tokens=self.monitor.all_tokens)
         else:
             context = self.context()
-            self.reports.warn(f"nothing was profiled: the {context.run_word} ended in the middle of {context.step_word} {window.step}")
+            where = f"{context.step_word} {window.step}"
+            self.reports.warn(f"nothing was profiled: the {context.run_word} ended in the middle of {where}")
         self._await_window(self.config.next_profile_step(steps_done=self.steps_done))
 
     def finish(self, *, interrupted_by: BaseException | None = None) -> None:

@@ -81,8 +81,9 @@ def is_of_signal_handler(error: BaseException) -> bool:
 def _code_of(handler: Any) -> CodeType | None:
     while isinstance(handler, functools.partial):
         handler = handler.func
-    function = handler if hasattr(handler, "__code__") or hasattr(handler, "__func__") else getattr(handler, "__call__", None)  # noqa: B004
-    return getattr(getattr(function, "__func__", function), "__code__", None)
+    if not hasattr(handler, "__code__") and not hasattr(handler, "__func__"):
+        handler = getattr(type(handler), "__call__", None)
+    return getattr(getattr(handler, "__func__", handler), "__code__", None)
 
 
 def close_quietly(undo: ExitStack) -> None:

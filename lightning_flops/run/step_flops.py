@@ -33,7 +33,9 @@ class StepFlops:
     def draws_check(self) -> bool:
         return False
 
-    def counted(self, key: StepKey, flops: Any, *, seconds: float, random: bool, data_dependent: bool, lower_bound: bool) -> None:
+    def counted(
+        self, key: StepKey, flops: Any, *, seconds: float, random: bool, data_dependent: bool, lower_bound: bool
+    ) -> None:
         found: Counter[str] = Counter()
         for bucket, n in flops.items():
             phase, dtype = bucket[0], bucket[1]

@@ -2,14 +2,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from benchmarks.fault_lines import PACKAGE, Site, Tripwire
 from lightning_flops.config import TraceSchedule
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
 from lightning_flops.instrument.notes import Notes
@@ -476,39 +474,3 @@ class Whole(Run):
         while not self.recorder.closed:
             self.step(index := index + 1)
         self.close()
-
-
-def lines_of_a_window() -> list[Site]:
-    """The first and the last time that each line of the window and its states runs."""
-    run = Whole()
-    with Tripwire() as wire:
-        run.window()
-    assert set(run.states) == {"waiting", "counting", "settling", "timing", "counting more", "tracing"}
-    files = ("instrument/recorder.py", "instrument/window_states.py")
-    return [
-        Site(file=name, line=line, hit=hit)
-        for (path, line), hits in wire.hits.items()
-        if (name := Path(path).relative_to(PACKAGE).as_posix()) in files
-        for hit in sorted({1, hits})
-    ]
-
-
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-def test_whatever_line_of_the_window_raises_an_abandoned_one_leaves_nothing_on_torch(
-    error: type[BaseException],
-) -> None:
-    sites = lines_of_a_window()
-    assert len(sites) > 200
-    left = []
-    for site in sites:
-        run, raised = Whole(), False
-        try:
-            with Tripwire(site, error):
-                run.window()
-        except error:
-            raised = True
-            run.recorder.abandon()
-            if run.counter.entered or run.tracer.calls[-1:] != ["give_up"] or not run.recorder.closed:
-                left.append(str(site))
-        assert raised, site
-    assert left == []
