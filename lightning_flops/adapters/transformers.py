@@ -2,19 +2,18 @@
 
 A step runs from the end of one ``on_step_end`` to the end of the next: the Trainer fetches all batches of the step, and
 then trains on one after the other. Its events say where batches and steps end. Methods of the one Trainer at hand are
-wrapped: for the whole training those that fetch, evaluate, save and log, and while parts are marked those that are parts
-of a step. Everything else in a step is ``other``: callbacks, the scheduler, the Trainer's own log.
+wrapped: for the whole training those that fetch, train, evaluate, save and log, and while parts are marked those that
+are parts of a step. Everything else in a step is ``other``: callbacks, the scheduler, the Trainer's own log.
 """
 
 from __future__ import annotations
 
-import functools
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
 from accelerate import data_loader as accelerate_loaders
@@ -22,19 +21,16 @@ from transformers import Trainer
 
 from lightning_flops.adapters.fetches import hear_fetches
 from lightning_flops.adapters.transformers_context import (
+    LOST,
     NO_TOKENS,
     builtin_stands_down,
     engine_of,
+    facts_of,
     private_names,
-    run_context,
-    settle_steps,
-    torch_loader,
-    training_output,
 )
 from lightning_flops.instrument.batches import tensor_shapes
 from lightning_flops.instrument.patches import Make, Patches
 from lightning_flops.records import BatchTokens, Shapes, TimePhase
-from lightning_flops.run.adapter import Facts
 from lightning_flops.run.run import Run
 from lightning_flops.run.safety import safe
 from lightning_flops.sinks.trainer_log import TrainerLogSink
@@ -42,6 +38,8 @@ from lightning_flops.sinks.trainer_log import TrainerLogSink
 if TYPE_CHECKING:
     from lightning_flops.config import ProfilerConfig
     from lightning_flops.schema.profile import Profile
+
+Tell = Callable[[Run], object]
 
 
 class TrainerRun:
@@ -65,85 +63,90 @@ class TrainerRun:
         over: Callable[[], None],
     ) -> None:
         self._trainer = trainer
-        self._engine = engine = engine_of(trainer)
+        self._engine = engine_of(trainer)
         self._over = over
         self._log = TrainerLogSink(trainer.callback_handler.callbacks)
         self._names = private_names()
-        self._fetching = self._evaluating = False
+        self._fetching = False
         self._fetched: deque[tuple[Shapes, BatchTokens | None]] = deque()
         """What the loader has delivered, as it was on the host; accelerate is a batch ahead, and moves it."""
         self._batch: tuple[Any, Shapes, BatchTokens | None] = (), (), None
         """What the Trainer trains on; its shapes are taken before the step may change it."""
         self._in_windows = config.tokens_per_sample is None
-        """A window wants the tokens of its batches."""
-        args, model, context = trainer.args, trainer.model, run_context(trainer)
-        assert model is not None
-        workers = getattr(torch_loader(loader), "num_workers", None)
-        facts = Facts(
-            root=model,
-            device=args.device,
-            output=training_output(trainer, config, log=self._log),
-            context=lambda: replace(context, accumulate=args.gradient_accumulation_steps),
-            x_axis=lambda: int(trainer.state.global_step),
-            optimizers=lambda: (getattr(trainer.optimizer, "optimizer", trainer.optimizer),),
-            whole_model=lambda: trainer.model_wrapped if engine is None else engine.module,
-            rank=args.process_index,
-            world_size=args.world_size,
-            profile_step=config.next_profile_step(steps_done=0),
-            settle_steps=settle_steps(trainer, loader),
-            loader_workers=lambda: workers,
-            mark_parts=self._mark,
-        )
-        self.run = Run(facts, config, publish)
+        """Windows want the tokens of their batches."""
+        self.run = Run(facts_of(trainer, loader, config, log=self._log, mark_parts=self._mark), config, publish)
         self._names.tell(self.run.notes.add_for_run)
 
     def begin(self) -> None:
         """The first epoch begins."""
-        trainer, run, names, taps = self._trainer, self.run, self._names, Patches()
+        run, trainer = self.run, self._trainer
         run.begin()
-        run.undo.callback(taps.undo)
         hear_fetches(self, run.undo)
         if self._engine is not None:
-            builtin_stands_down(self._engine, names, run.undo)
-        taps.replace(trainer, "get_batch_samples", self._in(TrainerRun._fetch))
-        taps.replace(trainer, "training_step", self._in(TrainerRun._training))
-        taps.replace(trainer, "log", self._in(TrainerRun._logging))
-        for name in ("evaluate", "predict"):
-            taps.replace(trainer, name, self._in(TrainerRun._outside, "validation"))
-        if names.has(trainer, "_save_checkpoint"):
-            taps.replace(trainer, "_save_checkpoint", self._in(TrainerRun._outside, "checkpoint"))
-        if names.has(trainer, "_run_epoch"):
-            taps.replace(trainer, "_run_epoch", self._in(TrainerRun._epoch))
+            builtin_stands_down(self._engine, self._names, run.undo)
+        methods = {
+            "get_batch_samples": self._in(TrainerRun._fetch),
+            "training_step": self._in(TrainerRun._training),
+            "evaluate": self._around(partial(Run.outside, what="validation"), Run.inside),
+            "predict": self._around(partial(Run.outside, what="validation"), Run.inside),
+            "_save_checkpoint": self._around(partial(Run.outside, what="checkpoint"), Run.inside),
+            "log": self._in(TrainerRun._logging),
+            "_run_epoch": self._in(TrainerRun._epoch),
+        }
+        self._wrap(((trainer, name, make) for name, make in methods.items()), run.undo)
         run.outside("start")  # until the first batch is asked for
+
+    # ---- methods of the Trainer's
+
+    def _wrap(self, methods: Iterable[tuple[Any, str, Make]], undo: ExitStack) -> None:
+        taps = Patches()
+        undo.callback(taps.undo)
+        for owner, name, make in methods:
+            if name not in LOST or self._names.has(owner, name):
+                taps.replace(owner, name, make)
 
     def _in(self, scope: Callable[..., AbstractContextManager[None]], *facts: Any) -> Make:
         """A wrapper whose calls run in a *scope* of ours, which gets *facts* and the arguments; it holds us weakly."""
         found = weakref.ref(self)
 
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
-            @functools.wraps(original)
+            @wraps(original)
             def call(*args: Any, **kwargs: Any) -> Any:
                 me = found()
-                if me is None:
-                    return original(*args, **kwargs)
-                with scope(me, *facts, *args, **kwargs):
+                with nullcontext() if me is None else scope(me, *facts, *args, **kwargs):
                     return original(*args, **kwargs)
 
             return call
 
         return make
 
-    # ---- parts of a step
+    def _around(self, begins: Tell, ends: Tell) -> Make:
+        """A wrapper that tells the run where a call begins and where it ends."""
+        return self._in(TrainerRun._told, begins, ends)
+
+    @contextmanager
+    def _told(self, begins: Tell, ends: Tell, *_: Any, **__: Any) -> Iterator[None]:
+        self._tell(begins)
+        try:
+            yield
+        finally:
+            self._tell(ends)
+
+    @safe
+    def _tell(self, what: Tell) -> None:
+        if threading.get_ident() == self.run.thread:
+            what(self.run)
 
     def _mark(self, stack: ExitStack) -> None:
-        taps = Patches()
-        stack.callback(taps.undo)
-        for owner, name, part, counts in self._parts():
-            taps.replace(owner, name, self._in(TrainerRun._part, part, counts))
+        parts = (
+            (owner, name, self._around(partial(Run.enter, part=part, counts=is_whole), Run.leave))
+            for owner, name, part, is_whole in self._parts()
+        )
+        self._wrap(parts, stack)
 
     def _parts(self) -> Iterator[tuple[Any, str, TimePhase, bool]]:
         """Methods that are parts of a step, and whether a call is a whole forward, backward or update."""
-        trainer, names = self._trainer, self._names
+        trainer = self._trainer
         yield trainer, "compute_loss", "forward", True
         yield trainer.accelerator, "backward", "backward", True
         if self._engine is not None:  # accelerate has the engine update inside of its own backward
@@ -152,53 +155,12 @@ class TrainerRun:
             yield trainer.optimizer, "step", "optimizer", True
             yield trainer.accelerator, "clip_grad_norm_", "optimizer", False
             yield trainer.model_wrapped, "zero_grad", "optimizer", False
-        if names.has(accelerate_loaders, "send_to_device"):
-            yield accelerate_loaders, "send_to_device", "transfer", False
-        if not names.has(trainer, "_prepare_inputs"):
-            return
-        if next(kind for kind in type(trainer).__mro__ if "_prepare_inputs" in vars(kind)) is Trainer:
+        yield accelerate_loaders, "send_to_device", "transfer", False
+        overridden = next((kind for kind in type(trainer).__mro__ if "_prepare_inputs" in vars(kind)), Trainer)
+        if overridden is Trainer:
             yield trainer, "_prepare_inputs", "transfer", False
         else:  # TRL's may generate whole batches there
             self.run.window.recorder.cannot_tell_apart(("transfer", "other"))
-
-    @contextmanager
-    def _part(self, part: TimePhase, counts: bool, *_: Any, **__: Any) -> Iterator[None]:
-        self._enter(part, counts)
-        try:
-            yield
-        finally:
-            self._leave()
-
-    @safe
-    def _enter(self, part: TimePhase, counts: bool) -> None:
-        if threading.get_ident() == self.run.thread:
-            self.run.enter(part, counts=counts)
-
-    @safe
-    def _leave(self) -> None:
-        if threading.get_ident() == self.run.thread:
-            self.run.leave()
-
-    # ---- what belongs to no step
-
-    @contextmanager
-    def _outside(self, what: str, *_: Any, **__: Any) -> Iterator[None]:
-        self._evaluating = what == "validation"
-        self.outside(what)
-        try:
-            yield
-        finally:
-            self._evaluating = False
-            self._inside()
-
-    @safe
-    def outside(self, what: str) -> None:
-        """*what* begins, which belongs to no step; an epoch's end does not wait for batches that it has fetched."""
-        self.run.outside(what)
-
-    @safe
-    def _inside(self) -> None:
-        self.run.inside()
 
     # ---- batches
 
@@ -260,15 +222,16 @@ class TrainerRun:
     def batch_ends(self, *, ends_step: bool) -> None:
         """The Trainer is through with a batch, and perhaps with a step."""
         (inputs, shapes, tokens), self._batch = self._batch, ((), (), None)
-        if self._in_windows and self.run.window.is_open and isinstance(inputs, Mapping) and "input_ids" in inputs:
-            if tokens is None or tokens.real is None:
-                self.run.notes.add_for_run(NO_TOKENS)
+        of_text = isinstance(inputs, Mapping) and "input_ids" in inputs
+        if of_text and self._in_windows and self.run.window.is_open and (tokens is None or tokens.real is None):
+            self.run.notes.add_for_run(NO_TOKENS)
         self.run.batch_done(inputs, shapes, updates=int(ends_step), ends_step=ends_step, tokens=tokens)
 
+    @safe
     def epoch_ends(self) -> None:
         """An epoch is over; a step that a callback has stopped in its middle goes on in the next one."""
         self._fetched.clear()
-        self.outside("epoch restart")
+        self.run.outside("epoch restart")
 
     # ---- the Trainer's log, and the end
 
@@ -282,10 +245,10 @@ class TrainerRun:
 
     @safe
     def _log_begins(self, logs: Any) -> None:
-        """The Trainer logs its own metrics: those that we have go along."""
-        if self._evaluating or not isinstance(logs, dict):
+        """The Trainer logs its own metrics: those that we have go along, but not with an evaluation's."""
+        if self.run.is_outside_for("validation"):
             return
-        if "train_runtime" in logs:  # its last: what is measured goes along
+        if "train_runtime" in logs:  # its last
             self.run.finish()
         else:
             self.run.log()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
-from torch.utils.data import DataLoader
 from transformers import Trainer
 
 from lightning_flops.adapters.place import run_context_on, sizes_along
@@ -19,6 +19,7 @@ from lightning_flops.instrument.deepspeed_groups import ParallelSizes, parallel_
 from lightning_flops.instrument.timing.settling import steps_to_settle
 from lightning_flops.instrument.torch_private.loading import fetched_ahead
 from lightning_flops.records import RunContext
+from lightning_flops.run.adapter import Facts
 from lightning_flops.run.output import LoggedOutput, RunFiles
 from lightning_flops.run.private_names import PrivateNames
 from lightning_flops.sinks.console import ConsoleSink, StandardOutputSink
@@ -91,23 +92,41 @@ def builtin_stands_down(engine: Any, names: PrivateNames, undo: ExitStack) -> No
         settings.enabled = False
 
 
-# ---- the loader
-
-
-def torch_loader(loader: Any) -> DataLoader[Any] | None:
-    """The DataLoader of torch inside accelerate's *loader*; None if there is none."""
-    inside = getattr(loader, "base_dataloader", loader)
-    return inside if isinstance(inside, DataLoader) else None
-
-
-def settle_steps(trainer: Trainer, loader: Any) -> int:
-    """Steps to leave alone after a counted one, as far as *loader* shows; accelerate fetches one more batch ahead."""
-    return steps_to_settle(
-        batches_ahead=1 + fetched_ahead(torch_loader(loader)), batches_a_step=trainer.args.gradient_accumulation_steps
-    )
-
-
 # ---- the run
+
+
+def facts_of(
+    trainer: Trainer,
+    loader: Any,
+    config: ProfilerConfig,
+    *,
+    log: TrainerLogSink,
+    mark_parts: Callable[[ExitStack], None],
+) -> Facts:
+    """A training of *trainer* on the batches of accelerate's *loader*; scalars go to the Trainer's *log*."""
+    args, engine, context = trainer.args, engine_of(trainer), run_context(trainer)
+    batches = getattr(loader, "base_dataloader", loader)
+    workers = getattr(batches, "num_workers", None)
+    # accelerate fetches one more batch ahead
+    settle_steps = steps_to_settle(
+        batches_ahead=1 + fetched_ahead(batches), batches_a_step=args.gradient_accumulation_steps
+    )
+    model: Any = trainer.model
+    return Facts(
+        root=model,
+        device=args.device,
+        output=training_output(trainer, config, log=log),
+        context=lambda: replace(context, accumulate=args.gradient_accumulation_steps),
+        x_axis=lambda: int(trainer.state.global_step),
+        optimizers=lambda: (getattr(trainer.optimizer, "optimizer", trainer.optimizer),),
+        whole_model=lambda: trainer.model_wrapped if engine is None else engine.module,
+        rank=args.process_index,
+        world_size=args.world_size,
+        profile_step=config.next_profile_step(steps_done=0),
+        settle_steps=settle_steps,
+        loader_workers=lambda: workers,
+        mark_parts=mark_parts,
+    )
 
 
 def run_context(trainer: Trainer) -> RunContext:

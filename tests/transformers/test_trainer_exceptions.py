@@ -64,7 +64,7 @@ def test_an_exception_leaves_nothing_behind(place: str, step: int, tmp_path: Pat
 
     callback = FlopsProfilerTrainerCallback(profile_step=1, timing_steps=2, trace=False)
     assert left(callback) == left()
-    assert callback._training is None
+    assert callback.run is None
     if step == 4:
         assert callback.profile is not None
         assert "Training was interrupted by Broken." in callback.profile.notes
