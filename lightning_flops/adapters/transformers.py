@@ -84,16 +84,22 @@ class TrainerRun:
         hear_fetches(self, run.undo)
         if self._engine is not None:
             builtin_stands_down(self._engine, self._names, run.undo)
-        methods = {
-            "get_batch_samples": self._in(TrainerRun._fetch),
-            "training_step": self._in(TrainerRun._training),
-            "evaluate": self._around(partial(Run.outside, what="validation"), Run.inside),
-            "predict": self._around(partial(Run.outside, what="validation"), Run.inside),
-            "_save_checkpoint": self._around(partial(Run.outside, what="checkpoint"), Run.inside),
-            "log": self._in(TrainerRun._logging),
-            "_run_epoch": self._in(TrainerRun._epoch),
-        }
-        self._wrap(((trainer, name, make) for name, make in methods.items()), run.undo)
+        validation, checkpoint, failing = (
+            self._around(partial(Run.outside, what="validation"), Run.inside),
+            self._around(partial(Run.outside, what="checkpoint"), Run.inside),
+            self._in(TrainerRun._failing),
+        )
+        methods = (
+            (trainer, "get_batch_samples", self._in(TrainerRun._fetch)),
+            (trainer, "training_step", self._in(TrainerRun._training)),
+            (trainer, "evaluate", validation),
+            (trainer, "predict", validation),
+            (trainer, "_save_checkpoint", checkpoint),
+            (trainer, "log", self._in(TrainerRun._logging)),
+            (trainer, "_run_epoch", failing),
+            (trainer.callback_handler, "on_epoch_begin", failing),  # events of other callbacks between epochs
+        )
+        self._wrap(methods, run.undo)
         run.outside("start")  # until the first batch is asked for
 
     # ---- methods of the Trainer's
@@ -255,7 +261,7 @@ class TrainerRun:
         self._log.log_begins(logs)
 
     @contextmanager
-    def _epoch(self, *_: Any, **__: Any) -> Iterator[None]:
+    def _failing(self, *_: Any, **__: Any) -> Iterator[None]:
         try:
             yield
         except BaseException as error:

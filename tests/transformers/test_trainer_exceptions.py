@@ -67,7 +67,7 @@ def test_an_exception_leaves_nothing_behind(place: str, step: int, tmp_path: Pat
     assert callback.run is None
     if step == 4:
         assert callback.profile is not None
-        assert "Training was interrupted by Broken." in callback.profile.notes
+        assert "The run was interrupted by Broken." in callback.profile.notes
 
 
 def test_ctrl_c_is_the_users(tmp_path: Path) -> None:
