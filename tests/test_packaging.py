@@ -94,8 +94,8 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
     assert not hasattr(lightning_flops, "__wrapped__")
 
 
-def test_the_core_requires_torch_alone() -> None:
-    assert [Requirement(one).name for one in PROJECT["dependencies"]] == ["torch"]
+def test_the_core_requires_torch_and_what_records_and_traces_are_read_with() -> None:
+    assert [Requirement(one).name for one in PROJECT["dependencies"]] == ["torch", "msgspec", "numpy"]
 
 
 def test_the_extras_are_those_the_page_lists() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -30,13 +29,6 @@ from lightning_flops.schema.trace_steps import ModuleTable
 
 _US_PER_SEC = 1e6
 
-NEEDS_NUMPY = "reading a trace needs numpy: pip install 'lightning-flops[trace]'"
-
-
-def can_read_traces() -> bool:
-    """Whether numpy, which reading a trace needs, is installed."""
-    return importlib.util.find_spec("numpy") is not None
-
 
 def build_traced_step(window: WindowRecord) -> TracedStep | None:
     """The traced step of *window*: of several, the last that can be compared with the counted one.
@@ -48,7 +40,7 @@ def build_traced_step(window: WindowRecord) -> TracedStep | None:
         None if no step was traced, and none was timed in its place.
 
     Raises:
-        LightningFlopsError: numpy is not installed, or the trace cannot be read.
+        LightningFlopsError: the trace cannot be read.
     """
 
     def is_like_counted(signature: StepSignature) -> bool:
@@ -103,8 +95,6 @@ class _Read:
 
 
 def _read(record: TracedStepRecord, context: RunContext, *, counted: Collection[str]) -> _Read:
-    if not can_read_traces():
-        raise LightningFlopsError(NEEDS_NUMPY)
     from lightning_flops.analysis.trace import (
         analyze_trace,
         collective_calls,
@@ -138,7 +128,7 @@ def counter_tracks_of(
     formulas: Callable[[RecordedCall], RecordedWork],
     peaks: Mapping[str, float],
 ) -> tuple[CounterTrack, ...]:
-    """Memory, FLOP/s and share of the peak over the time of a trace file; none where there is no file or no numpy.
+    """Memory, FLOP/s and share of the peak over the time of a trace file; none where there is no file.
 
     Args:
         record: the traced step.
@@ -149,7 +139,7 @@ def counter_tracks_of(
     Raises:
         LightningFlopsError: the file cannot be read.
     """
-    if record.path is None or not can_read_traces():
+    if record.path is None:
         return ()
     from lightning_flops.analysis.trace import counter_tracks, flops_by_part, load_trace
 

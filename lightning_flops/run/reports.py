@@ -18,11 +18,12 @@ from lightning_flops.analysis.throughput import build_throughput
 from lightning_flops.instrument.random_state import random_state_kept
 from lightning_flops.instrument.run_facts import gather_run_facts
 from lightning_flops.report.headline import counted, headline
+from lightning_flops.report.scalars import monitor_scalars
 from lightning_flops.run.output import output_of_rank
 from lightning_flops.run.ranks import NoStoreError, Ranks, join_ranks
 from lightning_flops.run.results import profile_of_window, with_answers
-from lightning_flops.run.safety import is_of_signal_handler
 from lightning_flops.run.worker import Worker
+from lightning_flops.signals import is_of_signal_handler
 from lightning_flops.text.printable import package_logger
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ class Reports:
                 warns=self._writes,
             )
         step = facts.x_axis()
-        self._worker.submit(lambda: self._made(record, step))
+        self._worker.submit(lambda: self._made(record, step), f"the report of step {record.profile_step}")
 
     def _made(self, record: WindowRecord, step: int) -> Callable[[], None] | None:
         started = host_clock.now()
@@ -173,7 +174,7 @@ class Reports:
                 self._submit(profile)
 
     def _submit(self, profile: Profile) -> None:
-        self._worker.submit(lambda: self._shown(profile))
+        self._worker.submit(lambda: self._shown(profile), f"the report of step {profile.profile_step}")
 
     def _shown(self, profile: Profile) -> Callable[[], None]:
         """Write the files of *profile*; returns what gives it to the loggers and to the user."""
@@ -199,15 +200,19 @@ class Reports:
         if not (self._writes and reading.batches):
             return
         with random_state_kept():
-            self.output.write_reading(
-                reading,
+            scalars = monitor_scalars(
+                seconds=reading.seconds,
+                data_wait_sec=reading.data_wait_sec,
+                batches=reading.batches,
+                samples=reading.samples,
                 dp_size=self._facts.context().dp_size,
                 tokens=self._tokens_of(reading.samples, reading.tokens),
-                flops=flops,
+                padding_ratio=padding_ratio(reading.tokens),
+                model_flops=None if flops is None else sum(flops.model_by_dtype.values()),
                 model_flops_peak_sec=self._peak_sec(None if flops is None else flops.model_by_dtype),
                 useful_flops_peak_sec=self._peak_sec(None if flops is None else flops.useful_by_dtype),
-                step=self._facts.x_axis(),
             )
+            self.output.show_reading(scalars, step=self._facts.x_axis())
 
     def _tokens_of(self, samples: int | None, tokens: BatchTokens) -> int | None:
         """Tokens that a rate is of: as the user has said of so many *samples*, or those that are no padding."""
@@ -279,7 +284,7 @@ class Reports:
             prepared = output.prepare_throughput(summary)
             return lambda: output.publish_throughput(prepared, step=step)
 
-        self._worker.submit(written)
+        self._worker.submit(written, "the throughput of the run")
 
     def fail(self, error: Exception) -> None:
         """Our side raised *error*: tell rank 0, and write what is complete."""
