@@ -43,7 +43,8 @@ class FlopsProfilerTrainerCallback(ProfiledRun, TrainerCallback):
     Add it to the ``callbacks`` of a ``transformers.Trainer``, or of a trainer of TRL; nothing else changes. The step
     that begins after ``profile_step`` steps of this training is counted, and the steps after it are timed. The scalars
     go along with the Trainer's next own log, and so to everything in ``report_to``. The report goes to TensorBoard, if
-    that is one of them, to the console's log, and to ``profile.json`` in ``lightning_flops_logs`` below ``output_dir``.
+    that is one of them, to the console's log, and to ``profile.json`` in a folder ``lightning_flops``, which is beside
+    TensorBoard's logs, or below ``output_dir``.
 
     Tokens are counted where ``tokens_per_sample`` is not given: those with an ``attention_mask``, or without a mask
     those with a label, so without padding.
@@ -82,44 +83,35 @@ class FlopsProfilerTrainerCallback(ProfiledRun, TrainerCallback):
         self._end()
         self._start_anew()
 
-    @safe
     def on_epoch_begin(self, *args: Any, train_dataloader: Any = None, **kwargs: Any) -> None:
         """An epoch begins: with the first, the Trainer has its engine, its optimizer and its loader."""
-        if self._has_begun:
-            return
-        self._has_begun = True
+        if not self._has_begun:
+            self._has_begun = True
+            self._begin(train_dataloader)
+
+    @safe
+    def _begin(self, loader: Any) -> None:
         trainer = trainer_of(self)
         if trainer is None:
             logger.warning("this training is not profiled: no Trainer of transformers calls this callback")
             return
-        self._config = self._settings_in(trainer)
-        if self._config.enabled:
-            self._adapter = TrainerRun(
-                trainer, train_dataloader, config=self._config, publish=self._profiles.append, over=self._end
-            )
+        config = self._config = self._settings_in(trainer)
+        if config.enabled:
+            publish, over = self._profiles.append, self._end
+            self._adapter = TrainerRun(trainer, loader, config=config, publish=publish, over=over)
             self._adapter.begin()
 
     def _settings_in(self, trainer: Trainer) -> ProfilerConfig:
         """The settings for a training of *trainer*, and words about where they come from."""
-        for_any = isinstance(self, CallbackOfAnyTrainer)
-        others = (one for one in trainer.callback_handler.callbacks if isinstance(one, FlopsProfilerTrainerCallback))
-        if for_any and not all(isinstance(other, CallbackOfAnyTrainer) for other in others):
+        ours = [one for one in trainer.callback_handler.callbacks if isinstance(one, FlopsProfilerTrainerCallback)]
+        if isinstance(self, CallbackOfAnyTrainer) and not all(isinstance(one, CallbackOfAnyTrainer) for one in ours):
             return ProfilerConfig(enabled=False)
-        block = block_of(trainer)
-        taken = None
-        config = ProfilerConfig(**self._given)
-        if block is not None:
-            taken = ProfilerConfig.taken_over(block, given=self._given, enabled=True)
-            config = taken.settings
+        block, given = block_of(trainer), self._given
+        taken = None if block is None else ProfilerConfig.taken_over(block, given=given, enabled=True)
+        config = ProfilerConfig(**given) if taken is None else taken.settings
         if trainer.is_world_process_zero():
-            log_settings(
-                block,
-                taken,
-                enabled=config.enabled,
-                given=self._given,
-                owner="FlopsProfilerTrainerCallback",
-                run="training",
-            )
+            owner = "FlopsProfilerTrainerCallback"
+            log_settings(block, taken, enabled=config.enabled, given=given, owner=owner, run="training")
         return config
 
     def on_substep_end(self, *args: Any, **kwargs: Any) -> None:

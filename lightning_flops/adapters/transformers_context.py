@@ -14,7 +14,7 @@ import transformers
 from transformers import Trainer
 
 from lightning_flops.adapters.place import run_context_on, sizes_along
-from lightning_flops.config import BLOCK, OWN_FOLDER
+from lightning_flops.config import BLOCK
 from lightning_flops.instrument.deepspeed_groups import ParallelSizes, parallel_sizes
 from lightning_flops.instrument.timing.settling import steps_to_settle
 from lightning_flops.instrument.torch_private.loading import fetched_ahead
@@ -106,11 +106,7 @@ def facts_of(
     """A training of *trainer* on the batches of accelerate's *loader*; scalars go to the Trainer's *log*."""
     args, engine, context = trainer.args, engine_of(trainer), run_context(trainer)
     batches = getattr(loader, "base_dataloader", loader)
-    workers = getattr(batches, "num_workers", None)
-    # accelerate fetches one more batch ahead
-    settle_steps = steps_to_settle(
-        batches_ahead=1 + fetched_ahead(batches), batches_a_step=args.gradient_accumulation_steps
-    )
+    ahead = 1 + fetched_ahead(batches)  # accelerate fetches one more
     model: Any = trainer.model
     return Facts(
         root=model,
@@ -123,8 +119,8 @@ def facts_of(
         rank=args.process_index,
         world_size=args.world_size,
         profile_step=config.next_profile_step(steps_done=0),
-        settle_steps=settle_steps,
-        loader_workers=lambda: workers,
+        settle_steps=steps_to_settle(batches_ahead=ahead, batches_a_step=args.gradient_accumulation_steps),
+        loader_workers=lambda: getattr(batches, "num_workers", None),
         mark_parts=mark_parts,
     )
 
@@ -177,7 +173,7 @@ def training_output(trainer: Trainer, config: ProfilerConfig, *, log: TrainerLog
         console=ConsoleSink(),
         files=RunFiles(
             output_file=config.output_file,
-            folder=lambda: f"{str(trainer.args.output_dir).rstrip('/')}/{OWN_FOLDER}",
+            folder=lambda: _log_folder(trainer),
             timer_only=config.timer_only,
             html=config.html,
         ),
@@ -185,6 +181,13 @@ def training_output(trainer: Trainer, config: ProfilerConfig, *, log: TrainerLog
         x_axis=lambda step: step,
         announce=lambda sentence: _announce(trainer, sentence),
     )
+
+
+def _log_folder(trainer: Trainer) -> str:
+    """TensorBoard's folder of this training, so that its tab finds ours; without TensorBoard, that of checkpoints."""
+    writers = (getattr(one, "tb_writer", None) for one in trainer.callback_handler.callbacks)
+    folders = (getattr(one, "log_dir", None) for one in writers)
+    return next((one for one in folders if isinstance(one, str)), str(trainer.args.output_dir))
 
 
 def _announce(trainer: Trainer, sentence: str) -> None:
