@@ -236,6 +236,10 @@ class Run:
         """Whether what runs now belongs to no step."""
         return bool(self._stacks.outside)
 
+    def is_outside_for(self, what: str) -> bool:
+        """Whether *what* runs now, which belongs to no step."""
+        return what in self._stacks.outside
+
     def inside(self) -> None:
         """What belongs to no step is over."""
         stacks = self._stacks

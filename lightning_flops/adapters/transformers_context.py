@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Iterator, Mapping
-from types import FrameType
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
-from torch.utils.data import DataLoader
 from transformers import Trainer
 
-from lightning_flops.config import BLOCK, OWN_FOLDER
-from lightning_flops.doors.run_place import run_context_on, sizes_along
+from lightning_flops.adapters.place import run_context_on, sizes_along
+from lightning_flops.config import BLOCK
 from lightning_flops.instrument.deepspeed_groups import ParallelSizes, parallel_sizes
 from lightning_flops.instrument.timing.settling import steps_to_settle
 from lightning_flops.instrument.torch_private.loading import fetched_ahead
 from lightning_flops.records import RunContext
-from lightning_flops.session.output import LoggedOutput, RunFiles
-from lightning_flops.session.private_names import PrivateNames
+from lightning_flops.run.adapter import Facts
+from lightning_flops.run.output import LoggedOutput, RunFiles
+from lightning_flops.run.private_names import PrivateNames
 from lightning_flops.sinks.console import ConsoleSink, StandardOutputSink
 from lightning_flops.text.printable import page, printable
 
 if TYPE_CHECKING:
-    from torch import nn
     from transformers import TrainerCallback
 
     from lightning_flops.config import ProfilerConfig
@@ -33,15 +33,18 @@ if TYPE_CHECKING:
 
 LOST = {
     "_run_epoch": "if the training raises, what the profiler put on the Trainer stays until it trains again",
-    "_finalize_training": "what is measured last reaches no log, only the files",
     "_save_checkpoint": "saving a checkpoint is in other",
     "_prepare_inputs": "moving a batch to the device is in other",
-    "_get_num_items_in_batch": "counting the items of a batch is in the wait for data",
-    "send_to_device": "moving a batch to the device in its loader is in the wait for data",
+    "send_to_device": "moving a batch to the device in its loader is in other",
     "_config": "DeepSpeed's own profiler is not told to stand down",
 }
 """Private names of transformers, of accelerate and of a DeepSpeed engine that a training uses, and what is lost if one
 is missing."""
+
+NO_TOKENS = (
+    "Tokens could not be counted, because a batch has no attention_mask on the host, and not every token has a label: "
+    "those without one may be padding or a prompt. tokens/s needs tokens_per_sample=... to be given."
+)
 
 
 def private_names() -> PrivateNames:
@@ -53,36 +56,17 @@ def trainer_of(callback: TrainerCallback) -> Trainer | None:
     """The Trainer that is calling an event of *callback*; None if no Trainer of transformers does.
 
     A Trainer tells its callbacks the model, the optimizer and much more, but never itself, and nothing that it tells
-    leads to it. The method of it that runs its loop is on the stack, so we look there, once in a training. The other
-    ways are to replace methods of the class for all Trainers, also those without a callback of ours, or to ask the user
-    for a line of code.
+    leads to it. The method of it that runs its loop is on the stack, so we look there, once in a training.
     """
-    for frame in _frames():
+    frame = inspect.currentframe()
+    while frame is not None:
         first = frame.f_code.co_varnames[:1]
         owner = frame.f_locals.get(first[0]) if first else None
         handler = getattr(owner, "callback_handler", None) if isinstance(owner, Trainer) else None
         if handler is not None and any(other is callback for other in handler.callbacks):
             return owner
-    return None
-
-
-def _frames() -> Iterator[FrameType]:
-    frame = inspect.currentframe()
-    while frame is not None:
-        yield frame
         frame = frame.f_back
-
-
-def root_of(trainer: Trainer) -> nn.Module:
-    """The user's model, which a Trainer has when it trains.
-
-    Raises:
-        AttributeError: it has none.
-    """
-    model: nn.Module | None = trainer.model
-    if model is None:
-        raise AttributeError("this Trainer has no model")
-    return model
+    return None
 
 
 # ---- DeepSpeed, if the Trainer's arguments name a config of it
@@ -100,37 +84,53 @@ def block_of(trainer: Trainer) -> object | None:
     return config.get(BLOCK) if isinstance(config, Mapping) else None
 
 
-# ---- the loader
-
-
-def loads_onto_device(trainer: Trainer) -> bool:
-    """Whether batches are moved to a device before the Trainer has them: accelerate's loaders do that."""
-    return bool(trainer.args.device.type != "cpu")
-
-
-def torch_loader(loader: Any) -> Any:
-    """The DataLoader of torch inside accelerate's *loader*; None if there is none."""
-    inside = getattr(loader, "base_dataloader", loader)
-    return inside if isinstance(inside, DataLoader) else None
-
-
-def settle_steps(trainer: Trainer, loader: Any) -> int:
-    """Steps to leave alone after a counted one, as far as *loader* shows; accelerate fetches one more batch ahead."""
-    return steps_to_settle(
-        batches_ahead=1 + fetched_ahead(torch_loader(loader)), batches_a_step=trainer.args.gradient_accumulation_steps
-    )
+def builtin_stands_down(engine: Any, names: PrivateNames, undo: ExitStack) -> None:
+    """Switch off DeepSpeed's own profiler in *engine* until *undo*; the log lines that it forces cannot be stopped."""
+    settings = getattr(names.get(engine, "_config", None), "flops_profiler_config", None)
+    if settings is not None and settings.enabled:
+        undo.callback(setattr, settings, "enabled", True)
+        settings.enabled = False
 
 
 # ---- the run
 
 
+def facts_of(
+    trainer: Trainer,
+    loader: Any,
+    config: ProfilerConfig,
+    *,
+    log: TrainerLogSink,
+    mark_parts: Callable[[ExitStack], None],
+) -> Facts:
+    """A training of *trainer* on the batches of accelerate's *loader*; scalars go to the Trainer's *log*."""
+    args, engine, context = trainer.args, engine_of(trainer), run_context(trainer)
+    batches = getattr(loader, "base_dataloader", loader)
+    ahead = 1 + fetched_ahead(batches)  # accelerate fetches one more
+    model: Any = trainer.model
+    return Facts(
+        root=model,
+        device=args.device,
+        output=training_output(trainer, config, log=log),
+        context=lambda: replace(context, accumulate=args.gradient_accumulation_steps),
+        x_axis=lambda: int(trainer.state.global_step),
+        optimizers=lambda: (getattr(trainer.optimizer, "optimizer", trainer.optimizer),),
+        whole_model=lambda: trainer.model_wrapped if engine is None else engine.module,
+        rank=args.process_index,
+        world_size=args.world_size,
+        profile_step=config.next_profile_step(steps_done=0),
+        settle_steps=steps_to_settle(batches_ahead=ahead, batches_a_step=args.gradient_accumulation_steps),
+        loader_workers=lambda: getattr(batches, "num_workers", None),
+        mark_parts=mark_parts,
+    )
+
+
 def run_context(trainer: Trainer) -> RunContext:
     """Where this training runs, as far as a rank knows without asking the others."""
     args, engine = trainer.args, engine_of(trainer)
-    sizes = _sizes(trainer) if engine is None else parallel_sizes(engine)
     return run_context_on(
         args.device,
-        sizes,
+        _sizes(trainer) if engine is None else parallel_sizes(engine),
         framework="transformers",
         framework_version=transformers.__version__,
         precision=_precision(trainer),
@@ -153,7 +153,8 @@ def _precision(trainer: Trainer) -> str:
     mixed = str(trainer.accelerator.mixed_precision)
     if mixed != "no":
         return f"{mixed}-mixed"
-    floating = (one.dtype for one in root_of(trainer).parameters() if one.is_floating_point())
+    model: Any = trainer.model
+    floating = (one.dtype for one in model.parameters() if one.is_floating_point())
     return str(next(floating, torch.float32)).removeprefix("torch.")
 
 
@@ -164,9 +165,6 @@ def _strategy(trainer: Trainer, engine: Any) -> str:
     return type(wrapped).__name__ if wrapped is not trainer.model else ""
 
 
-# ---- where the reports go
-
-
 def training_output(trainer: Trainer, config: ProfilerConfig, *, log: TrainerLogSink) -> LoggedOutput:
     """Where rank 0 shows the reports of this training: in the Trainer's *log*, on the console and in files."""
     return LoggedOutput(
@@ -175,7 +173,7 @@ def training_output(trainer: Trainer, config: ProfilerConfig, *, log: TrainerLog
         console=ConsoleSink(),
         files=RunFiles(
             output_file=config.output_file,
-            folder=lambda: f"{str(trainer.args.output_dir).rstrip('/')}/{OWN_FOLDER}",
+            folder=lambda: _log_folder(trainer),
             timer_only=config.timer_only,
             html=config.html,
         ),
@@ -183,6 +181,13 @@ def training_output(trainer: Trainer, config: ProfilerConfig, *, log: TrainerLog
         x_axis=lambda step: step,
         announce=lambda sentence: _announce(trainer, sentence),
     )
+
+
+def _log_folder(trainer: Trainer) -> str:
+    """TensorBoard's folder of this training, so that its tab finds ours; without TensorBoard, that of checkpoints."""
+    writers = (getattr(one, "tb_writer", None) for one in trainer.callback_handler.callbacks)
+    folders = (getattr(one, "log_dir", None) for one in writers)
+    return next((one for one in folders if isinstance(one, str)), str(trainer.args.output_dir))
 
 
 def _announce(trainer: Trainer, sentence: str) -> None:
