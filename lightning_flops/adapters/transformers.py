@@ -189,7 +189,7 @@ class TrainerRun:
             self._fetched.popleft()
 
     @safe
-    def fetch_begins(self) -> None:
+    def fetch_begins(self, iterator: Any = None) -> None:
         """A DataLoader is asked for a batch; it has started its workers."""
         if self._fetching:
             self._steps_go_on()

@@ -66,7 +66,7 @@ def test_an_exception_leaves_nothing_behind(place: str, step: int, tmp_path: Pat
     assert left(callback) == left()
     if step == 4:
         assert callback.profile is not None
-        assert "The run was interrupted by Broken." in callback.profile.notes
+        assert "Training was interrupted by Broken." in callback.profile.notes
 
 
 def test_ctrl_c_is_the_users(tmp_path: Path) -> None:
