@@ -36,9 +36,9 @@ class _Spread:
     least: float = math.inf
     greatest: float = -math.inf
 
-    def add(self, value: float) -> None:
-        self.number += 1
-        self.total += value
+    def add(self, value: float, *, times: int = 1) -> None:
+        self.number += times
+        self.total += value * times
         self.least = min(self.least, value)
         self.greatest = max(self.greatest, value)
 
@@ -60,12 +60,18 @@ class _Sums:
     tokens: BatchTokens = NO_TOKENS
 
     def add(
-        self, seconds: float, wait_sec: float, fetches: int, samples: int | None, tokens: BatchTokens | None
+        self,
+        seconds: float,
+        wait_sec: float,
+        fetches: int,
+        samples: int | None,
+        tokens: BatchTokens | None,
+        batches: int,
     ) -> None:
         self.seconds += seconds
         self.wait_sec += wait_sec
         self.fetches += fetches
-        self.batches += 1
+        self.batches += batches
         self.samples = None if samples is None or self.samples is None else self.samples + samples
         self.tokens = self.tokens.plus(tokens)
 
@@ -117,7 +123,15 @@ class Monitor:
             self._fetches += 1
             self._fetch_since = None
 
-    def batch(self, *, samples: int | None, tokens: BatchTokens | None, profiled: bool, ends_step: bool) -> float:
+    def batch(
+        self,
+        *,
+        samples: int | None,
+        tokens: BatchTokens | None,
+        profiled: bool,
+        ends_step: bool,
+        batches: int = 1,
+    ) -> float:
         """A batch is done; returns the seconds of its step until now.
 
         Args:
@@ -125,6 +139,7 @@ class Monitor:
             tokens: in the batch; None if it does not tell them.
             profiled: the profiler slowed the batch down, so it is in no figure.
             ends_step: a step ends with the batch.
+            batches: so many batches that were done together.
         """
         if self._outside_since is not None:  # a batch that ends while something outside of steps goes on
             self.inside()
@@ -135,13 +150,13 @@ class Monitor:
         self._wait, self._fetches = 0.0, 0
         self.all_tokens = self.all_tokens.plus(tokens)
         if not profiled:
-            self._reading.add(seconds, wait, fetches, samples, tokens)
-            self._run.add(seconds, wait, fetches, samples, tokens)
-            self._batch_sec.add(seconds)
+            self._reading.add(seconds, wait, fetches, samples, tokens, batches)
+            self._run.add(seconds, wait, fetches, samples, tokens, batches)
+            self._batch_sec.add(seconds / batches, times=batches)
             if fetches:
-                self._waits.add(wait)
+                self._waits.add(wait / batches, times=batches)
             if samples is not None and seconds > 0:
-                self._rates.add(samples / seconds)
+                self._rates.add(samples / seconds, times=batches)
         self._step_sec += seconds
         step_sec = self._step_sec
         if ends_step:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -40,6 +40,11 @@ if TYPE_CHECKING:
     from lightning_flops.schema.profile import Profile
 
 logger = package_logger(__name__)
+
+_UNSEEN_WAIT = (
+    "The wait for data could not be seen, because the batches did not come from a torch DataLoader on the training "
+    "thread: it is in other."
+)
 
 
 @dataclass(slots=True)
@@ -161,6 +166,7 @@ class Run:
         stacks = self._stacks
         stacks.fetches += 1
         if stacks.fetches == 1 and not stacks.outside:
+            self.window.fetches += 1
             self.monitor.fetch_begins()
             self.enter("data_wait")
 
@@ -250,6 +256,7 @@ class Run:
         ends_step: bool,
         logs: bool = False,
         tokens: BatchTokens | None = None,
+        others: Sequence[tuple[Any, Shapes]] = (),
     ) -> None:
         """A batch went through the loop.
 
@@ -260,20 +267,20 @@ class Run:
             ends_step: a global step ends with it.
             logs: the run logs its own metrics at the step that ends.
             tokens: what ``tokens`` has found in it.
+            others: batches that went through the loop together with it and before it, as micro-batches of a pipeline.
         """
-        step, window = self._step, self.window
-        profiled = window.profiles
-        samples = self.meter.samples(batch, shapes)
-        step.batches.append(shapes)
-        step.tokens.append(tokens)
+        step = self._step
         step.updates += updates
-        step.profiled |= profiled
-        if window.is_open or window.recorder.counting:
-            told = tokens.real if tokens is not None and tokens.real is not None else self.meter.tokens(batch, samples)
-            window.recorder.end_batch(shapes=of_tensors(shapes), samples=samples, tokens=told, ends_step=ends_step)
-        if window.is_open and profiled and window.micro_batch_size is None:
-            window.micro_batch_size = samples
-        seconds = self.monitor.batch(samples=samples, tokens=tokens, profiled=step.profiled, ends_step=ends_step)
+        step.profiled |= self.window.profiles
+        sizes = [self._add(one, one_shapes, None, ends_step=False) for one, one_shapes in others]
+        sizes.append(self._add(batch, shapes, tokens, ends_step=ends_step))
+        seconds = self.monitor.batch(
+            samples=None if None in sizes else sum(size or 0 for size in sizes),
+            tokens=tokens,
+            profiled=step.profiled,
+            ends_step=ends_step,
+            batches=len(sizes),
+        )
         self._stacks.leave_scope()
         if ends_step:
             self._step_ends(seconds, logs=logs)
@@ -283,6 +290,20 @@ class Run:
             self._step_begins()
         else:
             self._follow()
+
+    def _add(self, batch: Any, shapes: Shapes, tokens: BatchTokens | None, *, ends_step: bool) -> int | None:
+        """Add a batch to the running step; returns its samples."""
+        step, window = self._step, self.window
+        profiled = window.profiles
+        samples = self.meter.samples(batch, shapes)
+        step.batches.append(shapes)
+        step.tokens.append(tokens)
+        if window.is_open or window.recorder.counting:
+            told = tokens.real if tokens is not None and tokens.real is not None else self.meter.tokens(batch, samples)
+            window.recorder.end_batch(shapes=of_tensors(shapes), samples=samples, tokens=told, ends_step=ends_step)
+        if window.is_open and profiled and window.micro_batch_size is None:
+            window.micro_batch_size = samples
+        return samples
 
     def _step_ends(self, seconds: float, *, logs: bool) -> None:
         step, self._step = self._step, _Step()
@@ -325,6 +346,10 @@ class Run:
             self.notes.add(f"profile_step lists {step}, too: it was not profiled, because this window was still open.")
             self.reports.absent(step, "it passed this step over: another window was still open")
         self._stacks.unmark()
+        if unseen := self.facts.unseen:
+            window.recorder.cannot_tell_apart(unseen if window.fetches else ("data_wait", *unseen))
+            if not window.fetches:
+                self.notes.add_for_run(_UNSEEN_WAIT)
         record = window.recorder.close(context=self.context())
         if record is not None:
             self.reports.report(record, window, all_tokens=self.monitor.all_tokens)
