@@ -122,7 +122,7 @@ class PipelineRun(EngineRun):
     def _micro_batch_is_loaded(self, batch: Any) -> None:
         self.run.fetch_ends()
         if not self.run.is_outside:
-            self._micro_batch_is_there(batch if self._keeps_batch and batch is not None else (), tensor_shapes(batch))
+            self._micro_batch_is_there(() if batch is None else batch, tensor_shapes(batch))
 
     def _micro_batch_is_there(self, batch: Any, shapes: Shapes) -> None:
         """A micro-batch is there; with the first one of a step, this stage has computed nothing of the step yet."""

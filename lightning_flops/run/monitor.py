@@ -36,9 +36,9 @@ class _Spread:
     least: float = math.inf
     greatest: float = -math.inf
 
-    def add(self, value: float, *, times: int = 1) -> None:
-        self.number += times
-        self.total += value * times
+    def add(self, value: float) -> None:
+        self.number += 1
+        self.total += value
         self.least = min(self.least, value)
         self.greatest = max(self.greatest, value)
 
@@ -60,18 +60,12 @@ class _Sums:
     tokens: BatchTokens = NO_TOKENS
 
     def add(
-        self,
-        seconds: float,
-        wait_sec: float,
-        fetches: int,
-        samples: int | None,
-        tokens: BatchTokens | None,
-        batches: int,
+        self, seconds: float, wait_sec: float, fetches: int, samples: int | None, tokens: BatchTokens | None
     ) -> None:
         self.seconds += seconds
         self.wait_sec += wait_sec
         self.fetches += fetches
-        self.batches += batches
+        self.batches += 1
         self.samples = None if samples is None or self.samples is None else self.samples + samples
         self.tokens = self.tokens.plus(tokens)
 
@@ -123,15 +117,7 @@ class Monitor:
             self._fetches += 1
             self._fetch_since = None
 
-    def batch(
-        self,
-        *,
-        samples: int | None,
-        tokens: BatchTokens | None,
-        profiled: bool,
-        ends_step: bool,
-        batches: int = 1,
-    ) -> float:
+    def batch(self, *, samples: int | None, tokens: BatchTokens | None, profiled: bool, ends_step: bool) -> float:
         """A batch is done; returns the seconds of its step until now.
 
         Args:
@@ -139,7 +125,6 @@ class Monitor:
             tokens: in the batch; None if it does not tell them.
             profiled: the profiler slowed the batch down, so it is in no figure.
             ends_step: a step ends with the batch.
-            batches: so many batches that were done together.
         """
         if self._outside_since is not None:  # a batch that ends while something outside of steps goes on
             self.inside()
@@ -150,13 +135,13 @@ class Monitor:
         self._wait, self._fetches = 0.0, 0
         self.all_tokens = self.all_tokens.plus(tokens)
         if not profiled:
-            self._reading.add(seconds, wait, fetches, samples, tokens, batches)
-            self._run.add(seconds, wait, fetches, samples, tokens, batches)
-            self._batch_sec.add(seconds / batches, times=batches)
+            self._reading.add(seconds, wait, fetches, samples, tokens)
+            self._run.add(seconds, wait, fetches, samples, tokens)
+            self._batch_sec.add(seconds)
             if fetches:
-                self._waits.add(wait / batches, times=batches)
+                self._waits.add(wait)
             if samples is not None and seconds > 0:
-                self._rates.add(samples / seconds, times=batches)
+                self._rates.add(samples / seconds)
         self._step_sec += seconds
         step_sec = self._step_sec
         if ends_step:

@@ -279,7 +279,6 @@ class Run:
             tokens=tokens,
             profiled=step.profiled,
             ends_step=ends_step,
-            batches=len(sizes),
         )
         self._stacks.leave_scope()
         if ends_step:

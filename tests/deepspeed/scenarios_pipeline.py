@@ -19,8 +19,7 @@ from torch import nn
 import lightning_flops.deepspeed
 from lightning_flops import ProfilerConfig
 from lightning_flops.instrument.timing.clocks import WallClock
-from lightning_flops.session import instruments
-from lightning_flops.session import session as session_module
+from lightning_flops.run import run, window
 from tests.deepspeed.engines import config, installed, left_on
 from tests.fake_clock import FakeNow
 
@@ -222,8 +221,8 @@ def timed() -> dict[str, Any]:
     layers = [LayerSpec(Slow, IN, IN), LayerSpec(Slow, IN, OUT)]
     model = PipelineModule(layers, num_stages=2, loss_fn=nn.MSELoss(), partition_method="uniform")
     with (
-        _replaced(instruments, "clock_for", lambda original: lambda device: WallClock(now)),
-        _replaced(session_module, "Monitor", lambda monitor: lambda **given: monitor(now, **given)),
+        _replaced(window, "clock_for", lambda original: lambda device: WallClock(now)),
+        _replaced(run, "Monitor", lambda monitor: lambda: monitor(now)),
         _replaced(p2p, "send", lambda send: _slow(send, now, SEND_SEC)),
         _replaced(p2p, "recv", lambda receive: _slow(receive, now, RECEIVE_SEC)),
         _replaced(PipelineEngine, "_aggregate_total_loss", lambda share: _slow(share, now, LOSS_SEC)),
