@@ -6,6 +6,7 @@ The public names are loaded when they are first used: importing this package imp
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 from lightning_flops.schema import shown as _shown
@@ -87,6 +88,12 @@ __all__ = [
     "register_flop_formula",
     "render_text",
 ]
+for _name, _roots in {
+    "FlopsProfilerCallback": ("lightning", "pytorch_lightning"),
+    "FlopsProfilerTrainerCallback": ("transformers",),
+}.items():
+    if not any(map(importlib.util.find_spec, _roots)):
+        __all__.remove(_name)  # ``from lightning_flops import *`` takes what is there
 
 
 def _renderers() -> _shown.Renderers:

@@ -49,7 +49,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
 
     Add it to a ``Trainer``; nothing else changes. The step that begins after ``profile_step`` steps of the fit is
     counted, and the steps after it are timed. The report goes to the loggers, to the console's log, to ``profile.json``
-    and to a page, ``profile.html``. These files lie beside the logs, or in ``lightning_flops_logs`` below
+    and to a page, ``profile.html``. These files lie in ``lightning_flops`` beside the logs, or below
     ``default_root_dir`` if no logger has a folder. W&B and MLflow keep the page as an artifact.
 
     ``Trainer.predict``, ``test`` and ``validate`` are profiled, too. There a step is one batch, without a backward and

@@ -206,7 +206,7 @@ def profile_training(
         model: what the loop calls: with its wrappers, such as DistributedDataParallel, or compiled. Of several models
             that it trains, such as a GAN's, a mapping of them by the names that reports have for them.
         optimizer: one or several, or None.
-        log_dir: a folder for TensorBoard's files and ``profile.json``.
+        log_dir: a folder for TensorBoard's files, with ``lightning_flops/profile.json`` in it.
         writer: a SummaryWriter, any object with ``add_scalar``, or a function of a dict of scalars and a step, as
             ``wandb.log`` is.
         accelerator: the ``accelerate.Accelerator`` of the loop, whose trackers get the reports, too.

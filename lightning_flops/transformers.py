@@ -45,7 +45,7 @@ class FlopsProfilerTrainerCallback(ProfiledRun, TrainerCallback):
     Add it to the ``callbacks`` of a ``transformers.Trainer``, or of a trainer of TRL; nothing else changes. The step
     that begins after ``profile_step`` steps of this training is counted, and the steps after it are timed. The scalars
     go along with the Trainer's next own log, and so to everything in ``report_to``. The report goes to TensorBoard, if
-    that is one of them, to the console's log, and to ``profile.json`` in ``lightning_flops_logs`` below ``output_dir``.
+    that is one of them, to the console's log, and to ``profile.json`` in ``lightning_flops`` below ``output_dir``.
 
     Tokens are counted where ``tokens_per_sample`` is not given: those with an ``attention_mask``, or without a mask
     those with a label, so without padding.

@@ -56,6 +56,15 @@ def test_neither_torch_nor_a_framework_is_loaded_by(statements: str) -> None:
     assert loaded_by(statements).isdisjoint(HEAVY)
 
 
+def test_a_star_import_takes_what_is_there_without_the_extras() -> None:
+    program = (
+        "import sys\nfor name in ('lightning', 'pytorch_lightning', 'transformers'): sys.modules[name] = None\n"
+        "from lightning_flops import *\n"
+        "assert profile_training and 'FlopsProfilerCallback' not in dir()"
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program], cwd=REPOSITORY, check=True)
+
+
 def test_counting_loads_torch_and_no_framework() -> None:
     loaded = loaded_by("from lightning_flops import count_flops")
     assert "torch" in loaded

@@ -13,12 +13,15 @@ from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.rank_record import RankRecord, RankSummary
 from lightning_flops.schema.ranks import RankAbsence
 
-RECORD_LIMIT_BYTES = 65_536
-"""Most bytes of a packed record."""
-INFLATED_LIMIT_BYTES = 4 << 20
-"""Most bytes of a record before it is compressed."""
+RECORD_LIMIT_BYTES, INFLATED_LIMIT_BYTES = 65_536, 4 << 20
+"""Most bytes of a packed record, and of one before it is compressed."""
 
-_encoder = msgspec.msgpack.Encoder(enc_hook=array.tobytes)
+
+def _plain(value: object) -> bytes | float | str:  # of ``torch.__version__``, whose class is its own, the text
+    return value.tobytes() if isinstance(value, array) else float(value) if isinstance(value, float) else str(value)
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
 _decoder = msgspec.msgpack.Decoder(RankRecord | tuple[int, str], dec_hook=lambda _, data: array("q", data))
 _shared = lru_cache(maxsize=8)(tuple[str, ...])  # of thousands of ranks, one copy of their modules' names
 
@@ -76,14 +79,12 @@ def _halved(record: RankRecord, *, times: int) -> RankRecord:
     modules = sorted(sorted(range(len(spent)), key=lambda place: -spent[place])[: len(spent) >> times])
     calls = [one.latency_ns[: len(one.latency_ns) >> times] for one in record.collectives]
     kept, total = sum(map(len, calls)), sum(len(one.latency_ns) for one in record.collectives)
+    left = f"the {len(modules):,} slowest of {len(spent):,} modules and {kept:,} of {total:,} collective calls"
     return replace(
         record,
         module_names=tuple(record.module_names[place] for place in modules),
         own_forward_ns=array("q", [forward[place] for place in modules]),
         own_backward_ns=array("q", [backward[place] for place in modules] if backward else []),
-        collectives=tuple(replace(one, latency_ns=left) for one, left in zip(record.collectives, calls, strict=True)),
-        left_out=(
-            f"times of all but the {len(modules):,} slowest of {len(spent):,} modules, and all but the first "
-            f"{kept:,} of {total:,} collective calls",
-        ),
+        collectives=tuple(replace(one, latency_ns=few) for one, few in zip(record.collectives, calls, strict=True)),
+        left_out=(f"all but {left}",),
     )

@@ -1,84 +1,55 @@
-"""Where the reports of one run go, whatever framework drives it: its loggers, its console, its files."""
+"""Where the reports of one run go, whatever framework drives it: files of our own, the run's loggers and its console.
+
+What is slow is ``prepare``d on the worker's thread: texts, and files. The training thread ``publish``es it, because
+loggers are the user's.
+"""
 
 from __future__ import annotations
 
 import functools
 import json
 import os
+from collections import deque
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from lightning_flops.analysis.rates import padding_ratio
+from lightning_flops.config import OWN_FOLDER
 from lightning_flops.report.advice_text import render_advice_markdown
 from lightning_flops.report.headline import headline
 from lightning_flops.report.html_page import RunPages, packed, window_figures
 from lightning_flops.report.markdown import fenced
-from lightning_flops.report.scalars import MONITOR_PREFIX, monitor_scalars, profile_scalars, scalar_charts
+from lightning_flops.report.scalars import MONITOR_PREFIX, profile_scalars
 from lightning_flops.report.text import render_text
 from lightning_flops.report.throughput_text import render_throughput
 from lightning_flops.sinks.console import ConsoleSink
-from lightning_flops.sinks.file import FreePaths, write_text_file
-from lightning_flops.sinks.tensorboard_pages import OwnPages
-from lightning_flops.sinks.tensorboard_tab import TabWindow
+from lightning_flops.sinks.file import numbered, remove_file, write_new_file, write_own_file, write_text_file
+from lightning_flops.sinks.tensorboard_tab import event_file_name, tab_events
 from lightning_flops.text.printable import package_logger
 
 if TYPE_CHECKING:
     from lightning_flops.config import ProfilerConfig
-    from lightning_flops.report.pictures import Picture
-    from lightning_flops.run.monitor import MonitorReading
+    from lightning_flops.run.ranks import Ranks
     from lightning_flops.schema.profile import Profile
     from lightning_flops.schema.throughput import ThroughputSummary
     from lightning_flops.sinks.sink import Sink, TextSink
 
 logger = package_logger(__name__)
 
+WINDOWS_KEPT = 8
+"""The page and the tab show so many windows of a run, the latest ones: their files do not grow for ever."""
 
-class RunOutput(Protocol):
-    """The places where the reports of one run go, from one rank."""
-
-    def prepare(self, profile: Profile) -> Any: ...
-    def publish(self, prepared: Any, *, step: int) -> None: ...
-    def prepare_throughput(self, summary: ThroughputSummary) -> Any: ...
-    def publish_throughput(self, prepared: Any, *, step: int) -> None: ...
-
-    @property
-    def shows_readings(self) -> bool:
-        """Whether there is a logger that gets the monitor's readings."""
-
-    def write_profile(self, profile: Profile, *, step: int) -> None:
-        """Give the report to everything that shows it."""
-
-    def write_reading(
-        self,
-        reading: MonitorReading,
-        *,
-        dp_size: int,
-        tokens: int | None,
-        flops: Any,
-        model_flops_peak_sec: float | None,
-        useful_flops_peak_sec: float | None,
-        step: int,
-    ) -> None:
-        """Give the monitor's *reading* to the loggers, with what its steps spent; None where that is not known."""
-
-    def write_throughput(self, summary: ThroughputSummary, *, step: int) -> None:
-        """Give the summary of the whole run's batches, when the run ends."""
-
-
-class WrittenProfile(NamedTuple):
-    """The files that hold one profile; None for a file that was not asked for or could not be written."""
-
-    text_path: str | None
-    json_path: str | None
-    html_path: str | None = None
+_JSON, _PAGE, _TEXT, _THROUGHPUT = _NAMES = ("profile.json", "profile.html", "profile.txt", "throughput.json")
 
 
 class RunFiles:
-    """The files that one rank writes about its run. Ranks other than 0 have their number in the file names.
+    """The files that one rank writes about its run, in a folder of ours. No file of another run is replaced.
+
+    Each file is there once, and is written anew for each window. Ranks other than 0 have their number in the names.
 
     Args:
         output_file: path or URL of the text report; None: no file was named for the text.
-        folder: returns the folder of the other files; None: they are not written.
+        folder: returns the folder of the run's logs, which ours lies in; None: the other files are not written.
         rank: the rank that writes.
         part: a word that file names have if the run is not the first training of its program.
         timer_only: only throughput was asked for; otherwise throughput has a file only beside a profile.
@@ -95,49 +66,75 @@ class RunFiles:
         timer_only: bool = False,
         html: bool = False,
     ) -> None:
+        self.folder = functools.cache(folder)
+        """Returns the folder of the run's logs."""
         self._output_file = output_file
-        self.folder = folder
-        """Returns the folder of the files."""
         self._suffix = (f".{part}" if part else "") + (f".rank{rank}" if rank else "")
-        self._timer_only = timer_only
-        self._html = html
-        self._profiles_written = 0
-        self._throughput_path: str | None = None
-        self._free_paths = FreePaths()
-        self._pages = RunPages()
+        self._writes_throughput = timer_only
+        self._pages = RunPages(WINDOWS_KEPT) if html else None
+        self._number: int | None = None
+        self._tabs: deque[str] = deque()
+        self._tabs_written = 0
 
-    def write_profile(self, profile: Profile, text: str, *, keep_text: bool) -> WrittenProfile:
-        """Write *profile*; write *text* if a file was named for it, or if *keep_text*."""
-        self._profiles_written += 1
-        text_path: str | None = None
-        if self._output_file is not None:
+    def write_profile(self, profile: Profile, text: str, *, keep_text: bool) -> dict[str, str | None]:
+        """Write *profile*; write *text* if a file was named for it, or if *keep_text*.
+
+        Returns:
+            The path of each file by ``page``, ``text`` and ``json``; None for one that was not asked for, or failed.
+        """
+        self._writes_throughput = True
+        json_path, pages = self._write(_JSON, profile.to_json), self._pages
+        html_path = None if pages is None else self._write(_PAGE, lambda: pages.add(profile))
+        text_path = self._write(_TEXT, lambda: text) if keep_text and self._output_file is None else None
+        if self._output_file is not None:  # last: it may lie on a file system that hangs
             path = self._named(self._output_file)
-            # The first report of a run replaces an earlier run's; the ones after it get names of their own.
-            text_path = _write_file(path if self._profiles_written == 1 else self._free_paths.free(path), text)
-        folder = self.folder()
-        if folder is None:
-            return WrittenProfile(text_path, None)
-        path = self._named(f"{folder}/profile.json")
-        json_path = _written(lambda: self._free_paths.write_text(path, profile.to_json()))
-        path = json_path or self._free_paths.free(path)
-        if keep_text and self._output_file is None:
-            text_path = _write_file(path.removesuffix(".json") + ".txt", text)
-        return WrittenProfile(text_path, json_path, self._write_page(profile, path) if self._html else None)
-
-    def _write_page(self, profile: Profile, json_path: str) -> str | None:
-        path = json_path.removesuffix(".json") + ".html"
-        return _write_file(path, self._pages.add(profile, page=path.rpartition("/")[2]))
+            text_path = _written(path, lambda: write_text_file(path, text))
+        return {"page": html_path, "text": text_path, "json": json_path}
 
     def write_throughput(self, summary: ThroughputSummary) -> None:
-        """Write *summary*, in place of an earlier one of the run, unless a profile was asked for and there is none."""
-        folder = self.folder() if self._profiles_written or self._timer_only else None
-        if folder is None:
+        """Write *summary*, unless a profile was asked for and there is none."""
+        if self._writes_throughput:
+            self._write(_THROUGHPUT, summary.to_json)
+
+    def write_tab(self, profile: Profile, *, prefix: str) -> None:
+        """Write *profile* for TensorBoard's tab, under a tag below *prefix* that no other window of the run has."""
+        if self._pages is None or (place := self._place()) is None:
             return
-        path, text = self._named(f"{folder}/throughput.json"), summary.to_json()
-        if self._throughput_path is None:
-            self._throughput_path = _written(lambda: self._free_paths.write_text(path, text))
-        else:
-            _write_file(self._throughput_path, text)
+        tag = f"{prefix}/window/{profile.profile_step}"
+        figures = json.dumps(window_figures(profile), allow_nan=False).encode()
+        try:
+            events = tab_events(tag=tag, figures=figures, packed=packed(profile), step=profile.report_step)
+        except ImportError:  # the run's writer is another package's
+            return
+        self._tabs_written += 1
+        path = f"{place}/{event_file_name(self._tabs_written)}"
+        if _written(path, lambda: write_own_file(path, events)):
+            self._tabs.append(path)
+        while len(self._tabs) > WINDOWS_KEPT:
+            remove_file(self._tabs.popleft())
+
+    def _write(self, name: str, content: Callable[[], str]) -> str | None:
+        """Write our file *name*; its path, or None if there is none."""
+        if (place := self._place()) is None:
+            return None
+        path = self._named(f"{place}/{name}")
+        if self._number is not None:
+            path = numbered(path, self._number)
+            return _written(path, lambda: write_own_file(path, content().encode()))
+
+        def write() -> str:
+            beside = [self._named(f"{place}/{one}") for one in _NAMES]
+            self._number = write_new_file(path, [content().encode()], beside=beside)
+            return numbered(path, self._number)
+
+        return _written(path, write)
+
+    def _place(self) -> str | None:
+        """Our folder: that of the logs if it has our name, else the one of our name in it."""
+        folder = self.folder()
+        if folder is None or os.path.basename(folder.rstrip("/")) == OWN_FOLDER:
+            return folder
+        return os.path.join(folder, OWN_FOLDER)
 
     def _named(self, path: str) -> str:
         """Where this rank writes what rank 0 of a training run writes to *path*: ``flops.test.rank3.txt``."""
@@ -145,7 +142,55 @@ class RunFiles:
         return f"{root}{self._suffix}{suffix}"
 
 
-class LoggedOutput:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A profile that is ready for the training thread."""
+
+    scalars: Mapping[str, float]
+    text: str
+    advice: str
+    sentence: str
+    """What came out, on a line."""
+    paths: Mapping[str, str | None]
+    """Of its files, as ``RunFiles.write_profile`` returns them."""
+
+
+class RunOutput:
+    """Where the reports of one run go from one rank: here to files, as those of ranks other than 0.
+
+    Args:
+        files: of the rank; None: it writes nothing.
+    """
+
+    shows_readings = False
+    """There is a logger that gets the monitor's readings."""
+
+    def __init__(self, files: RunFiles | None) -> None:
+        self._files = files
+
+    def prepare(self, profile: Profile) -> Prepared | None:
+        """Write the files of *profile*, on the worker's thread; returns what ``publish`` takes."""
+        if self._files is not None:
+            self._files.write_profile(profile, render_text(profile), keep_text=False)
+        return None
+
+    def publish(self, prepared: Prepared | None, *, step: int) -> None:
+        """Show what was prepared, on the training thread, at the run's *step*."""
+
+    def prepare_throughput(self, summary: ThroughputSummary) -> str:
+        """Write the file of the run's *summary*, on the worker's thread; returns what ``publish_throughput`` takes."""
+        if self._files is not None:
+            self._files.write_throughput(summary)
+        return render_throughput(summary)
+
+    def publish_throughput(self, text: str, *, step: int) -> None:
+        """Show it, on the training thread."""
+
+    def show_reading(self, scalars: Mapping[str, float], *, step: int) -> None:
+        """Give the loggers a reading of the monitor, as ``monitor_scalars`` makes it; on the training thread."""
+
+
+class LoggedOutput(RunOutput):
     """Where rank 0 shows the reports of one run: in its loggers, on the console and in files.
 
     If one of them refuses a report, the others still get it.
@@ -175,226 +220,95 @@ class LoggedOutput:
         nowhere: str = "",
         part: str = "",
     ) -> None:
+        super().__init__(files)
+        self.files, self.part = files, part
+        self.shows_readings = loggers.takes_scalars
         self._config = config
         self._loggers = loggers
         self._console = console
-        self.files = files
-        """The run's files."""
         self._text_file = text_file
         self._x_axis = x_axis
         self._announce = announce
         self._nowhere = nowhere
-        self.part = part
-        """A word that tags have below their prefix; mostly empty in a training run."""
-
-    @property
-    def shows_readings(self) -> bool:
-        """Whether there is a logger that gets the monitor's readings."""
-        return self._loggers.takes_scalars
-
-    def prepare(self, profile: Profile) -> Profile:
-        return profile
-
-    def prepare_throughput(self, summary: ThroughputSummary) -> ThroughputSummary:
-        return summary
-
-    def publish_throughput(self, summary: ThroughputSummary, *, step: int) -> None:
-        self.write_throughput(summary, step=step)
-
-    def publish(self, profile: Profile, *, step: int) -> None:
-        """Give the report to everything that shows it."""
-        prefix, at = self._tags(self._config.tag_prefix), self._x_axis(step)
-        text = render_text(profile)
-        self._loggers.write_scalars(profile_scalars(profile, prefix=prefix), step=at)
-        shown = self._loggers.write_text(f"{prefix}/profile", fenced(text), step=at)
-        self._loggers.write_text(f"{prefix}/advice", render_advice_markdown(profile.advice), step=at)
-        if self._config.output_file is None:
-            self._console.write_text(f"{prefix}/profile", text, step=step)
-        written = self.files.write_profile(profile, text, keep_text=self._text_file and not shown)
-        self._loggers.write_record(own_pages(profile, prefix=prefix, charts_of=self._config.tag_prefix), step=at)
-        if self._config.html:
-            self._loggers.write_record(tab_window(profile, prefix=prefix), step=at)
-        if written.html_path is not None:
-            self._loggers.keep_file(written.html_path)
-        places = {
-            "the page is in": written.html_path,
-            "the report is in": written.text_path,
-            "the loggers show the report as the text": f"{prefix}/profile" if shown else None,
-            "every number is in": written.json_path,
-        }
-        said = [f"{words} {place}" for words, place in places.items() if place is not None]
-        if not said and self._nowhere:
-            said, self._nowhere = [self._nowhere], ""
-        if said and self._announce is not None:
-            context = profile.context
-            whose = "" if context.trains else f" of the {context.run_word}"
-            what = f"FLOPs of {context.step_word} {profile.profile_step}{whose}"
-            where = ", ".join(said)
-            sentence = f"{what}: {headline(profile)} {where[0].upper()}{where[1:]}"
-            self._announce(sentence)
-
-    def _tags(self, prefix: str) -> str:
-        """What the tags of this run begin with, so that those of a training run and of another loop never meet."""
-        return f"{prefix}/{self.part}" if self.part else prefix
-
-    def write_reading(
-        self,
-        reading: MonitorReading,
-        *,
-        dp_size: int,
-        tokens: int | None,
-        flops: Any,
-        model_flops_peak_sec: float | None,
-        useful_flops_peak_sec: float | None,
-        step: int,
-    ) -> None:
-        """Give the monitor's *reading* to the loggers, with what its steps spent; None where that is not known."""
-        scalars = monitor_scalars(
-            seconds=reading.seconds,
-            data_wait_sec=reading.data_wait_sec,
-            batches=reading.batches,
-            samples=reading.samples,
-            dp_size=dp_size,
-            tokens=tokens,
-            padding_ratio=padding_ratio(reading.tokens),
-            model_flops=None if flops is None else sum(flops.model_by_dtype.values()),
-            model_flops_peak_sec=model_flops_peak_sec,
-            useful_flops_peak_sec=useful_flops_peak_sec,
-            prefix=self._tags(MONITOR_PREFIX),
+        # The tags of a training run and of another loop never meet.
+        self._prefix, self._monitor_prefix = (
+            f"{prefix}/{part}" if part else prefix for prefix in (config.tag_prefix, MONITOR_PREFIX)
         )
-        self._loggers.write_scalars(scalars, step=self._x_axis(step))
 
-    def write_throughput(self, summary: ThroughputSummary, *, step: int) -> None:
-        """Give the summary of the whole run's batches to the log, to loggers that show text, and to a file."""
-        tag, text = f"{self._tags(MONITOR_PREFIX)}/summary", render_throughput(summary)
+    def prepare(self, profile: Profile) -> Prepared:
+        """Write the files of *profile*, on the worker's thread."""
+        text, context, board = render_text(profile), profile.context, self._loggers.has_board
+        if board:
+            self.files.write_tab(profile, prefix=self._prefix)
+        paths = self.files.write_profile(profile, text, keep_text=self._text_file and not board)
+        whose = "" if context.trains else f" of the {context.run_word}"
+        return Prepared(
+            scalars=profile_scalars(profile, prefix=self._prefix),
+            text=text,
+            advice=render_advice_markdown(profile.advice),
+            sentence=f"FLOPs of {context.step_word} {profile.profile_step}{whose}: {headline(profile)}",
+            paths=paths,
+        )
+
+    def publish(self, prepared: Prepared | None, *, step: int) -> None:
+        """Show what was prepared to everything that shows it."""
+        if prepared is None:
+            return
+        at, paths, tag = self._x_axis(step), prepared.paths, f"{self._prefix}/profile"
+        self._loggers.write_scalars(prepared.scalars, step=at)
+        shown = self._loggers.write_text(tag, fenced(prepared.text), step=at)
+        self._loggers.write_text(f"{self._prefix}/advice", prepared.advice, step=at)
+        if self._config.output_file is None:
+            self._console.write_text(tag, prepared.text, step=step)
+        if (page := paths["page"]) is not None:
+            self._loggers.keep_file(page)
+        places = {
+            "the page is in": page,
+            "the report is in": paths["text"],
+            "the loggers show the report as the text": tag if shown else None,
+            "every number is in": paths["json"],
+        }
+        where = ", ".join(f"{words} {place}" for words, place in places.items() if place is not None)
+        if not where:
+            where, self._nowhere = self._nowhere, ""
+        if where and self._announce is not None:
+            self._announce(f"{prepared.sentence} {where[0].upper()}{where[1:]}")
+
+    def publish_throughput(self, text: str, *, step: int) -> None:
+        """Give the *text* to the log, and to loggers that show texts."""
+        tag = f"{self._monitor_prefix}/summary"
         self._loggers.write_text(tag, fenced(text), step=self._x_axis(step))
         ConsoleSink().write_text(tag, text, step=step)
-        self.files.write_throughput(summary)
+
+    def show_reading(self, scalars: Mapping[str, float], *, step: int) -> None:
+        """Give the loggers a reading of the monitor."""
+        names = {tag: f"{self._monitor_prefix}{tag.removeprefix(MONITOR_PREFIX)}" for tag in scalars}
+        self._loggers.write_scalars({names[tag]: value for tag, value in scalars.items()}, step=self._x_axis(step))
 
 
-class RankOutput:
-    """Where a rank other than 0 writes its own reports, if ``all_ranks`` is set: only to files."""
+def output_of_rank(rank: int, output: LoggedOutput, *, ranks: Ranks | None, config: ProfilerConfig) -> RunOutput:
+    """Where *rank* writes: rank 0 to *output*; the others nowhere, or to files of their own with ``all_ranks``.
 
-    shows_readings = False
-
-    def __init__(self, files: RunFiles) -> None:
-        self._files = files
-
-    def write_profile(self, profile: Profile, *, step: int) -> None:
-        """Write the rank's own report."""
-        self._files.write_profile(profile, render_text(profile), keep_text=False)
-
-    def write_reading(
-        self,
-        reading: MonitorReading,
-        *,
-        dp_size: int,
-        tokens: int | None,
-        flops: Any,
-        model_flops_peak_sec: float | None,
-        useful_flops_peak_sec: float | None,
-        step: int,
-    ) -> None:
-        """Nothing: the run's loggers are rank 0's."""
-
-    def write_throughput(self, summary: ThroughputSummary, *, step: int) -> None:
-        """Write the summary of this rank's batches."""
-        self._files.write_throughput(summary)
-
-
-class _NoOutput:
-    """The output of a rank other than 0 without ``all_ranks``: it writes nothing."""
-
-    shows_readings = False
-
-    def write_profile(self, profile: Profile, *, step: int) -> None:
-        """Nothing: rank 0's report has what this rank measured."""
-
-    def write_reading(
-        self,
-        reading: MonitorReading,
-        *,
-        dp_size: int,
-        tokens: int | None,
-        flops: Any,
-        model_flops_peak_sec: float | None,
-        useful_flops_peak_sec: float | None,
-        step: int,
-    ) -> None:
-        """Nothing: the run's loggers are rank 0's."""
-
-    def write_throughput(self, summary: ThroughputSummary, *, step: int) -> None:
-        """Nothing."""
-
-
-def tab_window(profile: Profile, *, prefix: str) -> TabWindow:
-    """*profile* as TensorBoard's tab reads it, under a tag that no other window of the run has."""
-    figures = json.dumps(window_figures(profile), allow_nan=False).encode()
-    return TabWindow(tag=f"{prefix}/window/{profile.profile_step}", figures=figures, packed=packed(profile))
-
-
-def own_pages(profile: Profile, *, prefix: str, charts_of: str) -> OwnPages:
-    """*profile* on TensorBoard's own pages; its tags begin with *prefix*, and those of all loops with *charts_of*."""
-    return OwnPages(
-        pictures=functools.cache(lambda: _pictures(profile, prefix=prefix)),
-        charts=scalar_charts(prefix=charts_of),
-    )
-
-
-def _pictures(profile: Profile, *, prefix: str) -> Mapping[str, Picture]:
-    try:
-        from lightning_flops.report.pictures import draw_profile
-
-        return draw_profile(profile, prefix=prefix)
-    except ImportError as error:  # Pillow is missing, or was built without fonts
-        _say_there_are_no_pictures(str(error))
-        return {}
-
-
-@functools.cache
-def _say_there_are_no_pictures(why: str) -> None:
-    logger.warning("TensorBoard's page Images shows no FLOPs: they are drawn by Pillow (pip install pillow): %s", why)
-
-
-class KnowsFolder(Protocol):
-    """How the ranks of a run tell each other which folder files go to."""
-
-    def tell_folder(self, folder: str) -> None:
-        """Let all ranks know where rank 0's files go; empty if it leaves none."""
-
-    def folder(self) -> str | None:
-        """Where rank 0's files go; None if it leaves none."""
-
-
-def output_of_rank(rank: int, output: LoggedOutput, *, ranks: KnowsFolder | None, config: ProfilerConfig) -> RunOutput:
-    """Where *rank* writes: rank 0 to *output*; the others nowhere, or to files of their own with ``all_ranks``."""
+    It is called on the training thread, and asks there for the folder: loggers are the user's.
+    """
     if rank == 0:
+        folder = output.files.folder()
         if config.all_ranks and ranks is not None:
-            ranks.tell_folder(output.files.folder() or "")
+            ranks.tell_folder(folder or "")
         return output
     if not config.all_ranks:
-        return _NoOutput()
-    folder = output.files.folder if ranks is None else functools.cache(ranks.folder)
+        return RunOutput(None)
+    place = output.files.folder if ranks is None else ranks.folder
     files = RunFiles(
-        output_file=config.output_file, folder=folder, rank=rank, part=output.part, timer_only=config.timer_only
+        output_file=config.output_file, folder=place, rank=rank, part=output.part, timer_only=config.timer_only
     )
-    return RankOutput(files)
+    return RunOutput(files)
 
 
-def _write_file(path: str, text: str) -> str | None:
-    """Write *text* to *path* and return *path*; if it cannot be written, warn and return None."""
-
-    def write() -> str:
-        write_text_file(path, text)
-        return path
-
-    return _written(write)
-
-
-def _written(write: Callable[[], str]) -> str | None:
-    """What *write* returns, the path that it has written to; if that failed, warn and return None."""
+def _written(path: str, write: Callable[[], str | None]) -> str | None:
+    """Where *write* has written, *path* if it does not say; if that failed, warn and return None."""
     try:
-        path = write()
+        path = write() or path
     except OSError as error:
         logger.warning("the FLOPs report was not written: %s", error)
         return None

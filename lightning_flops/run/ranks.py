@@ -33,8 +33,8 @@ from lightning_flops.analysis.rank_record import make_rank_record, pack, unpack
 from lightning_flops.analysis.ranks import with_ranks
 from lightning_flops.config import OWN_FOLDER
 from lightning_flops.instrument.torch_private.distributed import store_getter
-from lightning_flops.run.safety import is_of_signal_handler
 from lightning_flops.schema.ranks import RankAbsence
+from lightning_flops.signals import is_of_signal_handler
 from lightning_flops.text.printable import package_logger
 
 if TYPE_CHECKING:

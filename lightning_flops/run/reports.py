@@ -18,11 +18,12 @@ from lightning_flops.analysis.throughput import build_throughput
 from lightning_flops.instrument.random_state import random_state_kept
 from lightning_flops.instrument.run_facts import gather_run_facts
 from lightning_flops.report.headline import counted, headline
+from lightning_flops.report.scalars import monitor_scalars
 from lightning_flops.run.output import output_of_rank
 from lightning_flops.run.ranks import NoStoreError, Ranks, join_ranks
 from lightning_flops.run.results import profile_of_window, with_answers
-from lightning_flops.run.safety import is_of_signal_handler
 from lightning_flops.run.worker import Worker
+from lightning_flops.signals import is_of_signal_handler
 from lightning_flops.text.printable import package_logger
 
 if TYPE_CHECKING:
@@ -105,6 +106,7 @@ class Reports:
                 self._notes.add_for_run(
                     f"This report is of rank {facts.rank} alone: the ranks could not exchange anything: {error}."
                 )
+        self._dp_size = facts.context().dp_size
         self.output = output_of_rank(facts.rank, facts.output, ranks=self._ranks, config=self._config)
 
     def warn(self, sentence: str) -> None:
@@ -144,7 +146,17 @@ class Reports:
                 warns=self._writes,
             )
         step = facts.x_axis()
-        self._worker.submit(lambda: self._made(record, step))
+
+        def made() -> Callable[[], None] | None:
+            try:
+                return self._made(record, step)
+            except Exception as error:
+                if self._ranks is not None:
+                    self._ranks.say_absent(record.profile_step, f"its profiler failed: {type(error).__name__}: {error}")
+                raise
+
+        self._awaited = None
+        self._worker.submit(made, f"the report of step {record.profile_step}")
 
     def _made(self, record: WindowRecord, step: int) -> Callable[[], None] | None:
         started = host_clock.now()
@@ -164,16 +176,15 @@ class Reports:
     def _collect(self, ranks: Ranks, profile: Profile) -> None:
         self.profile = profile
         ranks.await_reports(profile)
-        self.look_at_ranks()
+        self._look_at_ranks()
 
-    def look_at_ranks(self) -> None:
-        """Report what all ranks have sent; nothing waits for a rank."""
+    def _look_at_ranks(self) -> None:
         if self._ranks is not None and self._ranks.pending:
             for profile in self._ranks.ready():
                 self._submit(profile)
 
     def _submit(self, profile: Profile) -> None:
-        self._worker.submit(lambda: self._shown(profile))
+        self._worker.submit(lambda: self._shown(profile), f"the report of step {profile.profile_step}")
 
     def _shown(self, profile: Profile) -> Callable[[], None]:
         """Write the files of *profile*; returns what gives it to the loggers and to the user."""
@@ -188,9 +199,18 @@ class Reports:
 
         return publish
 
-    def deliver(self) -> None:
-        """Give what is ready to the loggers; never waits."""
-        self._worker.deliver()
+    def deliver(self) -> bool:
+        """Give what is ready to the loggers, and report what all ranks have sent; never waits.
+
+        Returns:
+            Whether there was anything.
+        """
+        worker, ranks = self._worker, self._ranks
+        if not worker.made and (ranks is None or not ranks.pending):
+            return False
+        worker.deliver()
+        self._look_at_ranks()
+        return True
 
     # ---- the run logs, or ends
 
@@ -198,16 +218,20 @@ class Reports:
         """Give the loggers what went by since the last reading, with what its steps cost."""
         if not (self._writes and reading.batches):
             return
-        with random_state_kept():
-            self.output.write_reading(
-                reading,
-                dp_size=self._facts.context().dp_size,
-                tokens=self._tokens_of(reading.samples, reading.tokens),
-                flops=flops,
-                model_flops_peak_sec=self._peak_sec(None if flops is None else flops.model_by_dtype),
-                useful_flops_peak_sec=self._peak_sec(None if flops is None else flops.useful_by_dtype),
-                step=self._facts.x_axis(),
-            )
+        model, useful = (None, None) if flops is None else (flops.model_by_dtype, flops.useful_by_dtype)
+        scalars = monitor_scalars(
+            seconds=reading.seconds,
+            data_wait_sec=reading.data_wait_sec,
+            batches=reading.batches,
+            samples=reading.samples,
+            dp_size=self._dp_size,
+            tokens=self._tokens_of(reading.samples, reading.tokens),
+            padding_ratio=padding_ratio(reading.tokens),
+            model_flops=None if model is None else sum(model.values()),
+            model_flops_peak_sec=None if model is None else self._peak_sec(model),
+            useful_flops_peak_sec=None if useful is None else self._peak_sec(useful),
+        )
+        self.output.show_reading(scalars, step=self._facts.x_axis())
 
     def _tokens_of(self, samples: int | None, tokens: BatchTokens) -> int | None:
         """Tokens that a rate is of: as the user has said of so many *samples*, or those that are no padding."""
@@ -220,9 +244,9 @@ class Reports:
         """Seconds that FLOPs by dtype take at this device's peaks; None if they or a peak are not known."""
         if flops is None:
             return None
-        device = self._facts.context().device_name
         for dtype in flops:
             if dtype not in self._peaks:
+                device = self._facts.context().device_name
                 self._peaks[dtype] = peak_for(device_name=device, dtype=dtype, given=self._config.peak_flops_per_sec)
         return peak_seconds(flops=flops, peaks_flops_per_sec=self._peaks)
 
@@ -246,25 +270,24 @@ class Reports:
     ) -> None:
         """The run is over: wait a bounded time for what is being written, and write the throughput of the run."""
         within = _SEC_TO_FINISH if interrupted_by is None else _SEC_AFTER_ERROR
-        if not self._worker.finish(within):
-            return
-        if self._ranks is not None:
-            why = "ended" if interrupted_by is None else f"was interrupted by {type(interrupted_by).__name__}"
-            self._ranks.say_out(f"its run {why} after {steps_done} step(s), before its window closed")
-            seconds = self._config.ranks_timeout_sec if interrupted_by is None else _SEC_AFTER_ERROR
-            for profile in self._ranks.finish(seconds):
+        done, ranks = self._worker.finish(within), self._ranks
+        if ranks is not None and done:
+            if self._awaited is not None:
+                why = "ended" if interrupted_by is None else f"was interrupted by {type(interrupted_by).__name__}"
+                ranks.say_out(f"its run {why} after {steps_done} step(s), before its window closed")
+            for profile in ranks.finish(self._config.ranks_timeout_sec if interrupted_by is None else _SEC_AFTER_ERROR):
                 self._submit(profile)
-        if monitor is not None:
+        if monitor is not None and done:
             self._summarize(monitor, flops)
         self._worker.finish(within)
-        if self._ranks is not None:
-            self._ranks.close()
+        if ranks is not None:
+            ranks.close()
 
     def _summarize(self, monitor: Monitor, flops: StepSums | None) -> None:
         totals = monitor.totals()
         self.throughput = summary = build_throughput(
             totals,
-            dp_size=self._facts.context().dp_size,
+            dp_size=self._dp_size,
             model_flops_peak_sec=self._peak_sec(None if flops is None else flops.model_by_dtype),
             useful_flops_peak_sec=self._peak_sec(None if flops is None else flops.useful_by_dtype),
             notes=self._notes.unreported,
@@ -279,7 +302,7 @@ class Reports:
             prepared = output.prepare_throughput(summary)
             return lambda: output.publish_throughput(prepared, step=step)
 
-        self._worker.submit(written)
+        self._worker.submit(written, "the throughput of the run")
 
     def fail(self, error: Exception) -> None:
         """Our side raised *error*: tell rank 0, and write what is complete."""
@@ -288,6 +311,7 @@ class Reports:
                 self._ranks.say_out(f"its profiler failed: {type(error).__name__}: {error}")
                 for profile in self._ranks.finish(0.0):
                     self._submit(profile)
+                self._ranks.close()
             self._worker.finish(_SEC_AFTER_ERROR)
         except Exception as lost:
             if is_of_signal_handler(lost):

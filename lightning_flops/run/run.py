@@ -135,29 +135,33 @@ class Run:
 
     def _step_begins(self) -> None:
         """A step begins here: count it if the window says so, or if it is drawn as a check of the predicted FLOPs."""
-        window, recorder = self.window, self.window.recorder
-        may_check = not window.is_open and recorder.waiting and window.step != self.steps_done + 1
+        window = self.window
+        may_check = not window.is_open and window.step != self.steps_done + 1
         if may_check and self.flops.draws_check() and not profiler_is_recording():
-            recorder.sample(steps_done=self.steps_done)
+            window.recorder.sample(steps_done=self.steps_done)
             self._step.random = True
         self._follow()
 
     def batch_begins(self, shapes: Shapes, tokens: BatchTokens | None = None) -> None:
         """The model is about to compute on a batch: count its step if nothing is known of steps of its shapes."""
-        window, recorder, step = self.window, self.window.recorder, self._step
-        if window.is_open or step.batches or recorder.counting or self._stacks.outside:
+        stacks = self._stacks
+        if self.window.is_open or self._step.batches or stacks.scope is not None or stacks.outside:
             return
         if self.flops.wants((shapes,), (tokens,)) and not profiler_is_recording():
-            recorder.sample(steps_done=self.steps_done)
+            self.window.recorder.sample(steps_done=self.steps_done)
             self._follow()
 
     def _follow(self) -> None:
         """Have the marks of a step's parts and the scope of a batch in place where they are needed."""
+        recorder, stacks = self.window.recorder, self._stacks
+        if recorder.state is stacks.followed and recorder.state.idle:
+            return  # most of the run
+        stacks.followed = recorder.state
         self.window.follow()
-        self._stacks.mark(self.facts.mark_parts, on=self.window.recorder.marking)
+        stacks.mark(self.facts.mark_parts, on=recorder.marking)
         if self.window.profiles:
-            self._stacks.enter_scope()
-        if (timer := self.window.recorder.timer) is not None:
+            stacks.enter_scope()
+        if (timer := recorder.timer) is not None:
             self.window.gpu.between_steps()
             timer.go_on()
 
@@ -168,14 +172,16 @@ class Run:
         if stacks.fetches == 1 and not stacks.outside:
             self.window.fetches += 1
             self.monitor.fetch_begins()
-            self.enter("data_wait")
+            if stacks.marks is not None:
+                self._enter("data_wait", counts=True)
 
     def fetch_ends(self) -> None:
         """The data loader has delivered the batch."""
         stacks = self._stacks
         stacks.fetches -= 1
         if stacks.fetches == 0 and not stacks.outside:
-            self.leave()
+            if stacks.marks is not None:
+                self._leave()
             self.monitor.fetch_ends()
 
     def enter(self, part: TimePhase | str, *, counts: bool = True) -> None:
@@ -269,42 +275,45 @@ class Run:
             tokens: what ``tokens`` has found in it.
             others: batches that went through the loop together with it and before it, as micro-batches of a pipeline.
         """
-        step = self._step
+        step, window, profiled = self._step, self.window, self._stacks.scope is not None
+        sizes = [self._join(one, its_shapes, profiled=profiled) for one, its_shapes in others]
+        samples = self.meter.samples(batch, shapes)
+        step.batches.append(shapes)
+        step.tokens.append(tokens)
         step.updates += updates
-        step.profiled |= self.window.profiles
-        sizes = [self._add(one, one_shapes, None, ends_step=False) for one, one_shapes in others]
-        sizes.append(self._add(batch, shapes, tokens, ends_step=ends_step))
-        seconds = self.monitor.batch(
-            samples=None if None in sizes else sum(size or 0 for size in sizes),
-            tokens=tokens,
-            profiled=step.profiled,
-            ends_step=ends_step,
-        )
-        self._stacks.leave_scope()
+        step.profiled |= profiled
+        if window.is_open or profiled:
+            told = tokens.real if tokens is not None and tokens.real is not None else self.meter.tokens(batch, samples)
+            window.recorder.end_batch(shapes=of_tensors(shapes), samples=samples, tokens=told, ends_step=ends_step)
+            if profiled and window.micro_batch_size is None:
+                window.micro_batch_size = samples
+        if sizes:
+            samples = None if None in (*sizes, samples) else sum(size or 0 for size in (*sizes, samples))
+        seconds = self.monitor.batch(samples=samples, tokens=tokens, profiled=step.profiled, ends_step=ends_step)
+        if profiled:
+            self._stacks.leave_scope()
         if ends_step:
-            self._step_ends(seconds, logs=logs)
-        self.reports.deliver()
-        self.monitor.go_on()
+            self._step_ends(seconds)
+            if logs:
+                self.log()
+        if self.reports.deliver() or logs or profiled:
+            self.monitor.go_on()
         if ends_step:
             self._step_begins()
         else:
             self._follow()
 
-    def _add(self, batch: Any, shapes: Shapes, tokens: BatchTokens | None, *, ends_step: bool) -> int | None:
-        """Add a batch to the running step; returns its samples."""
-        step, window = self._step, self.window
-        profiled = window.profiles
+    def _join(self, batch: Any, shapes: Shapes, *, profiled: bool) -> int | None:
+        """Add a batch to the running step in which others follow it; returns its samples."""
         samples = self.meter.samples(batch, shapes)
-        step.batches.append(shapes)
-        step.tokens.append(tokens)
-        if window.is_open or window.recorder.counting:
-            told = tokens.real if tokens is not None and tokens.real is not None else self.meter.tokens(batch, samples)
-            window.recorder.end_batch(shapes=of_tensors(shapes), samples=samples, tokens=told, ends_step=ends_step)
-        if window.is_open and profiled and window.micro_batch_size is None:
-            window.micro_batch_size = samples
+        self._step.batches.append(shapes)
+        self._step.tokens.append(None)
+        if self.window.is_open or profiled:
+            tokens = self.meter.tokens(batch, samples)
+            self.window.recorder.end_batch(shapes=of_tensors(shapes), samples=samples, tokens=tokens, ends_step=False)
         return samples
 
-    def _step_ends(self, seconds: float, *, logs: bool) -> None:
+    def _step_ends(self, seconds: float) -> None:
         step, self._step = self._step, _Step()
         if (counted := step.counted) is not None:
             self.flops.counted(
@@ -318,18 +327,16 @@ class Run:
         elif not step.profiled:
             self.flops.ran(step.key(), seconds=seconds)
         self.steps_done += 1
-        if logs:
-            self.log()
-        if self.window.is_open and self.window.recorder.closed:
+        window = self.window
+        if window.is_open and window.recorder.closed:
             self._close_window()
-        else:
+        elif window.step == self.steps_done:
             self._open_if_due()
 
     def log(self) -> None:
         """The run logs its own metrics now, and the monitor's with them."""
         if self.config.monitor:
             self.reports.write_reading(self.monitor.read(), self.flops.reading())
-        self.reports.look_at_ranks()
 
     # ---- the reports
 
@@ -408,6 +415,8 @@ class _Stacks:
     """What is on torch and the framework at the moment: the scope of a batch and the marks of the parts."""
 
     window: Window | None = None
+    followed: object = None
+    """The recorder's state that is provided for."""
     scope: ExitStack | None = None
     marks: ExitStack | None = None
     outside: list[str] = field(default_factory=list)

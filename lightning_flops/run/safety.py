@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import functools
 import logging
-import signal
 from collections.abc import Callable
 from contextlib import ExitStack
-from types import CodeType
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, Protocol, TypeVar
 
+from lightning_flops.signals import is_of_signal_handler
 from lightning_flops.text.printable import package_logger
 
 if TYPE_CHECKING:
@@ -65,25 +64,6 @@ def failed(run: Run | None, error: Exception) -> None:
         error,
         exc_info=error if logger.isEnabledFor(logging.DEBUG) else None,
     )
-
-
-def is_of_signal_handler(error: BaseException) -> bool:
-    """Whether a signal handler of the user's raised *error*: one of its frames is a handler that is in force."""
-    handlers = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
-    trace = error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code in handlers:
-            return True
-        trace = trace.tb_next
-    return False
-
-
-def _code_of(handler: Any) -> CodeType | None:
-    while isinstance(handler, functools.partial):
-        handler = handler.func
-    if not hasattr(handler, "__code__") and not hasattr(handler, "__func__"):
-        handler = getattr(type(handler), "__call__", None)
-    return getattr(getattr(handler, "__func__", handler), "__code__", None)
 
 
 def close_quietly(undo: ExitStack) -> None:

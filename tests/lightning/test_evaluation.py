@@ -251,7 +251,7 @@ def test_reports_of_a_fit_and_of_the_loops_after_it_keep_apart(root: str, traine
     callback = FlopsProfilerCallback(timing_steps=2, output_file=str(tmp_path / "flops.txt"))
     net, made = new_evaluated_net(root), trainer(callback, logger=tensorboard_logger(root, tmp_path))
     made.fit(net, loader(10), loader(1))
-    folder = tmp_path / "run" / "version_0"
+    folder = tmp_path / "run" / "version_0" / "lightning_flops"
     of_fit = (folder / "profile.json").read_text(), (tmp_path / "flops.txt").read_text()
     for function in (*LOOPS, "test"):
         run(made, function, net, loader(10))
@@ -291,7 +291,7 @@ def test_validation_inside_a_fit_has_no_report_of_its_own(
     callback = profiler(timing_steps=2)
     trainer(callback, val_check_interval=2, num_sanity_val_steps=2).fit(new_evaluated_net(root), loader(8), loader(6))
     assert [window.context.loop for window in windows] == ["training"]
-    files = {path.name for path in (tmp_path / "lightning_flops_logs").iterdir()}
+    files = {path.name for path in (tmp_path / "lightning_flops").iterdir()}
     assert files == {"profile.html", "profile.json", "profile.txt"}
 
 

@@ -56,9 +56,8 @@ def test_a_list_of_steps_opens_one_window_after_the_other(
     # Each report stands at its own step of the run, and the drift between them shows.
     drift = read_back(tmp_path).Scalars("flops_profiler/bwd_latency_sec")
     assert [(event.step, event.value) for event in drift] == [(5, 4.0 + 4.5), (12, 4.0 + 11.5)]
-    folder = tmp_path / "run" / "version_0"
-    kept = [Profile.from_json((folder / name).read_text()) for name in ("profile.json", "profile-2.json")]
-    assert kept == [first, second]
+    kept = tmp_path / "run" / "version_0" / "lightning_flops" / "profile.json"
+    assert Profile.from_json(kept.read_text()) == second
 
 
 def test_windows_open_again_and_again_and_nothing_is_marked_between_them(root: str, trainer: MakeTrainer) -> None:
@@ -171,7 +170,12 @@ def test_timer_only_counts_times_and_traces_nothing(
     assert render_throughput(summary) in [r.getMessage() for r in caplog.records]
     (text,) = events.Tensors("flops_monitor/summary/text_summary")
     assert render_throughput(summary) in text.tensor_proto.string_val[0].decode()
-    assert ThroughputSummary.from_json((tmp_path / "run" / "version_0" / "throughput.json").read_text()) == summary
+    assert (
+        ThroughputSummary.from_json(
+            (tmp_path / "run" / "version_0" / "lightning_flops" / "throughput.json").read_text()
+        )
+        == summary
+    )
 
 
 def test_the_summary_leaves_out_counted_and_traced_batches_and_what_is_no_training(

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from lightning_flops.config import OWN_FOLDER
 from lightning_flops.schema.profile import Profile
 from tests.lightning.nets import batch_flops
 from tests.ranks import LIGHTNING, REPOSITORY, run_ranks
@@ -89,14 +90,15 @@ def test_a_rank_whose_profiler_fails_is_named_long_before_training_ends() -> Non
     assert absences(profile) == {1: reason}
     assert profile.report_step < BATCHES
     assert warnings(first) == [f"WARNING the report of step 1 is of 1 of 2 ranks; rank 1: {reason}"]
-    assert warnings(second) == [f"WARNING the FLOPs profiler failed and is off; the program goes on: {failure}"]
+    (own,) = warnings(second)
+    assert own.endswith(f": {failure}")
 
 
 def test_rank_0_alone_leaves_files() -> None:
     for returned in on_two()("rank_0_alone_writes"):
         *files, trace = returned["files"]
         names = ("profile.html", "profile.json", "profile.txt", "throughput.json")
-        assert files == [f"logs0/lightning_flops_logs/{name}" for name in names]
+        assert files == [f"logs0/{OWN_FOLDER}/{name}" for name in names]
         assert trace.startswith("traces/rank0_step")
 
 
@@ -107,11 +109,11 @@ def test_all_ranks_leave_files_in_one_folder_if_they_are_asked_to() -> None:
         assert files == [
             "flops.rank1.txt",
             "flops.txt",
-            "logs0/lightning_flops_logs/profile.html",
-            "logs0/lightning_flops_logs/profile.json",
-            "logs0/lightning_flops_logs/profile.rank1.json",
-            "logs0/lightning_flops_logs/throughput.json",
-            "logs0/lightning_flops_logs/throughput.rank1.json",
+            f"logs0/{OWN_FOLDER}/profile.html",
+            f"logs0/{OWN_FOLDER}/profile.json",
+            f"logs0/{OWN_FOLDER}/profile.rank1.json",
+            f"logs0/{OWN_FOLDER}/throughput.json",
+            f"logs0/{OWN_FOLDER}/throughput.rank1.json",
         ]
 
 

@@ -21,8 +21,6 @@ export interface WindowFigures {
   law?: { formulas: string[]; support: string; length: string } | null;
   /** Why there is none though sizes varied, in a sentence; empty if they did not. */
   no_law?: string;
-  /** The file beside this one that has its profile, if this one has not. */
-  page?: string;
   /** Where TensorBoard's server has its profile. */
   address?: string;
 }

@@ -89,19 +89,13 @@ export function Profiles({ source, first }: { source: Source; first: ProfilesDoc
             {one}
           </p>
         ))}
-        {figures?.page ? (
-          <p class="callout" role="status">
-            Step {plain(figures.profile_step)} is on a page of its own, beside this one:{" "}
-            <a href={`./${encodeURIComponent(figures.page)}`}>{figures.page}</a>
-          </p>
-        ) : problem ? (
+        {problem ? (
           <p class="callout" role="alert">
             This profile cannot be shown: {problem}
           </p>
         ) : null}
         {shown.runs.length === 0 ? <p class="callout">There is no profile here yet.</p> : null}
-        {run && figures?.page ? <Windows run={run} at={windowAt} place={place} go={go} /> : null}
-        {profile && run && figures && !figures.page ? (
+        {profile && run && figures ? (
           <>
             <Answer profile={profile} figures={figures} tree={tree} place={place} />
             <Budget profile={profile} />

@@ -1,4 +1,4 @@
-"""The console is the program's own logging; memory keeps what it is given."""
+"""The console is the program's own logging."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import logging
 import pytest
 
 from lightning_flops.sinks.console import ConsoleSink
-from lightning_flops.sinks.sink import Sink, TextSink
-from tests.memory_sink import MemorySink
+from lightning_flops.sinks.sink import TextSink
 
 
 def test_a_text_is_one_info_record_of_the_packages_logger(caplog: pytest.LogCaptureFixture) -> None:
@@ -27,13 +26,3 @@ def test_a_text_below_the_programs_level_is_said_to_be_unwritten(capfd: pytest.C
     finally:
         logger.setLevel(level)
     assert capfd.readouterr() == ("", "")
-
-
-def test_memory_keeps_scalars_and_texts_by_tag_and_step() -> None:
-    memory = MemorySink()
-    sink: Sink = memory
-    sink.write_scalars({"mfu": 0.5, "hfu": 0.25}, step=3)
-    sink.write_scalars({"mfu": 0.75}, step=4)
-    assert sink.write_text("profile", "text", step=3) is True
-    assert memory.scalars == {"mfu": {3: 0.5, 4: 0.75}, "hfu": {3: 0.25}}
-    assert memory.texts == {"profile": {3: "text"}}
