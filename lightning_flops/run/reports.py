@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from lightning_flops.records import BatchTokens, RunContext, WindowRecord
     from lightning_flops.run.adapter import Facts
     from lightning_flops.run.monitor import Monitor, MonitorReading
-    from lightning_flops.run.output import RunOutput
+    from lightning_flops.run.output import Prepared, RunOutput
     from lightning_flops.run.step_flops import StepSums
     from lightning_flops.run.window import Window
     from lightning_flops.schema.profile import Profile
@@ -85,6 +85,8 @@ class Reports:
         """The latest."""
         self.throughput: ThroughputSummary | None = None
         """Of the whole run, once it is over."""
+        self.analyzing = False
+        """A window is being analyzed on the worker's thread, which slows the steps beside it."""
         self._facts = facts
         self._config = config
         self._publish = publish
@@ -146,31 +148,29 @@ class Reports:
                 warns=self._writes,
             )
         step = facts.x_axis()
+        self._awaited, self.analyzing = None, True
+        self._worker.submit(lambda: self._made(record, step), f"the report of step {record.profile_step}")
 
-        def made() -> Callable[[], None] | None:
-            try:
-                return self._made(record, step)
-            except Exception as error:
-                if self._ranks is not None:
-                    self._ranks.say_absent(record.profile_step, f"its profiler failed: {type(error).__name__}: {error}")
-                raise
-
-        self._awaited = None
-        self._worker.submit(made, f"the report of step {record.profile_step}")
-
-    def _made(self, record: WindowRecord, step: int) -> Callable[[], None] | None:
-        started = host_clock.now()
-        profile = profile_of_window(record, config=self._config, warns=self._writes)
+    def _made(self, record: WindowRecord, step: int) -> Callable[[], None]:
+        """Analyze *record*, on the worker's thread."""
+        started, ranks = host_clock.now(), self._ranks
+        try:
+            profile = profile_of_window(record, config=self._config, warns=self._writes)
+        except Exception as error:
+            if ranks is not None:
+                ranks.say_absent(record.profile_step, f"its profiler failed: {type(error).__name__}: {error}")
+            raise
+        finally:
+            self.analyzing = False
         profile = replace(with_report_sec(profile, host_clock.now() - started), report_step=step)
         if self._writes:
             word, line = profile.context.step_word, headline(profile)
             logger.info("profiled %s %d of this %s: %s", word, profile.profile_step, profile.context.run_word, line)
-        ranks = self._ranks
         if ranks is None:
-            return self._shown(profile)
+            return lambda: self._show(profile)
         if self._facts.rank:
             ranks.send(profile)
-            return self._shown(profile)
+            return lambda: self._show(profile)
         return lambda: self._collect(ranks, profile)
 
     def _collect(self, ranks: Ranks, profile: Profile) -> None:
@@ -181,23 +181,23 @@ class Reports:
     def _look_at_ranks(self) -> None:
         if self._ranks is not None and self._ranks.pending:
             for profile in self._ranks.ready():
-                self._submit(profile)
+                self._show(profile)
 
-    def _submit(self, profile: Profile) -> None:
-        self._worker.submit(lambda: self._shown(profile), f"the report of step {profile.profile_step}")
+    def _show(self, profile: Profile) -> None:
+        """Give *profile* to the user; then have its files written, and give it to the loggers."""
+        self.profile = profile
+        OUTCOMES.reports(profile)
+        self._publish(profile)
 
-    def _shown(self, profile: Profile) -> Callable[[], None]:
-        """Write the files of *profile*; returns what gives it to the loggers and to the user."""
-        prepared = self.output.prepare(profile)
+        def written() -> Callable[[], None]:
+            prepared = self.output.prepare(profile)
+            return lambda: self._to_loggers(prepared)
 
-        def publish() -> None:
-            self.profile = profile
-            OUTCOMES.reports(profile)
-            self._publish(profile)
-            with random_state_kept():
-                self.output.publish(prepared, step=self._facts.x_axis())
+        self._worker.submit(written, f"the report of step {profile.profile_step}")
 
-        return publish
+    def _to_loggers(self, prepared: Prepared | None) -> None:
+        with random_state_kept():
+            self.output.publish(prepared, step=self._facts.x_axis())
 
     def deliver(self) -> bool:
         """Give what is ready to the loggers, and report what all ranks have sent; never waits.
@@ -276,8 +276,8 @@ class Reports:
                 why = "ended" if interrupted_by is None else f"was interrupted by {type(interrupted_by).__name__}"
                 ranks.say_out(f"its run {why} after {steps_done} step(s), before its window closed")
             for profile in ranks.finish(self._config.ranks_timeout_sec if interrupted_by is None else _SEC_AFTER_ERROR):
-                self._submit(profile)
-        if monitor is not None and done:
+                self._show(profile)
+        if monitor is not None:
             self._summarize(monitor, flops)
         self._worker.finish(within)
         if ranks is not None:
@@ -310,7 +310,7 @@ class Reports:
             if self._ranks is not None:
                 self._ranks.say_out(f"its profiler failed: {type(error).__name__}: {error}")
                 for profile in self._ranks.finish(0.0):
-                    self._submit(profile)
+                    self._show(profile)
                 self._ranks.close()
             self._worker.finish(_SEC_AFTER_ERROR)
         except Exception as lost:

@@ -281,7 +281,7 @@ class Run:
         step.batches.append(shapes)
         step.tokens.append(tokens)
         step.updates += updates
-        step.profiled |= profiled
+        step.profiled |= profiled or self.reports.analyzing
         if window.is_open or profiled:
             told = tokens.real if tokens is not None and tokens.real is not None else self.meter.tokens(batch, samples)
             window.recorder.end_batch(shapes=of_tensors(shapes), samples=samples, tokens=told, ends_step=ends_step)
