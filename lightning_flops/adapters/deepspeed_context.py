@@ -32,6 +32,7 @@ LOST = {
     "_aggregate_total_loss": "the stages' exchange of the loss is in other",
     "_backward_epilogue": "",  # newer engines have it
     "_take_model_step": "",
+    "_exec_instr": "",  # once a pipeline has run an instruction
 }
 """Private names of a DeepSpeed engine that its adapter uses, and what is lost if one is missing."""
 

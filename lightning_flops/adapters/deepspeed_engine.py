@@ -136,6 +136,7 @@ class EngineRun:
             declared_batch_size=engine.train_micro_batch_size_per_gpu,
             mark_parts=self._mark,
             unseen=self.unseen,
+            ends_when_dropped=True,
         )
         self.run = Run(facts, config, publish)
 

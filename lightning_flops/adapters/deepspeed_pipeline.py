@@ -109,7 +109,7 @@ class PipelineRun(EngineRun):
 
     def _forget_instruction(self) -> None:
         """Remove our wrapper from the function of its latest instruction, which the engine keeps as an attribute."""
-        kept = vars(self.engine).get(_LATEST)
+        kept = self.names.get(self.engine, _LATEST, None)
         function = getattr(getattr(kept, "__func__", None), "__wrapped__", None)
         if function is not None:
             setattr(self.engine, _LATEST, MethodType(function, self.engine))

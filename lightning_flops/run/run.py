@@ -391,8 +391,11 @@ class Run:
 
     def __del__(self) -> None:
         # A framework that never says that the run is over, and a user who has dropped it with our callback.
-        if not getattr(self, "closed", True):
-            self.close()
+        if getattr(self, "closed", True):
+            return
+        if self.facts.ends_when_dropped and threading.get_ident() == self.thread:
+            self.finish()
+        self.close()
 
     def fail(self, error: Exception) -> None:
         """Our side raised *error*: the run goes on without us."""

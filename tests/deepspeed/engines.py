@@ -116,8 +116,9 @@ def left_on(engine: Any) -> list[str]:
         for name, table in vars(kind).items()
         if isinstance(table, dict)  # a pipeline's table of instructions
     ]
-    # install() stays on the class when an engine is done.
-    found += [name for table in tables for name, value in table.items() if name != "__init__" and _is_ours(value)]
+    # install() stays on the class when an engine is done; DeepSpeed keeps what it finds there.
+    others = ("__init__", "_old_init")
+    found += [name for table in tables for name, value in table.items() if name not in others and _is_ours(value)]
     for owner, name in ((torch.autograd, "backward"), (torch_dataloader._BaseDataLoaderIter, "__next__")):
         if _is_ours(getattr(owner, name)):
             found.append(f"{owner.__name__}.{name}")

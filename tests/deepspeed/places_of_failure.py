@@ -11,14 +11,12 @@ OF_ADAPTER = (
     "_step_ends",
     "_batch_ends",
     "_gradients_are_there",
-    "backward_begins",
-    "backward_ends",
-    "fetch_begins",
-    "fetch_ends",
     "_steps_go_on",
 )
 OF_RUN = (
     "begin",
+    "fetch_begins",
+    "fetch_ends",
     "batch_begins",
     "enter",
     "leave",

@@ -74,8 +74,9 @@ def installed_and_uninstalled() -> dict[str, Any]:
     restored = (deepspeed_config.DeepSpeedFlopsProfilerConfig, DeepSpeedEngine.__init__)
     train(engine, STEPS)
     later = engine_of(config(block={**BLOCK, "enabled": False}))
-    return outcome(
-        engine,
+    found = outcome(engine)
+    return dict(
+        found,
         replaced=all(one is not other for one, other in zip(replaced, names, strict=True)),
         restored=all(one is other for one, other in zip(restored, names, strict=True)),
         later=left_on(later),
@@ -128,7 +129,8 @@ def attached_to_the_builtin() -> dict[str, Any]:
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         handle = attach(engine, {**BLOCK})
         train(engine, STEPS)
-    return outcome(engine, handle, printed=_headings(printed.getvalue()), enabled=engine.flops_profiler_enabled())
+    found = outcome(engine, handle, printed=_headings(printed.getvalue()))
+    return {**found, "enabled": engine.flops_profiler_enabled()}
 
 
 def _headings(text: str) -> list[str]:
@@ -260,7 +262,7 @@ def tensorboard_of_ours() -> dict[str, Any]:
         found = outcome(engine)
     events = EventAccumulator("board").Reload()
     flops = [(event.step, event.value) for event in events.Scalars("flops_profiler/fwd_flops")]
-    files = sorted(path.name for path in Path("board").glob("*.json"))
+    files = sorted(path.name for path in Path("board").rglob("profile*.json"))
     return {**found, "flops": flops, "texts": events.Tags()["tensors"], "files": files}
 
 
@@ -304,31 +306,22 @@ def silent_below_warning() -> dict[str, Any]:
     return {**found, "logged": lines, "level": logging.getLogger("lightning_flops").level}
 
 
+_kept: list[Any] = []
+
+
 def copied() -> dict[str, Any]:
-    """Pickles and copies of what an engine trains with, and a copy of the engine, in the middle of a counted step."""
+    """A copy of the engine, of its model and of what is wrapped, in the middle of a counted step."""
     engine = engine_of(config())
     handle = attach(engine, BLOCK)
     train(engine, 2)
     engine.backward(engine(torch.ones(2, 8)).square().sum())
-    things = {
-        "module": engine.module,
-        "optimizer": engine.optimizer,
-        "call": engine.module.forward,
-        "kind": type(engine).step,
-    }
-    ours = [name for name, thing in things.items() if b"lightning_flops" in pickle.dumps(thing)]
+    ours = b"lightning_flops" in pickle.dumps((torch.autograd.backward, adapter_of(engine)))
     same = copy.copy(engine)
+    _kept.append(same)  # a copy that goes would have its engine destroy the optimizer that both have
     engine.step()
     copy.deepcopy(engine.module)(torch.ones(2, 8))
     train(engine, STEPS)
-    return {**outcome(engine, handle), "ours": ours, "adapted": adapter_of(same) is not None, "kept": _keep(same)}
-
-
-_kept: list[Any] = []
-
-
-def _keep(thing: Any) -> None:
-    _kept.append(thing)  # a copy that goes would have its engine destroy the optimizer that both have
+    return outcome(engine, handle, ours=ours, adapted=adapter_of(same) is not None)
 
 
 SCENARIOS: dict[str, Callable[[], Any]] = {

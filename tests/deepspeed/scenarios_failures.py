@@ -43,7 +43,7 @@ def fails_at(place: str | None) -> dict[str, Any]:
         owner, _, name = place.partition(".")
         broken = patch.object(OWNERS[owner], name, side_effect=RuntimeError("broken on purpose"))
     with installed(), logged() as lines, broken as raises:
-        engine = engine_of(config(block=block))
+        engine = engine_of({**config(block=block), "steps_per_print": 4})
         losses = trained(engine)
     return {
         "losses": losses,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -153,6 +152,8 @@ def same_bits() -> dict[str, Any]:
         engine = engine_of(net(2), **settings)
         data = batches()
         losses = [float(engine.train_batch(data)) for _ in range(STEPS)]
+        if settings.get("flops_profiler", {}).get("enabled"):
+            lightning_flops.deepspeed.attach(engine).detach()
         return losses, [weight.flatten().tolist() for weight in engine.module.parameters()], own_names(engine)
 
     runs = [train()]
@@ -176,7 +177,6 @@ def interrupted() -> dict[str, Any]:
 
     model = net(2)
     engine = engine_of(model, Failing(model.parameters(), lr=0.1))
-    gc.collect()  # an engine of another scenario takes its taps with it
     before = own_names(engine)
     handle = lightning_flops.deepspeed.attach(engine, ProfilerConfig(**WINDOW))
     data = batches()

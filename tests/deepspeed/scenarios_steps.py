@@ -227,7 +227,9 @@ def two_engines() -> dict[str, Any]:
             for engine in (first, second):
                 engine.backward(engine(batch).square().sum())
                 engine.step()
-        return {"first": outcome(first), "second": outcome(second)}
+        handles = {"first": attach(first), "second": attach(second)}
+        attach(second).detach()
+        return {"first": outcome(first, handles["first"]), "second": outcome(second, handles["second"])}
 
 
 def trained_in_eval_mode() -> dict[str, Any]:
