@@ -28,6 +28,7 @@ from lightning_flops.run.safety import safe
 if TYPE_CHECKING:
     from lightning_flops.config import ProfilerConfig
     from lightning_flops.records import BatchTokens, Shapes, TimePhase
+    from lightning_flops.run.output import LoggedOutput
     from lightning_flops.schema.profile import Profile
 
 _ADAPTER = "_lightning_flops_adapter"
@@ -48,8 +49,16 @@ def is_engine(model: object) -> bool:
     return "deepspeed.runtime.engine.DeepSpeedEngine" in names
 
 
-def profile_engine(engine: Any, config: ProfilerConfig, publish: Callable[[Profile], None]) -> EngineRun:
+def profile_engine(
+    engine: Any, config: ProfilerConfig, publish: Callable[[Profile], None], *, output: LoggedOutput | None = None
+) -> EngineRun:
     """Profile *engine* from here on; ``end`` of what is returned reports what there is, and removes everything.
+
+    Args:
+        engine: a ``DeepSpeedEngine``, ready to train.
+        config: the settings.
+        publish: gets each profile when its report is there.
+        output: where rank 0 shows its reports; None: the engine's monitors.
 
     Raises:
         ConfigError: the engine is profiled already.
@@ -59,7 +68,7 @@ def profile_engine(engine: Any, config: ProfilerConfig, publish: Callable[[Profi
     if adapter_of(engine) is not None:
         raise ConfigError("this engine is profiled already: detach() its handle, or take the block out of its config")
     staged = any(kind.__name__ == "PipelineEngine" for kind in type(engine).__mro__)
-    adapter = (PipelineRun if staged else EngineRun)(engine, config, publish)
+    adapter = (PipelineRun if staged else EngineRun)(engine, config, publish, output)
     adapter.start()
     return adapter
 
@@ -99,7 +108,13 @@ class EngineRun:
     unseen: tuple[TimePhase, ...] = ("transfer", "other")
     """As in ``Facts``."""
 
-    def __init__(self, engine: Any, config: ProfilerConfig, publish: Callable[[Profile], None]) -> None:
+    def __init__(
+        self,
+        engine: Any,
+        config: ProfilerConfig,
+        publish: Callable[[Profile], None],
+        output: LoggedOutput | None = None,
+    ) -> None:
         self.engine = engine
         self.names = context.private_names()
         self._is_whole = self._is_between_steps()
@@ -123,7 +138,7 @@ class EngineRun:
         facts = Facts(
             root=engine.module,
             device=context.engine_device(engine),
-            output=context.engine_output(engine, config),
+            output=output or context.engine_output(engine, config),
             context=lambda: context.run_context(engine),
             x_axis=lambda: int(engine.global_steps),
             optimizers=lambda: (engine.optimizer,),

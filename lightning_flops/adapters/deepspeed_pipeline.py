@@ -25,6 +25,7 @@ from lightning_flops.run.safety import safe
 if TYPE_CHECKING:
     from lightning_flops.config import ProfilerConfig
     from lightning_flops.records import TimePhase
+    from lightning_flops.run.output import LoggedOutput
     from lightning_flops.schema.profile import Profile
 
 _PARTS: dict[str, TimePhase] = {
@@ -50,7 +51,13 @@ class PipelineRun(EngineRun):
 
     unseen = ()
 
-    def __init__(self, engine: Any, config: ProfilerConfig, publish: Callable[[Profile], None]) -> None:
+    def __init__(
+        self,
+        engine: Any,
+        config: ProfilerConfig,
+        publish: Callable[[Profile], None],
+        output: LoggedOutput | None = None,
+    ) -> None:
         self._loads = bool(engine.is_first_stage() or engine.is_last_stage())
         self._micro_batches: list[tuple[Any, Shapes]] = []
         if not self._loads:  # it gets activations, whose first dimension need not be samples
@@ -60,7 +67,7 @@ class PipelineRun(EngineRun):
                 batch_size=size if isinstance(size, int) else int(engine.train_micro_batch_size_per_gpu()),
                 tokens_per_sample=tokens if isinstance(tokens, int) else None,
             )
-        super().__init__(engine, config, publish)
+        super().__init__(engine, config, publish, output)
         if engine.num_stages > 1:
             self.run.notes.add_for_run(
                 f"This is stage {engine.stage_id} of a pipeline of {engine.num_stages}: FLOPs, parameters and times "
