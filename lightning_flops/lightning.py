@@ -238,16 +238,6 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         if self._adapter is not None:
             self._adapter.batch_ends(batch)
 
-    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Any) -> None:
-        """Autograd is about to run."""
-        if self._adapter is not None:
-            self._adapter.before_backward()
-
-    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Autograd has run."""
-        if self._adapter is not None:
-            self._adapter.after_backward()
-
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Until the next epoch's first batch is there, time belongs to no step."""
         if self._adapter is not None:

@@ -141,7 +141,8 @@ class LightningRun:
         self._trains = loop == "training"
         self._manual = self._trains and not pl_module.automatic_optimization
         self._engine = engine_of(trainer) if self._trains else None
-        self._names = private_names(trainer)
+        names, self._logged = private_names(trainer), "_batches_that_stepped"
+        """Lightning's loggers use this attribute of the loop as x-axis."""
         self._batch: Any = None
         self._shapes: Shapes = ()
         self._tokens: BatchTokens | None = None
@@ -152,6 +153,9 @@ class LightningRun:
         self._updates = 0
         """Optimizer attempts until the latest batch; in manual optimization, those since then."""
         self._depth = 0
+        self._in_backward = False
+        self._is_between = False
+        """What runs belongs to no step until the next batch is there."""
         self._several_loaders = False
         context = run_context(trainer, loop=loop)
         moved = ""
@@ -176,7 +180,9 @@ class LightningRun:
             mark_parts=self._mark,
         )
         self.run = Run(facts, config, publish)
-        self._names.tell(self.run.notes.add_for_run)
+        names.tell(self.run.notes.add_for_run)
+        if self._trains:
+            names.has(trainer.fit_loop.epoch_loop, self._logged)
         if moved:
             self.run.notes.add_for_run(moved)
 
@@ -229,27 +235,26 @@ class LightningRun:
             return
         elif kind == "optimizer_step" and (self._manual or not owner.startswith("[LightningModule]")):
             return  # manual optimization: torch's hooks
+        elif self._manual and kind in ("on_before_backward", "on_after_backward"):
+            self._hear_manual_backward(owner, kind, begins)
         elif begins:
             run.enter(part[0], counts=part[1] and self._is_whole(kind))
         else:
             run.leave()
 
+    def _hear_manual_backward(self, owner: str, kind: str, begins: bool) -> None:
+        """Autograd runs between the last hook before the backward and the first one after it."""
+        if kind == "on_before_backward" and not begins and owner.startswith("[LightningModule]"):
+            self._in_backward = True
+            self.run.enter("backward")
+        elif kind == "on_after_backward" and begins and self._in_backward:
+            self._in_backward = False
+            self.run.leave()
+
     def _is_whole(self, kind: str) -> bool:
         """Whether an optimizer's step updates: Lightning calls DeepSpeed's after every batch."""
         engine = self._engine
         return kind != "optimizer_step" or engine is None or bool(engine.is_gradient_accumulation_boundary())
-
-    @safe
-    def before_backward(self) -> None:
-        """Autograd is about to run."""
-        if self._manual:
-            self.run.enter("backward")
-
-    @safe
-    def after_backward(self) -> None:
-        """Autograd has run."""
-        if self._manual:
-            self.run.leave()
 
     @safe
     def _update_begins(self) -> None:
@@ -265,22 +270,18 @@ class LightningRun:
             self._updates += 1
 
     @safe
-    def fetch_begins(self) -> None:
+    def fetch_begins(self, iterator: Any = None) -> None:
         """The loop waits for a batch: as the Trainer's action, as a DataLoader's, or as both, one inside the other."""
-        if self._is_in_loop():
+        if not self._trains or self._trainer.training:  # and not a validation inside the fit
             self.run.fetch_begins()
 
     @safe
     def fetch_ends(self, batch: Any) -> None:
         """A loader has delivered *batch*; if it goes to a device, its tokens are read here, on the host."""
-        if self._is_in_loop():
+        if not self._trains or self._trainer.training:
             self.run.fetch_ends()
             if batch is not None and self._reads_ahead and self.run.tokens.reads:
                 self._fetched.append(self.run.tokens.of(batch))
-
-    def _is_in_loop(self) -> bool:
-        """Whether the loop itself runs, and not a validation inside it."""
-        return not self._trains or bool(self._trainer.training)
 
     # ---- batches, epochs, validations: hooks of the callback
 
@@ -288,6 +289,7 @@ class LightningRun:
     def outside(self, what: str) -> None:
         """*what* begins between two batches, and belongs to no step; neither does what ran since the last batch."""
         self._fetched.clear()
+        self._is_between = True
         self.run.outside(what, since_batch=True)
 
     @safe
@@ -299,13 +301,17 @@ class LightningRun:
     def checkpoint_begins(self) -> None:
         """A checkpoint is written until the next batch is there; while parts are marked, it is an action."""
         if not self.run.is_marking:
+            self._is_between = True
             self.run.outside("checkpoint")
 
     @safe
     def batch_starts(self, batch: Any, dataloader_idx: int = 0) -> None:
         """A batch has been fetched and transferred: take its shapes before the user's step may change it."""
-        while self.run.is_outside:
-            self.run.inside()  # an epoch, or a checkpoint of which only the begin was heard, is over
+        run = self.run
+        if self._is_between:  # an epoch, or a checkpoint of which only the begin was heard, is over
+            self._is_between = False
+            while run.is_outside:
+                run.inside()
         self._batch, self._shapes = batch, self._shapes_of(batch, dataloader_idx)
         if self._reads_ahead:  # batches are used in the order in which they were fetched
             self._tokens = self._fetched.popleft() if self._fetched else None
@@ -325,8 +331,12 @@ class LightningRun:
         if batch is not self._batch:
             self._shapes = self._shapes_of(batch, dataloader_idx)  # a dataloader_iter step fetches its batch itself
         self._batches_done += 1
-        updates = self._new_updates()
-        ends_step = not self._trains or updates > 0 or self._has_no_optimizer()
+        updates, self._updates = self._updates, 0
+        if self._trains and not self._manual:
+            self._updates = self._attempts()
+            updates = self._updates - updates
+        self._depth = 0
+        ends_step = not self._trains or updates > 0 or (self._manual and self._has_no_optimizer())
         shapes, tokens, self._batch, self._tokens = self._shapes, self._tokens, None, None
         self.run.batch_done(
             batch, shapes, updates=updates, ends_step=ends_step, logs=ends_step and self._logs(), tokens=tokens
@@ -337,18 +347,9 @@ class LightningRun:
         # DeepSpeed accumulates across epochs, where Lightning starts anew.
         return int(self._trainer.global_step if self._engine is None else self._engine.global_steps)
 
-    def _new_updates(self) -> int:
-        if not self._trains:
-            return 0
-        if self._manual:
-            updates, self._updates, self._depth = self._updates, 0, 0
-            return updates
-        before, self._updates = self._updates, self._attempts()
-        return self._updates - before
-
     def _has_no_optimizer(self) -> bool:
         """Whether every batch is a step, because there is no optimizer whose steps would show it."""
-        return self._manual and all(is_lightnings(type(one)) for one in self._trainer.optimizers)
+        return all(is_lightnings(type(one)) for one in self._trainer.optimizers)
 
     def _logs(self) -> bool:
         """Whether the Trainer logs its metrics with this step (``logger_connector.should_update_logs``)."""
@@ -363,8 +364,7 @@ class LightningRun:
         """The step at which Lightning logs its own metrics; a loop without training has its batches."""
         if not self._trains:
             return self._batches_done
-        step = self._names.get(self._trainer.fit_loop.epoch_loop, "_batches_that_stepped", None)
-        return int(self._trainer.global_step if step is None else step)
+        return int(getattr(self._trainer.fit_loop.epoch_loop, self._logged, self._trainer.global_step))
 
 
 def _weakly(me: weakref.ref[LightningRun], method: str) -> Callable[..., None]:

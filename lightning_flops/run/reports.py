@@ -29,11 +29,10 @@ from lightning_flops.text.printable import package_logger
 if TYPE_CHECKING:
     from lightning_flops.config import ProfilerConfig
     from lightning_flops.instrument.notes import Notes
-    from lightning_flops.records import BatchTokens, RunContext, WindowRecord
+    from lightning_flops.records import BatchTokens, RunContext, StepSums, WindowRecord
     from lightning_flops.run.adapter import Facts
     from lightning_flops.run.monitor import Monitor, MonitorReading
     from lightning_flops.run.output import Prepared, RunOutput
-    from lightning_flops.run.step_flops import StepSums
     from lightning_flops.run.window import Window
     from lightning_flops.schema.profile import Profile
     from lightning_flops.schema.throughput import ThroughputSummary
@@ -218,7 +217,7 @@ class Reports:
         """Give the loggers what went by since the last reading, with what its steps cost."""
         if not (self._writes and reading.batches):
             return
-        model, useful = (None, None) if flops is None else (flops.model_by_dtype, flops.useful_by_dtype)
+        model, useful = (None, None) if flops is None else (flops.unprofiled_by_dtype, flops.useful_by_dtype)
         scalars = monitor_scalars(
             seconds=reading.seconds,
             data_wait_sec=reading.data_wait_sec,
@@ -230,6 +229,7 @@ class Reports:
             model_flops=None if model is None else sum(model.values()),
             model_flops_peak_sec=None if model is None else self._peak_sec(model),
             useful_flops_peak_sec=None if useful is None else self._peak_sec(useful),
+            estimated_ratio=None if flops is None else flops.estimated_ratio,
         )
         self.output.show_reading(scalars, step=self._facts.x_axis())
 
@@ -288,7 +288,8 @@ class Reports:
         self.throughput = summary = build_throughput(
             totals,
             dp_size=self._dp_size,
-            model_flops_peak_sec=self._peak_sec(None if flops is None else flops.model_by_dtype),
+            flops=flops,
+            model_flops_peak_sec=self._peak_sec(None if flops is None else flops.unprofiled_by_dtype),
             useful_flops_peak_sec=self._peak_sec(None if flops is None else flops.useful_by_dtype),
             notes=self._notes.unreported,
             tokens=monitor.all_tokens,

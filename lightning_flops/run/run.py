@@ -294,8 +294,8 @@ class Run:
             self._stacks.leave_scope()
         if ends_step:
             self._step_ends(seconds)
-            if logs:
-                self.log()
+            if logs and self.config.monitor:
+                self.reports.write_reading(self.monitor.read(), self.flops.reading())
         if self.reports.deliver() or logs or profiled:
             self.monitor.go_on()
         if ends_step:
@@ -321,7 +321,7 @@ class Run:
                 counted.flops,
                 seconds=seconds,
                 random=step.random,
-                data_dependent=getattr(counted, "data_dependent", False),
+                data_dependent=counted.data_dependent,
                 lower_bound=counted.lower_bound,
             )
         elif not step.profiled:

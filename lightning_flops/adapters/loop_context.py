@@ -5,23 +5,24 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
+from lightning_flops.adapters.place import mesh_sizes, run_context_on, sizes_along
 from lightning_flops.config import OWN_FOLDER, ProfilerConfig
-from lightning_flops.doors.device_mesh import mesh_sizes
-from lightning_flops.doors.run_place import run_context_on, sizes_along
+from lightning_flops.errors import ConfigError
+from lightning_flops.instrument.module_scope import unwrapped
 from lightning_flops.records import RunContext
-from lightning_flops.session.output import LoggedOutput, RunFiles
+from lightning_flops.run.output import LoggedOutput, RunFiles
 from lightning_flops.sinks.console import ConsoleSink
-from lightning_flops.sinks.event_files import BoardRecord
 from lightning_flops.sinks.loggers import LoggersSink
 from lightning_flops.sinks.sink import Sink
 from lightning_flops.sinks.writers import TensorBoardFiles, WritersSink
+from lightning_flops.text.json_text import shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,70 +130,50 @@ def _mesh_sizes(model: nn.Module) -> dict[str, int]:
     return sizes
 
 
-class LoopOutput:
-    """Where rank 0 shows the reports of one loop.
+def loop_output(
+    frame: Frame,
+    config: ProfilerConfig,
+    *,
+    log_dir: str | os.PathLike[str] | None,
+    writer: Any,
+    or_own: bool = False,
+    announce: Callable[[str], None] | None = None,
+) -> tuple[LoggedOutput, Callable[[], None]]:
+    """Where rank 0 shows the reports of one loop, and what closes the files that were opened for that.
 
     Args:
         frame: whose loggers or trackers get them.
+        config: the settings.
         log_dir: a folder for TensorBoard's files and ours; None: no such folder.
         writer: what else gets them, as ``WritersSink`` takes it; None: nothing else.
         or_own: if nobody has a folder for our files, they go into one of our own.
-        part: as for ``LoggedOutput``.
+        announce: as for ``LoggedOutput``.
     """
+    writers = [*frame.writers, *(() if writer is None else (writer,))]
+    folder = None if log_dir is None else os.fspath(log_dir)
+    if folder is not None:
+        writers.insert(0, TensorBoardFiles(folder))
+    to_writers = WritersSink(writers)
+    logger_folders = [getattr(logger, "log_dir", None) for logger in frame.loggers]
 
-    def __init__(
-        self,
-        frame: Frame,
-        *,
-        log_dir: str | os.PathLike[str] | None,
-        writer: Any,
-        or_own: bool = False,
-        part: str = "",
-    ) -> None:
-        writers = [*frame.writers, *(() if writer is None else (writer,))]
-        self._folder = None if log_dir is None else os.fspath(log_dir)
-        if self._folder is not None:
-            writers.insert(0, TensorBoardFiles(self._folder))
-        self._writers = WritersSink(writers)
-        self._loggers = LoggersSink(frame.loggers)
-        self._own_folder = OWN_FOLDER if or_own else None
-        self._part = part
-        self._logged: LoggedOutput | None = None
-        self._logger_folders = [getattr(logger, "log_dir", None) for logger in frame.loggers]
+    def files_folder() -> str | None:
+        if folder is not None:
+            return folder
+        known = (one for one in logger_folders if isinstance(one, (str, os.PathLike)) and os.fsdecode(one))
+        return next(map(os.fsdecode, known), None) or to_writers.folder() or (OWN_FOLDER if or_own else None)
 
-    def logged(self, config: ProfilerConfig, *, announce: Callable[[str], None] | None) -> LoggedOutput:
-        """What sessions write to, each turn of the loop to the same; the arguments are those of ``LoggedOutput``."""
-        if self._logged is None:
-            self._logged = self._new_logged(config, announce=announce)
-        return self._logged
-
-    def _new_logged(self, config: ProfilerConfig, *, announce: Callable[[str], None] | None) -> LoggedOutput:
-        return LoggedOutput(
-            config,
-            loggers=_Both(self._writers, self._loggers),
-            console=ConsoleSink(),
-            files=RunFiles(
-                output_file=config.output_file,
-                folder=self._files_folder,
-                part=self._part,
-                timer_only=config.timer_only,
-                html=config.html,
-            ),
-            text_file=True,
-            x_axis=lambda step: step,
-            announce=announce,
-            part=self._part,
-        )
-
-    def _files_folder(self) -> str | None:
-        if self._folder is not None:
-            return self._folder
-        known = (one for one in self._logger_folders if isinstance(one, (str, os.PathLike)) and os.fsdecode(one))
-        return next(map(os.fsdecode, known), None) or self._writers.folder() or self._own_folder
-
-    def close(self) -> None:
-        """Close what was opened for the reports; what is written afterwards opens it again."""
-        self._writers.close()
+    output = LoggedOutput(
+        config,
+        loggers=_Both(to_writers, LoggersSink(frame.loggers)),
+        console=ConsoleSink(),
+        files=RunFiles(
+            output_file=config.output_file, folder=files_folder, timer_only=config.timer_only, html=config.html
+        ),
+        text_file=True,
+        x_axis=lambda step: step,
+        announce=announce,
+    )
+    return output, to_writers.close
 
 
 class _Both:
@@ -204,6 +185,10 @@ class _Both:
     @property
     def takes_scalars(self) -> bool:
         return any(sink.takes_scalars for sink in self._sinks)
+
+    @property
+    def has_board(self) -> bool:
+        return any(sink.has_board for sink in self._sinks)
 
     def write_scalars(self, scalars: Mapping[str, float], *, step: int) -> None:
         for sink in self._sinks:
@@ -217,6 +202,72 @@ class _Both:
         for sink in self._sinks:
             sink.keep_file(path)
 
-    def write_record(self, record: BoardRecord, *, step: int) -> None:
-        for sink in self._sinks:
-            sink.write_record(record, step=step)
+
+class SeveralModels(nn.Module):
+    """Holds modules that a loop calls one by one; nobody calls this one.
+
+    It is in evaluation mode if one of them is: loops put a generator into that mode to look at its samples.
+
+    Args:
+        models: by the names that reports have for them.
+    """
+
+    def __init__(self, models: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        for name, model in models.items():
+            self.add_module(name, model)
+
+    @property
+    def training(self) -> bool:
+        """The mode of those inside."""
+        return all(model.training for model in self.children())
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        """Nothing: they have modes of their own."""
+
+
+def called_in(model: nn.Module) -> tuple[nn.Module, ...]:
+    """What a loop that trains *model* calls."""
+    return tuple(model.children()) if isinstance(model, SeveralModels) else (model,)
+
+
+def root_of(model: nn.Module) -> nn.Module:
+    """*model*, or the models in it, without their wrappers."""
+    if not isinstance(model, SeveralModels):
+        return unwrapped(model)
+    return SeveralModels({name: unwrapped(one) for name, one in model.named_children()})
+
+
+def optimizers_in(given: Any) -> tuple[Any, ...]:
+    """The optimizers that a user gave, without the wrappers that accelerate and Fabric put around them.
+
+    Raises:
+        ConfigError: it is neither an optimizer nor several.
+    """
+    if given is None:
+        return ()
+    several = given if isinstance(given, Iterable) else (given,)
+    found = tuple(map(_unwrapped, several))
+    for one in found:
+        if not callable(getattr(one, "step", None)):
+            raise ConfigError(f"optimizer must be an optimizer or several, with a method step, got {shown(one)}")
+    return found
+
+
+def _unwrapped(optimizer: Any) -> Any:
+    while _is_wrapper(optimizer):
+        inner = getattr(optimizer, "optimizer", None)
+        if inner is None:
+            break
+        optimizer = inner
+    return optimizer
+
+
+def _is_wrapper(optimizer: Any) -> bool:
+    """Whether accelerate or Fabric has put *optimizer* around another one."""
+    return any(kind.__module__.startswith(_WRAPPERS) for kind in type(optimizer).__mro__)
+
+
+_WRAPPERS = ("accelerate.", "lightning.fabric.", "lightning_fabric.")
+"""Where the optimizer wrappers come from that may call what they wrap, or not."""
