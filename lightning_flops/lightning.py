@@ -185,7 +185,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
             taken = ProfilerConfig.taken_over(block, given=self._given, enabled=not self._for_any_trainer)
             config = taken.settings
             if self._run_word == "fit" and taken.builtin_on and (config.enabled or taken.wrong):
-                self._builtin.stand_down(trainer)
+                self._builtin.switch_off(trainer)
         if trainer.is_global_zero:
             log_settings(
                 block,

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -41,6 +41,11 @@ if TYPE_CHECKING:
     from lightning_flops.schema.profile import Profile
 
 logger = package_logger(__name__)
+
+_UNSEEN_WAIT = (
+    "The wait for data could not be seen, because the batches did not come from a torch DataLoader on the training "
+    "thread: it is in other."
+)
 
 
 @dataclass(slots=True)
@@ -169,6 +174,7 @@ class Run:
         stacks = self._stacks
         stacks.fetches += 1
         if stacks.fetches == 1 and not stacks.outside:
+            self.window.fetches += 1
             self.monitor.fetch_begins()
             if stacks.marks is not None:
                 self._enter("data_wait", counts=True)
@@ -264,6 +270,7 @@ class Run:
         ends_step: bool,
         logs: bool = False,
         tokens: BatchTokens | None = None,
+        others: Sequence[tuple[Any, Shapes]] = (),
     ) -> None:
         """A batch went through the loop.
 
@@ -274,8 +281,10 @@ class Run:
             ends_step: a global step ends with it.
             logs: the run logs its own metrics at the step that ends.
             tokens: what ``tokens`` has found in it.
+            others: batches that went through the loop together with it and before it, as micro-batches of a pipeline.
         """
         step, window, profiled = self._step, self.window, self._stacks.scope is not None
+        sizes = [self._join(one, its_shapes, profiled=profiled) for one, its_shapes in others]
         samples = self.meter.samples(batch, shapes)
         step.batches.append(shapes)
         step.tokens.append(tokens)
@@ -286,6 +295,8 @@ class Run:
             window.recorder.end_batch(shapes=of_tensors(shapes), samples=samples, tokens=told, ends_step=ends_step)
             if profiled and window.micro_batch_size is None:
                 window.micro_batch_size = samples
+        if sizes:
+            samples = None if None in (*sizes, samples) else sum(size or 0 for size in (*sizes, samples))
         seconds = self.monitor.batch(samples=samples, tokens=tokens, profiled=step.profiled, ends_step=ends_step)
         if profiled:
             self._stacks.leave_scope()
@@ -299,6 +310,16 @@ class Run:
             self._step_begins()
         else:
             self._follow()
+
+    def _join(self, batch: Any, shapes: Shapes, *, profiled: bool) -> int | None:
+        """Add a batch to the running step in which others follow it; returns its samples."""
+        samples = self.meter.samples(batch, shapes)
+        self._step.batches.append(shapes)
+        self._step.tokens.append(None)
+        if self.window.is_open or profiled:
+            tokens = self.meter.tokens(batch, samples)
+            self.window.recorder.end_batch(shapes=of_tensors(shapes), samples=samples, tokens=tokens, ends_step=False)
+        return samples
 
     def _step_ends(self, seconds: float) -> None:
         step, self._step = self._step, _Step()
@@ -341,6 +362,10 @@ class Run:
             self.reports.warn(sentence)
             self.reports.absent(step, "it passed this step over: another window was still open")
         self._stacks.unmark()
+        if unseen := self.facts.unseen:
+            window.recorder.cannot_tell_apart(unseen if window.fetches else ("data_wait", *unseen))
+            if not window.fetches:
+                self.notes.add_for_run(_UNSEEN_WAIT)
         record = window.recorder.close(context=self.context())
         if record is not None:
             self.reports.report(record, window, all_tokens=self.monitor.all_tokens)
@@ -378,8 +403,11 @@ class Run:
 
     def __del__(self) -> None:
         # A framework that never says that the run is over, and a user who has dropped it with our callback.
-        if not getattr(self, "closed", True):
-            self.close()
+        if getattr(self, "closed", True):
+            return
+        if self.facts.ends_when_dropped and threading.get_ident() == self.thread:
+            self.finish()
+        self.close()
 
     def fail(self, error: Exception) -> None:
         """Our side raised *error*: the run goes on without us."""

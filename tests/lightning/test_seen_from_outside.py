@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import multiprocessing
-import pickle
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +17,6 @@ import pytest
 import torch
 
 from lightning_flops import FlopsProfilerCallback
-from lightning_flops.adapters.lightning_deepspeed import _StoodDown
 from tests.lightning import seen
 from tests.lightning.nets import ROOTS, batch_flops
 from tests.window_state import window_state
@@ -223,11 +221,3 @@ def test_workers_that_are_started_afresh_get_a_method_of_the_datamodule(
     assert states == ["settling"]  # step 1 is counted, validation comes after step 2
     assert callback.profile is not None and callback.profile.flops.forward == batch_flops().forward
     assert made.global_step == 4
-
-
-def test_the_block_that_stands_in_is_pickled_and_copied_as_the_users() -> None:
-    block = {"enabled": True, "profile_step": 2}
-    config = {"flops_profiler": _StoodDown(block)}
-    assert config["flops_profiler"]["enabled"] is False
-    for copied in (copy.deepcopy(config), pickle.loads(pickle.dumps(config))):
-        assert copied == {"flops_profiler": block} and type(copied["flops_profiler"]) is dict
