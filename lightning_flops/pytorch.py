@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 from torch import nn
 
 from lightning_flops.adapters.loop import LoopRun
-from lightning_flops.adapters.loop_context import SeveralModels, called_in, frame_of, loop_output, optimizers_in
+from lightning_flops.adapters.loop_context import SeveralModels, frame_of, loop_output, optimizers_in
 from lightning_flops.adapters.standalone import FlopsProfiler, get_model_profile
 from lightning_flops.analysis.flop_counts import FlopCounts, flops_by_bucket
 from lightning_flops.analysis.offline_formula import Counted, FlopsFormula
@@ -32,6 +32,7 @@ from lightning_flops.text.json_text import shown
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
+    from lightning_flops.adapters.deepspeed_engine import EngineLoop
     from lightning_flops.records import ModuleRecord
     from lightning_flops.run.run import Run
     from lightning_flops.schema.profile import Profile
@@ -218,8 +219,6 @@ def profile_training(
     """
     model = _as_one(model) if isinstance(model, Mapping) else model
     require_module(model)
-    if any(type(one).__module__.startswith("deepspeed.") for one in called_in(model)):
-        raise ConfigError("model is a DeepSpeed engine: profile it with lightning_flops.deepspeed.attach(engine)")
     if accelerator is not None and fabric is not None:
         raise ConfigError("accelerator and fabric cannot both drive the loop: give one of them")
     if writer is not None and not is_writer(writer):
@@ -228,11 +227,16 @@ def profile_training(
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise ConfigError(f"{name} must be an integer >= {least}, got {shown(value)}")
     config = config_from(settings, owner="profile_training")
-    optimizers = optimizers_in(optimizer)
+    is_engine = any(kind.__module__ == "deepspeed.runtime.engine" for kind in type(model).__mro__)
+    optimizers = () if is_engine else optimizers_in(optimizer)
 
-    def loop(publish: Callable[[Profile], None]) -> tuple[LoopRun, Callable[[], None]]:
+    def loop(publish: Callable[[Profile], None]) -> tuple[LoopRun | EngineLoop, Callable[[], None]]:
         frame = frame_of(model, accelerator=accelerator, fabric=fabric)
         output, close = loop_output(frame, config, log_dir=log_dir, writer=writer)
+        if is_engine:  # made by the loop, or by accelerate
+            from lightning_flops.adapters.deepspeed_engine import EngineLoop
+
+            return EngineLoop(model, config, publish, output), close
         run = LoopRun(
             model,
             optimizers,
@@ -274,13 +278,13 @@ class TrainingProfiler(ProfiledRun):
 
     def __init__(
         self,
-        loop: Callable[[Callable[[Profile], None]], tuple[LoopRun, Callable[[], None]]],
+        loop: Callable[[Callable[[Profile], None]], tuple[LoopRun | EngineLoop, Callable[[], None]]],
         *,
         config: ProfilerConfig,
     ) -> None:
         self._config = config
         self._make = loop
-        self._loop: LoopRun | None = None
+        self._loop: LoopRun | EngineLoop | None = None
         self._close_output: Callable[[], None] = _nothing
         self._start_anew()
 
@@ -321,8 +325,9 @@ class TrainingProfiler(ProfiledRun):
             try:
                 loop.finish(error)
             finally:
-                loop.run.close()
-                self._throughput = loop.run.reports.throughput
+                if (run := loop.run) is not None:
+                    run.close()
+                    self._throughput = run.reports.throughput
                 self._close_output()
 
     def step(self) -> None:
@@ -369,7 +374,7 @@ class Batches(Generic[T]):
         loop: returns the adapter of the loop that goes on; None outside of it.
     """
 
-    def __init__(self, loader: Iterable[T], loop: Callable[[], LoopRun | None]) -> None:
+    def __init__(self, loader: Iterable[T], loop: Callable[[], LoopRun | EngineLoop | None]) -> None:
         self._loader = loader
         self._loop = loop
 

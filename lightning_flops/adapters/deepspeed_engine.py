@@ -367,3 +367,64 @@ def _autograd_seen(original: Callable[..., Any]) -> Callable[..., Any]:
                 one.backward_ends()
 
     return backward
+
+
+class EngineLoop:
+    """An engine in a loop of the user's that ``profile_training`` is around; the engine itself knows its steps.
+
+    Args:
+        engine: a ``DeepSpeedEngine``.
+        config: the settings.
+        publish: gets each profile when its report is there.
+        output: where rank 0 shows its reports.
+    """
+
+    def __init__(
+        self, engine: Any, config: ProfilerConfig, publish: Callable[[Profile], None], output: LoggedOutput
+    ) -> None:
+        self._start = functools.partial(profile_engine, engine, config, publish, output=output)
+        self._adapter: EngineRun | None = None
+
+    @property
+    def run(self) -> Run | None:
+        """The run of the engine; None before it begins."""
+        return None if self._adapter is None else self._adapter.run
+
+    def begin(self) -> None:
+        """The loop begins."""
+        self._adapter = self._start()
+
+    def finish(self, error: BaseException | None = None) -> None:
+        """The loop is over, or has raised *error*."""
+        if self._adapter is not None:
+            self._adapter.end(interrupted_by=error)
+
+    @safe
+    def leave_out(self, what: str) -> None:
+        """*what* begins, which belongs to no step."""
+        if self.run is not None:
+            self.run.outside(what)
+
+    @safe
+    def take_in(self) -> None:
+        """It is over."""
+        if self.run is not None:
+            self.run.inside()
+
+    @safe
+    def wait_begins(self) -> None:
+        """``batches`` asks the loop's own iterable for a batch."""
+        if self.run is not None:
+            self.run.fetch_begins()
+
+    @safe
+    def wait_ends(self) -> None:
+        """It has answered."""
+        if self.run is not None:
+            self.run.fetch_ends()
+
+    def step_is_told(self) -> None:
+        """Nothing: the engine knows its steps."""
+
+    def hands_out(self, batch: Any) -> None:
+        """Nothing: the engine is called with its batches."""

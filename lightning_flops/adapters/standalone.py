@@ -391,10 +391,9 @@ def get_model_profile(
     call = _call_of(model, input_shape, args, kwargs, mode)
     if ignore_modules is not None:
         ignore_modules = _module_classes(ignore_modules)
-    if not isinstance(warm_up, int):
-        raise TypeError(f"warm_up must be an integer, got {shown(warm_up)}")
-    if not isinstance(timed_runs, int):
-        raise TypeError(f"timed_runs must be an integer, got {shown(timed_runs)}")
+    for name, number in (("warm_up", warm_up), ("timed_runs", timed_runs)):
+        if not isinstance(number, int):
+            raise TypeError(f"{name} must be an integer, got {shown(number)}")
     if timed_runs < 1:
         raise ValueError(f"timed_runs must be >= 1, got {shown(timed_runs)}")
     profiler = FlopsProfiler(model)
@@ -426,12 +425,17 @@ def get_model_profile(
             if generates:
                 listen(count=True)  # it tells which module's calls are prefill and decoding
             clock = _clock_of(model)
-            for _ in range(timed_runs):  # of a forward first, while only the forward has filled the caches
+
+            def time() -> None:
+                """Time a call as a whole, if the device can be timed."""
                 with same_numbers():
                     if clock is None:
                         call()
                     else:
                         timed.append(_timed(call, clock, heard.model))
+
+            for _ in range(timed_runs):  # of a forward first, while only the forward has filled the caches
+                time()
             if not generates:
                 listen(count=True)
             listen(count=False)

@@ -292,7 +292,7 @@ def _decoded(text: bytes, *, mend: bool) -> tuple[list[_Event], bytes, bool] | N
 
 
 def _mended(text: bytes) -> bytes:
-    """*text* with backslashes escaped, null for numbers that JSON does not have, and bytes that are no UTF-8 replaced."""
+    """*text* with backslashes escaped, null for numbers that JSON lacks, and bytes that are no UTF-8 replaced."""
     text = text.decode("utf-8", errors="replace").encode().translate(_CONTROLS)
     text = _BACKSLASH.sub(lambda found: found[0] if found[1] else b"\\\\", text)
     return _SURROGATE.sub(rb"\\ufffd", _BARE.sub(rb"\1null", text))
