@@ -36,7 +36,7 @@ from lightning_flops.config import BLOCK, ProfilerConfig, TakenBlock
 from lightning_flops.errors import ConfigError, LightningFlopsError
 from lightning_flops.instrument.torch_private.modules import holds
 from lightning_flops.run.results import ProfiledRun
-from lightning_flops.run.safety import is_of_signal_handler
+from lightning_flops.signals import is_of_signal_handler
 from lightning_flops.text.printable import package_logger
 
 __all__ = ["Handle", "attach", "install", "uninstall"]
