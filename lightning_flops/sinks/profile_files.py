@@ -157,7 +157,7 @@ class Place:
         for file, about in sorted(files.items()):
             folder, _, name = file.rpartition("/")
             match = PROFILE_FILE.fullmatch(name)
-            if match is not None:
+            if match is not None and about.get("type") == "file":  # opening a pipe would wait for a writer for ever
                 found.append(_FoundFile(file, folder, match["whose"], int(match["number"] or 1), _written(about)))
         return found
 

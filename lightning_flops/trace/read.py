@@ -10,6 +10,7 @@ import re
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import compress
 from os import PathLike, fspath
 from typing import IO, Any, cast
 
@@ -42,7 +43,7 @@ from lightning_flops.trace.names import (
 WITH_MODULES = "with_modules"
 """The key under which torch.profiler writes that it was asked for modules."""
 
-BLOCK_BYTES = 1 << 18
+BLOCK_BYTES = 1 << 17
 """How much is decoded at once: what is made of it should stay in a processor's second cache."""
 
 _LONGEST_BYTES = 64 << 20
@@ -50,13 +51,26 @@ _LONGEST_BYTES = 64 << 20
 
 _HEAD_KEYS = ("deviceProperties", "distributedInfo", "baseTimeNanoseconds", WITH_MODULES, METADATA_KEY)
 _EVENTS = re.compile(rb'(?<!\\)"traceEvents"\s*:\s*\[')
+_BETWEEN = re.compile(rb"\s*,?\s*")
 _BORDER = re.compile(rb"\s*[,\]]")
 _END_OF_LIST = re.compile(r"trailing characters \(byte (\d+)\)")
 _BACKSLASH = re.compile(rb'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})|\\')
 _BARE = re.compile(rb"(?<=[:,\[])(\s*)(?:[-+]?(?:inf(?:inity)?|nan)(?:\([a-z]*\))?|N/A)(?=\s*[,}\]])", re.I)
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
+_NULL_ARGUMENTS = re.compile(rb'"args"\s*:\s*null')
 _CONTROLS = bytes(byte if byte >= 32 else 32 for byte in range(256))
-_FOREIGN = -1
+_FOREIGN = 255
+
+
+def _mask(*kinds: int) -> bytes:
+    """For ``bytes.translate``: 1 for each of *kinds*, 0 for all others."""
+    return bytes(kind in kinds for kind in range(256))
+
+
+_ON_HOST = _mask(Kind.OPERATOR, Kind.ANNOTATION)
+_RUNTIME = _mask(Kind.RUNTIME)
+_ON_DEVICE = _mask(*(kind for kind in Kind if kind >= Kind.KERNEL))
+_COMMUNICATES = _mask(Kind.ANNOTATION, *(kind for kind in Kind if kind >= Kind.KERNEL))
 _CATEGORIES_NAMED = 5
 _LONGEST_US = 2**62 / 1000
 _ABSENT = -1
@@ -115,7 +129,7 @@ class _Event(msgspec.Struct, gc=False):
     tid: Any = None
     ts: float | str = math.nan
     dur: float | str | None = 0.0
-    args: _Arguments | None = _NO_ARGUMENTS
+    args: _Arguments = _NO_ARGUMENTS
 
 
 _DECODER = msgspec.json.Decoder(list[_Event])
@@ -273,17 +287,19 @@ def _decoded(text: bytes, *, mend: bool) -> tuple[list[_Event], bytes, bool] | N
     A border is a brace that closes, and a comma behind it. In an event such a pair may stand too; then the piece
     before it is no list. None where nothing can be read.
     """
-    text = text.lstrip().removeprefix(b",")
-    if text.lstrip().startswith(b"]"):
-        return [], text.lstrip()[1:], True
+    begin = _BETWEEN.match(text).end()  # type: ignore[union-attr]  # it matches nothing as well
+    if text.startswith(b"]", begin):
+        return [], text[begin + 1 :], True
     end, tries = len(text), 0
-    while tries < 8 and (end := text.rfind(b"}", 0, end)) >= 0:
+    while tries < 8 and (end := text.rfind(b"}", begin, end)) >= 0:
         if _BORDER.match(text, end + 1) is None:
             continue
         tries += 1
-        piece = _mended(text[: end + 1]) if mend else text[: end + 1]
+        piece = text[begin : end + 1]
+        if mend:
+            piece = _mended(piece)
         try:
-            return _DECODER.decode(b"[" + piece + b"]"), text[end + 1 :], False
+            return _DECODER.decode(b"[%b]" % piece), text[end + 1 :], False
         except (msgspec.DecodeError, RecursionError) as error:
             if (trailing := _END_OF_LIST.search(str(error))) is not None:  # the list has ended before
                 at = int(trailing[1]) - 2  # it counts from 1, and the bracket before
@@ -292,10 +308,11 @@ def _decoded(text: bytes, *, mend: bool) -> tuple[list[_Event], bytes, bool] | N
 
 
 def _mended(text: bytes) -> bytes:
-    """*text* with backslashes escaped, null for numbers that JSON does not have, and bytes that are no UTF-8 replaced."""
+    """*text* with backslashes escaped, null for numbers that JSON does not have, and no bytes that are no UTF-8."""
     text = text.decode("utf-8", errors="replace").encode().translate(_CONTROLS)
     text = _BACKSLASH.sub(lambda found: found[0] if found[1] else b"\\\\", text)
-    return _SURROGATE.sub(rb"\\ufffd", _BARE.sub(rb"\1null", text))
+    text = _SURROGATE.sub(rb"\\ufffd", _BARE.sub(rb"\1null", text))
+    return _NULL_ARGUMENTS.sub(b'"args":{}', text)
 
 
 def _members(text: bytes) -> dict[str, Any]:
@@ -362,45 +379,48 @@ class _Columns:
         spans = [event for event in events if event.ph == "X"]
         if len(spans) < len(events):
             self._add_memory([event for event in events if event.ph == "i" and event.name == "[memory]"])
-        kinds = [self._kinds[span.cat] for span in spans]
+        kinds = bytes([self._kinds[span.cat] for span in spans])
         if _FOREIGN in kinds:
             for span, kind in zip(spans, kinds, strict=True):
                 if kind == _FOREIGN and span.cat != "Trace":  # around the whole of old traces
                     self._foreign[span.cat or ""] = self._foreign.get(span.cat or "", 0) + 1
             spans = [span for span, kind in zip(spans, kinds, strict=True) if kind != _FOREIGN]
-            kinds = [kind for kind in kinds if kind != _FOREIGN]
-        if not spans:
-            return
-        self.keep("kind", np.array(kinds, dtype=np.int8))
-        self.keep("name", _packed("i", [self._name_numbers[span.name] for span in spans]))
-        self.keep("lane", _packed("i", [self._lane_numbers[span.pid, span.tid] for span in spans]))
+            kinds = kinds.translate(None, bytes([_FOREIGN]))
+        self.keep("kind", np.frombuffer(kinds, dtype=np.int8))
+        self.keep("name", _packed("i", list(map(self._name_numbers.__getitem__, [span.name for span in spans]))))
+        lanes = zip([span.pid for span in spans], [span.tid for span in spans], strict=True)
+        self.keep("lane", _packed("i", list(map(self._lane_numbers.__getitem__, lanes))))
         self.keep("start_ns", _nanoseconds([span.ts for span in spans]))
         self.keep("duration_ns", _nanoseconds([span.dur for span in spans]))
-        arguments = [span.args or _NO_ARGUMENTS for span in spans]
-        of_kinds = list(zip(arguments, kinds, strict=True))
-        self._add_host([one for one, kind in of_kinds if kind in (Kind.OPERATOR, Kind.ANNOTATION)])
-        calls = [one.correlation for one, kind in of_kinds if kind == Kind.RUNTIME]
-        self.keep("launch_correlation", _integers(calls))
-        if on_device := [place for place, kind in enumerate(kinds) if kind >= Kind.KERNEL]:
-            self._add_device([arguments[place] for place in on_device], [spans[place].pid for place in on_device])
-        for place, one in enumerate(arguments):
-            if one.collective is not None and (kinds[place] >= Kind.KERNEL or kinds[place] == Kind.ANNOTATION):
-                self._collectives[self._rows + place] = _collective(one)
+        arguments = [span.args for span in spans]
+        self._add_host(list(compress(arguments, kinds.translate(_ON_HOST))))
+        calls = compress(arguments, kinds.translate(_RUNTIME))
+        self.keep("launch_correlation", _integers([one.correlation for one in calls]))
+        on_device = kinds.translate(_ON_DEVICE)
+        if 1 in on_device:
+            self._add_device(list(compress(arguments, on_device)), [span.pid for span in compress(spans, on_device)])
+        for place in compress(range(len(spans)), kinds.translate(_COMMUNICATES)):
+            if arguments[place].collective is not None:
+                self._collectives[self._rows + place] = _collective(arguments[place])
         self._rows += len(spans)
 
     def _add_host(self, arguments: list[_Arguments]) -> None:
         self.keep("external_id", _external_ids(arguments))
         self.keep("sequence", _integers([one.sequence for one in arguments]))
         self.keep("forward_thread", _integers([one.forward_thread for one in arguments]))
-        texts = [
-            (bytes(one.dims or one.old_dims), bytes(one.types), bytes(one.concrete), bytes(one.strides))
-            if one.dims or one.old_dims
-            else None
-            for one in arguments
-        ]
-        self.keep("inputs", _packed("i", [_ABSENT if text is None else self._inputs[text] for text in texts]))
-        stacks = [bytes(one.stack) for one in arguments]
-        self.keep("stack", _packed("i", [self._stacks[stack] if stack else _ABSENT for stack in stacks]))
+        dims = [one.dims for one in arguments]
+        dims = dims if any(dims) else [one.old_dims for one in arguments]
+        if any(dims):
+            columns = (dims, [one.types for one in arguments], [one.concrete for one in arguments])
+            keys = zip(*(map(bytes, one) for one in (*columns, [one.strides for one in arguments])), strict=True)
+            self.keep("inputs", _packed("i", [self._inputs[key] if key[0] else _ABSENT for key in keys]))
+        else:
+            self.keep("inputs", np.full(len(arguments), _ABSENT, dtype=np.int32))
+        stacks = [one.stack for one in arguments]
+        if any(stacks):
+            self.keep("stack", _packed("i", [self._stacks[one] if one else _ABSENT for one in map(bytes, stacks)]))
+        else:
+            self.keep("stack", np.full(len(arguments), _ABSENT, dtype=np.int32))
 
     def _add_device(self, arguments: list[_Arguments], processes: list[Any]) -> None:
         devices = [pid if one.device is None else one.device for one, pid in zip(arguments, processes, strict=True)]
@@ -415,7 +435,7 @@ class _Columns:
         self.keep("launch_shape", _packed("i", [self._shapes[shape] for shape in shapes]))
 
     def _add_memory(self, events: list[_Event]) -> None:
-        arguments = [event.args or _NO_ARGUMENTS for event in events]
+        arguments = [event.args for event in events]
         on_host = _integers([one.device_type for one in arguments]) == 0
         self.keep("memory_lane", _packed("i", [self._lane_numbers[event.pid, event.tid] for event in events]))
         self.keep("memory_ns", _nanoseconds([event.ts for event in events]))
