@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from ..machine import ROOT
 from .gpt import Size, size_for
 from .here import Check, Here
-from .judge import exactly, holds, told, within
+from .judge import exactly, holds, told
 from .results import Row
 from .trace import gpt_traced
 

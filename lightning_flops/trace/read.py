@@ -132,7 +132,8 @@ class _Event(msgspec.Struct, gc=False):
     args: _Arguments = _NO_ARGUMENTS
 
 
-_DECODER = msgspec.json.Decoder(list[_Event])
+DECODER = msgspec.json.Decoder(list[_Event])
+"""Makes events of the text of a JSON list; what no table needs is checked and passed over."""
 
 
 def load_trace(path: str | PathLike[str], *, progress: Callable[[int], object] | None = None) -> Trace:
@@ -174,7 +175,7 @@ def trace_from_events(
 ) -> Trace:
     """The trace of *events*, which are as in a file, with what stands beside them there."""
     columns = _Columns(source)
-    columns.add(_DECODER.decode(msgspec.json.encode(list(events))))
+    columns.add(DECODER.decode(msgspec.json.encode(list(events))))
     return columns.trace(metadata or {})
 
 
@@ -299,11 +300,11 @@ def _decoded(text: bytes, *, mend: bool) -> tuple[list[_Event], bytes, bool] | N
         if mend:
             piece = _mended(piece)
         try:
-            return _DECODER.decode(b"[%b]" % piece), text[end + 1 :], False
+            return DECODER.decode(b"[%b]" % piece), text[end + 1 :], False
         except (msgspec.DecodeError, RecursionError) as error:
             if (trailing := _END_OF_LIST.search(str(error))) is not None:  # the list has ended before
                 at = int(trailing[1]) - 2  # it counts from 1, and the bracket before
-                return _DECODER.decode(b"[" + piece[:at]), piece[at:] + text[end + 1 :], True
+                return DECODER.decode(b"[" + piece[:at]), piece[at:] + text[end + 1 :], True
     return None
 
 
@@ -329,7 +330,7 @@ def _members(text: bytes) -> dict[str, Any]:
 
 def _what_is_wrong(text: bytes, given: int) -> str:
     try:
-        _DECODER.decode(b"[" + _mended(text.strip().removeprefix(b",")))
+        DECODER.decode(b"[" + _mended(text.strip().removeprefix(b",")))
     except (msgspec.DecodeError, RecursionError) as error:
         wrong = "its events are no list" if text.lstrip(b", \r\n\t").startswith(b"]") else "an event is none of torch's"
         if not isinstance(error, msgspec.ValidationError):
