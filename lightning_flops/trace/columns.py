@@ -167,6 +167,11 @@ class Trace:
         return bool(self.on_device.any())
 
     @cached_property
+    def device_work_ns(self) -> int:
+        """Lengths of all device events, added up."""
+        return int(self.duration_ns[self.on_device].sum())
+
+    @cached_property
     def device_rows(self) -> Ints:
         """Rows of kernels, copies and memsets, by start."""
         rows = np.flatnonzero(self.on_device)

@@ -134,8 +134,6 @@ def test_a_kept_trace_has_counter_tracks_and_is_read_to_the_same_figures(
     assert with_them == without and with_them.flops is not None
 
 
-
-
 def test_a_trace_is_kept_if_its_counter_tracks_cannot_be_made(
     root: str, trainer: MakeTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,8 +144,6 @@ def test_a_trace_is_kept_if_its_counter_tracks_cannot_be_made(
     report = profile_of(trainer, new_net(root), trace_dir=tmp_path)
     assert report.notes == ("The kept trace has no counter tracks: no track.",)
     assert report.traced is not None and len(load_trace(report.traced.files[0])) > 0
-
-
 
 
 def test_a_trace_folder_may_be_a_url(root: str, trainer: MakeTrainer) -> None:
