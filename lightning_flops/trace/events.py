@@ -34,6 +34,7 @@ from lightning_flops.trace.values import (
     packed,
     place_in_run,
     recorded_inputs,
+    times,
     value_of,
     whole,
 )
@@ -146,8 +147,8 @@ class Columns:
         self.keep("name", packed("i", list(map(self._name_numbers.__getitem__, [span.name for span in spans]))))
         lanes = zip([span.pid for span in spans], [span.tid for span in spans], strict=True)
         self.keep("lane", packed("i", list(map(self._lane_numbers.__getitem__, lanes))))
-        self.keep("start_ns", nanoseconds([span.ts for span in spans]))
-        self.keep("duration_ns", nanoseconds([span.dur for span in spans]))
+        self.keep("start_ns", times([span.ts for span in spans]))
+        self.keep("duration_ns", times([span.dur for span in spans]))
         arguments = [span.args for span in spans]
         self._add_host(list(compress(arguments, kinds.translate(_ON_HOST))))
         calls = compress(arguments, kinds.translate(_RUNTIME))
@@ -192,13 +193,19 @@ class Columns:
     def _add_memory(self, events: list[Event]) -> None:
         arguments = [event.args for event in events]
         self.keep("memory_lane", packed("i", [self._lane_numbers[event.pid, event.tid] for event in events]))
-        self.keep("time_ns", nanoseconds([event.ts for event in events]))
+        self.keep("time_ns", times([event.ts for event in events]))
         for name, of in _OF_MEMORY.items():
             self.keep(name, integers(list(map(of, arguments))))
 
     def _whole(self, name: str, dtype: type[np.generic]) -> npt.NDArray[Any]:
         parts = self._parts.pop(name, [])
         return np.concatenate(parts).astype(dtype, copy=False) if parts else np.zeros(0, dtype=dtype)
+
+    def _whole_ns(self, name: str) -> Ints:
+        parts = self._parts.pop(name, [])
+        if len({part.dtype for part in parts}) > 1:  # some of them are text
+            parts = [nanoseconds(part) for part in parts]
+        return nanoseconds(np.concatenate(parts)) if parts else np.zeros(0, dtype=np.int64)
 
     def _spread(
         self, size: int, rows: Ints, name: str, dtype: type[np.generic] = np.int64, *, elsewhere: float = ABSENT
@@ -220,13 +227,15 @@ class Columns:
         runtime, device = np.flatnonzero(kind == Kind.RUNTIME), np.flatnonzero(kind >= Kind.KERNEL)
         scopes = np.array([is_scope_written_as_operator(text) for text in names], dtype=bool)
         kind = np.where((kind == Kind.OPERATOR) & scopes[name_of], np.int8(Kind.ANNOTATION), kind)
-        duration_ns = self._whole("duration_ns", np.int64)
+        duration_ns = self._whole_ns("duration_ns")
         notes = self._notes(int((duration_ns < 0).sum()))
         recorded = tuple(recorded_inputs(texts) for texts in self._inputs)
         columns: dict[str, Any] = {name: self._spread(size, host, name) for name in (*_OF_HOST, "external_id")}
         columns |= {name: self._spread(size, host, name, np.int32) for name in ("inputs", "stack")}
         columns |= {name: self._spread(size, device, name) for name in ("device", *_OF_DEVICE)}
         columns |= {name: self._spread(size, device, name, np.float64, elsewhere=np.nan) for name in _FRACTIONS}
+        for name in _FRACTIONS:
+            columns[name][np.isinf(columns[name])] = np.nan
         for name, other, rows in (
             ("correlation", "launch_correlation", runtime),
             ("external_id", "device_external_id", device),
@@ -241,7 +250,7 @@ class Columns:
                 name=name_of,
                 kind=kind,
                 lane=self._whole("lane", np.int32),
-                start_ns=self._whole("start_ns", np.int64),
+                start_ns=self._whole_ns("start_ns"),
                 duration_ns=np.maximum(duration_ns, 0),
                 recorded_inputs=recorded,
                 stacks=tuple(text if isinstance(text := value_of(stack), str) else "" for stack in self._stacks),
@@ -274,7 +283,7 @@ class Columns:
         lane = self._whole("memory_lane", np.int64)
         if not len(lane):
             return None
-        found = {name: self._whole(name, np.int64) for name in ("time_ns", *_OF_MEMORY)}
+        found = {name: self._whole(name, np.int64) for name in _OF_MEMORY} | {"time_ns": self._whole_ns("time_ns")}
         on_host, index = found.pop("device_type") == 0, found.pop("device_index")
         sizes = found.pop("allocated_bytes")
         return MemoryEvents(lane=lane, bytes=sizes, device=np.where(on_host, -1, index), **found)

@@ -55,6 +55,7 @@ def load_trace(path: str | PathLike[str], *, progress: Callable[[int], object] |
         with ExitStack() as stack:
             for events in _event_lists(_opened(source, stack), metadata, progress):
                 columns.add(events)
+            return columns.trace(metadata)
     except (LightningFlopsError, MemoryError):
         raise
     except (EOFError, gzip.BadGzipFile, _unpacking_errors()) as error:
@@ -69,7 +70,6 @@ def load_trace(path: str | PathLike[str], *, progress: Callable[[int], object] |
             raise
         what = f"{error}"[:120]
         raise TraceFormatError(f"{source}: {what}") from error
-    return columns.trace(metadata)
 
 
 def trace_from_events(

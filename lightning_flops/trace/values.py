@@ -27,18 +27,31 @@ def packed(code: str, values: list[Any]) -> npt.NDArray[Any]:
     return np.frombuffer(struct.pack(f"{len(values)}{code}", *values), dtype=code)
 
 
-def nanoseconds(times_us: list[Any]) -> Ints:
-    """Whole nanoseconds: files give microseconds with three decimals, as numbers or as text, so that sums are exact."""
+def times(times_us: list[Any]) -> npt.NDArray[Any]:
+    """Times as a file has them, in microseconds; those that it has as text as whole nanoseconds."""
     try:
-        times = packed("d", times_us)
+        return packed("d", times_us)
     except (struct.error, OverflowError):
         if any(isinstance(time, str) for time in times_us):
             return np.array([_nanoseconds_of_text(str(time)) for time in times_us], dtype=np.int64)
-        times = packed("d", [0.0 if time is None else float(time) for time in times_us])
-    if len(times) and not (float(np.abs(times).max()) < _LONGEST_US):  # nor is it one that is no number
+        return packed("d", [0.0 if time is None else float(time) for time in times_us])
+
+
+def nanoseconds(times: npt.NDArray[Any]) -> Ints:
+    """Whole nanoseconds of a column of ``times``: files give three decimals, so that sums are exact.
+
+    Raises:
+        ValueError: one of them is no time.
+    """
+    if times.dtype == np.int64:
+        return times
+    if len(times) and not max(float(times.max()), -float(times.min())) < _LONGEST_US:  # nor is one that is no number
         raise ValueError("an event has no time that a clock shows")
     whole_us = np.floor(times)
-    found: Ints = whole_us.astype(np.int64) * 1000 + np.rint((times - whole_us) * 1000).astype(np.int64)
+    times = np.rint((times - whole_us) * 1000)
+    found: Ints = whole_us.astype(np.int64)
+    found *= 1000
+    found += times.astype(np.int64)
     return found
 
 
@@ -72,7 +85,7 @@ def fractions(values: list[Any]) -> npt.NDArray[np.float64]:
         found = packed("d", values)
     except (struct.error, OverflowError):
         found = packed("d", [float(value) if isinstance(value, (int, float)) else math.nan for value in values])
-    return np.where(np.isinf(found), np.nan, found)
+    return found
 
 
 def value_of(text: bytes) -> Any:
