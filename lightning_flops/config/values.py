@@ -10,7 +10,10 @@ BLOCK = "flops_profiler"
 OWN_FOLDER = "lightning_flops"
 """The folder of our files: in that of a run's logs, or by itself where a run has none."""
 
-DTYPE_NAMES = ("bfloat16", "float16", "tf32", "float32", "float64", "float8", "int8")
+DTYPE_NAMES = (
+    "bfloat16", "float16", "tf32", "float32", "float64", "float8", "float4", "int8", "uint8", "int16", "int32", "int64",
+    "complex32", "complex64", "complex128",
+)  # fmt: skip
 """The names that ``peak_flops_per_sec`` may have as keys."""
 
 

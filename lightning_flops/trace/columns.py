@@ -167,6 +167,11 @@ class Trace:
         return bool(self.on_device.any())
 
     @cached_property
+    def device_work_ns(self) -> int:
+        """Lengths of all device events, added up."""
+        return int(self.duration_ns[self.on_device].sum())
+
+    @cached_property
     def device_rows(self) -> Ints:
         """Rows of kernels, copies and memsets, by start."""
         rows = np.flatnonzero(self.on_device)
@@ -234,7 +239,9 @@ class Trace:
 
     def where(self, holds: Callable[[str], bool], *kinds: Kind) -> Mask:
         """Rows of these *kinds* whose name *holds* accepts; it is called once for each name that they have."""
-        rows = np.flatnonzero(np.isin(self.kind, kinds))
+        of_kinds = np.zeros(len(Kind), dtype=bool)
+        of_kinds[list(kinds)] = True
+        rows = np.flatnonzero(of_kinds[self.kind])
         used = distinct(self.name[rows])
         accepted = np.zeros(len(self.names), dtype=bool)
         accepted[used] = [holds(self.names[name]) for name in used.tolist()]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -109,6 +110,11 @@ def covered_within(covered: Intervals, starts: Ints, ends: Ints) -> Ints:
     return _covered_up_to(covered, ends) - _covered_up_to(covered, starts)
 
 
+def shared_ns(covered: Intervals, spans: Intervals) -> int:
+    """Nanoseconds that both cover."""
+    return int(covered_within(covered, spans.starts, spans.ends).sum())
+
+
 def inside(covered: Intervals, moments: Ints) -> Mask:
     """Which of *moments* are covered."""
     if not len(covered.starts):
@@ -209,6 +215,11 @@ def group_by(keys: Ints) -> Groups:
     ordered = keys[order]
     firsts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]])) if len(keys) else np.zeros(0, int)
     return Groups(ordered[firsts].astype(np.int64), order, firsts.astype(np.int64))
+
+
+def records(**columns: Iterable[Any]) -> list[dict[str, Any]]:
+    """A dict for each row of *columns*, which are of one length: the fields of a table's row."""
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def durations_of(durations_ns: Ints, *, whole_ns: float) -> Durations | None:

@@ -16,7 +16,8 @@ from lightning_flops.config import AdviceThresholds
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.schema.trace import SCHEMA_VERSION, TracesReport
 from lightning_flops.schema.trace_flops import JobFlops, JobStepFlops, TracedStepFlops, TraceFlops, of_all
-from lightning_flops.trace.flops import Formulas, Peaks
+from lightning_flops.trace.counting import Formulas
+from lightning_flops.trace.flops import Peaks
 from lightning_flops.trace.ranks import compare_ranks, refuse_mixed_ranks
 from lightning_flops.trace.report import AnalyzedTrace, analyze_file
 

@@ -19,8 +19,8 @@ from lightning_flops.schema.trace_events import (
 from lightning_flops.trace.columns import MemoryEvents, Trace
 from lightning_flops.trace.intervals import NS_PER_US, Ints, group_by
 from lightning_flops.trace.modules import ACCUMULATION, OPTIMIZER, Frames, Phase, modules_above, with_below
+from lightning_flops.trace.operators import at_outermost, outermost_calls, with_callees
 from lightning_flops.trace.structure import enclosing
-from lightning_flops.trace.tables import at_outermost, outermost_calls, with_callees
 
 MOST_POINTS = 500
 """Of one curve."""

@@ -11,9 +11,10 @@ import numpy as np
 from lightning_flops.analysis.device_abilities import UNKNOWN_DEVICE, DeviceAbilities, device_abilities
 from lightning_flops.analysis.no_mfu import NO_FLOPS
 from lightning_flops.schema.trace import TracedPart, TraceReport
-from lightning_flops.trace import tables
+from lightning_flops.trace import device, operators, tables
 from lightning_flops.trace.columns import Trace
-from lightning_flops.trace.flops import Formulas, Peaks, trace_flops
+from lightning_flops.trace.counting import Formulas
+from lightning_flops.trace.flops import Peaks, trace_flops
 from lightning_flops.trace.memory import memory_curves, memory_table, module_memory_table
 from lightning_flops.trace.modules import module_table
 from lightning_flops.trace.names import Kind
@@ -54,24 +55,24 @@ def analyze_trace(trace: Trace, *, formulas: Formulas | None = None, peaks: Peak
         events=len(trace),
         step_times=step_times(trace),
         modules=modules,
-        device_metrics=tables.device_metrics(trace),
+        device_metrics=device.device_metrics(trace),
         device_summary=tables.device_summary(trace),
         overview=tables.overview(trace),
         model_summary=model_summary(trace),
         overlap=tables.overlap(trace) if collectives is not None else None,
         collectives=collectives,
-        kernel_summary=tables.kernel_summary(trace),
-        kernels=tables.kernel_table(trace),
-        operators=tables.operator_table(trace),
+        kernel_summary=device.kernel_summary(trace),
+        kernels=device.kernel_table(trace),
+        operators=operators.operator_table(trace),
         memory=memory_table(trace),
         module_memory=module_memory_table(trace),
-        transfers=tables.transfer_table(trace),
+        transfers=device.transfer_table(trace),
         user_scopes=tables.user_scope_table(trace),
-        idle=tables.idle_times(trace),
-        launches=tables.launch_statistics(trace),
+        idle=device.idle_times(trace),
+        launches=device.launch_statistics(trace),
         notes=(*trace.notes, *(mark.words() for mark in trace.steps.odd), *notes),
         memory_curves=memory_curves(trace),
-        operators_by_shape=tables.operators_by_shape(trace),
+        operators_by_shape=operators.operators_by_shape(trace),
         flops=flops,
     )
 

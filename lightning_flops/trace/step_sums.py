@@ -15,15 +15,10 @@ import numpy as np
 from lightning_flops.trace.columns import Trace
 from lightning_flops.trace.intervals import Ints, covered_within, distinct, occupied_by
 from lightning_flops.trace.modules import launched_in_frames, own_host_ns
+from lightning_flops.trace.operators import device_ns_of_operators, outermost_calls, self_host_ns
 from lightning_flops.trace.phases import launched_ns
 from lightning_flops.trace.steps import OddMark, launched_at
-from lightning_flops.trace.tables import (
-    collective_name,
-    collective_rows_by_start,
-    device_ns_of_operators,
-    outermost_calls,
-    self_host_ns,
-)
+from lightning_flops.trace.tables import collective_name, collective_rows_by_start
 
 if TYPE_CHECKING:
     from lightning_flops.schema.trace_comparison import TableName
