@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from lightning_flops.run.step_flops import StepFlops
+from lightning_flops.analysis.step_flops import StepFlops
 from lightning_flops.run.worker import Job
 
 

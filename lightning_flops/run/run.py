@@ -20,6 +20,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from lightning_flops.analysis.step_flops import StepFlops, StepKey
 from lightning_flops.instrument.batches import BatchMeter, of_tensors
 from lightning_flops.instrument.notes import Notes
 from lightning_flops.instrument.timing.gpu_counters import open_meter
@@ -28,7 +29,6 @@ from lightning_flops.records import activity_of
 from lightning_flops.run.monitor import Monitor
 from lightning_flops.run.reports import Reports
 from lightning_flops.run.safety import close_quietly
-from lightning_flops.run.step_flops import StepFlops, StepKey
 from lightning_flops.run.token_reader import TokenReader
 from lightning_flops.run.window import Window, new_window
 from lightning_flops.text.printable import package_logger

@@ -11,10 +11,10 @@ from itertools import chain
 from operator import sub
 from typing import NamedTuple
 
+from lightning_flops.analysis.count_schedule import CountSchedule
 from lightning_flops.analysis.differences import ENOUGH, mean_difference
 from lightning_flops.analysis.formula import FormulaFit, Sizes
 from lightning_flops.records import BatchTokens, BucketFlops, Shapes, StepSums
-from lightning_flops.run.count_schedule import CountSchedule
 
 _MOST_SHAPES = 4096
 _MOST_NEAR = 32
