@@ -25,12 +25,10 @@ _SHOWN = 40
 _UNNOTICED = "losses, weights and random state to the last bit those without the profiler; nothing raised, nothing left"
 
 CAMPAIGNS = {
-    "lines-lightning": f"a failure at a line of ours in a Lightning fit: {_UNNOTICED}",
+    "lines-loop": f"an exception at a line of ours in a loop of one's own: {_UNNOTICED}",
+    "lines-lightning": f"the same in a Lightning fit: {_UNNOTICED}",
     "lines-lightning-manual": f"the same with manual optimization: {_UNNOTICED}",
-    "lines-deepspeed": f"a failure at a line of ours in a DeepSpeed engine's run: {_UNNOTICED}",
-    "lines-count_flops": f"a failure at a line of ours in steps under `count_flops`: {_UNNOTICED}; "
-    "before the block begins it may be raised, and then nothing has run",
-    "lines-FlopsProfiler": f"the same between start and stop of the profiler by DeepSpeed's name: {_UNNOTICED}",
+    "lines-transformers": f"the same in the Trainer of transformers: {_UNNOTICED}",
     "settings": "random settings by every door: taken, or a ConfigError that names setting, rule and value",
     "traces": "mutated files for `lightning-flops trace`: a report, or a line naming the file; bounded time and memory",
     "records": "mutated records of ranks: read, or a RankRecordError; bounded time and memory",
@@ -46,8 +44,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.disable(logging.NOTSET)
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
-    if options.at:
-        return _once(options)
     share = options.seconds / len(options.campaigns)
     tallies = []
     for campaign in options.campaigns:
@@ -71,10 +67,9 @@ def _trial_of(campaign: str) -> Trial:
     """What a campaign tries; its imports are those that the trials' processes find loaded."""
     kind, _, run = campaign.partition("-")
     if kind == "lines":
-        from . import fault_lines
+        from .fault_lines import Lines
 
-        fault_lines.import_for(run)
-        return fault_lines.Lines(run).trial
+        return Lines(run).trial
     from . import fault_inputs
 
     trials: dict[str, Callable[..., list[Fault]]] = {
@@ -87,16 +82,6 @@ def _trial_of(campaign: str) -> Trial:
     return trials[kind]
 
 
-def _once(options: argparse.Namespace) -> int:
-    """Raise at the one line that was asked for, and say what came of it."""
-    from . import fault_lines
-
-    fault_lines.import_for(options.run)
-    for fault in fault_lines.Lines(options.run).faults_at(fault_lines.Site.parse(options.at), options.error):
-        print(f"{fault.kind}: {fault.where}: {fault.words}")
-    return 0
-
-
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=__doc__)
     parser.add_argument("campaigns", nargs="*", metavar="CAMPAIGN", help=f"of: {', '.join(CAMPAIGNS)} (default: all)")
@@ -104,13 +89,6 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", type=int, metavar="NUMBER", help="this trial alone")
     parser.add_argument("--output", type=Path, help="the page is written here, too")
-    parser.add_argument(
-        "--run",
-        default="lightning",
-        help="with --at: lightning, lightning-manual, deepspeed, count_flops, FlopsProfiler",
-    )
-    parser.add_argument("--error", default="RuntimeError", help="with --at: RuntimeError or KeyboardInterrupt")
-    parser.add_argument("--at", metavar="FILE:LINE:HIT", help="raise there, once, and say what came of it")
     options = parser.parse_args(arguments)
     options.campaigns = options.campaigns or list(CAMPAIGNS)
     if unknown := [name for name in options.campaigns if name not in CAMPAIGNS]:
@@ -122,13 +100,7 @@ def render(tallies: Sequence[Tally], *, ran: str) -> str:
     """The page that says what the campaigns found."""
     lines = ["# Campaigns against both promises", ""]
     lines += ["Written by `make bench-faults`, which runs them again: the figures say what is, not what should be."]
-    lines += [
-        "A line is drawn among those that run, but for two kinds: those on which nothing can fail, and those that"
-    ]
-    lines += [
-        "that only call on to the user's own function, which nothing of ours can guard (`benchmarks/fault_lines.py`).",
-        "",
-    ]
+    lines += ["A line is drawn among those that run inside hooks of ours (`benchmarks/fault_lines.py`).", ""]
     lines += [f"*{ran}*", "", "| campaign | what it tries, and what then holds | tried | with a fault |"]
     lines += ["|---|---|---:|---:|"]
     lines += [f"| {each.campaign} | {each.promise} | {each.tried:,} | {each.faulty:,} |" for each in tallies]

@@ -25,7 +25,6 @@ from typing import Any
 
 PAGES = {
     "tensorboard-scalars.png": ("?tagFilter=flops_#timeseries", "Settings", 1200),
-    "tensorboard-images.png": ("#images", "", 640),
     "tensorboard-text.png": ("#text", "", 1320),
 }
 """File, place within TensorBoard, the button to press there, and height of the picture."""

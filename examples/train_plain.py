@@ -47,7 +47,7 @@ def main() -> None:
 
     if profiler.profile is not None:
         print(render_text(profiler.profile))
-        print(f"Logs are in {options.log_dir}, and with them the report as a page, profile.html")
+        print(f"Logs are in {options.log_dir}, and with them the report as a page, lightning_flops/profile.html")
         print(f"See the logs with: tensorboard --logdir {options.log_dir}")
 
 

@@ -6,6 +6,7 @@ The public names are loaded when they are first used: importing this package imp
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 from lightning_flops.schema import shown as _shown
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from lightning_flops.pytorch import FlopsProfiler as FlopsProfiler
     from lightning_flops.pytorch import count_flops as count_flops
     from lightning_flops.pytorch import count_offline as count_offline
-    from lightning_flops.pytorch import flops_law as flops_law
+    from lightning_flops.pytorch import flops_formula as flops_formula
     from lightning_flops.pytorch import get_model_profile as get_model_profile
     from lightning_flops.pytorch import profile_training as profile_training
     from lightning_flops.pytorch import register_flop_formula as register_flop_formula
@@ -50,7 +51,7 @@ _MODULES = {
     "count_flops": "pytorch",
     "count_offline": "pytorch",
     "duration_to_string": "report.deepspeed_units",
-    "flops_law": "pytorch",
+    "flops_formula": "pytorch",
     "flops_to_string": "report.deepspeed_units",
     "get_model_profile": "pytorch",
     "macs_to_string": "report.deepspeed_units",
@@ -77,7 +78,7 @@ __all__ = [
     "count_flops",
     "count_offline",
     "duration_to_string",
-    "flops_law",
+    "flops_formula",
     "flops_to_string",
     "get_model_profile",
     "macs_to_string",
@@ -87,6 +88,12 @@ __all__ = [
     "register_flop_formula",
     "render_text",
 ]
+for _name, _roots in {
+    "FlopsProfilerCallback": ("lightning", "pytorch_lightning"),
+    "FlopsProfilerTrainerCallback": ("transformers",),
+}.items():
+    if not any(map(importlib.util.find_spec, _roots)):
+        __all__.remove(_name)  # ``from lightning_flops import *`` takes what is there
 
 
 def _renderers() -> _shown.Renderers:

@@ -1,10 +1,7 @@
-"""Front door for Lightning: ``FlopsProfilerCallback``, one class for both import roots.
+"""``FlopsProfilerCallback`` for Lightning: one class for both import roots.
 
 It is a ``Callback`` of each root that the program imports, before this module or after it, so that the Trainer and the
 CLI of either root accept it. It imports neither root: importing the second one would change the log of the first.
-
-It checks the settings and passes the Trainer's events on. A ``LightningFit`` holds what lives as long as one call of
-``Trainer.fit``, a ``LightningEvaluation`` what lives as long as one of ``predict``, ``test`` or ``validate``.
 """
 
 from __future__ import annotations
@@ -13,29 +10,28 @@ import importlib.util
 import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
+from lightning_flops.adapters.deepspeed_block import log_settings
+from lightning_flops.adapters.lightning import LightningRun
+from lightning_flops.adapters.lightning_context import IMPORT_ROOTS, folder_of_trainer
+from lightning_flops.adapters.lightning_deepspeed import BuiltinProfiler, block_of
+from lightning_flops.adapters.lightning_launch import origin_of, send_home
+from lightning_flops.adapters.when_imported import when_imported
 from lightning_flops.config import SETTINGS, ProfilerConfig, given_settings, refuse_unknown, with_settings_described
-from lightning_flops.doors.deepspeed_block import log_settings
-from lightning_flops.doors.lightning_context import IMPORT_ROOTS, folder_of_trainer
-from lightning_flops.doors.lightning_deepspeed import BuiltinProfiler, block_of
-from lightning_flops.doors.lightning_evaluation import Evaluation, LightningEvaluation
-from lightning_flops.doors.lightning_fit import LightningFit
-from lightning_flops.doors.lightning_launch import origin_of, send_home
-from lightning_flops.doors.when_imported import when_imported
-from lightning_flops.session.border import event
-from lightning_flops.session.outcomes import OUTCOMES
-from lightning_flops.session.results import ProfiledRun
-from lightning_flops.text.printable import package_logger
+from lightning_flops.run.reports import OUTCOMES
+from lightning_flops.run.results import ProfiledRun
+from lightning_flops.run.safety import safe
 
 if TYPE_CHECKING:
-    from lightning_flops.doors.lightning_types import Callback, LightningModule, Trainer
+    from lightning_flops.adapters.lightning_types import Callback, LightningModule, Trainer
+    from lightning_flops.records import Loop
+    from lightning_flops.run.run import Run
     from lightning_flops.schema.profile import Profile
     from lightning_flops.schema.throughput import ThroughputSummary
-    from lightning_flops.session.session import Session
 
     _CallbackBases = Callback
 else:
@@ -44,12 +40,7 @@ else:
         """Stands for ``Callback`` until the program has imported it from either root."""
 
 
-logger = package_logger(__name__)
-
-_IDLE_HOOKS = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
-"""Hooks of a training step that this callback inherits and does not use."""
-
-_RUNTIME_ATTRIBUTES = ("_fit", "_evaluation", "_builtin", "log", "log_dict", "on_train_batch_start", *_IDLE_HOOKS)
+_RUNTIME_ATTRIBUTES = ("_adapter", "_builtin", "log", "log_dict")
 """What is not pickled: what belongs to a run, and the bound methods that a Trainer sets on the callback."""
 
 
@@ -58,7 +49,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
 
     Add it to a ``Trainer``; nothing else changes. The step that begins after ``profile_step`` steps of the fit is
     counted, and the steps after it are timed. The report goes to the loggers, to the console's log, to ``profile.json``
-    and to a page, ``profile.html``. These files lie beside the logs, or in ``lightning_flops_logs`` below
+    and to a page, ``profile.html``. These files lie in ``lightning_flops`` beside the logs, or below
     ``default_root_dir`` if no logger has a folder. W&B and MLflow keep the page as an artifact.
 
     ``Trainer.predict``, ``test`` and ``validate`` are profiled, too. There a step is one batch, without a backward and
@@ -119,8 +110,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         self._config = ProfilerConfig(**self._given)
         self._origin = origin_of(self)
         self._start_anew()
-        self._fit: LightningFit | None = None
-        self._evaluation: LightningEvaluation | None = None
+        self._adapter: LightningRun | None = None
         self._run_word = "fit"
         self._builtin = BuiltinProfiler()
 
@@ -164,14 +154,20 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         self.__dict__.update(state)
         if self._origin.is_here:  # a copy beside the callback that was made here, and not in a launcher's process
             self._origin = origin_of(self)
-        self._fit = self._evaluation = None
+        self._adapter = None
         self._builtin = BuiltinProfiler()
 
-    # ---- the events of a fit
+    @property
+    def run(self) -> Run | None:
+        """The run that goes on; None outside of a loop."""
+        return None if self._adapter is None else self._adapter.run
 
-    @event
+    # ---- a fit
+
+    @safe
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """The Trainer knows its strategy, which has not made its engine yet: settle the settings."""
+        self._end_run()  # of an earlier one, if nobody said that it was over
         self._run_word = "fit" if stage == "fit" else f"{stage} loop"
         self._config = self._settings_in(trainer)
 
@@ -189,7 +185,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
             taken = ProfilerConfig.taken_over(block, given=self._given, enabled=not self._for_any_trainer)
             config = taken.settings
             if self._run_word == "fit" and taken.builtin_on and (config.enabled or taken.wrong):
-                self._builtin.stand_down(trainer)
+                self._builtin.switch_off(trainer)
         if trainer.is_global_zero:
             log_settings(
                 block,
@@ -203,104 +199,91 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
             )
         return config
 
-    @event
+    @safe
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The strategy has made its engine."""
         self._builtin.put_back()
 
-    @event
+    @safe
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A fit begins: open a new window."""
+        """A fit begins."""
+        self._begin(trainer, pl_module, "training")
+
+    def _begin(self, trainer: Trainer, pl_module: LightningModule, loop: Loop) -> None:
         self._end_run()
         if not self._config.enabled:
             return
         self._start_anew()
-        self._fit = LightningFit(
+        # Who did not ask for a profile gets no new folder.
+        asked_for = not self._for_any_trainer or block_of(trainer) is not None
+        self._adapter = LightningRun(
             trainer,
             pl_module,
+            loop,
             config=self._config,
             publish=self._profiles.append,
-            hear_starts=self._hear_starts,
-            own_folder=self._own_folder(trainer),
+            own_folder=folder_of_trainer(trainer) if asked_for else self._folder,
         )
-        self._fit.session.begin()
-        self._drop_idle_hooks()
+        self._adapter.begin()
 
-    def _own_folder(self, trainer: Trainer) -> str | None:
-        """Where the files go if no logger has a folder. Who did not ask for a profile gets no new folder."""
-        asked_for = not self._for_any_trainer or block_of(trainer) is not None
-        return folder_of_trainer(trainer) if asked_for else self._folder
-
-    @event
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """A batch has been fetched and transferred."""
-        if self._fit is not None:
-            self._fit.batch_starts(batch)
+        if self._adapter is not None:
+            self._adapter.batch_starts(batch)
 
-    # It is called for every batch of the run: it has no wrapper, and a border of its own.
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """A batch is done, and with it perhaps a step."""
-        try:
-            fit = self._fit
-            if fit is not None and fit.batch_ends(batch, outputs):
-                self._fit = None
-        except BaseException as error:
-            self._broke(error)
+        """A batch is done, and perhaps a step with it."""
+        if self._adapter is not None:
+            self._adapter.batch_ends(batch)
+            if self._adapter.run.closed:  # a failure of ours
+                self._end_run()
 
-    @event
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Until the next epoch's first batch is there, time belongs to no step."""
+        if self._adapter is not None:
+            self._adapter.outside("epoch restart")
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """A checkpoint is written, which belongs to no step."""
+        if self._adapter is not None:
+            self._adapter.checkpoint_begins()
+
+    @safe
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The fit is over: report what there is."""
-        if self._fit is not None:
-            self._fit.session.finish()
-        self._end_run()
+        self._finish()
 
-    # ---- the events of a loop without training
+    # ---- a validation in a fit; a loop without training
 
-    @event
-    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A prediction begins: open a new window."""
-        self._begin_evaluation(trainer, pl_module, "predict")
-
-    @event
-    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A test begins: open a new window."""
-        self._begin_evaluation(trainer, pl_module, "test")
-
-    @event
+    @safe
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A validation begins: open a new window, unless it is a part of a fit."""
-        self._begin_evaluation(trainer, pl_module, "validate")
+        """A validation begins: of a fit, where it belongs to no step, or by itself."""
+        if trainer.state.fn == "validate":
+            self._begin(trainer, pl_module, "validate")
+        elif self._adapter is not None:
+            self._adapter.outside("validation")
 
-    def _begin_evaluation(self, trainer: Trainer, pl_module: LightningModule, function: Evaluation) -> None:
-        if trainer.state.fn != function:
-            return
-        self._end_run()
-        if not self._config.enabled:
-            return
-        self._start_anew()
-        self._evaluation = LightningEvaluation(
-            trainer,
-            pl_module,
-            function,
-            config=self._config,
-            publish=self._profiles.append,
-            own_folder=self._own_folder(trainer),
-        )
-        self._evaluation.session.begin()
+    @safe
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """A prediction begins."""
+        self._begin(trainer, pl_module, "predict")
 
-    @event
+    @safe
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """A test begins."""
+        self._begin(trainer, pl_module, "test")
+
     def on_predict_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """A batch has been fetched and transferred."""
-        if self._evaluation is not None:
-            self._evaluation.batch_starts(batch, dataloader_idx)
+        if self._adapter is not None and trainer.state.fn != "fit":
+            self._adapter.batch_starts(batch, dataloader_idx)
 
     on_test_batch_start = on_validation_batch_start = on_predict_batch_start
 
-    @event
     def on_predict_batch_end(
         self,
         trainer: Trainer,
@@ -311,43 +294,40 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         dataloader_idx: int = 0,
     ) -> None:
         """A batch is done."""
-        if self._evaluation is not None:
-            self._evaluation.batch_ends(batch, dataloader_idx)
-            if self._evaluation.session.out:
-                self._evaluation = None
+        if self._adapter is not None and trainer.state.fn != "fit":
+            self._adapter.batch_ends(batch, dataloader_idx)
 
     on_test_batch_end = on_validation_batch_end = on_predict_batch_end
 
-    @event
+    @safe
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """A validation by itself is over; after one in a fit, steps go on with the next batch."""
+        if trainer.state.fn == "validate":
+            self._finish()
+
+    @safe
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The loop is over: report what there is."""
-        if self._evaluation is not None:
-            self._evaluation.session.finish()
-            self._end_run()
+        self._finish()
 
-    on_test_end = on_validation_end = on_predict_end
+    on_test_end = on_predict_end
 
     # ---- the end of any of them
 
-    @event
+    @safe
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """The run was interrupted: report what there is, and leave nothing behind."""
-        session = self._session
-        if session is not None:
-            session.finish(interrupted_by=exception)
+        self._finish(interrupted_by=exception)
+
+    def _finish(self, *, interrupted_by: BaseException | None = None) -> None:
+        if self.run is not None:
+            self.run.finish(interrupted_by=interrupted_by)
         self._end_run()
 
-    @event
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """The Trainer is done with us."""
         self._end_run()
         send_home(trainer, self._origin, profiles=self._profiles, throughput=self._throughput)
-
-    @property
-    def _session(self) -> Session | None:
-        """The session of the run that goes on."""
-        running = self._fit or self._evaluation
-        return None if running is None else running.session
 
     def _receive(self, profiles: Sequence[Profile], throughput: ThroughputSummary | None) -> None:
         """A run in processes that a launcher started, such as ddp_spawn's, has measured this on rank 0."""
@@ -357,40 +337,10 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
 
     def _end_run(self) -> None:
         self._builtin.put_back()
-        session = self._session
-        if session is not None:  # let go of it last, so that a second try finds it
-            session.take_out()
-            self._throughput = session.reports.throughput
-        self._fit = self._evaluation = None
-        for name in (*_IDLE_HOOKS, "on_train_batch_start"):
-            self.__dict__.pop(name, None)
-
-    def _broke(self, error: BaseException) -> None:
-        """A hook of ours raised *error*: the run goes on without us, unless it is the user's Ctrl-C."""
-        session = self._session
-        try:
-            if session is not None:
-                session.border.broke(error)
-            elif isinstance(error, Exception):
-                logger.warning("this %s is not profiled: %s: %s", self._run_word, type(error).__name__, error)
-                self._config = replace(self._config, enabled=False)
-        finally:
-            self._end_run()
-            if not isinstance(error, Exception):
-                raise error
-
-    def _drop_idle_hooks(self) -> None:
-        """Let the Trainer pass over hooks that do nothing: it takes some microseconds to call each, at every step."""
-        for name in _IDLE_HOOKS:
-            if getattr(type(self), name) in [getattr(base, name, None) for base in FlopsProfilerCallback.__bases__]:
-                self.__dict__[name] = None
-
-    def _hear_starts(self, wanted: bool) -> None:
-        """Have ``on_train_batch_start`` called, or let the Trainer pass over it like an idle hook."""
-        if wanted:
-            self.__dict__.pop("on_train_batch_start", None)
-        elif type(self).on_train_batch_start is FlopsProfilerCallback.on_train_batch_start:
-            self.__dict__["on_train_batch_start"] = None
+        if (adapter := self._adapter) is not None:
+            adapter.close()
+            self._throughput = adapter.run.reports.throughput
+        self._adapter = None
 
 
 FlopsProfilerCallback.__doc__ = with_settings_described(

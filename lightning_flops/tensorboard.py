@@ -1,12 +1,13 @@
 """TensorBoard's tab "FLOPs": the page of a profile, for the runs that TensorBoard shows.
 
-TensorBoard finds it by the entry point ``tensorboard_plugins``. It reads what the profiler wrote into the event files,
+TensorBoard finds it by the entry point ``tensorboard_plugins``. It reads event files of the profiler's own,
 so it shows the runs of a remote log folder as well. Neither torch nor a training framework is loaded.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from tensorboard.data.provider import RunTagFilter
 from tensorboard.plugins import base_plugin
 from werkzeug import wrappers
 
-from lightning_flops.config.values import BLOCK
+from lightning_flops.config.values import BLOCK, OWN_FOLDER
 from lightning_flops.errors import ProfileFormatError
 from lightning_flops.report.html_page import bundled, package_version
 from lightning_flops.schema import dataclass_json
@@ -139,7 +140,10 @@ def _answer(request: wrappers.Request, content: str, kind: str, code: int = 200)
 
 
 def _name_of(run: str, tag: str) -> str:
-    """How the page calls the windows of *tag*: by TensorBoard's run, and by the tag's prefix if that is another."""
+    """How the page calls the windows of *tag*: by the folder of the run's logs, and by the tag's prefix if need be."""
+    logs, _, last = run.replace(os.sep, "/").rpartition("/")
+    if last == OWN_FOLDER:
+        run = logs or "."  # as TensorBoard calls the folder that it was given
     prefix = tag.rpartition(f"/{_WINDOW}/")[0]
     whose = prefix.removeprefix(BLOCK).strip("/")
     return f"{run} {whose}".strip() if whose else run

@@ -212,22 +212,6 @@ def test_traces_are_read_without_torch_or_a_framework() -> None:
     assert "computes longest:" in done.stdout
 
 
-def test_a_missing_numpy_is_named_with_what_installs_it() -> None:
-    program = (
-        "import sys\n"
-        "class Without:\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name == 'numpy':\n"
-        "            raise ModuleNotFoundError('no numpy', name='numpy')\n"
-        "sys.meta_path.insert(0, Without())\n"
-        "from lightning_flops.cli import main\n"
-        "sys.exit(main(sys.argv[1:]))\n"
-    )
-    done = run("trace", RANKS[0], program=program)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "lightning-flops: reading traces needs numpy: pip install 'lightning-flops[trace]'\n"
-
-
 def test_a_reader_that_closes_early_is_no_error() -> None:
     command = [
         *COMMAND,

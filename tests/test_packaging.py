@@ -56,6 +56,15 @@ def test_neither_torch_nor_a_framework_is_loaded_by(statements: str) -> None:
     assert loaded_by(statements).isdisjoint(HEAVY)
 
 
+def test_a_star_import_takes_what_is_there_without_the_extras() -> None:
+    program = (
+        "import sys\nfor name in ('lightning', 'pytorch_lightning', 'transformers'): sys.modules[name] = None\n"
+        "from lightning_flops import *\n"
+        "assert profile_training and 'FlopsProfilerCallback' not in dir()"
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program], cwd=REPOSITORY, check=True)
+
+
 def test_counting_loads_torch_and_no_framework() -> None:
     loaded = loaded_by("from lightning_flops import count_flops")
     assert "torch" in loaded
@@ -94,8 +103,8 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
     assert not hasattr(lightning_flops, "__wrapped__")
 
 
-def test_the_core_requires_torch_alone() -> None:
-    assert [Requirement(one).name for one in PROJECT["dependencies"]] == ["torch"]
+def test_the_core_requires_torch_and_what_records_and_traces_are_read_with() -> None:
+    assert [Requirement(one).name for one in PROJECT["dependencies"]] == ["torch", "msgspec", "numpy"]
 
 
 def test_the_extras_are_those_the_page_lists() -> None:

@@ -110,18 +110,6 @@ def test_the_failures_it_speaks_of_are_those_of_the_campaigns() -> None:
     assert {faults for _, faults in campaigns} == {"0"}
 
 
-def test_the_failures_at_single_lines_are_those_of_the_sweeps() -> None:
-    result = (REPOSITORY / "benchmarks" / "results" / "fault_lines.md").read_text()
-    rows = [line.split(" | ") for line in result.partition("|---:|---|\n")[2].splitlines()]
-    tried = sum(int(row[3].replace(",", "")) for row in rows)
-    faults = sum(int(row[5].removesuffix(", mended since")) for row in rows)
-    trainings = {row[0] for row in rows}
-    assert len(trainings) == 9
-    said = f"{tried:,} failures, half of them a Ctrl-C, raised line by line in nine trainings: {faults} reached"
-    assert said in README.read_text()
-    assert {row[5] for row in rows if row[5].isdecimal()} == {"0"}  # whatever was found is mended
-
-
 def test_every_tag_that_is_named_is_written_and_every_written_tag_is_named() -> None:
     from lightning_flops.report import scalars
 

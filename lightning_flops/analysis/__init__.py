@@ -1,1 +1,1 @@
-"""Pure functions over records: sums, rates and trees; standard library only, but for ``trace``, which needs numpy."""
+"""Pure functions over records: sums, rates and trees; standard library only, but for numpy and msgspec."""

@@ -203,10 +203,8 @@ def _sum_of_least(rows: Sequence[Integers], length: int) -> int:
     """The least number of each of the first *length* columns of *rows*, summed."""
     if not length:
         return 0
-    try:
-        import numpy as np
-    except ImportError:  # the ranks that read traces had it; here it saves seconds at most
-        return sum(map(min, zip(*rows, strict=False)))
+    import numpy as np
+
     least = np.array(rows[0][:length], dtype=np.int64)
     for row in rows:
         np.minimum(least, np.frombuffer(row, dtype=row.typecode, count=length), out=least)

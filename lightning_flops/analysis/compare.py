@@ -7,7 +7,6 @@ difference, ``compare_noise`` that of chance, ``compare_modules`` says which mod
 
 from __future__ import annotations
 
-import importlib.util
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -20,7 +19,7 @@ from lightning_flops.analysis.compare_figures import EXACT, NO_NOISE, TOO_WIDE, 
 from lightning_flops.analysis.compare_modules import Matches, match_modules
 from lightning_flops.analysis.compare_split import FLOPS_PER_BYTE, NO_WORK, CauseSums, Work, shared_out, split
 from lightning_flops.analysis.module_names import parent_name
-from lightning_flops.errors import ComparisonError, LightningFlopsError
+from lightning_flops.errors import ComparisonError
 from lightning_flops.records import OUTSIDE, PhaseAmounts, TimePhase
 from lightning_flops.schema.comparison import (
     SCHEMA_VERSION,
@@ -52,8 +51,6 @@ _WAITING: Mapping[TimePhase, str] = {
 
 _BY_MODULE: tuple[TimePhase, ...] = ("forward", "backward")
 
-NEEDS_NUMPY = "comparing needs numpy: pip install 'lightning-flops[trace]'"
-
 
 def compare_profiles(a: Profile, b: Profile, *, sources: tuple[str, str] = ("A", "B")) -> Comparison:
     """What the step of run *b* takes longer than that of run *a*, and why.
@@ -74,10 +71,7 @@ def compare_profiles(a: Profile, b: Profile, *, sources: tuple[str, str] = ("A",
     Raises:
         ComparisonError: the two cannot be compared: one has no timed step, contradicts itself or has figures that no
             float holds, or one run trains and the other does not.
-        LightningFlopsError: numpy is not installed.
     """
-    if importlib.util.find_spec("numpy") is None:
-        raise LightningFlopsError(NEEDS_NUMPY)
     run_a, run_b = _Run.of(a, sources[0]), _Run.of(b, sources[1])
     if a.context.loop != b.context.loop:
         raise ComparisonError(

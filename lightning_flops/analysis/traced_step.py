@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -28,13 +27,6 @@ from lightning_flops.schema.trace_steps import ModuleTable
 
 _US_PER_SEC = 1e6
 
-NEEDS_NUMPY = "reading a trace needs numpy: pip install 'lightning-flops[trace]'"
-
-
-def can_read_traces() -> bool:
-    """Whether numpy, which reading a trace needs, is installed."""
-    return importlib.util.find_spec("numpy") is not None
-
 
 def build_traced_step(window: WindowRecord) -> TracedStep | None:
     """The traced step of *window*: of several, the last that can be compared with the counted one.
@@ -46,7 +38,7 @@ def build_traced_step(window: WindowRecord) -> TracedStep | None:
         None if no step was traced, and none was timed in its place.
 
     Raises:
-        LightningFlopsError: numpy is not installed, or the trace cannot be read.
+        LightningFlopsError: the trace cannot be read.
     """
 
     def is_like_counted(signature: StepSignature) -> bool:
@@ -101,8 +93,6 @@ class _Read:
 
 
 def _read(record: TracedStepRecord, context: RunContext, *, counted: Collection[str]) -> _Read:
-    if not can_read_traces():
-        raise LightningFlopsError(NEEDS_NUMPY)
     from lightning_flops.trace import (
         analyze_trace,
         collective_calls,
@@ -130,12 +120,12 @@ def _read(record: TracedStepRecord, context: RunContext, *, counted: Collection[
 
 
 def counter_tracks_of(record: TracedStepRecord) -> tuple[CounterTrack, ...]:
-    """Memory and use of the device over the time of a trace file; none where there is no file or no numpy.
+    """Memory and use of the device over the time of a trace file; none where there is no file.
 
     Raises:
         LightningFlopsError: the file cannot be read.
     """
-    if record.path is None or not can_read_traces():
+    if record.path is None:
         return ()
     from lightning_flops.trace import load_trace
     from lightning_flops.trace.counters import counter_tracks

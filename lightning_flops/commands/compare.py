@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import importlib.util
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -124,13 +123,9 @@ def _compared(options: argparse.Namespace) -> tuple[Comparison | TraceComparison
 def _compared_traces(
     options: argparse.Namespace, a: Sequence[str], b: Sequence[str]
 ) -> tuple[TraceComparison, str, str]:
-    from lightning_flops.analysis.compare import NEEDS_NUMPY
     from lightning_flops.report.compare_traces_text import render_trace_comparison
     from lightning_flops.report.html_page import render_trace_comparison_page
     from lightning_flops.sinks.progress import ProgressLine
-
-    if importlib.util.find_spec("numpy") is None:
-        raise LightningFlopsError(NEEDS_NUMPY)
     from lightning_flops.trace.compare import compare_traces
     from lightning_flops.trace.many import analyze_each
 

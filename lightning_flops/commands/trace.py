@@ -98,14 +98,10 @@ def _print_trace(options: argparse.Namespace) -> int:
 def _analyzed(options: argparse.Namespace) -> TracesReport:
     files = _trace_files(options.files)
     _refuse_repeated(files)
-    try:
-        from lightning_flops.config import AdviceThresholds
-        from lightning_flops.sinks.progress import ProgressLine
-        from lightning_flops.trace.many import analyze_files
-    except ModuleNotFoundError as error:
-        if error.name != "numpy":
-            raise
-        raise LightningFlopsError("reading traces needs numpy: pip install 'lightning-flops[trace]'") from error
+    from lightning_flops.config import AdviceThresholds
+    from lightning_flops.sinks.progress import ProgressLine
+    from lightning_flops.trace.many import analyze_files
+
     progress = ProgressLine(sys.stderr)
     try:
         return analyze_files(

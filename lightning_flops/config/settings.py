@@ -231,7 +231,7 @@ class ProfilerConfig:
         True,
         BOOLEAN,
         "Write the report also as a page to look at, profile.html, beside the profile.json of rank 0, and "
-        "into TensorBoard's files for its tab FLOPs.",
+        "for TensorBoard's tab FLOPs.",
     )
     tensorboard_dir: str | None = _setting(
         None,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 BLOCK = "flops_profiler"
 """Name of the block in a DeepSpeed config; every message about a setting begins with it."""
 
-OWN_FOLDER = "lightning_flops_logs"
-"""The folder of a run's reports if the user has named none, and no logger or monitor has one."""
+OWN_FOLDER = "lightning_flops"
+"""The folder of our files: in that of a run's logs, or by itself where a run has none."""
 
 DTYPE_NAMES = (
     "bfloat16", "float16", "tf32", "float32", "float64", "float8", "float4", "int8", "uint8", "int16", "int32", "int64",

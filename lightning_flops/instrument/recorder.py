@@ -6,8 +6,6 @@ counted, which are timed, and when the window is over::
     waiting ── N steps ──> counting ──> settling ──> timing ─────────────────────┬──> tracing ──> closed
                                                        │                         │
                               signatures keep changing └──> counting more ───────┘
-
-More steps are counted, too, if numbers in tensors have decided what the counted one spent, and not shapes alone.
 """
 
 from __future__ import annotations
@@ -109,6 +107,11 @@ class Recorder:
         self._state: State = waiting.open() if profile_step == 0 else waiting
 
     @property
+    def state(self) -> State:
+        """The state of the window."""
+        return self._state
+
+    @property
     def waiting(self) -> bool:
         """Whether the step to count is still to come."""
         return self._state.waiting
@@ -176,12 +179,6 @@ class Recorder:
         """Whether the running step is counted beside every window."""
         return self._state.counting and self._state.waiting
 
-    @property
-    def shapes_deceive(self) -> bool:
-        """Whether steps with the counted one's shapes had other numbers of forwards, backwards or updates."""
-        measured = self._state.measured
-        return measured is not None and measured.times is not None and measured.times.shapes_deceive
-
     # ---- the parts of a step
 
     @contextmanager
@@ -199,7 +196,6 @@ class Recorder:
             state.batch_begins(self._scope)
             yield
         if slowed:
-            self._slowed_batches += 1
             self._slowed_sec += self._now() - began
         if state is self._state:
             self._go_on(state.batch_ends())
@@ -258,6 +254,7 @@ class Recorder:
             tokens: tokens in it; None if not known.
             ends_step: an optimizer attempt belongs to this batch, so a global step ends here.
         """
+        self._slowed_batches += (self.counting and not self.waiting) or self.tracing
         self._window.step.add_batch(shapes, samples=samples, tokens=tokens)
         if ends_step:
             self._go_on(self._state.step_ends())

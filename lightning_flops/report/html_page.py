@@ -12,6 +12,7 @@ import gzip
 import hashlib
 import html
 import json
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -24,7 +25,6 @@ from lightning_flops.analysis.rank_names import name_files
 from lightning_flops.analysis.rates import mean
 from lightning_flops.report.compare_text import comparison_headline
 from lightning_flops.report.compare_traces_text import trace_comparison_headline
-from lightning_flops.report.law_text import no_law_sentence, step_law_words
 from lightning_flops.schema import dataclass_json
 from lightning_flops.schema.comparison import Comparison
 from lightning_flops.schema.profile import Profile
@@ -152,51 +152,28 @@ def _pieces(title: str, document: Mapping[str, Any], data: Mapping[str, bytes]) 
     yield f"<script>{script}</script>\n</body>\n</html>\n"
 
 
-MOST_BYTES = 4 * 1024 * 1024
-"""Of earlier windows, compressed, in the page of a later one."""
-
-
-@dataclass(slots=True)
-class _PageWindow:
-    figures: Mapping[str, Any]
-    page: str
-    packed: bytes
-
-
 class RunPages:
-    """The pages of one run that is still going on: each shows the windows that are known when it is written.
+    """The page of one run that is still going on, with the latest of its windows.
 
-    Of the windows before the newest, a page holds the latest whole, up to ``MOST_BYTES`` of them, and of the others a
-    few figures and the name of their own page.
+    Args:
+        most: so many windows at most.
     """
 
-    def __init__(self) -> None:
-        self._windows: list[_PageWindow] = []
+    def __init__(self, most: int) -> None:
+        self._windows: deque[tuple[Mapping[str, Any], bytes]] = deque(maxlen=most)
 
-    def add(self, profile: Profile, *, page: str) -> str:
-        """The page of *profile*, to be written as a file of the name *page* beside those before it.
+    def add(self, profile: Profile) -> str:
+        """The page when *profile* is the latest window.
 
         Raises:
             ProfileFormatError: a number of the profile is not finite.
         """
-        content = packed(profile)
-        room = MOST_BYTES
-        for window in reversed(self._windows):
-            room -= len(window.packed)
-            if room < 0:
-                window.packed = b""
-        self._windows.append(_PageWindow(window_figures(profile), page, content))
+        self._windows.append((window_figures(profile), packed(profile)))
         run = ShownRun(name="", windows=[profile])
         document = dict(document_of([run]))
-        document["runs"] = [
-            {**document["runs"][0], "windows": [_shown_window(window) for window in self._windows]},
-        ]
-        data = {f"profile-0-{number}": one.packed for number, one in enumerate(self._windows) if one.packed}
+        document["runs"] = [{**document["runs"][0], "windows": [figures for figures, _ in self._windows]}]
+        data = {f"profile-0-{number}": content for number, (_, content) in enumerate(self._windows)}
         return "".join(_pieces(_title([run]), document, data))
-
-
-def _shown_window(window: _PageWindow) -> Mapping[str, Any]:
-    return window.figures if window.packed else {**window.figures, "page": window.page}
 
 
 def packed(report: Profile | Comparison | TraceReport | TracesReport | TraceComparison) -> bytes:
@@ -239,8 +216,6 @@ def window_figures(profile: Profile) -> Mapping[str, Any]:
         "longest": [{"name": printable(one.name), "share": one.share} for one in answer.longest],
         "longest_of": answer.longest_of,
         "advice": [one.rule for one in answer.advice],
-        "law": None if profile.law is None else asdict(step_law_words(profile.law)),
-        "no_law": printable(no_law_sentence(profile.why_no_law)),
     }
 
 

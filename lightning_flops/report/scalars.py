@@ -70,39 +70,6 @@ def profile_scalars(profile: Profile, *, prefix: str = PROFILE_PREFIX) -> dict[s
     return {tag: value for tag, value in values.items() if tag.rpartition("/")[2] not in _OF_TRAINING}
 
 
-def scalar_charts(*, prefix: str = PROFILE_PREFIX) -> dict[str, dict[str, list[str]]]:
-    """Charts that show scalars of one unit together: tags by the chart's title, by the title of the charts' group.
-
-    Args:
-        prefix: what the tags of a profile begin with.
-    """
-    groups = {
-        f"FLOPs: profiled steps ({prefix})": (prefix, _PROFILE_CHARTS),
-        f"FLOPs: the whole run ({MONITOR_PREFIX})": (MONITOR_PREFIX, _MONITOR_CHARTS),
-    }
-    return {
-        group: {title: [f"{start}/{tag}" for tag in tags.split()] for title, tags in charts.items()}
-        for group, (start, charts) in groups.items()
-    }
-
-
-_PROFILE_CHARTS = {
-    "Seconds of a step": "global_step_sec fwd_latency_sec bwd_latency_sec step_latency_sec data_wait_sec",
-    "Share of the peak (MFU, HFU)": "mfu hfu",
-    "FLOPs of a step": "fwd_flops bwd_flops recompute_flops iter_flops",
-    "FLOP/s": "fwd_flops_per_sec bwd_flops_per_sec iter_flops_per_sec",
-    "Samples/s": "samples_per_sec iter_samples_per_sec",
-    "Tokens/s": "tokens_per_sec",
-}
-_MONITOR_CHARTS = {
-    "Share of the peak (MFU)": "mfu useful_mfu",
-    "Share of the time waiting for data, of tokens that are padding": "data_wait_ratio padding_ratio",
-    "Samples/s": "samples_per_sec",
-    "Tokens/s": "tokens_per_sec",
-    "FLOP/s": "model_flops_per_sec",
-}
-
-
 def monitor_scalars(
     *,
     seconds: float,
@@ -112,9 +79,10 @@ def monitor_scalars(
     dp_size: int,
     tokens: int | None,
     padding_ratio: float | None,
-    model_flops: int | None,
+    model_flops: float | None,
     model_flops_peak_sec: float | None,
     useful_flops_peak_sec: float | None = None,
+    estimated_ratio: float | None = None,
     prefix: str = MONITOR_PREFIX,
 ) -> dict[str, float]:
     """What went by since the last reading; what is n/a is left out.
@@ -127,9 +95,10 @@ def monitor_scalars(
         dp_size: ranks that see different data, whose samples count together.
         tokens: tokens of this rank, padding left out; None if not known.
         padding_ratio: share of padding in the tokens that were processed; None if not known.
-        model_flops: what all steps of this rank spent, forward and backward; None if it is not known of one of them.
-        useful_flops_peak_sec: seconds that the model FLOPs take there that the steps would have spent without padding.
+        model_flops: of all unprofiled steps of this rank, forward and backward; None if no step was counted.
         model_flops_peak_sec: seconds these FLOPs take at the device's peaks; None if one is not known.
+        useful_flops_peak_sec: the same of the model FLOPs that the steps would have without padding.
+        estimated_ratio: share of the model FLOPs that is an estimate.
         prefix: what the tags begin with.
     """
     return _known(
@@ -143,6 +112,7 @@ def monitor_scalars(
             "mfu": per_second(amount=model_flops_peak_sec, seconds=seconds),
             "useful_mfu": per_second(amount=useful_flops_peak_sec, seconds=seconds),
             "model_flops_per_sec": per_second(amount=model_flops, seconds=seconds),
+            "estimated_ratio": estimated_ratio,
         },
     )
 

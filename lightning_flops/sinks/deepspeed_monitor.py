@@ -5,11 +5,9 @@ from __future__ import annotations
 import html
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from lightning_flops.sinks.event_files import BoardRecord, write_record
-from lightning_flops.sinks.services import Services
+from lightning_flops.sinks.services import Services, add_text
 from lightning_flops.sinks.writers import TensorBoardFiles
 
 
@@ -17,7 +15,7 @@ class DeepSpeedMonitorSink:
     """Gives scalars to every monitor, and texts to those that can show one.
 
     DeepSpeed is not imported: a monitor is what has ``write_events``. TensorBoard gets a text as Markdown, WandB as
-    HTML, CSV as a file beside its tables. A monitor that raises costs one warning, however often it does, and keeps
+    HTML. A monitor that raises costs one warning, however often it does, and keeps
     nothing from the others.
 
     Args:
@@ -37,30 +35,22 @@ class DeepSpeedMonitorSink:
         """Whether there is a monitor."""
         return bool(self._monitors)
 
+    @property
+    def has_board(self) -> bool:
+        """Whether one of them writes TensorBoard's files."""
+        return self._guarded.each(lambda monitor: getattr(monitor, "summary_writer", None) is not None)
+
     def write_scalars(self, scalars: Mapping[str, float], *, step: int) -> None:
         """Write all *scalars* as events at *step*, in one call per monitor."""
         events = [(tag, value, step) for tag, value in scalars.items()]
         self._guarded.each(lambda monitor: monitor.write_events(list(events)))
 
     def write_text(self, tag: str, text: str, *, step: int) -> bool:
-        """Show *text*, which is Markdown, wherever a text can be shown.
-
-        Returns:
-            Whether any monitor took it.
-        """
-        return self._guarded.each(lambda monitor: _add_text(monitor, tag, text, step))
+        """Show *text*, which is Markdown, wherever a text can be shown; returns whether any monitor took it."""
+        return self._guarded.each(lambda monitor: _show(monitor, tag, text, step))
 
     def keep_file(self, path: str) -> None:
         """Nothing: no monitor keeps files."""
-
-    def write_record(self, record: BoardRecord, *, step: int) -> None:
-        """Write *record* to the monitors that write TensorBoard's files."""
-
-        def write(monitor: Any) -> bool:
-            writer = getattr(monitor, "summary_writer", None)
-            return write_record(writer.inner if isinstance(writer, TensorBoardFiles) else writer, record, step=step)
-
-        self._guarded.each(write)
 
     def folder(self) -> str | None:
         """The local folder of the first monitor that has one."""
@@ -85,19 +75,11 @@ class _TensorBoard:
         self.summary_writer.flush()
 
 
-def _add_text(monitor: Any, tag: str, text: str, step: int) -> bool:
-    writer = getattr(monitor, "summary_writer", None)
-    if callable(getattr(writer, "add_text", None)):
-        assert writer is not None
-        writer.add_text(tag, text, step)
-        writer.flush()
+def _show(monitor: Any, tag: str, text: str, step: int) -> bool:
+    if add_text(getattr(monitor, "summary_writer", None), tag, text, step):
         return True
     wandb = sys.modules.get("wandb")  # its monitor has imported it
     if wandb is not None and type(monitor).__name__ == "WandbMonitor":
         monitor.log({tag: wandb.Html(f"<pre>{html.escape(text)}</pre>")}, step=step)
-        return True
-    folder = getattr(monitor, "log_dir", None)
-    if isinstance(folder, str) and folder:
-        Path(folder, f"{tag.replace('/', '_').replace(' ', '_')}_{step}.md").write_text(text, encoding="utf-8")
         return True
     return False

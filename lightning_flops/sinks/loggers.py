@@ -6,8 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from lightning_flops.sinks.event_files import BoardRecord, write_record
-from lightning_flops.sinks.services import Services
+from lightning_flops.sinks.services import Services, add_text
 
 
 class LoggersSink:
@@ -19,7 +18,10 @@ class LoggersSink:
     """
 
     def __init__(self, loggers: Iterable[Any]) -> None:
+        loggers = tuple(loggers)
         self._loggers = Services(loggers, name="loggers")
+        self.has_board = any("TensorBoardLogger" in _kinds(one) for one in loggers)
+        """Whether TensorBoard's is one of them. Told by its name: an ``experiment`` that is asked for is made."""
 
     @property
     def takes_scalars(self) -> bool:
@@ -33,41 +35,24 @@ class LoggersSink:
         self._loggers.each(lambda target: target.log_metrics(metrics=dict(scalars), step=step))
 
     def write_text(self, tag: str, text: str, *, step: int) -> bool:
-        """Add *text*, which TensorBoard reads as Markdown, and flush it so that it shows at once.
-
-        Returns:
-            Whether any logger took it.
-        """
-        return self._loggers.each(lambda target: _add_text(target, tag, text, step))
+        """Add *text*, which TensorBoard reads as Markdown; returns whether any logger took it."""
+        return self._loggers.each(lambda target: add_text(getattr(target, "experiment", None), tag, text, step))
 
     def keep_file(self, path: str) -> None:
         """Keep the local file at *path* as an artifact of the run, in W&B's and MLflow's loggers."""
-        if os.path.isfile(path):
-            self._loggers.each(lambda target: _keep_file(target, path))
+        self._loggers.each(lambda target: _keep_file(target, path))
 
-    def write_record(self, record: BoardRecord, *, step: int) -> None:
-        """Write *record* to TensorBoard's loggers."""
-        self._loggers.each(lambda target: write_record(getattr(target, "experiment", None), record, step=step))
+
+def _kinds(target: Any) -> set[str]:
+    return {kind.__name__ for kind in type(target).__mro__}
 
 
 def _keep_file(target: Any, path: str) -> None:
     # Told by their names: both services' runs have other methods under the same names.
-    kinds = {kind.__name__ for kind in type(target).__mro__}
+    if not (kinds := _kinds(target) & {"WandbLogger", "MLFlowLogger"}) or not os.path.isfile(path):
+        return
     if "WandbLogger" in kinds:
         name, _ = os.path.splitext(os.path.basename(path))
         target.experiment.log_artifact(path, name=f"flops-{name}", type="profile")
-    elif "MLFlowLogger" in kinds:
+    else:
         target.experiment.log_artifact(target.run_id, path)
-
-
-def _add_text(target: Any, tag: str, text: str, step: int) -> bool:
-    experiment = getattr(target, "experiment", None)
-    # Asked of the class: the experiment of a DummyLogger, and of every rank but the first, answers to any name.
-    kind = type(experiment)
-    if not callable(getattr(kind, "add_text", None)):
-        return False
-    assert experiment is not None
-    experiment.add_text(tag, text, step)
-    if callable(getattr(kind, "flush", None)):
-        experiment.flush()
-    return True

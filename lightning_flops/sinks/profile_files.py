@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import fsspec
+from fsspec.implementations.local import LocalFileSystem
 
+from lightning_flops.config.values import OWN_FOLDER
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.schema.dataclass_json import LONGEST_PROFILE
 from lightning_flops.schema.profile import Profile
@@ -27,10 +29,10 @@ _MOST_BYTES: Final = 4 * LONGEST_PROFILE + 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundRun:
-    """The profiles of one run that lie in one folder."""
+    """The profiles of one run's files."""
 
     name: str
-    """The folder below the one that was searched; with the loop and the rank, if files name them."""
+    """The folder of its logs below the one that was searched; with the loop and the rank, if files name them."""
     windows: tuple[Profile, ...]
     """In the order in which they were written."""
     problems: tuple[str, ...]
@@ -53,7 +55,7 @@ def read_runs(path: str) -> tuple[FoundRun, ...]:
         return (FoundRun(name=name, windows=(place.read(place.root),), problems=()),)
     runs: dict[str, list[tuple[int, str]]] = {}
     for one in place.profiles():
-        below = one.folder[len(place.root.rstrip("/")) :].strip("/") or one.folder.rpartition("/")[2]
+        below = one.logs[len(place.root.rstrip("/")) :].strip("/") or place.root.rstrip("/").rpartition("/")[2]
         runs.setdefault(f"{below}{one.whose.replace('.', ' ')}", []).append((one.number, one.file))
     return tuple(_read_run(place, run, [file for _, file in sorted(files)]) for run, files in sorted(runs.items()))
 
@@ -63,8 +65,8 @@ def read_profile(path: str | os.PathLike[str]) -> tuple[Profile, str]:
 
     Args:
         path: a profile's file; or a folder of logs: its own profile, or, if it has none, the one that was written last
-            in a folder below it. Of a run that was profiled several times, the last profile; one of training goes
-            before one of another loop. A local path, or a URL of any file system that fsspec knows.
+            in a folder below it. Of several runs with the same logs, the last one's; one of training goes before one
+            of another loop. A local path, or a URL of any file system that fsspec knows.
 
     Raises:
         LightningFlopsError: there is none, or it cannot be read; the message names what was looked at.
@@ -75,10 +77,8 @@ def read_profile(path: str | os.PathLike[str]) -> tuple[Profile, str]:
     found = [one for one in place.profiles() if _LOOP.fullmatch(one.whose)]
     if not found:
         raise place.has_none
-    in_place = place.root.rstrip("/")
-    last = max(
-        found, key=lambda one: (one.folder.rstrip("/") == in_place, not one.whose, one.written, one.number, one.file)
-    )
+    root = place.root.rstrip("/")
+    last = max(found, key=lambda one: (one.logs == root, not one.whose, one.written, one.number, one.file))
     return place.read(last.file), place.shown(last.file)
 
 
@@ -87,7 +87,8 @@ class _FoundFile:
     """A file whose name is one that runs give to a profile."""
 
     file: str
-    folder: str
+    logs: str
+    """The folder of the run's logs, which the file's own may lie in."""
     whose: str
     number: int
     written: float
@@ -103,12 +104,11 @@ class Place:
 
     def __init__(self, given: str) -> None:
         self.given = given
-        try:
+        with _errors_of(given):  # an unknown protocol, or whatever a client library raises
             self._system, self.root = fsspec.core.url_to_fs(given)
+            self._is_local = isinstance(self._system, LocalFileSystem)
             self.is_folder = bool(self._system.isdir(self.root))
             there = self.is_folder or self._system.exists(self.root)
-        except Exception as error:  # an unknown protocol, or whatever a client library raises
-            raise LightningFlopsError(f"{given}: cannot be read: {_words(error)}") from error
         if not there:
             raise LightningFlopsError(f"{given}: there is no such file or folder")
 
@@ -120,59 +120,48 @@ class Place:
     @property
     def is_regular(self) -> bool:
         """Whether it is a file that can be read twice."""
-        protocol = self._system.protocol
-        local = "file" in (protocol if isinstance(protocol, tuple) else (protocol,))
-        return os.path.isfile(self.root) if local else not self.is_folder
+        return os.path.isfile(self.root) if self._is_local else not self.is_folder
 
     def head(self, size: int) -> bytes:
         """The first bytes of the file."""
-        try:
-            with self._system.open(self.root, "rb") as stream:
-                begin: bytes = stream.read(size)
-                return begin
-        except Exception as error:
-            raise LightningFlopsError(f"{self.given}: cannot be read: {_words(error)}") from error
+        with _errors_of(self.given), self._system.open(self.root, "rb") as stream:
+            return bytes(stream.read(size))
 
     def files(self) -> Sequence[str]:
         """The files in the folder, not those of folders below it."""
-        try:
+        with _errors_of(self.given):
             return sorted(one["name"] for one in self._system.ls(self.root, detail=True) if one["type"] == "file")
-        except Exception as error:
-            raise LightningFlopsError(f"{self.given}: cannot be read: {_words(error)}") from error
 
     def profiles(self) -> Sequence[_FoundFile]:
         """The profiles anywhere below the folder, at least one."""
-        found = self.find()
-        if not found:
+        if not (found := self.find()):
             raise self.has_none
         return found
 
     def find(self) -> Sequence[_FoundFile]:
         """The profiles anywhere below the folder."""
-        try:
+        with _errors_of(self.given):
             files = self._system.find(self.root, detail=True)
-        except Exception as error:
-            raise LightningFlopsError(f"{self.given}: cannot be read: {_words(error)}") from error
         found = []
         for file, about in sorted(files.items()):
             folder, _, name = file.rpartition("/")
             match = PROFILE_FILE.fullmatch(name)
-            if match is not None and about.get("type") == "file":  # opening a pipe would wait for a writer for ever
-                found.append(_FoundFile(file, folder, match["whose"], int(match["number"] or 1), _written(about)))
+            # Opening a pipe would wait for a writer for ever.
+            if match is None or about.get("type") != "file":
+                continue
+            logs = folder.removesuffix(f"/{OWN_FOLDER}")
+            found.append(_FoundFile(file, logs, match["whose"], int(match["number"] or 1), _written(about)))
         return found
 
     def read(self, file: str) -> Profile:
         """The profile in *file*."""
         shown = self.shown(file)
+        with _errors_of(shown), self._system.open(file, "rb") as stream:
+            content = stream.read(_MOST_BYTES)
         try:
-            with self._system.open(file, "rb") as stream:
-                text = stream.read(_MOST_BYTES).decode("utf-8")
+            return Profile.from_json(content.decode("utf-8"))
         except UnicodeDecodeError as error:
             raise LightningFlopsError(f"{shown}: the profile is not UTF-8") from error
-        except Exception as error:  # file systems raise what their client libraries raise
-            raise LightningFlopsError(f"{shown}: cannot be read: {_words(error)}") from error
-        try:
-            return Profile.from_json(text)
         except LightningFlopsError as error:
             raise LightningFlopsError(f"{shown}: {error}") from error
 
@@ -180,11 +169,10 @@ class Place:
         """*file* as a user would write it."""
         if file == self.root:
             return self.given
-        protocol = self._system.protocol
-        if "file" in (protocol if isinstance(protocol, tuple) else (protocol,)):
-            relative = os.path.relpath(file)
-            return file if relative.startswith("..") else str(Path(relative))
-        return str(self._system.unstrip_protocol(file))
+        if not self._is_local:
+            return str(self._system.unstrip_protocol(file))
+        relative = os.path.relpath(file)
+        return file if relative.startswith("..") else relative
 
 
 def _read_run(place: Place, name: str, files: Sequence[str]) -> FoundRun:
@@ -198,11 +186,17 @@ def _read_run(place: Place, name: str, files: Sequence[str]) -> FoundRun:
     return FoundRun(name=name, windows=tuple(windows), problems=tuple(problems))
 
 
-def _written(about: Mapping[str, Any]) -> float:
+def _written(about: Any) -> float:
     moment = about.get("mtime") or about.get("LastModified") or about.get("updated") or 0
     moment = moment.timestamp() if hasattr(moment, "timestamp") else moment
     return float(moment) if isinstance(moment, (int, float)) else 0.0
 
 
-def _words(error: Exception) -> str:
-    return getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+@contextlib.contextmanager
+def _errors_of(shown: str) -> Iterator[None]:
+    """Say of every error inside that *shown* cannot be read; file systems raise what their client libraries raise."""
+    try:
+        yield
+    except Exception as error:
+        words = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+        raise LightningFlopsError(f"{shown}: cannot be read: {words}") from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import shutil
 from collections.abc import Callable
 from typing import TextIO
 
@@ -34,7 +34,7 @@ class ProgressLine:
         if not self._is_terminal or self._clock() < self._next:
             return
         self._next = self._clock() + _EVERY_SEC
-        self._write(printable(words)[: self._columns() - 1])
+        self._write(printable(words)[: shutil.get_terminal_size().columns - 1])
 
     def end(self) -> None:
         """Leave the line empty."""
@@ -47,9 +47,3 @@ class ProgressLine:
         self._stream.write("\r" + words.ljust(self._shown))
         self._stream.flush()
         self._shown = len(words)
-
-    def _columns(self) -> int:
-        try:
-            return os.get_terminal_size(self._stream.fileno()).columns or 80
-        except (OSError, ValueError):
-            return 80

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from lightning_flops.signals import is_of_signal_handler
 from lightning_flops.text.printable import package_logger
 
 logger = package_logger(__name__)
@@ -31,21 +32,29 @@ class Services:
 
     def each(self, write: Callable[[Any], Any]) -> bool:
         """Call *write* with every service; whether any call returned True."""
-        taken = [self._guarded(place, write) for place in range(len(self._services))]
-        return any(taken)
+        taken = False
+        for place, service in enumerate(self._services):
+            try:
+                taken |= write(service) is True
+            except Exception as error:  # of the user's, in the middle of training: whatever it raises stays here
+                if is_of_signal_handler(error):
+                    raise
+                if place not in self._failed:
+                    self._failed.add(place)
+                    words = type(service).__name__, self._name, type(error).__name__, error
+                    logger.warning(
+                        "%s did not take the FLOPs report, the other %s did not notice: %s: %s",
+                        *words,
+                    )
+        return taken
 
-    def _guarded(self, place: int, write: Callable[[Any], Any]) -> bool:
-        service = self._services[place]
-        try:
-            return write(service) is True
-        except Exception as error:  # a service of the user's, in the middle of training: whatever it raises stays here
-            if place not in self._failed:
-                self._failed.add(place)
-                logger.warning(
-                    "%s did not take the FLOPs report, the other %s did not notice: %s: %s",
-                    type(service).__name__,
-                    self._name,
-                    type(error).__name__,
-                    error,
-                )
-            return False
+
+def add_text(writer: Any, tag: str, text: str, step: int) -> bool:
+    """Add *text* to *writer* if that is TensorBoard's, and flush it so that it shows at once; whether it was."""
+    # Asked of the class: the experiment of a DummyLogger, and of every rank but the first, answers to any name.
+    if not callable(getattr(type(writer), "add_text", None)):
+        return False
+    writer.add_text(tag, text, step)
+    if callable(getattr(type(writer), "flush", None)):
+        writer.flush()
+    return True

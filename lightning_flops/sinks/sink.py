@@ -3,21 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol
-
-if TYPE_CHECKING:
-    from lightning_flops.sinks.event_files import BoardRecord
-
-
-class ScalarSink(Protocol):
-    """Takes numbers by tag."""
-
-    @property
-    def takes_scalars(self) -> bool:
-        """Whether there is anybody behind it who gets them."""
-
-    def write_scalars(self, scalars: Mapping[str, float], *, step: int) -> None:
-        """Write every scalar at *step* of the run's own x-axis."""
+from typing import Protocol
 
 
 class TextSink(Protocol):
@@ -31,15 +17,19 @@ class TextSink(Protocol):
         """
 
 
-class PageSink(Protocol):
-    """Takes what shows a whole profile."""
+class Sink(TextSink, Protocol):
+    """Takes numbers, texts and pages."""
+
+    @property
+    def takes_scalars(self) -> bool:
+        """Whether there is anybody behind it who gets them."""
+
+    @property
+    def has_board(self) -> bool:
+        """Whether TensorBoard is behind it, as far as that can be said without opening anything."""
+
+    def write_scalars(self, scalars: Mapping[str, float], *, step: int) -> None:
+        """Write every scalar at *step* of the run's own x-axis."""
 
     def keep_file(self, path: str) -> None:
         """Keep the page at *path*, a local path or a URL, with the run, if the sink can keep files."""
-
-    def write_record(self, record: BoardRecord, *, step: int) -> None:
-        """Write *record* into TensorBoard's event files, if the sink has a writer of them."""
-
-
-class Sink(ScalarSink, TextSink, PageSink, Protocol):
-    """Takes all of them."""

@@ -1,36 +1,48 @@
-"""Writes into TensorBoard's event files what its tab "FLOPs" shows: one window of a run, under a tag of its own."""
+"""Makes event files of our own with what TensorBoard's tab "FLOPs" shows: one window of a run in each."""
 
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
-from typing import Any, Final
+import io
+import secrets
+import time
+from typing import Final
 
 PLUGIN: Final = "lightning_flops"
 """The name that the tab's data has in event files, and its addresses in TensorBoard's server."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TabWindow:
-    """One window as the tab reads it."""
+def tab_events(*, tag: str, figures: bytes, packed: bytes, step: int) -> bytes:
+    """The content of an event file.
 
-    tag: str
-    """Of this window alone: TensorBoard keeps only some steps of a tag, and all tags."""
-    figures: bytes
-    """A few figures of it, JSON: what TensorBoard knows without reading the profile."""
-    packed: bytes
-    """The profile, JSON compressed by gzip."""
+    Args:
+        tag: of this window alone: TensorBoard keeps only some steps of a tag, and all tags.
+        figures: a few of the window's figures, JSON: what TensorBoard knows without reading the profile.
+        packed: the profile, JSON compressed by gzip.
+        step: on TensorBoard's x-axis.
 
-    def write_to(self, writer: Any, *, step: int) -> None:
-        """Write it with *writer*, torch's ``SummaryWriter``."""
-        # TensorBoard is there where its writer is; nothing here needs it otherwise.
-        records = importlib.import_module("tensorboard.compat.proto.summary_pb2")
-        tensors = importlib.import_module("tensorboard.compat.proto.tensor_pb2")
-        types = importlib.import_module("tensorboard.compat.proto.types_pb2")
-        metadata = records.SummaryMetadata(
-            plugin_data=records.SummaryMetadata.PluginData(plugin_name=PLUGIN, content=self.figures),
-            data_class=records.DATA_CLASS_TENSOR,
-        )
-        tensor = tensors.TensorProto(dtype=types.DT_STRING, string_val=[self.packed])
-        value = records.Summary.Value(tag=self.tag, metadata=metadata, tensor=tensor)
-        writer.file_writer.add_summary(records.Summary(value=[value]), step)
+    Raises:
+        ImportError: TensorBoard is not installed.
+    """
+    protos = "tensorboard.compat.proto"
+    records = importlib.import_module(f"{protos}.summary_pb2")
+    events = importlib.import_module(f"{protos}.event_pb2")
+    tensors = importlib.import_module(f"{protos}.tensor_pb2")
+    types = importlib.import_module(f"{protos}.types_pb2")
+    writers = importlib.import_module("tensorboard.summary.writer.record_writer")
+    metadata = records.SummaryMetadata(
+        plugin_data=records.SummaryMetadata.PluginData(plugin_name=PLUGIN, content=figures),
+        data_class=records.DATA_CLASS_TENSOR,
+    )
+    tensor = tensors.TensorProto(dtype=types.DT_STRING, string_val=[packed])
+    summary = records.Summary(value=[records.Summary.Value(tag=tag, metadata=metadata, tensor=tensor)])
+    file = io.BytesIO()
+    writer, now = writers.RecordWriter(file), time.time()
+    writer.write(events.Event(wall_time=now, file_version="brain.Event:2").SerializeToString())
+    writer.write(events.Event(wall_time=now, step=step, summary=summary).SerializeToString())
+    return file.getvalue()
+
+
+def event_file_name(number: int) -> str:
+    """A name that nobody else gives a file: TensorBoard reads a folder's event files in the order of their names."""
+    return f"events.out.tfevents.{int(time.time()):010d}.{number:06d}.{secrets.token_hex(4)}"

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from lightning_flops.analysis.trace_marks import PREFIXES, module_mark
-from lightning_flops.sinks.file import FreePaths
+from lightning_flops.sinks.file import numbered, write_new_file
 
 if TYPE_CHECKING:
     from lightning_flops.records import CounterTrack
@@ -54,7 +54,8 @@ def keep_trace(
         OSError: it cannot be read or written; the message names the file.
     """
     target = f"{folder.rstrip('/')}/rank{rank}_step{step}.pt.trace.json"
-    return FreePaths().write(target, _with_counters(_kept(path, _texts(module_args)), counters, process))
+    content = _with_counters(_kept(path, _texts(module_args)), counters, process)
+    return numbered(target, write_new_file(target, content))
 
 
 def _texts(module_args: ModuleArgs) -> Mapping[bytes, bytes]:

@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from lightning_flops.sinks.event_files import BoardRecord, write_record
-from lightning_flops.sinks.services import Services
+from lightning_flops.sinks.services import Services, add_text
 
 
 class TrainerLogSink:
@@ -24,17 +23,15 @@ class TrainerLogSink:
     """
 
     def __init__(self, callbacks: Iterable[Any]) -> None:
+        callbacks = tuple(callbacks)
         self._callbacks = Services(callbacks, name="callbacks")
+        self.has_board = any(getattr(one, "tb_writer", None) is not None for one in callbacks)
+        """Whether TensorBoard's callback is one of them."""
         self._waiting: dict[str, float] = {}
         self._in_log: dict[str, float] = {}
 
     takes_scalars = True
     """A Trainer's log is at least printed."""
-
-    @property
-    def holds_back(self) -> bool:
-        """Scalars wait for the Trainer's next log."""
-        return bool(self._waiting)
 
     def write_scalars(self, scalars: Mapping[str, float], *, step: int) -> None:
         """Keep *scalars* until the Trainer logs; the latest value of a tag is the one it logs."""
@@ -42,19 +39,11 @@ class TrainerLogSink:
         self._waiting.update({tag: float(value) for tag, value in scalars.items() if math.isfinite(value)})
 
     def write_text(self, tag: str, text: str, *, step: int) -> bool:
-        """Add *text*, which TensorBoard reads as Markdown, and flush it so that it shows at once.
-
-        Returns:
-            Whether TensorBoard took it.
-        """
-        return self._callbacks.each(lambda callback: _add_text(callback, tag, text, step))
+        """Add *text*, which TensorBoard reads as Markdown; returns whether TensorBoard took it."""
+        return self._callbacks.each(lambda callback: add_text(getattr(callback, "tb_writer", None), tag, text, step))
 
     def keep_file(self, path: str) -> None:
         """Nothing: a Trainer's callbacks keep no files of ours."""
-
-    def write_record(self, record: BoardRecord, *, step: int) -> None:
-        """Write *record* to the writer of the TensorBoard callback."""
-        self._callbacks.each(lambda callback: write_record(getattr(callback, "tb_writer", None), record, step=step))
 
     # ---- the Trainer's log
 
@@ -68,13 +57,3 @@ class TrainerLogSink:
         added, self._in_log = self._in_log, {}
         for tag in added:
             logs.pop(tag, None)
-
-
-def _add_text(callback: Any, tag: str, text: str, step: int) -> bool:
-    writer: Any = getattr(callback, "tb_writer", None)
-    if not callable(getattr(type(writer), "add_text", None)):
-        return False
-    writer.add_text(tag, text, step)
-    if callable(getattr(type(writer), "flush", None)):
-        writer.flush()
-    return True

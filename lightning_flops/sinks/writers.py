@@ -5,11 +5,10 @@ from __future__ import annotations
 import functools
 import importlib
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from lightning_flops.sinks.event_files import BoardRecord, write_record
-from lightning_flops.sinks.services import Services
+from lightning_flops.sinks.services import Services, add_text
 
 
 class WritersSink:
@@ -30,29 +29,21 @@ class WritersSink:
         """Whether there is a writer."""
         return bool(self._writers)
 
+    @property
+    def has_board(self) -> bool:
+        """Whether one of them takes texts, as TensorBoard's do."""
+        return any(hasattr(type(_written_to(writer)), "add_text") for writer in self._writers)
+
     def write_scalars(self, scalars: Mapping[str, float], *, step: int) -> None:
         """Write all *scalars* at *step*."""
         self._guarded.each(lambda writer: _write_scalars(writer, dict(scalars), step))
 
     def write_text(self, tag: str, text: str, *, step: int) -> bool:
-        """Add *text*, which TensorBoard reads as Markdown.
-
-        Returns:
-            Whether any writer took it.
-        """
-        return self._guarded.each(lambda writer: _write_text(writer, tag, text, step))
+        """Add *text*, which TensorBoard reads as Markdown; returns whether any writer took it."""
+        return self._guarded.each(lambda writer: add_text(_written_to(writer), tag, text, step))
 
     def keep_file(self, path: str) -> None:
         """Nothing: no writer keeps files."""
-
-    def write_record(self, record: BoardRecord, *, step: int) -> None:
-        """Write *record* to the writers of TensorBoard's files."""
-
-        def write(writer: Any) -> bool:
-            writer = _written_to(writer)
-            return write_record(writer.inner if isinstance(writer, TensorBoardFiles) else writer, record, step=step)
-
-        self._guarded.each(write)
 
     def folder(self) -> str | None:
         """The local folder of the first writer that has one."""
@@ -123,17 +114,6 @@ def _write_scalars(writer: Any, scalars: dict[str, float], step: int) -> None:
         writer(scalars, step)
 
 
-def _write_text(writer: Any, tag: str, text: str, step: int) -> bool:
-    writer = _written_to(writer)
-    add_text: Callable[..., object] | None = getattr(writer, "add_text", None)
-    if not callable(add_text):
-        return False
-    add_text(tag, text, step)
-    _flush(writer)
-    return True
-
-
 def _flush(writer: Any) -> None:
-    flush = getattr(writer, "flush", None)
-    if callable(flush):
+    if callable(flush := getattr(writer, "flush", None)):
         flush()

@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Iterable
-from contextlib import suppress
+
+from lightning_flops.signals import is_of_signal_handler
 
 
 def printable(text: str) -> str:
@@ -47,8 +48,11 @@ def package_logger(name: str) -> logging.Logger:
 
 
 def _handle(logger: logging.Logger, record: logging.LogRecord) -> None:
-    with suppress(Exception):
+    try:
         type(logger).handle(logger, record)
+    except Exception as error:
+        if is_of_signal_handler(error):
+            raise
 
 
 def _on_one_line(record: logging.LogRecord) -> bool:

@@ -185,12 +185,3 @@ def test_a_record_without_events_is_an_error_in_words() -> None:
     window = replace(mlp_traced()[0], traces=(record(8, "counted"),))
     with pytest.raises(LightningFlopsError, match="the traced step left no events"):
         build_traced_step(window)
-
-
-def test_without_numpy_the_traced_step_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightning_flops.analysis.traced_step.can_read_traces", lambda: False)
-    window = replace(mlp_traced()[0], traces=(record(8, "counted"),))
-    with pytest.raises(
-        LightningFlopsError, match=r"reading a trace needs numpy: pip install 'lightning-flops\[trace\]'"
-    ):
-        build_traced_step(window)

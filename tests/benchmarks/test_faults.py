@@ -2,193 +2,93 @@
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import random
 import resource
-import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from benchmarks import fault_inputs, fault_lines
 from benchmarks.fault_campaign import Answer, Fault, Tally, answer_of, run_campaign
-from benchmarks.fault_lines import Lines, Site, Tripwire, page_with
+from benchmarks.fault_lines import Lines
 from benchmarks.faults import render
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.errors import ConfigError
+from lightning_flops.run import safety
+from lightning_flops.run.safety import safe
 from lightning_flops.units import percent
 
-# ---- a failure at a line of ours, and trainings that take it well or badly
+# ---- an exception at a line of ours, and boundaries that take it well or badly
 
 
-def careful(weights: list[str]) -> None:
-    try:
-        percent(0.5)
-    except Exception:
-        return
+class Half(float):
+    """Stands for an object with hooks; what it is called with is a function of ours."""
+
+    run = None
 
 
-def leaky(weights: list[str]) -> None:
-    try:
-        percent(0.5)
-    except Exception:
-        register_module_forward_hook(lambda *args: None)
+def training(failed: Callable[[nn.Module], object]) -> Callable[[bool], nn.Module]:
+    """Training with one hook of ours; *failed* is what the boundary does with an exception."""
 
-
-def swallowing(weights: list[str]) -> None:
-    try:
-        percent(0.5)
-    except BaseException:
-        return
-
-
-def unguarded(weights: list[str]) -> None:
-    percent(0.5)
-
-
-def disturbing(weights: list[str]) -> None:
-    try:
-        percent(0.5)
-    except Exception:
-        weights.append("another")
-
-
-def hanging(weights: list[str]) -> None:
-    try:
-        percent(0.5)
-    except Exception:
-        time.sleep(60)
-
-
-def faults_of(use: Callable[[list[str]], None], error: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The kinds of fault that are found where *use* calls a function of ours within a training, and that fails."""
-
-    def train(profiled: bool, wire: Tripwire, seen: dict[str, Any]) -> None:
-        seen["weights"] = ["0x1p0"]
-        with wire:
+    def train(profiled: bool) -> nn.Module:
+        model = nn.Linear(1, 1)
+        nn.init.ones_(model.weight)
+        nn.init.ones_(model.bias)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(safety, "failed", lambda run, error: failed(model))
             if profiled:
-                use(seen["weights"])
+                safe(percent)(Half(0.5))  # type: ignore[arg-type, type-var]
+        return model
 
-    monkeypatch.setitem(fault_lines.RUNS, "planted", train)
-    monkeypatch.setattr(fault_lines, "TRIAL_SEC", 20.0)
-    lines = Lines("planted")
-    monkeypatch.setattr(fault_lines, "TRIAL_SEC", 2.0)
-    file, _, line = next(iter(lines.sites)).rpartition(":")
-    assert file == "units.py"
-    site = Site(file=file, line=int(line), hit=1)
-    (in_a_fork,) = lines.try_all([(site, error)])
-    alone = lines.faults_at(site, error)
-    assert not in_a_fork.alone and in_a_fork.faults == alone
-    return [fault.kind for fault in alone]
+    return train
+
+
+def disturbs(model: nn.Module) -> None:
+    with torch.no_grad():
+        next(model.parameters()).add_(1)
+
+
+def raises(model: nn.Module) -> None:
+    raise RuntimeError
+
+
+def speaks(model: nn.Module) -> None:
+    for _ in range(2):
+        logging.getLogger("lightning_flops").warning("again")
 
 
 @pytest.mark.parametrize(
-    ("use", "error", "kinds"),
+    ("failed", "kinds"),
     [
-        (careful, "RuntimeError", []),
-        (careful, "KeyboardInterrupt", []),
-        (leaky, "RuntimeError", ["something stayed behind"]),
-        (swallowing, "RuntimeError", []),
-        (swallowing, "KeyboardInterrupt", ["the user's interrupt was lost"]),
-        (unguarded, "RuntimeError", ["it was raised into the training"]),
-        (unguarded, "KeyboardInterrupt", []),
-        (disturbing, "RuntimeError", ["the training differs"]),
-        (hanging, "RuntimeError", ["the training hung or died"]),
+        (lambda model: None, []),
+        (lambda model: register_module_forward_hook(lambda *args: None), ["something stayed behind"]),
+        (raises, ["it was raised into the training"]),
+        (disturbs, ["the training differs"]),
+        (speaks, ["more than one warning"]),
+        (lambda model: time.sleep(60), ["the training hung or died"]),
     ],
 )
 def test_a_planted_fault_is_seen_and_no_other(
-    use: Callable[[list[str]], None], error: str, kinds: list[str], monkeypatch: pytest.MonkeyPatch
+    failed: Callable[[nn.Module], object], kinds: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert faults_of(use, error, monkeypatch) == [f"{error}: {kind}" for kind in kinds]
+    lines = Lines("planted", training(failed))
+    assert lines.lines > 0
+    monkeypatch.setattr(fault_lines, "_TRIAL_SEC", 5.0)
+    assert [fault.kind for fault in lines.trial(random.Random(1), "again")] == kinds
 
 
-def test_a_tripwire_raises_at_its_line_the_time_it_was_told_and_once() -> None:
-    with Tripwire() as counted:
-        for _ in range(3):
-            percent(0.5)
-    (file, line), hits = next(iter(counted.hits.items()))
-    assert hits == 3
-    site = Site(file=file.rpartition("lightning_flops/")[2], line=line, hit=2)
-    assert Site.parse(str(site)) == site
-    assert site.function == "units.py: percent"
-    done = 0
-    with Tripwire(site) as wire:
-        for _ in range(3):
-            try:
-                percent(0.5)
-                done += 1
-            except RuntimeError:
-                assert done == 1
-    assert wire.fired
-    assert done == 2
+def test_a_line_outside_of_hooks_is_not_drawn() -> None:
+    def train(profiled: bool) -> nn.Module:
+        percent(0.5)
+        return nn.Linear(1, 1)
 
-
-def _numbers_in_files(weights: list[str]) -> None:
-    """Training whose every step reads and writes a file: a fork writes to the same one."""
-    with open("steps.txt", "w+") as file:
-        for step in range(3):
-            with contextlib.suppress(RuntimeError):
-                percent(0.5)
-            file.write(f"{step}")
-            file.flush()
-            Path(f"step{step}").mkdir()
-        file.seek(0)
-        weights.append(file.read())
-
-
-def test_trials_in_one_training_know_nothing_of_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    def train(profiled: bool, wire: Tripwire, seen: dict[str, Any]) -> None:
-        seen["weights"] = []
-        with wire:
-            _numbers_in_files(seen["weights"]) if profiled else seen["weights"].append("012")
-
-    monkeypatch.setitem(fault_lines.RUNS, "planted", train)
-    lines = Lines("planted")
-    file, _, line = next(iter(lines.sites)).rpartition(":")
-    sites = [
-        (Site(file=file, line=int(line), hit=hit), error)
-        for hit in (1, 3, 4)
-        for error in ("RuntimeError", "KeyboardInterrupt")
-    ]
-    trials = list(lines.try_all(sites))
-    # The fourth time does not come: those are tried alone, and do not come there either.
-    assert [(str(trial.site).rpartition(":")[2], trial.alone) for trial in trials] == [
-        ("1", False), ("1", False), ("3", False), ("3", False), ("4", True), ("4", True),
-    ]  # fmt: skip
-    assert not any(trial.faults for trial in trials)
-
-
-def test_a_site_where_there_is_another_thread_is_tried_in_a_training_of_its_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def train(profiled: bool, wire: Tripwire, seen: dict[str, Any]) -> None:
-        seen["weights"], over = [], threading.Event()
-        other = threading.Thread(target=over.wait)
-        with wire:
-            other.start()
-            unguarded([]) if profiled else None
-            over.set()
-            other.join()
-
-    monkeypatch.setitem(fault_lines.RUNS, "planted", train)
-    monkeypatch.setattr(fault_lines, "TRIAL_SEC", 20.0)
-    lines = Lines("planted")
-    trials = list(lines.sweep(random.Random(1), None))
-    assert all(trial.alone for trial in trials)
-    assert [fault.kind for trial in trials for fault in trial.faults] == [
-        "RuntimeError: it was raised into the training" for _ in lines.sites
-    ]
-
-
-def test_a_page_of_sweeps_keeps_the_rows_of_other_trainings() -> None:
-    page = page_with(
-        "| a | everything | 3 |", page_with("| b | everything | 2 |", page_with("| a | everything | 1 |", ""))
-    )
-    assert page.endswith("|\n| a | everything | 3 |\n| b | everything | 2 |\n")
+    assert Lines("planted", train).lines == 0
 
 
 # ---- hostile input

@@ -4,7 +4,6 @@ import copy
 import gc
 import inspect
 import pickle
-import signal
 import sys
 import types
 import weakref
@@ -15,7 +14,6 @@ import cloudpickle
 import pytest
 from torch import nn
 
-from benchmarks.fault_lines import ERRORS, PACKAGE, Site, Tripwire, can_fail, hands_over
 from lightning_flops.instrument.patches import Patches, untapped
 
 
@@ -421,85 +419,6 @@ PUT: dict[str, Callable[[Patches, Stage], None]] = {
     "a method twice": lambda patches, stage: _twice(patches, stage),
     "what is kept": lambda patches, stage: patches.keep(stage, Loop(), kind=Stage),
 }
-
-
-@pytest.fixture
-def no_ctrl_c() -> Iterator[None]:
-    """A Ctrl-C that arrives a second time, where an object was deleted, raises nothing."""
-    before = signal.signal(signal.SIGINT, lambda *_: None)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("no_ctrl_c")
-@pytest.mark.parametrize("error", ERRORS.values())
-@pytest.mark.parametrize("put", PUT.values(), ids=list(PUT))
-def test_a_failure_at_any_line_leaves_nothing_once_it_is_undone(
-    put: Callable[[Patches, Stage], None], error: type[BaseException]
-) -> None:
-    def put_on_and_undone(wire: Tripwire) -> bool:
-        """Whether all is as it was."""
-        stage, patches = Stage(), Patches()
-
-        def now() -> list[dict[str, int]]:
-            """Objects by identity: ours are equal to what they stand for."""
-            return [{name: id(value) for name, value in vars(one).items()} for one in (stage, Stage, nn.Module)]
-
-        before = now()
-        try:
-            with wire:
-                put(patches, stage)
-                patches.undo()
-        except error:
-            patches.undo()
-            return before == now()  # while the traceback still holds what was half done
-        return before == now()
-
-    all_lines = Tripwire()
-    assert put_on_and_undone(all_lines)
-    sites = [
-        Site(file=file.removeprefix(f"{PACKAGE}/"), line=line, hit=hit)
-        for (file, line), hits in all_lines.hits.items()
-        for hit in range(1, hits + 1)
-    ]
-    tried = [site for site in sites if can_fail(site.place) and not hands_over(site.place)]
-    assert len(tried) > 20
-    assert [str(site) for site in tried if not put_on_and_undone(Tripwire(site, error))] == []
-
-
-CALLS: dict[str, Callable[[Stage], object]] = {
-    "a method": lambda stage: stage.run("a"),
-    "an attribute of its own": lambda stage: stage.own("a"),
-    "a table": lambda stage: stage.table["upper"]("a"),
-    "calls": lambda stage: stage("a"),
-}
-
-
-@pytest.fixture
-def no_garbage() -> Iterator[None]:
-    """A collection of garbage runs lines of ours, too, once and never again."""
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
-
-
-@pytest.mark.usefixtures("no_garbage")
-@pytest.mark.parametrize("what", CALLS)
-def test_a_ctrl_c_on_the_way_to_a_wrapper_is_told_and_goes_on(what: str) -> None:
-    told: list[str] = []
-    stage, patches = Stage(), Patches(lambda: told.append("told"))
-    PUT[what](patches, stage)
-    all_lines = Tripwire()
-    with all_lines:
-        CALLS[what](stage)
-    sites = [Site(file=file.removeprefix(f"{PACKAGE}/"), line=line, hit=1) for file, line in all_lines.hits]
-    for site in filter(lambda site: can_fail(site.place), sites):
-        told.clear()
-        with pytest.raises(KeyboardInterrupt), Tripwire(site, KeyboardInterrupt):
-            CALLS[what](stage)
-        assert told == ["told"], site
-    patches.undo()
 
 
 def test_what_a_wrapper_raises_itself_is_not_told() -> None:

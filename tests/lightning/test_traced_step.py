@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import logging
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -140,7 +139,7 @@ def test_a_trace_is_kept_if_its_counter_tracks_cannot_be_made(
     def fail(*_: object, **__: object) -> None:
         raise ArithmeticError("no track")
 
-    monkeypatch.setattr("lightning_flops.session.results.counter_tracks_of", fail)
+    monkeypatch.setattr("lightning_flops.run.results.counter_tracks_of", fail)
     report = profile_of(trainer, new_net(root), trace_dir=tmp_path)
     assert report.notes == ("The kept trace has no counter tracks: no track.",)
     assert report.traced is not None and len(load_trace(report.traced.files[0])) > 0
@@ -285,19 +284,6 @@ def test_a_schedule_of_several_cycles_keeps_every_trace(root: str, trainer: Make
     # The rates are those of the analysed trace, and stand in that one.
     said = {Path(file).name: "forward FLOP/s" in Path(file).read_text() for file in report.traced.files}
     assert said == {"rank0_step12.pt.trace.json": True, "rank0_step8.pt.trace.json": False}
-
-
-def test_without_numpy_the_report_says_what_is_missing_and_has_the_forwards(
-    root: str, trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("lightning_flops.session.instruments.can_read_traces", lambda: False)
-    with caplog.at_level(logging.WARNING, logger="lightning_flops"):
-        report = profile_of(trainer, new_net(root))
-    note = "No step was traced: reading a trace needs numpy: pip install 'lightning-flops[trace]'."
-    assert report.notes == (note,)
-    assert caplog.messages.count(note) == 1
-    assert report.traced is not None and report.traced.tables is None
-    assert report.traced.own_forward_sec is not None
 
 
 @pytest.mark.parametrize("recorded", [True, False])

@@ -8,13 +8,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 
 from lightning_flops import Profile, compare_profiles
-from lightning_flops.report import html_page
-from lightning_flops.report.html_page import RunPages, ShownRun, packed, render_page
+from lightning_flops.report.html_page import RunPages, ShownRun, render_page
 from tests.page import samples, traces
 from tests.page.browser import Opened, browser, needs_browser
 from tests.report import compared
@@ -60,8 +58,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ),
         "wide": samples.of_modules(10_000).to_html(),
         "later": _later_page(),
-        "law": _with_memory(samples.with_law()).to_html(),
-        "no_law": replace(samples.decoder(), why_no_law="the counts fit no formula").to_html(),
+        "lengths": _with_memory(samples.decoder()).to_html(),
         "long_names": _with_long_names(samples.decoder()).to_html(),
         "compared": compare_profiles(compared.run(), compared.wider(data_wait_ms=3.5)).to_html(),
         "compared_hostile": compare_profiles(samples.decoder(), samples.hostile()).to_html(),
@@ -88,11 +85,9 @@ def _with_long_names(profile: Profile) -> Profile:
 
 
 def _later_page() -> str:
-    """The third of a run that was profiled three times, with the first on a page of its own."""
-    with patch.object(html_page, "MOST_BYTES", 2 * len(packed(samples.decoder()))):
-        run = RunPages()
-        made = [run.add(samples.decoder(step), page=f"a b{step}.html") for step in (10, 60, 110, 160)]
-    return made[-1]
+    """Of a run that was profiled four times, when three windows are kept."""
+    run = RunPages(3)
+    return [run.add(samples.decoder(step)) for step in (10, 60, 110, 160)][-1]
 
 
 @pytest.fixture()
@@ -265,19 +260,13 @@ def test_words_are_defined_for_pointer_and_keyboard(decoder: Opened) -> None:
     assert "could do at its peak" in (word.get_attribute("aria-description") or "")
 
 
-def test_a_window_of_another_page_is_shown_by_its_figures_and_a_link(started: Any, pages: dict[str, Path]) -> None:
+def test_the_page_of_a_run_shows_its_latest_windows_the_last_one_first(started: Any, pages: dict[str, Path]) -> None:
     opened = Opened(started, pages["later"])
     assert "step 160 counted" in opened.texts(".where")[0]
-    assert opened.texts("#windows tbody td:first-child") == ["10", "60", "110", "160"]
-    opened.page.locator("#windows tbody a", has_text="60").click()
-    assert "step 60 counted" in opened.texts(".where")[0]
-    opened.page.locator("#windows tbody a", has_text="10").first.click()
-    link = opened.page.locator("[role=status] a")
-    assert link.inner_text() == "a b10.html" and link.get_attribute("href") == "./a%20b10.html"
-    assert opened.page.locator("[role=alert]").count() == 0
-    opened.page.locator("#windows tbody a", has_text="160").click()
+    assert opened.texts("#windows tbody td:first-child") == ["60", "110", "160"]
+    opened.page.locator("#windows tbody a", has_text="60").first.click()
     opened.wait_until_whole()
-    assert "step 160 counted" in opened.texts(".where")[0]
+    assert "step 60 counted" in opened.texts(".where")[0]
     opened.assert_quiet()
     opened.context.close()
 
@@ -292,31 +281,8 @@ def test_runs_and_windows_can_be_chosen(decoder: Opened) -> None:
     assert decoder.texts(".callout")[0] == "profile-2.json: cut off"
 
 
-def test_the_law_of_the_flops_is_told_as_in_the_text(started: Any, pages: dict[str, Path]) -> None:
-    opened = Opened(started, pages["law"])
-    assert opened.texts("#law code") == ["forward = B·(1,024·S + 64·S²)", "backward = B·2,048·S"]
-    assert opened.texts("#law .note")[0] == (
-        "The law of the FLOPs of a batch. Used for B from 1 to 8 and S from 16 to 512 in steps of 8. "
-        "It rests on 28 counted steps, 24 of which the others foretold to the last FLOP."
-    )
-    assert opened.texts("#law h3") == ["40 steps by length"]
-    assert opened.texts("#law thead th") == ["length (S)", "of the steps", "model FLOPs", "step time", "MFU"]
-    rows = [opened.texts(f"#law tbody tr:nth-child({at}) td") for at in (1, 2)]
-    assert rows == [["16–120", "75.00%", "250 G", "50 ms", "25.00%"], ["512", "25.00%", "1.25 T", "200 ms", "n/a"]]
-    opened.page.get_by_role("link", name="FLOPs by size", exact=True).click()
-    opened.assert_quiet()
-    opened.context.close()
-
-
-def test_a_run_without_a_law_says_why(started: Any, pages: dict[str, Path]) -> None:
-    opened = Opened(started, pages["no_law"])
-    assert opened.texts("#law p") == ["No law of the FLOPs: the counts fit no formula."]
-    opened.assert_quiet()
-    opened.context.close()
-
-
 def test_memory_of_the_traced_step_is_drawn_over_time(started: Any, pages: dict[str, Path]) -> None:
-    opened = Opened(started, pages["law"])
+    opened = Opened(started, pages["lengths"])
     label = opened.page.locator("#memory .curve svg").get_attribute("aria-label") or ""
     assert label.startswith("Memory over time on device 0. Peak 6 GB\n101 µs after the first event")
     assert opened.texts("#memory .mark") == ["peak 6 GB"]

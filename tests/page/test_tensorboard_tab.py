@@ -1,9 +1,8 @@
-"""The tab FLOPs in a real TensorBoard: what the sinks wrote into event files, in a browser and over HTTP."""
+"""The tab FLOPs in a real TensorBoard: what runs wrote into event files, in a browser and over HTTP."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import socket
 import subprocess
@@ -13,25 +12,23 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlencode
 
 import pytest
 
-from lightning_flops.report.scalars import profile_scalars, scalar_charts
+from lightning_flops.config import OWN_FOLDER
+from lightning_flops.report.html_page import packed, window_figures
+from lightning_flops.run.output import RunFiles
 from lightning_flops.schema.profile import Profile
-from lightning_flops.session.output import own_pages, tab_window
-from lightning_flops.sinks.loggers import LoggersSink
-from lightning_flops.sinks.tensorboard_tab import PLUGIN, TabWindow
-from lightning_flops.sinks.writers import TensorBoardFiles, WritersSink
+from lightning_flops.sinks.tensorboard_tab import PLUGIN, event_file_name, tab_events
 from tests.page import samples
 from tests.page.browser import Watched, browser, needs_browser
 from tests.test_packaging import PROJECT, REPOSITORY, loaded_by
 
 ADDRESS = "data/plugin/lightning_flops"
-PROFILES = "flops_profiler"
 FOUND = """import sys
 from tensorboard import default
 for plugin in default.get_dynamic_plugins():
@@ -43,25 +40,23 @@ for plugin in default.get_dynamic_plugins():
 @pytest.fixture(scope="module")
 def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two runs: one with three windows and a predict loop, one with markup as names and with broken windows."""
-    writer_of = importlib.import_module("torch.utils.tensorboard").SummaryWriter
     folder = tmp_path_factory.mktemp("logs")
-    first, second = writer_of(str(folder / "version_0")), TensorBoardFiles(str(folder / "version_1"))
-    loggers = LoggersSink([SimpleNamespace(experiment=first)])
+    first, second = (
+        RunFiles(output_file=None, folder=partial(str, folder / version), html=True)
+        for version in ("version_0", "version_1")
+    )
     for step in (110, 10, 60):
-        loggers.write_record(tab_window(samples.decoder(step), prefix="flops_profiler"), step=step)
-    for step in (10, 60):
-        loggers.write_record(own_pages(samples.decoder(step), prefix=PROFILES, charts_of="flops_profiler"), step=step)
-        for tag, value in profile_scalars(samples.decoder(step), prefix=PROFILES).items():
-            first.add_scalar(tag, value, step)
-    loggers.write_record(tab_window(samples.many_ranks(), prefix="flops_profiler/predict"), step=1)
-    writers = WritersSink([second])
-    hostile = replace(samples.hostile(), profile_step=7)
-    writers.write_record(tab_window(hostile, prefix="flops_profiler"), step=7)
-    good = tab_window(samples.decoder(9), prefix="flops_profiler")
-    writers.write_record(replace(good, packed=good.packed[:-20]), step=9)
-    writers.write_record(TabWindow(tag="flops_profiler/window/8", figures=b"[", packed=b""), step=8)
-    first.close()
-    writers.close()
+        first.write_tab(samples.decoder(step), prefix="flops_profiler")
+    first.write_tab(samples.many_ranks(), prefix="flops_profiler/predict")
+    second.write_tab(replace(samples.hostile(), profile_step=7), prefix="flops_profiler")
+    good = samples.decoder(9)
+    figures = json.dumps(window_figures(good)).encode()
+    broken = [
+        tab_events(tag="flops_profiler/window/9", figures=figures, packed=packed(good)[:-20], step=9),
+        tab_events(tag="flops_profiler/window/8", figures=b"[", packed=b"", step=8),
+    ]
+    for number, events in enumerate(broken, start=2):
+        (folder / "version_1" / OWN_FOLDER / event_file_name(number)).write_bytes(events)
     return folder
 
 
@@ -120,10 +115,10 @@ def test_the_server_gives_a_profile_as_it_was_written(address: str, document: di
 @pytest.mark.parametrize(
     ("place", "status", "reason"),
     [
-        ({"run": "version_0", "tag": "flops_profiler/window/11"}, 404, "no such window"),
-        ({"run": "../version_0", "tag": "flops_profiler/window/10"}, 404, "no such window"),
+        ({"run": "version_0/lightning_flops", "tag": "flops_profiler/window/11"}, 404, "no such window"),
+        ({"run": "version_0", "tag": "flops_profiler/window/10"}, 404, "no such window"),
         ({}, 404, "no such window"),
-        ({"run": "version_1", "tag": "flops_profiler/window/9"}, 422, "cut off"),
+        ({"run": "version_1/lightning_flops", "tag": "flops_profiler/window/9"}, 422, "cut off"),
     ],
 )
 def test_the_server_says_what_it_cannot_give(
@@ -131,17 +126,6 @@ def test_the_server_says_what_it_cannot_give(
 ) -> None:
     answered, text = ask(address, f"profile?{urlencode(place)}")
     assert answered == status and reason in text
-
-
-def test_other_peoples_writers_and_other_loggers_are_left_alone() -> None:
-    class SummaryWriter:
-        def add_summary(self, *arguments: Any) -> None:
-            raise AssertionError("written to")
-
-    foreign = SummaryWriter()
-    window = TabWindow(tag="a", figures=b"{}", packed=b"")
-    LoggersSink([SimpleNamespace(experiment=foreign), SimpleNamespace()]).write_record(window, step=1)
-    WritersSink([foreign, print]).write_record(window, step=1)
 
 
 def test_tensorboard_is_told_of_the_tab() -> None:
@@ -192,29 +176,4 @@ def test_the_tab_shows_the_page_of_the_runs(address: str, document: dict[str, An
         assert frame.locator("main img, main script").count() == 0
         ours = [said for said in watched.complaints if "lightning_flops" in said and "422" not in said]
         assert ours == [] and watched.requests == []
-        watched.context.close()
-
-
-@needs_browser
-def test_tensorboards_own_pages_show_the_pictures_and_the_charts(address: str, document: dict[str, Any]) -> None:
-    with browser() as started:
-        watched = Watched(started, own=address)
-        page = watched.page
-        page.goto(f"{address}#images")
-        pictures = page.locator("tf-image-loader img")
-        pictures.nth(1).wait_for()
-        assert page.get_by_text("flops_profiler/step", exact=True).is_visible()
-        assert page.get_by_text("flops_profiler/modules", exact=True).is_visible()
-        widths = [one.evaluate("one => one.decode().then(() => one.naturalWidth)") for one in pictures.all()]
-        assert widths == [720, 720]
-        page = watched.context.new_page()
-        page.set_default_timeout(90_000)  # TensorBoard draws a dozen charts at once
-        page.goto(f"{address}#custom_scalars")
-        page.get_by_text("Seconds of a step", exact=True).wait_for()
-        for group in scalar_charts():
-            page.get_by_text(group, exact=True).wait_for(state="attached")
-        # The line of each of its tags is there.
-        page.get_by_text(f"{PROFILES}/global_step_sec (version_0)").wait_for(state="attached")
-        page.get_by_text(f"{PROFILES}/bwd_latency_sec (version_0)").wait_for(state="attached")
-        assert watched.requests == []
         watched.context.close()

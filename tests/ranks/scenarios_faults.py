@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import threading
+import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -15,13 +15,10 @@ from unittest import mock
 import torch
 from lightning.pytorch import Callback
 from torch import distributed as torch_distributed
-from torch import nn
-from torch.distributed.algorithms.join import Join
-from torch.utils.data import DataLoader
 
 from lightning_flops import FlopsProfilerCallback
 from tests.lightning.footprint import footprint
-from tests.lightning.nets import BATCH, Rows, loader, new_net, new_trainer
+from tests.lightning.nets import loader, new_net, new_trainer
 
 ROOT = "lightning.pytorch"
 RANK = int(os.environ.get("RANK", "0"))
@@ -33,34 +30,30 @@ WINDOW: dict[str, Any] = {"profile_step": 1, "timing_steps": 2, "trace": False}
 distributed: Any = torch_distributed  # which does not say what of it is public
 
 
-def train(
-    *callbacks: Any, net: Any = None, data: Any = None, around: Callable[[Any], Any] | None = None, **settings: Any
-) -> dict[str, Any]:
+def train(*callbacks: Any, **settings: Any) -> dict[str, Any]:
     """What a fit of all ranks is like: its losses and weights, its collectives, and what it leaves behind."""
-    net = net or new_net(ROOT)
+    net = new_net(ROOT)
     settings = {"strategy": "ddp", "devices": int(os.environ["WORLD_SIZE"]), **settings}
     run = new_trainer(ROOT, str(Path.cwd()), *callbacks, **settings)
     torch.manual_seed(5)
-    with logged() as lines, around(run) if around is not None else contextlib.nullcontext():
-        run.fit(net, data or loader(2 * BATCHES))
-    group = distributed.group.WORLD
+    with logged() as lines:
+        run.fit(net, loader(2 * BATCHES))
     return {
-        "losses": [loss.hex() for loss in getattr(net, "losses", [])],
+        "losses": [loss.hex() for loss in net.losses],
         "weights": [weight.hex() for parameter in net.parameters() for weight in parameter.flatten().tolist()],
         "random": float(torch.rand(1)).hex(),
         "footprint": repr(footprint(run, net)),
-        "collectives": sum(pg._get_sequence_number_for_group() for pg in [group]),
+        "collectives": distributed.group.WORLD._get_sequence_number_for_group(),
         "ours": our_keys(),
         "logged": lines,
-        "threads": our_threads(),
     }
 
 
-def profiled(*, callback: FlopsProfilerCallback | None = None, waits: bool = True, **settings: Any) -> dict[str, Any]:
+def profiled(*, callback: FlopsProfilerCallback | None = None, **settings: Any) -> dict[str, Any]:
     """The same with the profiler, and its profile."""
     callback = callback or FlopsProfilerCallback(**WINDOW)
     before = distributed.group.WORLD._get_sequence_number_for_group()
-    result = train(callback, *[WaitsForAnswers()] * waits, **settings)
+    result = train(callback, WaitsForAnswers(), **settings)
     result["collectives"] -= before
     # A collective of the test's own: the group still works.
     total = torch.tensor([RANK + 1])
@@ -107,23 +100,20 @@ def logged() -> Iterator[list[str]]:
 
 
 class WaitsForAnswers(Callback):
-    """Has rank 0 wait before its last batches, for a while at most, until nobody's answer is missing any more."""
+    """Has rank 0 wait before its last batches, for a while at most, until what rank 1 sent is in the store or read."""
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if RANK == 0 and batch_idx == BATCHES - 4:
+            store = distributed.distributed_c10d._get_default_store()
+            (callback,) = (one for one in trainer.callbacks if isinstance(one, FlopsProfilerCallback))
             deadline = time.monotonic() + SEC_FOR_ANSWERS
-            while our_threads() and time.monotonic() < deadline:
+            while time.monotonic() < deadline and (callback.profile is None or callback.profile.ranks is None):
+                if any(OF_RANK_1.fullmatch(key) for key in store.list_keys()):
+                    break
                 time.sleep(0.001)
 
 
-def our_threads() -> list[str]:
-    """The threads of ours that run: they end when they have nothing more to do."""
-    return [thread.name for thread in threading.enumerate() if "lightning_flops" in thread.name]
-
-
-def on_rank_1(target: str, error: Exception) -> Any:
-    """Replace *target* on rank 1 by what raises *error*."""
-    return mock.patch(target, side_effect=error) if RANK == 1 else contextlib.nullcontext()
+OF_RANK_1 = re.compile(r"lightning_flops/.*/1")
 
 
 def plain() -> dict[str, Any]:
@@ -145,144 +135,25 @@ def every() -> dict[str, Any]:
 
 
 def profiler_fails() -> dict[str, Any]:
-    with on_rank_1("lightning_flops.session.results.build_profile", RuntimeError("broken on purpose")):
+    fails = mock.patch("lightning_flops.run.reports.profile_of_window", side_effect=RuntimeError("broken on purpose"))
+    with fails if RANK == 1 else contextlib.nullcontext():
         return profiled()
-
-
-def fails_at_start() -> dict[str, Any]:
-    with on_rank_1("lightning_flops.session.instruments.Recorder", RuntimeError("broken on purpose")):
-        return profiled()
-
-
-def cannot_pack() -> dict[str, Any]:
-    with on_rank_1("lightning_flops.session.ranks.make_rank_record", ValueError("broken on purpose")):
-        return profiled()
-
-
-def damaged() -> dict[str, Any]:
-    patch = mock.patch("lightning_flops.session.ranks.pack", return_value=b"no record") if RANK else None
-    with patch or contextlib.nullcontext():
-        return profiled()
-
-
-def cannot_merge() -> dict[str, Any]:
-    with mock.patch("lightning_flops.session.ranks.with_ranks", side_effect=ValueError("broken on purpose")):
-        return profiled()
-
-
-def no_store() -> dict[str, Any]:
-    with mock.patch("lightning_flops.session.rank_exchange.store_getter", lambda: None):
-        callback = FlopsProfilerCallback(**WINDOW)
-        with mock.patch(__name__ + ".our_keys", lambda: []):
-            return profiled(callback=callback)
-
-
-def manual_net(updates: Callable[[int], bool]) -> Any:
-    """A net that updates after those batches alone of which *updates* says so."""
-    net = new_net(ROOT)
-    net.automatic_optimization = False
-
-    def training_step(batch: Any, batch_idx: int) -> None:
-        optimizer = net.optimizers()
-        loss = nn.functional.mse_loss(net.net(batch[0]), batch[1])
-        optimizer.zero_grad()
-        net.manual_backward(loss)
-        if updates(batch_idx):
-            optimizer.step()
-
-    net.training_step = training_step
-    return net
-
-
-def beside_plain(
-    callback: FlopsProfilerCallback, *, net: Callable[[], Any], waits: bool = True, **settings: Any
-) -> dict[str, Any]:
-    """A fit with the profiler, and beside it the same without."""
-    before = distributed.group.WORLD._get_sequence_number_for_group()
-    plain = train(net=net(), **settings)
-    plain["collectives"] -= before
-    return {**profiled(callback=callback, net=net(), waits=waits, **settings), "plain": plain}
-
-
-def silent() -> dict[str, Any]:
-    """Rank 1 sends nothing before its fit ends, because its window never closes: it never updates."""
-    callback = FlopsProfilerCallback(**WINDOW, ranks_timeout_sec=0.05)
-    return beside_plain(callback, net=lambda: manual_net(lambda batch_idx: RANK == 0))
-
-
-def skips_steps() -> dict[str, Any]:
-    """Rank 1 updates after every other batch: its window closes later."""
-    return beside_plain(
-        FlopsProfilerCallback(**WINDOW),
-        net=lambda: manual_net(lambda batch_idx: RANK == 0 or batch_idx % 2 == 1),
-        waits=False,
-    )
-
-
-class Joined(Callback):
-    """Has the ranks that are out of batches answer the collectives of the others."""
-
-    def __init__(self) -> None:
-        self.join: Any = None
-
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        self.join = Join([trainer.strategy.model])
-        self.join.__enter__()
-
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        self.join.__exit__(None, None, None)
-
-
-def uneven(*batches: int) -> dict[str, Any]:
-    """Each rank has so many *batches*: one has fewer, and so ends first."""
-    data = DataLoader(Rows(batches[RANK] * BATCH), batch_size=BATCH)
-    return beside_plain(
-        FlopsProfilerCallback(**WINDOW),
-        net=lambda: new_net(ROOT),
-        data=data,
-        use_distributed_sampler=False,
-        around=joined,
-    )
-
-
-@contextlib.contextmanager
-def joined(run: Any) -> Iterator[None]:
-    run.callbacks.append(Joined())
-    # A broadcast before every batch, of which Join knows nothing.
-    run.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
-    yield
-
-
-def ends_before_its_window() -> dict[str, Any]:
-    return uneven(BATCHES, 1)
-
-
-def ends_in_its_window() -> dict[str, Any]:
-    return uneven(BATCHES, 5)
-
-
-def ends_first_on_rank_0() -> dict[str, Any]:
-    return uneven(1, BATCHES)
-
-
-def other_settings() -> dict[str, Any]:
-    """Rank 1 was told of another step."""
-    return profiled(callback=FlopsProfilerCallback(**{**WINDOW, "profile_step": 3 if RANK else 1}), waits=False)
 
 
 def all_ranks() -> dict[str, Any]:
-    shared = Path("..", "shared").resolve()
-    traced = {**WINDOW, "trace": True, "trace_dir": shared / "traces"}
-    callback = FlopsProfilerCallback(**traced, all_ranks=True, output_file=shared / "flops.txt")
-    result = profiled(callback=callback, default_root_dir=str(shared / f"logs{RANK}"))
-    distributed.barrier()
-    return {**result, "files": sorted(str(path.relative_to(shared)) for path in shared.rglob("*") if path.is_file())}
+    return files_of("shared", all_ranks=True, output_file=Path("..", "shared", "flops.txt").resolve())
 
 
 def rank_0_alone_writes() -> dict[str, Any]:
-    shared = Path("..", "shared2").resolve()
+    return files_of("shared2")
+
+
+def files_of(folder: str, **settings: Any) -> dict[str, Any]:
+    """A fit of which each rank logs into *folder*, and the files that are there afterwards."""
+    shared = Path("..", folder).resolve()
     traced = {**WINDOW, "trace": True, "trace_dir": shared / "traces"}
-    result = profiled(callback=FlopsProfilerCallback(**traced), default_root_dir=str(shared / f"logs{RANK}"))
+    callback = FlopsProfilerCallback(**traced, **settings)
+    result = profiled(callback=callback, default_root_dir=str(shared / f"logs{RANK}"))
     distributed.barrier()
     return {**result, "files": sorted(str(path.relative_to(shared)) for path in shared.rglob("*") if path.is_file())}
 
@@ -294,17 +165,6 @@ SCENARIOS = {
         healthy,
         every,
         profiler_fails,
-        fails_at_start,
-        cannot_pack,
-        damaged,
-        cannot_merge,
-        no_store,
-        silent,
-        skips_steps,
-        ends_before_its_window,
-        ends_in_its_window,
-        ends_first_on_rank_0,
-        other_settings,
         all_ranks,
         rank_0_alone_writes,
     )

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from lightning_flops.session import instruments
+from lightning_flops.run import window
 from tests.idle_machine import untold
 
 
@@ -24,7 +24,7 @@ def run_scenarios(module_name: str, folder: str) -> None:
     """Run each function in the module's ``SCENARIOS``, in a folder and from a seed of its own."""
     module = importlib.import_module(module_name)
     rank = os.environ["RANK"]
-    watching: Any = instruments
+    watching: Any = window
     watching.ProcessorWatch = untold
     results: dict[str, Any] = {}
     for name, scenario in module.SCENARIOS.items():

@@ -52,18 +52,16 @@ def test_every_monitor_gets_all_scalars_as_events_of_its_own() -> None:
     assert first.events == second.events == [("mfu", 0.5, 3), ("hfu", 0.25, 3)]
 
 
-def test_a_monitor_with_a_folder_gets_the_text_as_a_file_there(tmp_path: Path) -> None:
-    sink = DeepSpeedMonitorSink(SimpleNamespace(csv=Tables(tmp_path)))
-    assert sink.folder() == str(tmp_path)
-    assert sink.write_text("flops_profiler/profile", "| × |", step=7) is True
-    assert [path.name for path in tmp_path.iterdir()] == ["flops_profiler_profile_7.md"]
-    assert (tmp_path / "flops_profiler_profile_7.md").read_text(encoding="utf-8") == "| × |"
+def test_the_folder_is_that_of_the_first_monitor_that_has_one(tmp_path: Path) -> None:
+    assert DeepSpeedMonitorSink(SimpleNamespace(one=Recording(), csv=Tables(tmp_path))).folder() == str(tmp_path)
+    sink = DeepSpeedMonitorSink(SimpleNamespace(), tensorboard_dir=str(tmp_path / "board"))
+    assert sink.folder() == str(tmp_path / "board") and sink.has_board
 
 
 def test_where_no_monitor_shows_text_none_took_it() -> None:
     sink = DeepSpeedMonitorSink(SimpleNamespace(one=Recording()))
     assert sink.write_text("flops_profiler/profile", "text", step=7) is False
-    assert sink.folder() is None
+    assert sink.folder() is None and not sink.has_board
 
 
 def test_a_monitor_that_raises_costs_one_warning_and_the_others_get_theirs(
@@ -71,10 +69,11 @@ def test_a_monitor_that_raises_costs_one_warning_and_the_others_get_theirs(
 ) -> None:
     tables = Tables(tmp_path)
     sink = DeepSpeedMonitorSink(SimpleNamespace(broken=Broken(), csv=tables))
+    assert not sink.has_board
     with caplog.at_level(logging.WARNING, "lightning_flops"):
         for step in (1, 2):
             sink.write_scalars({"mfu": 0.5}, step=step)
-            assert sink.write_text("profile", "text", step=step) is True
+            assert sink.write_text("profile", "text", step=step) is False
     assert [record.getMessage() for record in caplog.records] == [
         "Broken did not take the FLOPs report, the other monitors did not notice: ConnectionError: no route to host"
     ]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import pytest
-from fsspec.implementations.local import LocalFileSystem
 
-from lightning_flops.sinks.file import FreePaths, write_text_file
+from lightning_flops.sinks.file import numbered, remove_file, write_new_file, write_own_file, write_text_file
 
 
 def test_the_text_is_written_with_a_newline_at_its_end(tmp_path: Path) -> None:
@@ -103,57 +103,62 @@ def test_a_url_that_nothing_opens_is_an_os_error_that_names_it() -> None:
         write_text_file("nowhere://report.txt", "x")
 
 
-def test_a_free_name_is_the_first_that_no_file_has(tmp_path: Path) -> None:
-    path = str(tmp_path / "profile.json")
-    assert FreePaths().free(path) == path
-    for name in ("profile.json", "profile-2.json", "profile-4.json"):
-        (tmp_path / name).write_text("")
-    assert FreePaths().free(path) == str(tmp_path / "profile-3.json")
+def names(folder: Path) -> dict[str, str]:
+    return {one.name: one.read_text() for one in folder.iterdir()}
 
 
-def test_no_name_is_asked_for_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that profiles often asks once for each file that it writes, and once for each that was there."""
-    asked: list[str] = []
-    exists = LocalFileSystem.exists
-
-    def heard(self: Any, path: str, **kwargs: Any) -> bool:
-        asked.append(Path(path).name)
-        return bool(exists(self, path, **kwargs))
-
-    monkeypatch.setattr(LocalFileSystem, "exists", heard)
-    (tmp_path / "profile.json").write_text("")
-    paths = FreePaths()
-    for _ in range(4):
-        Path(paths.free(str(tmp_path / "profile.json"))).write_text("")
-    assert asked == ["profile.json", *(f"profile-{number}.json" for number in range(2, 6))]
-    assert sorted(os.listdir(tmp_path)) == sorted(asked)
+def test_a_name_as_long_as_may_be_is_written(tmp_path: Path) -> None:
+    path = tmp_path / f"{'n' * 251}.txt"
+    write_text_file(path, "x")
+    write_text_file(path, "y")
+    assert names(tmp_path) == {path.name: "y\n"}
 
 
-def test_a_name_that_another_run_has_taken_meanwhile_is_passed_over(tmp_path: Path) -> None:
-    paths, path = FreePaths(), str(tmp_path / "profile.json")
-    assert paths.free(path) == path
-    (tmp_path / "profile-2.json").write_text("another run's")
-    assert paths.free(path) == str(tmp_path / "profile-3.json")
-
-
-def test_a_file_that_another_run_writes_at_the_same_time_is_not_replaced(
+def test_nobody_can_guess_the_name_of_a_draft_nor_have_it_follow_a_link(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two runs look, find the name free, and write: each has a file of its own."""
-    path = str(tmp_path / "profile.json")
-    monkeypatch.setattr(LocalFileSystem, "exists", lambda *_, **__: False)
-    assert FreePaths().write_text(path, "of one") == path
-    assert FreePaths().write_text(path, "of another") == str(tmp_path / "profile-2.json")
-    paths = FreePaths()
-    assert paths.write_text(path, "of a third") == str(tmp_path / "profile-3.json")
-    assert paths.write_text(path, "and its next") == str(tmp_path / "profile-4.json")
-    read = {one.name: one.read_text() for one in tmp_path.iterdir()}
-    assert read == {
-        "profile.json": "of one\n",
-        "profile-2.json": "of another\n",
-        "profile-3.json": "of a third\n",
-        "profile-4.json": "and its next\n",
+    drafts: list[str] = []
+    real = Path.replace
+
+    def replace(self: Path, target: Path) -> Path:
+        drafts.append(self.name)
+        return real(self, target)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    for _ in range(2):
+        write_text_file(tmp_path / "report.txt", "x")
+    assert drafts[0] != drafts[1] and not any(str(os.getpid()) == part for name in drafts for part in name.split("."))
+    (tmp_path / "precious").write_text("mine")
+    monkeypatch.setattr("secrets.token_hex", lambda size: "guessed")
+    (tmp_path / ".guessed.draft").symlink_to(tmp_path / "precious")
+    with pytest.raises(FileExistsError):
+        write_text_file(tmp_path / "report.txt", "y")
+    assert (tmp_path / "precious").read_text() == "mine" and (tmp_path / "report.txt").read_text() == "x\n"
+
+
+def test_a_new_file_has_the_first_name_that_is_free(tmp_path: Path) -> None:
+    path, beside = str(tmp_path / "profile.json"), str(tmp_path / "profile.html")
+    (tmp_path / "profile-2.html").write_text("of another")
+    assert [write_new_file(path, [text], beside=[beside]) for text in (b"a", b"b")] == [1, 3]
+    assert write_new_file(path, [b"c", b"d"]) == 2
+    assert names(tmp_path) == {
+        "profile.json": "a",
+        "profile-2.html": "of another",
+        "profile-3.json": "b",
+        "profile-2.json": "cd",
     }
+    assert numbered(path, 1) == path and numbered(path, 3) == str(tmp_path / "profile-3.json")
+
+
+def test_a_file_that_another_process_writes_meanwhile_is_not_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+
+    def content() -> Iterator[bytes]:
+        path.write_text("of another")
+        yield b"ours"
+
+    assert write_new_file(str(path), content()) == 2
+    assert names(tmp_path) == {"profile.json": "of another", "profile-2.json": "ours"}
 
 
 def test_a_new_file_is_written_where_files_have_no_second_names(
@@ -163,21 +168,24 @@ def test_a_new_file_is_written_where_files_have_no_second_names(
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "link", refuses)
-    path = str(tmp_path / "profile.json")
-    paths = FreePaths()
-    assert paths.write_text(path, "first") == path
-    assert paths.write_text(path, "second") == str(tmp_path / "profile-2.json")
-    assert {one.name: one.read_text() for one in tmp_path.iterdir()} == {
-        "profile.json": "first\n",
-        "profile-2.json": "second\n",
-    }
+    for text in (b"first", b"second"):
+        write_new_file(str(tmp_path / "profile.json"), [text])
+    assert names(tmp_path) == {"profile.json": "first", "profile-2.json": "second"}
+
+
+def test_new_files_behind_a_url_and_their_removal() -> None:
+    assert [write_new_file("memory://new/profile.json", [b"x", b"y"]) for _ in range(2)] == [1, 2]
+    write_own_file("memory://new/profile.json", b"z")
+    with fsspec.open("memory://new/profile.json") as file:
+        assert file.read() == b"z"
+    remove_file("memory://new/profile.json")
+    remove_file("memory://new/profile.json")  # gone already
+    assert write_new_file("memory://new/profile.json", [b"x"]) == 1
 
 
 def test_a_new_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("")
     path = f"{tmp_path}/runs/profile.json"
     with pytest.raises(OSError) as caught:
-        FreePaths().write_text(path, "x")
+        write_new_file(path, [b"x"])
     assert path in str(caught.value)
-    assert FreePaths().write_text("memory://new/profile.json", "x") == "memory://new/profile.json"
-    assert FreePaths().write_text("memory://new/profile.json", "y") == "memory://new/profile-2.json"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib
 import logging
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -95,7 +96,9 @@ def test_tensorboard_reads_back_every_scalar_at_its_step(tensorboard_logger: Any
 
 
 def test_tensorboard_reads_back_the_text_without_waiting_for_the_run_to_end(tensorboard_logger: Any) -> None:
-    assert LoggersSink([tensorboard_logger]).write_text("flops_profiler/profile", REPORT, step=7) is True
+    sink = LoggersSink([tensorboard_logger])
+    assert sink.has_board
+    assert sink.write_text("flops_profiler/profile", REPORT, step=7) is True
     (event,) = events(tensorboard_logger).Tensors("flops_profiler/profile/text_summary")
     assert event.step == 7
     assert [item.decode() for item in event.tensor_proto.string_val] == [REPORT]
@@ -114,7 +117,9 @@ def test_a_csv_logger_gets_the_scalars_and_takes_no_text(loggers_of_root: Any, t
 def test_a_dummy_logger_is_not_taken_for_tensorboard(loggers_of_root: Any) -> None:
     dummy = importlib.import_module(f"{loggers_of_root.__name__}.logger").DummyLogger()
     dummy.experiment.add_text("it answers", "to any name", 0)
-    assert LoggersSink([dummy]).write_text("flops_profiler/profile", REPORT, step=7) is False
+    sink = LoggersSink([dummy])
+    assert not sink.has_board
+    assert sink.write_text("flops_profiler/profile", REPORT, step=7) is False
 
 
 def test_a_logger_without_an_experiment_takes_no_text() -> None:
@@ -207,3 +212,22 @@ def test_a_service_that_refuses_a_file_costs_one_warning(tmp_path: Path, caplog:
     assert [record.getMessage() for record in caplog.records] == [
         "WandbLogger did not take the FLOPs report, the other loggers did not notice: OSError: offline"
     ]
+
+
+def test_an_exception_of_the_users_signal_handler_passes_through() -> None:
+    class Preempted(Exception):
+        """What a cluster's notice is made into."""
+
+    def handler(number: int, frame: Any) -> None:
+        raise Preempted
+
+    class Slow:
+        def log_metrics(self, metrics: dict[str, float], step: int) -> None:
+            signal.raise_signal(signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with pytest.raises(Preempted):
+            LoggersSink([Slow()]).write_scalars({"mfu": 0.5}, step=1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)

@@ -10,7 +10,7 @@ import pytest
 
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.schema.profile import Profile
-from lightning_flops.sinks.profile_files import read_profile
+from lightning_flops.sinks.profile_files import read_profile, read_runs
 from tests.report.compared import run
 
 PROFILE = run()
@@ -95,3 +95,23 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "profile.json").write_text("{}")
     with pytest.raises(LightningFlopsError, match=r"profile\.json: schema_version must be 3 to 4"):
         read_profile(tmp_path)
+
+
+def test_the_folder_of_our_files_is_no_folder_of_its_own(tmp_path: Path) -> None:
+    write(tmp_path / "version_0" / "lightning_flops" / "profile.json", numbered(1), at=1e9)
+    write(tmp_path / "version_0" / "deeper" / "lightning_flops" / "profile.json", numbered(2), at=2e9)
+    write(tmp_path / "lightning_flops" / "profile.predict.json", numbered(3), at=3e9)
+    assert number_at(tmp_path / "version_0") == "1"
+    assert [run.name for run in read_runs(str(tmp_path))] == [
+        f"{tmp_path.name} predict",
+        "version_0",
+        "version_0/deeper",
+    ]
+
+
+def test_what_is_no_file_is_passed_over_and_a_link_to_one_is_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "profile.json")  # reading it would wait for ever
+    with pytest.raises(LightningFlopsError, match=r"no profile\.json is in this folder"):
+        read_runs(str(tmp_path))
+    (tmp_path / "profile-2.json").symlink_to(write(tmp_path / "kept" / "other.json", numbered(2)))
+    assert number_at(tmp_path) == "2"

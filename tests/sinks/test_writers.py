@@ -33,6 +33,7 @@ def test_each_writer_takes_what_it_can() -> None:
     assert board.scalars == [("a", 1.0, 7), ("b", 2.0, 7)]
     assert calls == [({"a": 1.0, "b": 2.0}, 7)]
     assert sink.write_text("report", "words", step=7) is False
+    assert not sink.has_board
 
 
 def test_tensorboards_writer_gets_scalars_and_texts_and_stays_open(tmp_path: Path) -> None:
@@ -40,7 +41,7 @@ def test_tensorboards_writer_gets_scalars_and_texts_and_stays_open(tmp_path: Pat
     sink = WritersSink([writer])
     sink.write_scalars({"a": 1.5}, step=3)
     assert sink.write_text("report", "words", step=3) is True
-    assert sink.folder() == str(tmp_path)
+    assert sink.folder() == str(tmp_path) and sink.has_board
     sink.close()
     writer.add_scalar("later", 1.0, 4)
     writer.close()
@@ -124,4 +125,5 @@ def test_a_loop_writes_into_its_folder_at_its_own_step(tmp_path: Path) -> None:
     assert [(one.step, one.value) for one in read.Scalars("flops_profiler/fwd_flops")] == [(106, 2 * 3 * 4 * 2)]
     assert [one.step for one in read.Scalars("flops_monitor/samples_per_sec")] == [105, 110]
     assert [step for _, step in calls] == [105, 106, 110]
-    assert sorted(path.name for path in tmp_path.glob("*.json")) == ["profile.json", "throughput.json"]
+    ours = tmp_path / "lightning_flops"
+    assert sorted(path.name for path in ours.glob("*.json")) == ["profile.json", "throughput.json"]

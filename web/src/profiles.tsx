@@ -2,7 +2,7 @@
 
 import type { JSX } from "preact";
 import { useMemo, useState } from "preact/hooks";
-import type { ProfilesDocument, Source, WindowFigures } from "./data";
+import type { ProfilesDocument, Source } from "./data";
 import { plain } from "./model/format";
 import { type ModuleTree, moduleTree } from "./model/modules";
 import { profileChart } from "./model/roofline";
@@ -11,7 +11,6 @@ import type { Profile } from "./schema";
 import { Advice } from "./sections/advice";
 import { Answer } from "./sections/answer";
 import { Budget } from "./sections/budget";
-import { Law } from "./sections/law";
 import { Memory } from "./sections/memory";
 import { Modules } from "./sections/modules";
 import { Kernels, Operators } from "./sections/operators";
@@ -59,7 +58,7 @@ export function Profiles({ source, first }: { source: Source; first: ProfilesDoc
       ) : null,
     [profile, tree],
   );
-  const sections = profile ? namesOfSections(profile, figures, windows) : [];
+  const sections = profile ? namesOfSections(profile, windows) : [];
   return (
     <>
       <Top title={tree?.root.type || "FLOPs profile"} where={profile ? whereOf(profile) : ""} sections={sections}>
@@ -89,23 +88,16 @@ export function Profiles({ source, first }: { source: Source; first: ProfilesDoc
             {one}
           </p>
         ))}
-        {figures?.page ? (
-          <p class="callout" role="status">
-            Step {plain(figures.profile_step)} is on a page of its own, beside this one:{" "}
-            <a href={`./${encodeURIComponent(figures.page)}`}>{figures.page}</a>
-          </p>
-        ) : problem ? (
+        {problem ? (
           <p class="callout" role="alert">
             This profile cannot be shown: {problem}
           </p>
         ) : null}
         {shown.runs.length === 0 ? <p class="callout">There is no profile here yet.</p> : null}
-        {run && figures?.page ? <Windows run={run} at={windowAt} place={place} go={go} /> : null}
-        {profile && run && figures && !figures.page ? (
+        {profile && run && figures ? (
           <>
             <Answer profile={profile} figures={figures} tree={tree} place={place} />
             <Budget profile={profile} />
-            <Law profile={profile} figures={figures} />
             {tree ? <Modules tree={tree} note={modulesNote(tree)} place={place} go={go} /> : null}
             {whole === profile ? ofProfile : null}
             <Windows run={run} at={windowAt} place={place} go={go} />
@@ -159,12 +151,11 @@ function whereOf(profile: Profile): string {
     .join(" · ");
 }
 
-function namesOfSections(profile: Profile, figures: WindowFigures | undefined, windows: number): [string, string][] {
+function namesOfSections(profile: Profile, windows: number): [string, string][] {
   const tables = profile.traced?.tables;
   const all: [string, string, boolean][] = [
     ["answer", "Answer", true],
     ["budget", "Budget", profile.budget !== null],
-    ["law", "FLOPs by size", Boolean(figures?.law || figures?.no_law)],
     ["modules", "Modules", profile.modules.length > 0],
     ["roofline", "Roofline", profile.traced?.like_counted === true && profile.modules.length > 0],
     ["operators", "Operators", profile.operators.length > 0],

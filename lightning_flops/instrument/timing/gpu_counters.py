@@ -11,13 +11,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from lightning_flops import host_clock
-from lightning_flops.instrument.border import UndoLedger
 from lightning_flops.records import GpuRecord
 from lightning_flops.text.printable import package_logger
 
@@ -114,7 +113,7 @@ class GpuMeter:
         return _quietly(lambda: as_number(getattr(self._nvml, function)(self._handle, *arguments)))
 
 
-def open_meter(device: torch.device, undo: UndoLedger) -> GpuMeter | None:
+def open_meter(device: torch.device, undo: ExitStack) -> GpuMeter | None:
     """A meter of the GPU that *device* is; None for another kind of device, or without NVML.
 
     *undo* lets NVML go. It counts its users, so that others of this process keep it.
@@ -132,7 +131,7 @@ def open_meter(device: torch.device, undo: UndoLedger) -> GpuMeter | None:
             while held:
                 held.pop().nvmlShutdown()  # on one line: letting go twice would take NVML from another user
 
-    undo.add(let_go)
+    undo.callback(let_go)
     try:
         held.append((nvml.nvmlInit(), nvml)[1])
     except Exception:  # there is no driver, or it is another version's; or the package has no such function

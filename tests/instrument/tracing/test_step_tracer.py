@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,7 @@ from torch.nn.modules import module as torch_module
 from torch.profiler import ProfilerActivity, profile, schedule
 from torch.utils.checkpoint import checkpoint
 
-from benchmarks.fault_lines import PACKAGE, Site, Tripwire, can_fail
 from lightning_flops.instrument.torch_private.profiling import SlowMark
-from lightning_flops.instrument.tracing import step_tracer
 from lightning_flops.instrument.tracing.step_tracer import StepTracer
 from lightning_flops.records import StepSignature, TracedStepRecord
 from lightning_flops.schema.trace_steps import ModuleRow, ModuleTable
@@ -372,30 +370,6 @@ def test_a_failure_of_torchs_profiler_is_said_and_reaches_nobody(monkeypatch: py
     assert tracer.lost == (
         "No step was traced: torch.profiler failed (RuntimeError: CUPTI_ERROR_INSUFFICIENT_PRIVILEGES)."
     )
-
-
-@pytest.mark.parametrize("moment", ["ahead", "recording"])
-def test_a_second_try_to_give_up_does_what_a_ctrl_c_kept_the_first_from(moment: str) -> None:
-    def give_up(site: Site | None) -> Tripwire:
-        tracer = StepTracer(Net(), device=CPU)
-        with nothing_left():
-            tracer.warm_up()
-            if moment == "recording":
-                tracer.start(0)
-                tracer.enter("forward")
-            else:
-                tracer._prepare()  # as on a GPU
-            with Tripwire(site, KeyboardInterrupt) as wire, suppress(KeyboardInterrupt):
-                tracer.give_up()
-            tracer.give_up()
-        return wire
-
-    lines = [(path, line) for path, line in give_up(None).hits if path == step_tracer.__file__]
-    assert len(lines) > 15
-    for path, line in lines:
-        place = Path(path).relative_to(PACKAGE).as_posix()
-        if can_fail(f"{place}:{line}"):
-            assert give_up(Site(file=place, line=line, hit=1)).fired
 
 
 @pytest.mark.filterwarnings("ignore:CUDA is not available")

@@ -1,0 +1,466 @@
+"""Lightning: one call of ``Trainer.fit``, ``predict``, ``test`` or ``validate``, told to a ``Run``.
+
+Batches, epochs and validations are the callback's hooks. While the parts of a step are marked, an object in front of
+the Trainer's own profiler hears the Trainer's actions: every Trainer calls ``start`` and ``stop`` around the loader,
+the transfer, the step, the backward and the optimizer.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from threading import get_ident
+from typing import TYPE_CHECKING, Any
+
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from lightning_flops.adapters.fetches import hear_fetches
+from lightning_flops.adapters.lightning_context import (
+    batches_fetched_ahead,
+    is_lightnings,
+    last_step_of_development_run,
+    loader_workers,
+    loaders,
+    private_names,
+    run_context,
+    run_output,
+)
+from lightning_flops.adapters.lightning_deepspeed import engine_of
+from lightning_flops.instrument.batches import from_loader, tensor_shapes
+from lightning_flops.instrument.optimizer_hooks import calling, remove_retired
+from lightning_flops.instrument.timing.settling import steps_to_settle
+from lightning_flops.run.adapter import Facts
+from lightning_flops.run.run import Run
+from lightning_flops.run.safety import safe
+from lightning_flops.text.printable import package_logger
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule, Trainer
+
+    from lightning_flops.config import ProfilerConfig
+    from lightning_flops.records import BatchTokens, Loop, Shapes
+    from lightning_flops.schema.profile import Profile
+
+logger = package_logger(__name__)
+
+_PARTS = {
+    "batch_to_device": ("transfer", False),
+    "training_step": ("forward", True),
+    "validation_step": ("forward", True),
+    "test_step": ("forward", True),
+    "predict_step": ("forward", True),
+    "backward": ("backward", True),
+    "optimizer_step": ("optimizer", True),
+    "optimizer_zero_grad": ("optimizer", False),
+    "configure_gradient_clipping": ("optimizer", False),
+    # Hooks of the user's that run inside the backward and the optimizer's step.
+    "on_before_backward": ("other", False),
+    "on_after_backward": ("other", False),
+    "on_before_zero_grad": ("other", False),
+    "on_before_optimizer_step": ("other", False),
+}
+"""The part of a step that an action of the Trainer's is, and whether it is a whole forward, backward or update."""
+
+_OF_STRATEGY = frozenset("batch_to_device training_step validation_step test_step predict_step backward".split())
+"""Actions that are parts when the strategy takes them: the user's module has methods of the same names."""
+
+
+class Actions:
+    """Stands in front of a Trainer's own profiler, and hears where every action begins and ends.
+
+    A pickle or a copy of it is the Trainer's own profiler.
+    """
+
+    def __init__(self, inner: Any, hear: Callable[[str, bool], object]) -> None:
+        self._inner = inner
+        self._hear = hear
+
+    def start(self, action_name: str) -> None:
+        """An action begins."""
+        self._hear(action_name, True)
+        self._inner.start(action_name)
+
+    def stop(self, action_name: str) -> None:
+        """An action ends."""
+        self._inner.stop(action_name)
+        self._hear(action_name, False)
+
+    @contextmanager
+    def profile(self, action_name: str) -> Iterator[str]:
+        """An action, as a context."""
+        self._hear(action_name, True)
+        try:
+            with self._inner.profile(action_name):
+                yield action_name
+        finally:
+            self._hear(action_name, False)
+
+    def detach_from(self, trainer: weakref.ref[Any]) -> None:
+        """Let *trainer* have what stood there before; another callback's may stand in front of this one."""
+        one = trainer()
+        if one is None:
+            return
+        top = one.profiler
+        if top is self:
+            one.profiler = self._inner
+        while type(top) is Actions:
+            if top._inner is self:
+                top._inner = self._inner
+            top = top._inner
+
+    def __getattr__(self, name: str) -> Any:
+        """Everything else is the Trainer's own profiler's."""
+        return getattr(self._inner, name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return operator.itemgetter(0), ((self._inner,),)  # of the standard library: such a pickle loads without us
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """The class of the Trainer's own profiler, which Lightning asks for."""
+        return type(self._inner)
+
+
+class LightningRun:
+    """The adapter of one loop of a Trainer's, on one rank.
+
+    Args:
+        trainer: about to fetch the first batch.
+        pl_module: the root of the module tree.
+        loop: what the Trainer does.
+        config: the settings.
+        publish: gets each profile when its report is there.
+        own_folder: of the reports if no logger has a folder; None: then they have none.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        loop: Loop,
+        *,
+        config: ProfilerConfig,
+        publish: Callable[[Profile], None],
+        own_folder: str | None,
+    ) -> None:
+        self._trainer = trainer
+        self._module = pl_module
+        self._trains = loop == "training"
+        self._manual = self._trains and not pl_module.automatic_optimization
+        self._engine = engine_of(trainer) if self._trains else None
+        names, self._logged = private_names(trainer), "_batches_that_stepped"
+        """Lightning's loggers use this attribute of the loop as x-axis."""
+        self._batch: Any = None
+        self._shapes: Shapes = ()
+        self._tokens: BatchTokens | None = None
+        self._fetched: deque[BatchTokens | None] = deque()
+        """Tokens of batches that were fetched and not used yet."""
+        self._reads_ahead = trainer.strategy.root_device.type != "cpu" and len(loaders(trainer, loop)) == 1
+        self._batches_done = 0
+        self._updates = 0
+        """Optimizer attempts until the latest batch; in manual optimization, those since then."""
+        self._depth = 0
+        self._hooks: _OptimizerHooks | None = None
+        self._in_backward = False
+        self._is_between = False
+        """What runs belongs to no step until the next batch is there."""
+        self._several_loaders = False
+        context = run_context(trainer, loop=loop)
+        ahead = batches_fetched_ahead(trainer, loop)
+        settle, moved = steps_to_settle(batches_ahead=ahead, batches_a_step=context.accumulate), ""
+        if not self._trains:
+            batches = _max_batches(trainer, loop)
+            self._several_loaders = len(batches) > 1
+            config, moved = _within_the_loop(config, batches, loop)
+            step = config.next_profile_step(steps_done=0)
+            if step is not None and not ahead and math.isfinite(sum(batches)):
+                settle = max(0, min(settle, int(sum(batches)) - step - 2))  # no queue drains: rather time a batch
+        facts = Facts(
+            root=pl_module,
+            device=trainer.strategy.root_device,
+            output=run_output(trainer, config, own_folder=own_folder, loop=loop),
+            context=lambda: replace(context, accumulate=trainer.accumulate_grad_batches if self._trains else 1),
+            x_axis=self._logged_step,
+            optimizers=lambda: list(trainer.optimizers) if self._trains else [],
+            whole_model=lambda: trainer.strategy.model or pl_module,
+            rank=trainer.global_rank,
+            world_size=trainer.world_size,
+            loop=loop,
+            profile_step=self._first_step(config),
+            settle_steps=settle,
+            loader_workers=lambda: loader_workers(trainer, loop),
+            mark_parts=self._mark,
+        )
+        self.run = Run(facts, config, publish)
+        names.tell(self.run.notes.add_for_run)
+        if self._trains:
+            names.has(trainer.fit_loop.epoch_loop, self._logged)
+        if moved:
+            self.run.notes.add_for_run(moved)
+
+    def _first_step(self, config: ProfilerConfig) -> int | None:
+        """The first step to profile; a development run that is too short for it profiles its last."""
+        asked, last = config.next_profile_step(steps_done=0), last_step_of_development_run(self._trainer)
+        if not self._trains or asked is None or last is None or asked <= last:
+            return asked
+        logger.info("fast_dev_run: profile_step is %d in place of %d", last, asked)
+        return last
+
+    def begin(self) -> None:
+        """The loop is about to fetch its first batch."""
+        run = self.run
+        run.begin()
+        hear_fetches(self, run.undo)
+        if self._manual:
+            # Users may step optimizers that Lightning does not wrap; torch's own hooks hear every one.
+            self._hooks = _OptimizerHooks(self)
+            run.undo.callback(self._hooks.remove)
+        self._updates = 0 if self._manual else self._attempts()
+        self.outside("start")  # until the first batch is there
+
+    # ---- parts of a step
+
+    def _mark(self, stack: ExitStack) -> None:
+        """Hear the Trainer's actions until *stack* is closed."""
+        trainer: Any = self._trainer
+        actions = Actions(trainer.profiler, self._action)
+        stack.callback(actions.detach_from, weakref.ref(trainer))
+        trainer.profiler = actions
+
+    @safe
+    def _action(self, name: str, begins: bool) -> None:
+        run = self.run
+        owner, _, kind = name.rpartition(".")
+        if kind.endswith("_next"):
+            self.fetch_begins() if begins else self.fetch_ends(None)
+        elif kind in ("setup", "teardown"):  # nobody said that the run was over
+            run.close()
+        elif name == "save_checkpoint":
+            run.outside("checkpoint") if begins else run.inside()
+        elif (part := _PARTS.get(kind)) is None or (kind in _OF_STRATEGY and not owner.startswith("[Strategy]")):
+            return
+        elif kind == "optimizer_step" and (self._manual or not owner.startswith("[LightningModule]")):
+            return  # manual optimization: torch's hooks
+        elif self._manual and kind in ("on_before_backward", "on_after_backward"):
+            self._hear_manual_backward(owner, kind, begins)
+        elif begins:
+            run.enter(part[0], counts=part[1] and self._is_whole(kind))
+        else:
+            run.leave()
+
+    def _hear_manual_backward(self, owner: str, kind: str, begins: bool) -> None:
+        """Autograd runs between the last hook before the backward and the first one after it."""
+        if kind == "on_before_backward" and not begins and owner.startswith("[LightningModule]"):
+            self._in_backward = True
+            self.run.enter("backward")
+        elif kind == "on_after_backward" and begins and self._in_backward:
+            self._in_backward = False
+            self.run.leave()
+
+    def _is_whole(self, kind: str) -> bool:
+        """Whether an optimizer's step updates: Lightning calls DeepSpeed's after every batch."""
+        engine = self._engine
+        return kind != "optimizer_step" or engine is None or bool(engine.is_gradient_accumulation_boundary())
+
+    @safe
+    def _update_begins(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An optimizer's step begins; its closure is the user's forward and backward, or does nothing.
+
+        Returns:
+            The arguments of the step, with the closure in a part of its own; torch takes them.
+        """
+        self._depth += 1  # the hooks fire again where a subclass's step calls its parent's
+        if self._depth > 1:
+            return None
+        self.run.enter("optimizer")
+        if not self.run.is_marking:
+            return None
+        marked = [self._marked(one) for one in args[1:]], {name: self._marked(one) for name, one in kwargs.items()}
+        return (args[0], *marked[0]), marked[1]
+
+    def _marked(self, argument: Any) -> Any:
+        if not callable(argument):
+            return argument
+
+        def closure() -> Any:
+            self.run.enter("forward", counts=False)
+            try:
+                return argument()
+            finally:
+                self.run.leave()
+
+        return closure
+
+    @safe
+    def _update_ends(self, *_: Any) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self.run.leave()
+            self._updates += 1
+
+    @safe
+    def fetch_begins(self, iterator: Any = None) -> None:
+        """The loop waits for a batch: as the Trainer's action, as a DataLoader's, or as both, one inside the other."""
+        if not self._trains or self._trainer.training:  # and not a validation inside the fit
+            self._steps_go_on()
+            self.run.fetch_begins()
+
+    @safe
+    def fetch_ends(self, batch: Any) -> None:
+        """A loader has delivered *batch*; if it goes to a device, its tokens are read here, on the host."""
+        if not self._trains or self._trainer.training:
+            self.run.fetch_ends()
+            if batch is not None and self._reads_ahead and self.run.tokens.reads:
+                self._fetched.append(self.run.tokens.of(batch))
+
+    # ---- batches, epochs, validations: hooks of the callback
+
+    @safe
+    def outside(self, what: str) -> None:
+        """*what* begins between two batches, and belongs to no step; neither does what ran since the last batch."""
+        self._fetched.clear()
+        self._is_between = True
+        self.run.outside(what, since_batch=True)
+
+    def _steps_go_on(self) -> None:
+        """What was between two batches is over, with the hooks of every callback."""
+        if self._is_between:
+            self._is_between = False
+            while self.run.is_outside:
+                self.run.inside()
+
+    @safe
+    def checkpoint_begins(self) -> None:
+        """A checkpoint is written until the next batch is there; while parts are marked, it is an action."""
+        if not self.run.is_marking:
+            self._is_between = True
+            self.run.outside("checkpoint")
+
+    @safe
+    def batch_starts(self, batch: Any, dataloader_idx: int = 0) -> None:
+        """A batch has been fetched and transferred: take its shapes before the user's step may change it."""
+        self._steps_go_on()
+        self._batch, self._shapes = batch, self._shapes_of(batch, dataloader_idx)
+        if self._reads_ahead:  # batches are used in the order in which they were fetched
+            self._tokens = self._fetched.popleft() if self._fetched else None
+        elif self.run.tokens.reads:
+            self._tokens = self.run.tokens.of(batch)
+        self.run.batch_begins(self._shapes, self._tokens)
+
+    def _shapes_of(self, batch: Any, dataloader_idx: int) -> Shapes:
+        shapes = tensor_shapes(batch)
+        return from_loader(shapes, dataloader_idx) if self._several_loaders else shapes
+
+    def close(self) -> None:
+        """Remove everything of ours, torch's hooks too if a failure in one of them kept them."""
+        self.run.close()
+        if self._hooks is not None:
+            self._hooks.remove()
+
+    @safe
+    def batch_ends(self, batch: Any, dataloader_idx: int = 0) -> None:
+        """A batch is done, and perhaps a step with it."""
+        if batch is None:
+            return  # the loader yielded None: nothing ran
+        if batch is not self._batch:
+            self._shapes = self._shapes_of(batch, dataloader_idx)  # a dataloader_iter step fetches its batch itself
+        self._batches_done += 1
+        updates, self._updates = self._updates, 0
+        if self._trains and not self._manual:
+            self._updates = self._attempts()
+            updates = self._updates - updates
+        self._depth = 0
+        ends_step = not self._trains or updates > 0 or (self._manual and self._has_no_optimizer())
+        shapes, tokens, self._batch, self._tokens = self._shapes, self._tokens, None, None
+        self.run.batch_done(
+            batch, shapes, updates=updates, ends_step=ends_step, logs=ends_step and self._logs(), tokens=tokens
+        )
+
+    def _attempts(self) -> int:
+        """Optimizer attempts until now."""
+        # DeepSpeed accumulates across epochs, where Lightning starts anew.
+        return int(self._trainer.global_step if self._engine is None else self._engine.global_steps)
+
+    def _has_no_optimizer(self) -> bool:
+        """Whether every batch is a step, because there is no optimizer whose steps would show it."""
+        return all(is_lightnings(type(one)) for one in self._trainer.optimizers)
+
+    def _logs(self) -> bool:
+        """Whether the Trainer logs its metrics with this step (``logger_connector.should_update_logs``)."""
+        every = int(getattr(self._trainer, "log_every_n_steps", 0))
+        if not every:
+            return False
+        if self._trains:
+            return (self._logged_step() + 1) % every == 0 or bool(self._trainer.should_stop)
+        return self._batches_done % every == 0
+
+    def _logged_step(self) -> int:
+        """The step at which Lightning logs its own metrics; a loop without training has its batches."""
+        if not self._trains:
+            return self._batches_done
+        return int(getattr(self._trainer.fit_loop.epoch_loop, self._logged, self._trainer.global_step))
+
+
+class _OptimizerHooks:
+    """Torch's global hooks of optimizers' steps; they hold their *adapter* weakly, and hear its own thread alone.
+
+    Torch goes through its tables of hooks while it calls them: from inside a hook they are removed at the next batch.
+    """
+
+    def __init__(self, adapter: LightningRun) -> None:
+        self._adapter = weakref.ref(adapter)
+        self._running = 0
+        self._is_over = False
+        self._handles = [
+            register_optimizer_step_pre_hook(lambda *given: self._call(LightningRun._update_begins, *given)),
+            register_optimizer_step_post_hook(lambda *given: self._call(LightningRun._update_ends, *given)),
+        ]
+
+    def _call(self, method: Callable[..., Any], *given: Any) -> Any:
+        adapter = self._adapter()
+        if adapter is None or self._is_over or adapter.run.thread != get_ident():
+            return None
+        self._running += 1
+        try:
+            with calling(self._handles[0]):
+                return method(adapter, *given)
+        finally:
+            self._running -= 1
+
+    def remove(self) -> None:
+        """Hear of no step any more."""
+        self._is_over = True
+        if not self._running:
+            remove_retired()
+            while self._handles:
+                self._handles.pop().remove()
+
+
+def _max_batches(trainer: Trainer, loop: Loop) -> list[float]:
+    """Batches of each loader of a loop without training."""
+    loops: dict[str, Any] = {
+        "predict": trainer.predict_loop,
+        "test": trainer.test_loop,
+        "validate": trainer.validate_loop,
+    }
+    batches = loops[loop].max_batches
+    return list(batches) if isinstance(batches, list) else [batches]
+
+
+def _within_the_loop(config: ProfilerConfig, batches: list[float], loop: Loop) -> tuple[ProfilerConfig, str]:
+    """*config*; for a loop too short for its first batch to profile, one that leaves some to time, and a note on it."""
+    asked, known = config.next_profile_step(steps_done=0), sum(batches)
+    if asked is None or not math.isfinite(known) or asked < known:
+        return config, ""
+    instead = max(0, int(known) - 3 - config.timing_steps)
+    moved = (
+        f"Batch {instead} was profiled in place of batch {asked} (profile_step), because this {loop} loop has "
+        f"{int(known)} batch(es)."
+    )
+    logger.info(moved)
+    return replace(config, profile_step=instead), moved

@@ -1,0 +1,180 @@
+"""What a Lightning Trainer knows about its run, and where its reports go. Nothing here asks another rank."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+from collections.abc import Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+from lightning_flops.adapters.place import mesh_sizes, run_context_on, sizes_along
+from lightning_flops.config import OWN_FOLDER
+from lightning_flops.instrument.torch_private.loading import fetched_ahead
+from lightning_flops.records import Loop, RunContext
+from lightning_flops.run.output import LoggedOutput, RunFiles
+from lightning_flops.run.private_names import PrivateNames
+from lightning_flops.sinks.console import ConsoleSink
+from lightning_flops.sinks.loggers import LoggersSink
+from lightning_flops.text.printable import printable
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+
+    from lightning_flops.config import ProfilerConfig
+
+IMPORT_ROOTS = ("lightning.pytorch", "pytorch_lightning")
+"""The two names under which Lightning is installed."""
+
+LOST = {"_batches_that_stepped": "the loggers get trainer.global_step as their x-axis"}
+"""Private names of Lightning that are used, and what is lost if one is missing."""
+
+
+def private_names(trainer: Trainer) -> PrivateNames:
+    """The private names of *trainer*'s Lightning that are used."""
+    return PrivateNames(f"Lightning ({_version_of(_import_root(trainer))})", LOST)
+
+
+def is_lightnings(kind: type) -> bool:
+    """Whether the class *kind* is defined in Lightning itself, and not in a package whose name begins as its name."""
+    return kind.__module__.startswith(tuple(f"{root}." for root in IMPORT_ROOTS))
+
+
+def last_step_of_development_run(trainer: Trainer) -> int | None:
+    """The last step, counted from 0, that ``fast_dev_run`` runs; None in an ordinary run."""
+    # Lightning sets this attribute from outside its class; it is the number of batches, or a bool.
+    batches = int(getattr(trainer, "fast_dev_run", False))
+    return math.ceil(batches / trainer.accumulate_grad_batches) - 1 if batches else None
+
+
+def batches_fetched_ahead(trainer: Trainer, loop: Loop) -> int:
+    """Most batches that a loader of *loop* fetches ahead; 0 without workers."""
+    return max(map(fetched_ahead, loaders(trainer, loop)), default=0)
+
+
+def loader_workers(trainer: Trainer, loop: Loop) -> int | None:
+    """Fewest worker processes of the DataLoaders of *loop*; None if no loader says."""
+    workers = [getattr(loader, "num_workers", None) for loader in loaders(trainer, loop)]
+    return min((count for count in workers if isinstance(count, int)), default=None)
+
+
+def loaders(trainer: Trainer, loop: Loop) -> list[Any]:
+    """The data loaders of *loop*."""
+    names = {"training": "train_dataloader", "validate": "val_dataloaders", "test": "test_dataloaders"}
+    found = getattr(trainer, names.get(loop, "predict_dataloaders"))
+    return list(_leaves(getattr(found, "iterables", found)))
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        for one in value:
+            yield from _leaves(one)
+    elif value is not None:
+        yield value
+
+
+def run_context(trainer: Trainer, *, loop: Loop = "training") -> RunContext:
+    """Where this run takes place, as far as a rank knows without asking the others."""
+    root = _import_root(trainer)
+    return run_context_on(
+        trainer.strategy.root_device,
+        sizes_along(mesh_sizes(_device_mesh(trainer.strategy)), world_size=trainer.world_size),
+        framework=root,
+        framework_version=_version_of(root),
+        precision=str(trainer.precision),
+        rank=trainer.global_rank,
+        world_size=trainer.world_size,
+        accumulate=trainer.accumulate_grad_batches if loop == "training" else 1,
+        strategy=type(trainer.strategy).__name__,
+        loop=loop,
+    )
+
+
+def _device_mesh(strategy: Any) -> Any:
+    """The mesh of *strategy*; None without one, or before its processes have found each other."""
+    try:
+        return strategy.device_mesh
+    except (AttributeError, RuntimeError):
+        return None
+
+
+def _import_root(trainer: Trainer) -> str:
+    modules = [kind.__module__ for kind in type(trainer).__mro__]  # the Trainer may be a subclass of the user's
+    return next((root for module in modules for root in IMPORT_ROOTS if module.startswith(f"{root}.")), modules[0])
+
+
+@functools.cache  # each fit asks twice, and each time the file that says it would be parsed, for milliseconds
+def _version_of(root: str) -> str:
+    try:
+        return version("lightning" if root.startswith("lightning.") else "pytorch-lightning")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+_NOWHERE = (
+    "nothing keeps the report, because this Trainer has no logger with a folder, and nobody wrote a "
+    'FlopsProfilerCallback into it: give it a logger, or the callback, or logging.basicConfig(level="INFO")'
+)
+
+
+def run_output(
+    trainer: Trainer, config: ProfilerConfig, *, own_folder: str | None, loop: Loop = "training"
+) -> LoggedOutput:
+    """Where rank 0 shows the reports of this run. A development run writes no files unless a setting names one.
+
+    Args:
+        trainer: drives the run.
+        config: the settings.
+        own_folder: of the files if no logger has a folder; None: then there are no files.
+        loop: what the run does. The tags and the files of a loop without training have its name in theirs.
+    """
+    part = "" if loop == "training" else loop
+    development = bool(getattr(trainer, "fast_dev_run", False))
+    return LoggedOutput(
+        config,
+        loggers=LoggersSink(trainer.loggers),
+        console=ConsoleSink(),
+        files=RunFiles(
+            output_file=config.output_file,
+            folder=lambda: None if development else _log_folder(trainer) or own_folder,
+            part=part,
+            timer_only=config.timer_only,
+            html=config.html,
+        ),
+        text_file=True,
+        x_axis=lambda step: step,
+        announce=functools.partial(_announce, _import_root(trainer)),
+        nowhere="" if development or own_folder else _NOWHERE,
+        part=part,
+    )
+
+
+def _announce(root: str, sentence: str) -> None:
+    """Say *sentence* in Lightning's own log, which a terminal shows by default, unless our own log is shown."""
+    ours = logging.getLogger("lightning_flops")
+    if not (ours.isEnabledFor(logging.INFO) and ours.hasHandlers()):  # if shown, its INFO lines have named each file
+        logging.getLogger(root).info("%s", printable(sentence))
+
+
+def _log_folder(trainer: Trainer) -> str | None:
+    """The folder that a logger has for this run; None if none has one.
+
+    We do not use ``trainer.log_dir``, because it broadcasts and so needs all ranks. We do not use the ``save_dir`` of a
+    logger without a folder for each run: it belongs to the logging service, and may be the working directory. And we
+    check that the value is a path: a mock logger in a test has an object under every name, and ``MagicMock`` makes one
+    that is an ``os.PathLike``, whose folder would be left in the working directory.
+    """
+    for run_logger in trainer.loggers:
+        folder = getattr(run_logger, "log_dir", None)
+        if isinstance(folder, (str, PurePath)) and (path := str(folder)):
+            return path
+    return None
+
+
+def folder_of_trainer(trainer: Trainer) -> str:
+    """Our own folder, below the Trainer's."""
+    return f"{str(trainer.default_root_dir).rstrip('/')}/{OWN_FOLDER}"

@@ -1,0 +1,101 @@
+"""Where a run takes place, in the same words for every framework, and how its ranks share the work."""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from lightning_flops.instrument.deepspeed_groups import ParallelSizes
+from lightning_flops.records import Loop, RunContext
+
+
+def run_context_on(
+    device: torch.device,
+    sizes: ParallelSizes,
+    *,
+    framework: str,
+    framework_version: str,
+    precision: str,
+    rank: int,
+    world_size: int,
+    accumulate: int,
+    strategy: str,
+    pp_rank: int = 0,
+    loop: Loop = "training",
+) -> RunContext:
+    """The context of a run on *device*, on this machine and with this torch.
+
+    Args:
+        device: where the model computes.
+        sizes: how many ranks share the work.
+        framework: as in ``RunContext``, as all others.
+        framework_version: its version.
+        precision: the framework's name for it.
+        rank: of this process.
+        world_size: ranks of the run.
+        accumulate: batches whose gradients make one update.
+        strategy: what spreads the work; empty without it.
+        pp_rank: this rank's stage.
+        loop: what runs.
+    """
+    return RunContext(
+        framework=framework,
+        framework_version=framework_version,
+        torch_version=torch.__version__,
+        device_type=device.type,
+        device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
+        precision=precision,
+        host=platform.node(),
+        rank=rank,
+        world_size=world_size,
+        pp_rank=pp_rank,
+        accumulate=accumulate,
+        strategy=strategy,
+        loop=loop,
+        **asdict(sizes),
+    )
+
+
+def sizes_along(known: Mapping[str, int], *, world_size: int) -> ParallelSizes:
+    """How many ranks share the work, given the *known* sizes of dimensions as ``mesh_sizes`` names them."""
+    # Ranks with different experts see different data.
+    same_data = math.prod(size for name, size in known.items() if name != "ep")
+    return ParallelSizes(
+        dp_size=max(1, world_size // same_data), **{f"{name}_size": size for name, size in known.items()}
+    )
+
+
+_DIMENSIONS = {
+    "tensor_parallel": "tp",
+    "tp": "tp",
+    "pipeline_parallel": "pp",
+    "pp": "pp",
+    "context_parallel": "cp",
+    "cp": "cp",
+    "sequence_parallel": "sp",
+    "sp": "sp",
+    "ulysses": "sp",
+    "expert_parallel": "ep",
+    "ep": "ep",
+}
+"""The kind of parallelism of a device mesh's dimension, by its name: Lightning's, torchtitan's and the usual names."""
+
+
+def mesh_sizes(mesh: Any) -> dict[str, int]:
+    """Sizes of the dimensions of *mesh* that we know, by our names for them; empty without a mesh.
+
+    Along every other dimension the ranks see different data, whatever the mesh calls it: replicas, shards or both.
+    """
+    names = getattr(mesh, "mesh_dim_names", None)
+    if mesh is None or not names:
+        return {}
+    sizes: dict[str, int] = {}
+    for name, size in zip(names, mesh.shape, strict=True):
+        if name in _DIMENSIONS:
+            sizes[_DIMENSIONS[name]] = sizes.get(_DIMENSIONS[name], 1) * int(size)
+    return sizes

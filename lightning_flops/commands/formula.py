@@ -1,0 +1,114 @@
+"""``lightning-flops formula FILE.py:FUNCTION``: the FLOPs of a model as a function of its batch's sizes."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import runpy
+import sys
+from typing import Any
+
+from lightning_flops.commands.terminal import AS_WRITTEN, PROGRAM, Commands, complain, print_whole
+from lightning_flops.errors import LightningFlopsError
+from lightning_flops.text.json_text import shown
+
+
+def add(commands: Commands) -> None:
+    """Add the command to *commands*."""
+    formula = commands.add_parser(
+        "formula",
+        help="say what a model's FLOPs are as a function of its batch's sizes",
+        description=(
+            "Say what one forward and backward of a model costs as an exact function of its batch's sizes, from fake "
+            "tensors: nothing of it runs."
+        ),
+        epilog=f"example:\n  {PROGRAM} formula my_models.py:bert --vary input_ids=0,1 --at batch=8,sequence=4096",
+        formatter_class=AS_WRITTEN,
+        allow_abbrev=False,
+    )
+    formula.set_defaults(act=_print_formula)
+    formula.add_argument(
+        "example", metavar="FILE.py:FUNCTION", help="returns a model and a batch; MODULE:FUNCTION may be given as well"
+    )
+    formula.add_argument(
+        "--vary",
+        type=_varying,
+        action="append",
+        required=True,
+        metavar="TENSOR=AXIS,...",
+        help="axes of a tensor of the batch that vary, by its name or position; AXIS:NAME names one",
+    )
+    formula.add_argument(
+        "--at", type=_sizes, action="append", default=[], metavar="NAME=SIZE,...", help="print the FLOPs of these sizes"
+    )
+    formula.add_argument(
+        "--causal-attention", choices=("full", "half"), default="full", help="of the score matrix (default: full)"
+    )
+    formula.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _varying(text: str) -> tuple[str | int, dict[int, str] | list[int]]:
+    """A tensor, and its axes with or without names: ``input_ids=0,1``, ``0=0:batch,2:length``."""
+    tensor, _, axes = text.partition("=")
+    found = [part.partition(":") for part in axes.split(",")]
+    try:
+        key = int(tensor) if tensor.isdecimal() else tensor
+        if any(colon for _, colon, _ in found):
+            return key, {int(axis): name for axis, _, name in found if name}
+        return key, [int(axis) for axis, _, _ in found]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a tensor, = and axes, got {shown(text)}") from None
+
+
+def _sizes(text: str) -> dict[str, int]:
+    try:
+        return {name: int(size) for name, size in (part.split("=") for part in text.split(","))}
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"must be names and sizes, as batch=8,sequence=512, got {shown(text)}"
+        ) from None
+
+
+def _print_formula(options: argparse.Namespace) -> int:
+    try:
+        print_whole(_formula(options))
+    except LightningFlopsError as error:
+        complain(str(error))
+        return 2
+    return 0
+
+
+def _formula(options: argparse.Namespace) -> str:
+    from lightning_flops.pytorch import flops_formula
+    from lightning_flops.report.formula_text import render_formula
+
+    model, batch = _example(options.example)
+    formula = flops_formula(model, batch, vary=dict(options.vary), causal_attention=options.causal_attention)
+    for sizes in options.at:
+        try:
+            formula(**sizes)
+        except TypeError as error:
+            raise LightningFlopsError(f"--at: {error}") from error
+    return formula.to_json() if options.json else render_formula(formula.report())
+
+
+def _example(where: str) -> tuple[Any, Any]:
+    """The model and the batch that the function named by *where* returns.
+
+    Raises:
+        LightningFlopsError: there is no such function, or it returns something else.
+    """
+    source, _, name = where.rpartition(":")
+    try:
+        if source.endswith(".py"):
+            function = runpy.run_path(source)[name]
+        else:
+            sys.path.insert(0, os.getcwd())
+            function = getattr(importlib.import_module(source), name)
+        answer = function()
+    except (ImportError, OSError, KeyError, AttributeError, ValueError) as error:
+        raise LightningFlopsError(f"{where}: {type(error).__name__}: {error}") from error
+    if not isinstance(answer, tuple) or len(answer) != 2:
+        raise LightningFlopsError(f"{where} must return a model and a batch, got {shown(answer)}")
+    return answer

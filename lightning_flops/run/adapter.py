@@ -1,0 +1,56 @@
+"""What a run asks of its adapter, which knows the framework that drives it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from lightning_flops.records import Loop, RunContext, TimePhase
+    from lightning_flops.run.output import LoggedOutput
+
+
+def _nothing(stack: ExitStack) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """One run as its framework knows it."""
+
+    root: nn.Module
+    """The model whose modules own the work."""
+    device: torch.device
+    """Where the model is."""
+    output: LoggedOutput
+    """Where rank 0 shows its reports."""
+    context: Callable[[], RunContext]
+    """Returns where the run takes place, as it is now."""
+    x_axis: Callable[[], int]
+    """Returns the run's own step, which its loggers use as x-axis."""
+    optimizers: Callable[[], Iterable[Any] | None]
+    """Returns the optimizers that update the model; None if not known."""
+    whole_model: Callable[[], nn.Module]
+    """Returns the model with all its wrappers."""
+    rank: int = 0
+    world_size: int = 1
+    loop: Loop = "training"
+    profile_step: int | None
+    """The first step to profile, given as the number of steps before it; None: there is none."""
+    settle_steps: int = 2
+    """Steps left alone after a counted one, until batches that were fetched ahead are used up."""
+    loader_workers: Callable[[], int | None] = lambda: None
+    """Returns the fewest worker processes of the training DataLoaders; None if not known."""
+    declared_batch_size: Callable[[], int] | None = None
+    """Returns the batch size that the framework's settings name; None: they name none."""
+    unseen: tuple[TimePhase, ...] = ()
+    """Parts that the framework's loop never shows apart; where there are any, its wait for data may be unseen, too."""
+    ends_when_dropped: bool = False
+    """A run that is dropped is over, and reports: its framework does not always say so."""
+    mark_parts: Callable[[ExitStack], None] = _nothing
+    """Puts hooks around the parts of a step, and their undo into the stack; called when a window needs them."""

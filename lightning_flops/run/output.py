@@ -1,0 +1,316 @@
+"""Where the reports of one run go, whatever framework drives it: files of our own, the run's loggers and its console.
+
+What is slow is ``prepare``d on the worker's thread: texts, and files. The training thread ``publish``es it, because
+loggers are the user's.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lightning_flops.config import OWN_FOLDER
+from lightning_flops.report.advice_text import render_advice_markdown
+from lightning_flops.report.headline import headline
+from lightning_flops.report.html_page import RunPages, packed, window_figures
+from lightning_flops.report.markdown import fenced
+from lightning_flops.report.scalars import MONITOR_PREFIX, profile_scalars
+from lightning_flops.report.text import render_text
+from lightning_flops.report.throughput_text import render_throughput
+from lightning_flops.sinks.console import ConsoleSink
+from lightning_flops.sinks.file import numbered, remove_file, write_new_file, write_own_file, write_text_file
+from lightning_flops.sinks.tensorboard_tab import event_file_name, tab_events
+from lightning_flops.text.printable import package_logger
+
+if TYPE_CHECKING:
+    from lightning_flops.config import ProfilerConfig
+    from lightning_flops.run.ranks import Ranks
+    from lightning_flops.schema.profile import Profile
+    from lightning_flops.schema.throughput import ThroughputSummary
+    from lightning_flops.sinks.sink import Sink, TextSink
+
+logger = package_logger(__name__)
+
+WINDOWS_KEPT = 8
+"""The page and the tab show so many windows of a run, the latest ones: their files do not grow for ever."""
+
+_JSON, _PAGE, _TEXT, _THROUGHPUT = _NAMES = ("profile.json", "profile.html", "profile.txt", "throughput.json")
+
+
+class RunFiles:
+    """The files that one rank writes about its run, in a folder of ours. No file of another run is replaced.
+
+    Each file is there once, and is written anew for each window. Ranks other than 0 have their number in the names.
+
+    Args:
+        output_file: path or URL of the text report; None: no file was named for the text.
+        folder: returns the folder of the run's logs, which ours lies in; None: the other files are not written.
+        rank: the rank that writes.
+        part: a word that file names have if the run is not the first training of its program.
+        timer_only: only throughput was asked for; otherwise throughput has a file only beside a profile.
+        html: a page is written beside each profile.
+    """
+
+    def __init__(
+        self,
+        *,
+        output_file: str | None,
+        folder: Callable[[], str | None],
+        rank: int = 0,
+        part: str = "",
+        timer_only: bool = False,
+        html: bool = False,
+    ) -> None:
+        self.folder = functools.cache(folder)
+        """Returns the folder of the run's logs."""
+        self._output_file = output_file
+        self._suffix = (f".{part}" if part else "") + (f".rank{rank}" if rank else "")
+        self._writes_throughput = timer_only
+        self._pages = RunPages(WINDOWS_KEPT) if html else None
+        self._number: int | None = None
+        self._tabs: deque[str] = deque()
+        self._tabs_written = 0
+
+    def write_profile(self, profile: Profile, text: str, *, keep_text: bool) -> dict[str, str | None]:
+        """Write *profile*; write *text* if a file was named for it, or if *keep_text*.
+
+        Returns:
+            The path of each file by ``page``, ``text`` and ``json``; None for one that was not asked for, or failed.
+        """
+        self._writes_throughput = True
+        json_path, pages = self._write(_JSON, profile.to_json), self._pages
+        html_path = None if pages is None else self._write(_PAGE, lambda: pages.add(profile))
+        text_path = self._write(_TEXT, lambda: text) if keep_text and self._output_file is None else None
+        if self._output_file is not None:  # last: it may lie on a file system that hangs
+            path = self._named(self._output_file)
+            text_path = _written(path, lambda: write_text_file(path, text))
+        return {"page": html_path, "text": text_path, "json": json_path}
+
+    def write_throughput(self, summary: ThroughputSummary) -> None:
+        """Write *summary*, unless a profile was asked for and there is none."""
+        if self._writes_throughput:
+            self._write(_THROUGHPUT, summary.to_json)
+
+    def write_tab(self, profile: Profile, *, prefix: str) -> None:
+        """Write *profile* for TensorBoard's tab, under a tag below *prefix* that no other window of the run has."""
+        if self._pages is None or (place := self._place()) is None:
+            return
+        tag = f"{prefix}/window/{profile.profile_step}"
+        figures = json.dumps(window_figures(profile), allow_nan=False).encode()
+        try:
+            events = tab_events(tag=tag, figures=figures, packed=packed(profile), step=profile.report_step)
+        except ImportError:  # the run's writer is another package's
+            return
+        self._tabs_written += 1
+        path = f"{place}/{event_file_name(self._tabs_written)}"
+        if _written(path, lambda: write_own_file(path, events)):
+            self._tabs.append(path)
+        while len(self._tabs) > WINDOWS_KEPT:
+            remove_file(self._tabs.popleft())
+
+    def _write(self, name: str, content: Callable[[], str]) -> str | None:
+        """Write our file *name*; its path, or None if there is none."""
+        if (place := self._place()) is None:
+            return None
+        path = self._named(f"{place}/{name}")
+        if self._number is not None:
+            path = numbered(path, self._number)
+            return _written(path, lambda: write_own_file(path, content().encode()))
+
+        def write() -> str:
+            beside = [self._named(f"{place}/{one}") for one in _NAMES]
+            self._number = write_new_file(path, [content().encode()], beside=beside)
+            return numbered(path, self._number)
+
+        return _written(path, write)
+
+    def _place(self) -> str | None:
+        """Our folder: that of the logs if it has our name, else the one of our name in it."""
+        folder = self.folder()
+        if folder is None or os.path.basename(folder.rstrip("/")) == OWN_FOLDER:
+            return folder
+        return os.path.join(folder, OWN_FOLDER)
+
+    def _named(self, path: str) -> str:
+        """Where this rank writes what rank 0 of a training run writes to *path*: ``flops.test.rank3.txt``."""
+        root, suffix = os.path.splitext(path)
+        return f"{root}{self._suffix}{suffix}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A profile that is ready for the training thread."""
+
+    scalars: Mapping[str, float]
+    text: str
+    advice: str
+    sentence: str
+    """What came out, on a line."""
+    paths: Mapping[str, str | None]
+    """Of its files, as ``RunFiles.write_profile`` returns them."""
+
+
+class RunOutput:
+    """Where the reports of one run go from one rank: here to files, as those of ranks other than 0.
+
+    Args:
+        files: of the rank; None: it writes nothing.
+    """
+
+    shows_readings = False
+    """There is a logger that gets the monitor's readings."""
+
+    def __init__(self, files: RunFiles | None) -> None:
+        self._files = files
+
+    def prepare(self, profile: Profile) -> Prepared | None:
+        """Write the files of *profile*, on the worker's thread; returns what ``publish`` takes."""
+        if self._files is not None:
+            self._files.write_profile(profile, render_text(profile), keep_text=False)
+        return None
+
+    def publish(self, prepared: Prepared | None, *, step: int) -> None:
+        """Show what was prepared, on the training thread, at the run's *step*."""
+
+    def prepare_throughput(self, summary: ThroughputSummary) -> str:
+        """Write the file of the run's *summary*, on the worker's thread; returns what ``publish_throughput`` takes."""
+        if self._files is not None:
+            self._files.write_throughput(summary)
+        return render_throughput(summary)
+
+    def publish_throughput(self, text: str, *, step: int) -> None:
+        """Show it, on the training thread."""
+
+    def show_reading(self, scalars: Mapping[str, float], *, step: int) -> None:
+        """Give the loggers a reading of the monitor, as ``monitor_scalars`` makes it; on the training thread."""
+
+
+class LoggedOutput(RunOutput):
+    """Where rank 0 shows the reports of one run: in its loggers, on the console and in files.
+
+    If one of them refuses a report, the others still get it.
+
+    Args:
+        config: the settings.
+        loggers: those of the run.
+        console: shows a report if no file was named for it.
+        files: the run's files.
+        text_file: a report that no logger shows, and that no file was named for, gets a file of its own.
+        x_axis: the loggers' x-axis value, given the step of a report.
+        announce: says on a line what came out and where the report is, for a user who may see nothing else of it.
+        nowhere: what to say, once, of a report that no file keeps and no logger shows; empty: nothing.
+        part: a word that tags have below their prefix if the run is not the first training of its program.
+    """
+
+    def __init__(
+        self,
+        config: ProfilerConfig,
+        *,
+        loggers: Sink,
+        console: TextSink,
+        files: RunFiles,
+        text_file: bool,
+        x_axis: Callable[[int], int],
+        announce: Callable[[str], None] | None = None,
+        nowhere: str = "",
+        part: str = "",
+    ) -> None:
+        super().__init__(files)
+        self.files, self.part = files, part
+        self.shows_readings = loggers.takes_scalars
+        self._config = config
+        self._loggers = loggers
+        self._console = console
+        self._text_file = text_file
+        self._x_axis = x_axis
+        self._announce = announce
+        self._nowhere = nowhere
+        # The tags of a training run and of another loop never meet.
+        self._prefix, self._monitor_prefix = (
+            f"{prefix}/{part}" if part else prefix for prefix in (config.tag_prefix, MONITOR_PREFIX)
+        )
+
+    def prepare(self, profile: Profile) -> Prepared:
+        """Write the files of *profile*, on the worker's thread."""
+        text, context, board = render_text(profile), profile.context, self._loggers.has_board
+        if board:
+            self.files.write_tab(profile, prefix=self._prefix)
+        paths = self.files.write_profile(profile, text, keep_text=self._text_file and not board)
+        whose = "" if context.trains else f" of the {context.run_word}"
+        return Prepared(
+            scalars=profile_scalars(profile, prefix=self._prefix),
+            text=text,
+            advice=render_advice_markdown(profile.advice),
+            sentence=f"FLOPs of {context.step_word} {profile.profile_step}{whose}: {headline(profile)}",
+            paths=paths,
+        )
+
+    def publish(self, prepared: Prepared | None, *, step: int) -> None:
+        """Show what was prepared to everything that shows it."""
+        if prepared is None:
+            return
+        at, paths, tag = self._x_axis(step), prepared.paths, f"{self._prefix}/profile"
+        self._loggers.write_scalars(prepared.scalars, step=at)
+        shown = self._loggers.write_text(tag, fenced(prepared.text), step=at)
+        self._loggers.write_text(f"{self._prefix}/advice", prepared.advice, step=at)
+        if self._config.output_file is None:
+            self._console.write_text(tag, prepared.text, step=step)
+        if (page := paths["page"]) is not None:
+            self._loggers.keep_file(page)
+        places = {
+            "the page is in": page,
+            "the report is in": paths["text"],
+            "the loggers show the report as the text": tag if shown else None,
+            "every number is in": paths["json"],
+        }
+        where = ", ".join(f"{words} {place}" for words, place in places.items() if place is not None)
+        if not where:
+            where, self._nowhere = self._nowhere, ""
+        if where and self._announce is not None:
+            self._announce(f"{prepared.sentence} {where[0].upper()}{where[1:]}")
+
+    def publish_throughput(self, text: str, *, step: int) -> None:
+        """Give the *text* to the log, and to loggers that show texts."""
+        tag = f"{self._monitor_prefix}/summary"
+        self._loggers.write_text(tag, fenced(text), step=self._x_axis(step))
+        ConsoleSink().write_text(tag, text, step=step)
+
+    def show_reading(self, scalars: Mapping[str, float], *, step: int) -> None:
+        """Give the loggers a reading of the monitor."""
+        names = {tag: f"{self._monitor_prefix}{tag.removeprefix(MONITOR_PREFIX)}" for tag in scalars}
+        self._loggers.write_scalars({names[tag]: value for tag, value in scalars.items()}, step=self._x_axis(step))
+
+
+def output_of_rank(rank: int, output: LoggedOutput, *, ranks: Ranks | None, config: ProfilerConfig) -> RunOutput:
+    """Where *rank* writes: rank 0 to *output*; the others nowhere, or to files of their own with ``all_ranks``.
+
+    It is called on the training thread, and asks there for the folder: loggers are the user's.
+    """
+    if rank == 0:
+        folder = output.files.folder()
+        if config.all_ranks and ranks is not None:
+            ranks.tell_folder(folder or "")
+        return output
+    if not config.all_ranks:
+        return RunOutput(None)
+    place = output.files.folder if ranks is None else ranks.folder
+    files = RunFiles(
+        output_file=config.output_file, folder=place, rank=rank, part=output.part, timer_only=config.timer_only
+    )
+    return RunOutput(files)
+
+
+def _written(path: str, write: Callable[[], str | None]) -> str | None:
+    """Where *write* has written, *path* if it does not say; if that failed, warn and return None."""
+    try:
+        path = write() or path
+    except OSError as error:
+        logger.warning("the FLOPs report was not written: %s", error)
+        return None
+    logger.info("wrote %s", path)
+    return path

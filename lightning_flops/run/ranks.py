@@ -1,0 +1,318 @@
+"""One report for all ranks: the others write what they measured into the process group's store, rank 0 reads it there.
+
+No collective is used: where one rank is absent, a collective waits, and after its timeout training's group is broken,
+too. No call waits inside the store either: a key is read only after it was seen there, and until all have left none is
+deleted that another rank may read. Keys, all below ``lightning_flops/{number of the run}/``:
+
+    id                      drawn by rank 0; a store may outlive its job, and hold records of ranks that have died
+    {id}/{step}/{rank}      the rank's record of that window, or why there is none; rank 0 deletes what it has read
+    {id}/{step}             how many ranks have written one
+    {id}/out/{rank}         why nothing more comes from the rank
+    {id}/out                how many ranks are out
+    {id}/folder             where rank 0's files go
+    {id}/closed             rank 0 reads nothing any more
+    {id}/left               how many ranks have closed; the last one deletes all of these
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch import distributed
+
+from lightning_flops import host_clock
+from lightning_flops.analysis.rank_record import make_rank_record, pack, unpack
+from lightning_flops.analysis.ranks import with_ranks
+from lightning_flops.config import OWN_FOLDER
+from lightning_flops.instrument.torch_private.distributed import store_getter
+from lightning_flops.schema.ranks import RankAbsence
+from lightning_flops.signals import is_of_signal_handler
+from lightning_flops.text.printable import package_logger
+
+if TYPE_CHECKING:
+    from lightning_flops.config import ProfilerConfig
+    from lightning_flops.schema.profile import Profile
+    from lightning_flops.schema.rank_record import RankRecord
+
+logger = package_logger(__name__)
+
+Store: TypeAlias = Any
+"""A ``torch.distributed.Store``, whose methods torch gives no types."""
+
+_ABSENCES_LOGGED = 8
+"""Most absent ranks that one log line names."""
+
+_SEC_FOR_RANK_0, _PAUSE_SEC = 2.0, 0.02
+"""How long another rank waits for rank 0 to begin the run or to tell its folder; pause between two looks."""
+
+_run_numbers = itertools.count()
+
+
+class NoStoreError(RuntimeError):
+    """The ranks cannot exchange anything; the message says why, in words that end a sentence."""
+
+
+def default_store() -> Store:
+    """The store of the default process group, looked up at each use.
+
+    Whoever keeps it keeps rank 0's server: a group made anew would find keys of the old one in it, and fail.
+    """
+    if not (distributed.is_available() and distributed.is_initialized()):
+        raise NoStoreError("torch.distributed has no process group")
+    getter = store_getter()
+    store = None if getter is None else getter()
+    if store is None:
+        raise NoStoreError(f"torch {torch.__version__} keeps its key-value store in another way")
+    return store
+
+
+def join_ranks(*, rank: int, world_size: int, config: ProfilerConfig) -> Ranks:
+    """The part of *rank* in the reports of the run that begins now.
+
+    Raises:
+        NoStoreError: the ranks cannot exchange anything.
+    """
+    # All ranks of a program begin the same runs in the same order, so that each can number them by itself.
+    return Ranks(rank=rank, world_size=world_size, number=next(_run_numbers), config=config)
+
+
+@dataclass
+class _Window:
+    """A window of rank 0 that waits for the records of the others."""
+
+    profile: Profile
+    began: float
+    deadline: float
+    answers: dict[int, RankRecord | RankAbsence] = field(default_factory=dict)
+
+
+class Ranks:
+    """One rank's part in the reports of one run; calls come from one thread at a time.
+
+    Only ``finish`` and ``folder`` wait, and not for long. The first error of the store ends the exchange: rank 0 then
+    reports on the ranks that it has heard of, with the error as the reason why the others are missing.
+    """
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        world_size: int,
+        number: int,
+        config: ProfilerConfig,
+        find_store: Callable[[], Store] = default_store,
+        clock: Callable[[], float] = host_clock.now,
+    ) -> None:
+        self._rank = rank
+        self._world_size = world_size
+        self._config = config
+        self._find_store = find_store
+        self._clock = clock
+        self._folder = f"lightning_flops/{number}"
+        self._id = os.urandom(8).hex()  # another rank reads that of rank 0
+        self._unsent: collections.deque[tuple[str, bytes]] = collections.deque()
+        self._waiting: collections.deque[_Window] = collections.deque()
+        self._last_step: int | None = None
+        self._out = False
+        self._failure: str | None = None
+        self._ask(lambda store: None if rank else store.set(f"{self._folder}/id", self._id.encode()))
+        if self._failure is not None:
+            raise NoStoreError(self._failure)
+
+    @property
+    def pending(self) -> bool:
+        """Whether ``ready`` has something to look for: others' records, or rank 0's beginning of the run."""
+        return bool(self._waiting or (self._unsent and self._failure is None))
+
+    def send(self, profile: Profile) -> None:
+        """Send rank 0 the record of *profile*."""
+        try:
+            packed = pack(make_rank_record(profile))
+        except Exception as error:  # tell rank 0, so that it does not wait for a record that will not come
+            packed = self._absence(f"its measurements could not be packed: {_words(error)}")
+        self._last_step = profile.profile_step
+        self._say(str(profile.profile_step), packed)
+
+    def say_absent(self, step: int, reason: str) -> None:
+        """Tell rank 0 that no record of the window of *step* comes, and the *reason*."""
+        self._say(str(step), self._absence(reason))
+
+    def say_out(self, reason: str) -> None:
+        """Tell rank 0 that nothing more comes; the first *reason* counts."""
+        if not self._out:
+            self._out = True
+            self._say("out", self._absence(reason))
+
+    def _absence(self, reason: str) -> bytes:
+        return pack(RankAbsence(rank=self._rank, reason=reason))
+
+    def _say(self, about: str, packed: bytes) -> None:
+        if self._rank and self._failure is None:
+            self._unsent.append((about, packed))
+            self._ask(self._send_unsent)
+
+    def _send_unsent(self, store: Store) -> None:
+        run = self._run(store)
+        if run is None:
+            return
+        if store.check([f"{run}/closed"]):
+            self._unsent.clear()
+        while self._unsent:
+            about, packed = self._unsent.popleft()
+            store.set(f"{run}/{about}/{self._rank}", packed)
+            store.add(f"{run}/{about}", 1)
+
+    def _run(self, store: Store) -> str | None:
+        """The folder of the run's keys; None if rank 0 has not begun it."""
+        if self._rank:  # looked up each time: a job that was started anew may first find the id of the one that died
+            if not store.check([f"{self._folder}/id"]):
+                return None
+            self._id = store.get(f"{self._folder}/id").decode()
+        return f"{self._folder}/{self._id}"
+
+    def await_reports(self, profile: Profile) -> None:
+        """Let *profile*, of a window that has closed on rank 0, wait for the records of the other ranks."""
+        now, timeout_sec = self._clock(), self._config.ranks_timeout_sec
+        self._waiting.append(_Window(profile=profile, began=now, deadline=now + timeout_sec))
+        words = "the report of step %d waits up to %g s for the %d other rank(s); training goes on"
+        logger.info(words, profile.profile_step, timeout_sec, self._world_size - 1)
+
+    def ready(self) -> list[Profile]:
+        """The job's profiles whose ranks are all there or out of time; on another rank, what waited is sent."""
+        if self._unsent:
+            self._ask(self._send_unsent)
+        merged = []
+        while self._waiting and self._is_complete(self._waiting[0]):
+            merged.append(self._merged(self._waiting.popleft()))
+        return merged
+
+    def finish(self, within_sec: float) -> list[Profile]:
+        """The rest of the job's profiles, after at most *within_sec*."""
+        ends = self._clock() + (min(within_sec, _SEC_FOR_RANK_0) if self._rank else within_sec)
+        for window in self._waiting:
+            window.deadline = min(window.deadline, ends)
+        merged = self.ready()
+        if self._waiting:
+            logger.info("waiting %.1f s at most for the measurements of the other ranks", within_sec)
+        while self.pending and self._clock() < ends:
+            time.sleep(_PAUSE_SEC)
+            merged += self.ready()
+        return merged + self.ready()
+
+    def _is_complete(self, window: _Window) -> bool:
+        late = self._clock() >= window.deadline
+        self._ask(lambda store: self._read_records(window, store, late=late))
+        return late or self._failure is not None or len(window.answers) == self._world_size - 1
+
+    def _read_records(self, window: _Window, store: Store, *, late: bool) -> None:
+        """Read the records of *window* once the counters say that all are there, or it is *late*."""
+        run, step = self._run(store), window.profile.profile_step
+        if not late and store.add(f"{run}/{step}", 0) + store.add(f"{run}/out", 0) < self._world_size - 1:
+            return
+        for rank in range(1, self._world_size):
+            if rank in window.answers:
+                continue
+            # The order matters: before a rank says that it is out, it has sent everything else.
+            out, key = f"{run}/out/{rank}", f"{run}/{step}/{rank}"
+            is_out = store.check([out])
+            if store.check([key]):
+                window.answers[rank] = _read(rank, store.get(key))
+                store.delete_key(key)
+            elif is_out:
+                window.answers[rank] = _read(rank, store.get(out))
+            elif not late:
+                return  # both counters count one rank, and this one is in neither
+        store.delete_key(f"{run}/{step}")
+
+    def _merged(self, window: _Window) -> Profile:
+        """The profile of *window*, with what the other ranks sent, and which ranks sent nothing and why."""
+        profile, why = window.profile, self._failure
+        if why is None:
+            hurried = window.deadline < window.began + self._config.ranks_timeout_sec
+            why = f"no answer within {window.deadline - window.began:.3g} s{', when training ended' * hurried}"
+        others = range(1, self._world_size)
+        answers = [window.answers.get(rank) or RankAbsence(rank=rank, reason=why) for rank in others]
+        if missing := [f"rank {one.rank}: {one.reason}" for one in answers if isinstance(one, RankAbsence)]:
+            there, more = self._world_size - len(missing), len(missing) - _ABSENCES_LOGGED
+            words = "; ".join(missing[:_ABSENCES_LOGGED]) + (f"; and {more} more" if more > 0 else "")
+            step = profile.profile_step
+            logger.warning("the report of step %d is of %d of %d ranks; %s", step, there, self._world_size, words)
+        waited_sec, limits = self._clock() - window.began, self._config.thresholds
+        try:
+            answers.insert(0, make_rank_record(profile))
+            return with_ranks(profile, answers, waited_sec=waited_sec, thresholds=limits)
+        except Exception as error:  # a report of rank 0 alone is still a report
+            note = f"What the ranks sent could not be put together: {_words(error)}."
+            logger.warning(note, exc_info=logger.isEnabledFor(logging.DEBUG))
+            return replace(profile, notes=(*profile.notes, note))
+
+    def tell_folder(self, folder: str) -> None:
+        """Let all ranks know where rank 0's files go; empty if it writes none."""
+        self._ask(lambda store: store.set(f"{self._run(store)}/folder", folder.encode()))
+
+    def folder(self) -> str | None:
+        """Where rank 0's files go, ours if it does not say in time; None if it writes none."""
+        ends = self._clock() + _SEC_FOR_RANK_0
+        while (told := self._ask(self._told_folder)) is None:
+            if self._failure is not None or self._clock() >= ends:
+                return OWN_FOLDER
+            time.sleep(_PAUSE_SEC)
+        return told or None
+
+    def _told_folder(self, store: Store) -> str | None:
+        run = self._run(store)
+        return store.get(f"{run}/folder").decode() if run and store.check([f"{run}/folder"]) else None
+
+    def close(self) -> None:
+        """End this rank's part: it sends and reads nothing more."""
+        self.say_out("it profiled no step" if self._last_step is None else f"it last profiled step {self._last_step}")
+        self._ask(self._leave)
+        self._failure = "this rank has left"
+
+    def _leave(self, store: Store) -> None:
+        run = self._run(store)
+        if run is None:
+            return
+        if self._rank == 0:
+            store.set(f"{run}/closed", b"")
+        if store.add(f"{run}/left", 1) == self._world_size:
+            for key in store.list_keys():
+                if key.startswith(f"{self._folder}/"):
+                    store.delete_key(key)
+
+    def _ask(self, do: Callable[[Store], Any]) -> Any:
+        """What *do* returns of the store; None from the first failure on."""
+        if self._failure is None:
+            try:
+                return do(self._find_store())
+            except Exception as error:  # the store's server may be gone, with the process that held it
+                words = _words(error)
+                logger.debug("the ranks' store failed", exc_info=True)
+                self._failure = (
+                    str(error) if isinstance(error, NoStoreError) else f"the key-value store failed: {words}"
+                )
+        return None
+
+
+def _read(rank: int, packed: bytes) -> RankRecord | RankAbsence:
+    """What *rank* sent; whatever that is, only that rank is missing from the report."""
+    try:
+        answer = unpack(packed)
+    except Exception as error:
+        return RankAbsence(rank=rank, reason=f"what it sent cannot be read: {_words(error)}")
+    return answer if answer.rank == rank else RankAbsence(rank=rank, reason=f"what it sent is of rank {answer.rank}")
+
+
+def _words(error: Exception) -> str:
+    """*error* in words; raised again if a signal handler of the user's raised it."""
+    if is_of_signal_handler(error):
+        raise error
+    return f"{type(error).__name__}: {error}"

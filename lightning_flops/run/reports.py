@@ -1,0 +1,319 @@
+"""Reports of a run: a closed window becomes a profile on a thread of its own, and scalars and text reach the loggers.
+
+What needs the user's objects is read on the training thread, before the record is handed over; the training thread
+gives what is ready to the run's loggers at its next batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from lightning_flops import host_clock
+from lightning_flops.analysis.budget import with_report_sec
+from lightning_flops.analysis.peak_flops import peak_for
+from lightning_flops.analysis.rates import padding_ratio, peak_seconds
+from lightning_flops.analysis.throughput import build_throughput
+from lightning_flops.instrument.random_state import random_state_kept
+from lightning_flops.instrument.run_facts import gather_run_facts
+from lightning_flops.report.headline import counted, headline
+from lightning_flops.report.scalars import monitor_scalars
+from lightning_flops.run.output import output_of_rank
+from lightning_flops.run.ranks import NoStoreError, Ranks, join_ranks
+from lightning_flops.run.results import profile_of_window, with_answers
+from lightning_flops.run.worker import Worker
+from lightning_flops.signals import is_of_signal_handler
+from lightning_flops.text.printable import package_logger
+
+if TYPE_CHECKING:
+    from lightning_flops.config import ProfilerConfig
+    from lightning_flops.instrument.notes import Notes
+    from lightning_flops.records import BatchTokens, RunContext, StepSums, WindowRecord
+    from lightning_flops.run.adapter import Facts
+    from lightning_flops.run.monitor import Monitor, MonitorReading
+    from lightning_flops.run.output import Prepared, RunOutput
+    from lightning_flops.run.window import Window
+    from lightning_flops.schema.profile import Profile
+    from lightning_flops.schema.throughput import ThroughputSummary
+
+logger = package_logger(__name__)
+
+_SEC_TO_FINISH = 10.0
+"""The end of a run waits at most this long for reports that are being written."""
+
+_SEC_AFTER_ERROR = 2.0
+"""How long the end of a run waits for other ranks when training has raised: the cause may have ended them, too."""
+
+
+@dataclass
+class Outcomes:
+    """What became of the runs of this process, for a command that says at its end what was profiled."""
+
+    runs: int = 0
+    profiles: int = 0
+    latest: str = ""
+    """The latest report, in a line."""
+    reasons: list[str] = field(default_factory=list)
+    """Why runs ended without a report."""
+
+    def reports(self, profile: Profile) -> None:
+        """A report was made."""
+        self.profiles += 1
+        self.latest = f"{counted(profile)}: {headline(profile)}"
+
+
+OUTCOMES = Outcomes()
+"""Of this process."""
+
+
+class Reports:
+    """Makes the reports of one run.
+
+    Args:
+        facts: of the run.
+        config: the settings.
+        publish: gets each profile, on the training thread.
+        notes: of the run and its windows.
+    """
+
+    output: RunOutput
+
+    def __init__(self, facts: Facts, config: ProfilerConfig, publish: Callable[[Profile], None], notes: Notes) -> None:
+        self.profile: Profile | None = None
+        """The latest."""
+        self.throughput: ThroughputSummary | None = None
+        """Of the whole run, once it is over."""
+        self.analyzing = False
+        """A window is being analyzed on the worker's thread, which slows the steps beside it."""
+        self._facts = facts
+        self._config = config
+        self._publish = publish
+        self._notes = notes
+        self._worker = Worker()
+        self._ranks: Ranks | None = None
+        self._awaited: int | None = None
+        self._writes = facts.rank == 0
+        self._peaks: dict[str, float | None] = {}
+
+    def begin(self) -> None:
+        """The run begins: find the other ranks, and where reports go."""
+        OUTCOMES.runs += 1
+        facts = self._facts
+        if facts.world_size > 1:
+            try:
+                self._ranks = join_ranks(rank=facts.rank, world_size=facts.world_size, config=self._config)
+            except NoStoreError as error:
+                self._notes.add_for_run(
+                    f"This report is of rank {facts.rank} alone: the ranks could not exchange anything: {error}."
+                )
+        self._dp_size = facts.context().dp_size
+        self.output = output_of_rank(facts.rank, facts.output, ranks=self._ranks, config=self._config)
+
+    def warn(self, sentence: str) -> None:
+        """Say *sentence* in the log, on the rank that writes."""
+        if self._writes:
+            logger.warning(sentence)
+
+    # ---- a window closes
+
+    def await_window(self, step: int | None) -> None:
+        """The window of *step* comes next; None: there is none."""
+        self._awaited = step
+
+    def absent(self, step: int, reason: str) -> None:
+        """No report of *step* comes from this rank, for this *reason*."""
+        if self._ranks is not None:
+            self._ranks.say_absent(step, reason)
+
+    def report(self, record: WindowRecord, window: Window, *, all_tokens: BatchTokens) -> None:
+        """Make the report of *record*, which *window* has measured; what takes long is done on the worker's thread."""
+        facts = self._facts
+        padding = padding_ratio(all_tokens)
+        for sentence in window.processors.sentences():
+            record = replace(record, notes=(*record.notes, sentence))
+        with random_state_kept():  # the questions call methods of the user's modules and optimizers
+            record = with_answers(
+                replace(record, processor=window.processors.loss(), gpu=window.gpu.record()),
+                optimizers=facts.optimizers,
+                facts=lambda optimizers: replace(
+                    gather_run_facts(
+                        facts.root, device=facts.device, optimizers=optimizers, loader_workers=facts.loader_workers()
+                    ),
+                    padding_ratio=padding,
+                ),
+                memory=lambda optimizers: window.memory.record(optimizers=optimizers),
+                warns=self._writes,
+            )
+        step = facts.x_axis()
+        self._awaited, self.analyzing = None, True
+        self._worker.submit(lambda: self._made(record, step, window), f"the report of step {record.profile_step}")
+
+    def _made(self, record: WindowRecord, step: int, window: Window) -> Callable[[], None]:
+        """Analyze *record*, on the worker's thread; *window* keeps its trace files."""
+        started, ranks = host_clock.now(), self._ranks
+        try:
+            profile = profile_of_window(record, config=self._config, warns=self._writes)
+        except Exception as error:
+            if ranks is not None:
+                ranks.say_absent(record.profile_step, f"its profiler failed: {type(error).__name__}: {error}")
+            raise
+        finally:
+            self.analyzing = False
+        profile = replace(with_report_sec(profile, host_clock.now() - started), report_step=step)
+        if self._writes:
+            word, line = profile.context.step_word, headline(profile)
+            logger.info("profiled %s %d of this %s: %s", word, profile.profile_step, profile.context.run_word, line)
+        if ranks is None:
+            return lambda: self._show(profile)
+        if self._facts.rank:
+            ranks.send(profile)
+            return lambda: self._show(profile)
+        return lambda: self._collect(ranks, profile)
+
+    def _collect(self, ranks: Ranks, profile: Profile) -> None:
+        self.profile = profile
+        ranks.await_reports(profile)
+        self._look_at_ranks()
+
+    def _look_at_ranks(self) -> None:
+        if self._ranks is not None and self._ranks.pending:
+            for profile in self._ranks.ready():
+                self._show(profile)
+
+    def _show(self, profile: Profile) -> None:
+        """Give *profile* to the user; then have its files written, and give it to the loggers."""
+        self.profile = profile
+        OUTCOMES.reports(profile)
+        self._publish(profile)
+
+        def written() -> Callable[[], None]:
+            prepared = self.output.prepare(profile)
+            return lambda: self._to_loggers(prepared)
+
+        self._worker.submit(written, f"the report of step {profile.profile_step}")
+
+    def _to_loggers(self, prepared: Prepared | None) -> None:
+        with random_state_kept():
+            self.output.publish(prepared, step=self._facts.x_axis())
+
+    def deliver(self) -> bool:
+        """Give what is ready to the loggers, and report what all ranks have sent; never waits.
+
+        Returns:
+            Whether there was anything.
+        """
+        worker, ranks = self._worker, self._ranks
+        if not worker.made and (ranks is None or not ranks.pending):
+            return False
+        worker.deliver()
+        self._look_at_ranks()
+        return True
+
+    # ---- the run logs, or ends
+
+    def write_reading(self, reading: MonitorReading, flops: StepSums | None) -> None:
+        """Give the loggers what went by since the last reading, with what its steps cost."""
+        if not (self._writes and reading.batches):
+            return
+        model, useful = (None, None) if flops is None else (flops.unprofiled_by_dtype, flops.useful_by_dtype)
+        scalars = monitor_scalars(
+            seconds=reading.seconds,
+            data_wait_sec=reading.data_wait_sec,
+            batches=reading.batches,
+            samples=reading.samples,
+            dp_size=self._dp_size,
+            tokens=self._tokens_of(reading.samples, reading.tokens),
+            padding_ratio=padding_ratio(reading.tokens),
+            model_flops=None if model is None else sum(model.values()),
+            model_flops_peak_sec=None if model is None else self._peak_sec(model),
+            useful_flops_peak_sec=None if useful is None else self._peak_sec(useful),
+            estimated_ratio=None if flops is None else flops.estimated_ratio,
+        )
+        self.output.show_reading(scalars, step=self._facts.x_axis())
+
+    def _tokens_of(self, samples: int | None, tokens: BatchTokens) -> int | None:
+        """Tokens that a rate is of: as the user has said of so many *samples*, or those that are no padding."""
+        per_sample = self._config.tokens_per_sample
+        if per_sample is None:
+            return tokens.real
+        return None if samples is None or callable(per_sample) else samples * per_sample
+
+    def _peak_sec(self, flops: Mapping[str, float] | None) -> float | None:
+        """Seconds that FLOPs by dtype take at this device's peaks; None if they or a peak are not known."""
+        if flops is None:
+            return None
+        for dtype in flops:
+            if dtype not in self._peaks:
+                device = self._facts.context().device_name
+                self._peaks[dtype] = peak_for(device_name=device, dtype=dtype, given=self._config.peak_flops_per_sec)
+        return peak_seconds(flops=flops, peaks_flops_per_sec=self._peaks)
+
+    def not_reached(self, step: int, context: RunContext, *, steps_done: int) -> None:
+        """The run has ended before *step* was profiled."""
+        steps = "step(s)" if context.trains else "batch(es)"
+        ended = f"this {context.run_word} ended after {steps_done} {steps}"
+        if self.profile is None:
+            OUTCOMES.reasons.append(f"profile_step is {step}, and {ended}")
+            self.warn(f"nothing was profiled: {OUTCOMES.reasons[-1]}")
+        elif self._config.every is None:
+            self.warn(f"{context.step_word} {step} was not profiled: {ended}")
+
+    def finish(
+        self,
+        monitor: Monitor | None,
+        flops: StepSums | None,
+        *,
+        steps_done: int,
+        interrupted_by: BaseException | None,
+    ) -> None:
+        """The run is over: wait a bounded time for what is being written, and write the throughput of the run."""
+        within = _SEC_TO_FINISH if interrupted_by is None else _SEC_AFTER_ERROR
+        done, ranks = self._worker.finish(within), self._ranks
+        if ranks is not None and done:
+            if self._awaited is not None:
+                why = "ended" if interrupted_by is None else f"was interrupted by {type(interrupted_by).__name__}"
+                ranks.say_out(f"its run {why} after {steps_done} step(s), before its window closed")
+            for profile in ranks.finish(self._config.ranks_timeout_sec if interrupted_by is None else _SEC_AFTER_ERROR):
+                self._show(profile)
+        if monitor is not None:
+            self._summarize(monitor, flops)
+        self._worker.finish(within)
+        if ranks is not None:
+            ranks.close()
+
+    def _summarize(self, monitor: Monitor, flops: StepSums | None) -> None:
+        totals = monitor.totals()
+        self.throughput = summary = build_throughput(
+            totals,
+            dp_size=self._dp_size,
+            flops=flops,
+            model_flops_peak_sec=self._peak_sec(None if flops is None else flops.unprofiled_by_dtype),
+            useful_flops_peak_sec=self._peak_sec(None if flops is None else flops.useful_by_dtype),
+            notes=self._notes.unreported,
+            tokens=monitor.all_tokens,
+            timed_tokens=self._tokens_of(totals.samples, totals.tokens),
+        )
+        if summary is None:
+            return
+        output, step = self.output, self._facts.x_axis()
+
+        def written() -> Callable[[], None]:
+            prepared = output.prepare_throughput(summary)
+            return lambda: output.publish_throughput(prepared, step=step)
+
+        self._worker.submit(written, "the throughput of the run")
+
+    def fail(self, error: Exception) -> None:
+        """Our side raised *error*: tell rank 0, and write what is complete."""
+        try:
+            if self._ranks is not None:
+                self._ranks.say_out(f"its profiler failed: {type(error).__name__}: {error}")
+                for profile in self._ranks.finish(0.0):
+                    self._show(profile)
+                self._ranks.close()
+            self._worker.finish(_SEC_AFTER_ERROR)
+        except Exception as lost:
+            if is_of_signal_handler(lost):
+                raise
+            logger.warning("a report was lost", exc_info=lost)

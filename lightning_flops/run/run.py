@@ -1,0 +1,474 @@
+"""One profiled run on one rank: windows, the monitor, FLOPs of every step, and the reports.
+
+There is one path. An adapter calls, as things happen:
+
+    begin()                                    the run begins
+    fetch_begins() / fetch_ends()              the loop waits for data
+    batch_begins(shapes, tokens)               the model is about to compute on a batch
+    enter(part) / leave()                      a part of a step: forward, backward, optimizer, transfer
+    outside(what) / inside()                   what belongs to no step: validation, a checkpoint, the gap between epochs
+    batch_done(batch, shapes, updates=...)     a batch is done, and perhaps a step with it
+    finish() / close()                         the last report; everything of ours is removed
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from lightning_flops.analysis.step_flops import StepFlops, StepKey
+from lightning_flops.instrument.batches import BatchMeter, of_tensors
+from lightning_flops.instrument.notes import Notes
+from lightning_flops.instrument.timing.gpu_counters import open_meter
+from lightning_flops.instrument.torch_private.profiling import profiler_is_recording
+from lightning_flops.records import activity_of
+from lightning_flops.run.monitor import Monitor
+from lightning_flops.run.reports import Reports
+from lightning_flops.run.safety import close_quietly
+from lightning_flops.run.token_reader import TokenReader
+from lightning_flops.run.window import Window, new_window
+from lightning_flops.text.printable import package_logger
+
+if TYPE_CHECKING:
+    from lightning_flops.config import ProfilerConfig
+    from lightning_flops.instrument.window_states import CountedStep
+    from lightning_flops.records import BatchTokens, RunContext, Shapes, TimePhase
+    from lightning_flops.run.adapter import Facts
+    from lightning_flops.schema.profile import Profile
+
+logger = package_logger(__name__)
+
+_UNSEEN_WAIT = (
+    "The wait for data could not be seen, because the batches did not come from a torch DataLoader on the training "
+    "thread: it is in other."
+)
+
+
+@dataclass(slots=True)
+class _Step:
+    """The running step."""
+
+    batches: list[Shapes] = field(default_factory=list)
+    tokens: list[BatchTokens | None] = field(default_factory=list)
+    updates: int = 0
+    profiled: bool = False
+    """The profiler slowed a batch of it down."""
+    random: bool = False
+    """It was drawn to be counted before anything was known of it."""
+    counted: CountedStep | None = None
+
+    def key(self) -> StepKey:
+        return StepKey(batches=tuple(self.batches), tokens=tuple(self.tokens), updates=self.updates)
+
+
+class Run:
+    """The profiler in one run. After ``close`` nothing of it is left, and the adapter's hooks do nothing.
+
+    Args:
+        facts: the run as its framework knows it.
+        config: the settings.
+        publish: gets each profile, on the training thread, when its report is there.
+    """
+
+    window: Window
+    """The window that is open or comes next."""
+
+    def __init__(self, facts: Facts, config: ProfilerConfig, publish: Callable[[Profile], None]) -> None:
+        self.facts = facts
+        self.config = config
+        self.closed = False
+        self.thread = threading.get_ident()
+        """The training thread."""
+        self.notes = Notes()
+        self.monitor = Monitor()
+        self.flops = StepFlops()
+        self.tokens = TokenReader(self.notes.add_for_run, wanted=config.monitor and config.tokens_per_sample is None)
+        self.meter = BatchMeter.by_settings(config, self.notes.add_for_run, declared=facts.declared_batch_size)
+        self.reports = Reports(facts, config, publish, self.notes)
+        self.undo = ExitStack()
+        """Removes everything of ours; an adapter adds the undo of its hooks."""
+        self.steps_done = 0
+        self._counts_steps = config.monitor and not config.timer_only
+        """Steps outside of windows are counted, too."""
+        self._step = _Step()
+        self._stacks = _Stacks()
+
+    # ---- the run begins
+
+    def begin(self) -> None:
+        """The run begins; the adapter's own hooks are in place."""
+        self.notes.goes_on(self.reports.warn)
+        self.undo.callback(self._stacks.close)
+        self._gpu_meter = open_meter(self.facts.device, self.undo)
+        self.reports.begin()
+        self._await_window(self.facts.profile_step)
+        self.monitor.go_on()
+        self._step_begins()
+
+    def _await_window(self, step: int | None) -> None:
+        """Prepare the window that opens before *step*; open it if that is the step that begins now."""
+        self.notes.begin_window()
+        self.reports.await_window(step)
+        counted = weakref.WeakMethod(self._was_counted)
+        window = self.window = new_window(
+            step,
+            facts=self.facts,
+            config=self.config,
+            notes=self.notes,
+            gpu_meter=self._gpu_meter,
+            counted=lambda step: (counted() or _drop)(step),
+        )
+        self._stacks.window = window
+        self._open_if_due()
+
+    def _open_if_due(self) -> None:
+        window = self.window
+        if window.step == self.steps_done and not window.is_open:
+            window.recorder.open(steps_done=self.steps_done)
+            window.is_open = True
+
+    def _was_counted(self, step: CountedStep) -> None:
+        self._step.counted = step
+
+    # ---- the running step
+
+    def _step_begins(self) -> None:
+        """A step begins here: count it if the window says so, or if it is drawn as a check of the predicted FLOPs."""
+        window = self.window
+        may_check = self._counts_steps and not window.is_open and window.step != self.steps_done + 1
+        if may_check and self.flops.draws_check() and not profiler_is_recording():
+            window.recorder.sample(steps_done=self.steps_done)
+            self._step.random = True
+        self._follow()
+
+    def batch_begins(self, shapes: Shapes, tokens: BatchTokens | None = None) -> None:
+        """The model is about to compute on a batch: count its step if nothing is known of steps of its shapes."""
+        stacks = self._stacks
+        if self.window.is_open or self._step.batches or stacks.scope is not None or stacks.outside:
+            return
+        wants = self._counts_steps and self.flops.wants((shapes,), (tokens,))
+        if wants and not profiler_is_recording():
+            self.window.recorder.sample(steps_done=self.steps_done)
+            self._follow()
+
+    def _follow(self) -> None:
+        """Have the marks of a step's parts and the scope of a batch in place where they are needed."""
+        recorder, stacks = self.window.recorder, self._stacks
+        if recorder.state is stacks.followed and recorder.state.idle:
+            return  # most of the run
+        stacks.followed = recorder.state
+        self.window.follow()
+        stacks.mark(self.facts.mark_parts, on=recorder.marking)
+        if self.window.profiles:
+            stacks.enter_scope()
+        if (timer := recorder.timer) is not None:
+            self.window.gpu.between_steps()
+            timer.go_on()
+
+    def fetch_begins(self) -> None:
+        """The loop asks its data loader for a batch; calls may nest, and the outermost counts."""
+        stacks = self._stacks
+        stacks.fetches += 1
+        if stacks.fetches == 1 and not stacks.outside:
+            self.window.fetches += 1
+            self.monitor.fetch_begins()
+            if stacks.marks is not None:
+                self._enter("data_wait", counts=True)
+
+    def fetch_ends(self) -> None:
+        """The data loader has delivered the batch."""
+        stacks = self._stacks
+        stacks.fetches -= 1
+        if stacks.fetches == 0 and not stacks.outside:
+            if stacks.marks is not None:
+                self._leave()
+            self.monitor.fetch_ends()
+
+    def enter(self, part: TimePhase | str, *, counts: bool = True) -> None:
+        """*part* of the step begins, inside whatever part is running; *counts* as in ``Recorder.enter``."""
+        if self._stacks.marks is not None and not self._stacks.outside:
+            self._enter(part, counts=counts)
+
+    def _enter(self, part: TimePhase | str, *, counts: bool) -> None:
+        window = self.window
+        if window.is_open and window.recorder.counting:
+            window.memory.enter(part)
+        window.recorder.enter(part, counts=counts)
+
+    def leave(self) -> None:
+        """The part entered last ends."""
+        if self._stacks.marks is not None and not self._stacks.outside:
+            self._leave()
+
+    def _leave(self) -> None:
+        window = self.window
+        window.recorder.leave()  # first, so that the rest is not in the part's time
+        if window.is_open and window.recorder.counting:
+            window.memory.leave()
+
+    def claim(self, part: TimePhase) -> None:
+        """What ran since the last part was left, if no part is running now, was *part* too."""
+        if self._stacks.marks is not None and not self._stacks.outside:
+            self.window.recorder.claim(part)
+
+    def outside(self, what: str, *, since_batch: bool = False) -> None:
+        """*what* begins, which belongs to no step; calls may nest.
+
+        Args:
+            what: its name in the report.
+            since_batch: what ran since the last batch ended belongs to it, too, such as the set-up of a loader.
+        """
+        stacks = self._stacks
+        stacks.outside.append(what)
+        if len(stacks.outside) == 1:
+            stacks.leave_scope()
+            self.monitor.outside(since_batch=since_batch)
+            if stacks.marks is not None:
+                if since_batch:
+                    self.window.recorder.claim(what)  # type: ignore[arg-type]
+                self._enter(what, counts=False)
+
+    @property
+    def is_marking(self) -> bool:
+        """Whether the parts of the running step are marked."""
+        return self._stacks.marks is not None
+
+    @property
+    def is_outside(self) -> bool:
+        """Whether what runs now belongs to no step."""
+        return bool(self._stacks.outside)
+
+    def is_outside_for(self, what: str) -> bool:
+        """Whether *what* runs now, which belongs to no step."""
+        return what in self._stacks.outside
+
+    def inside(self) -> None:
+        """What belongs to no step is over."""
+        stacks = self._stacks
+        if not stacks.outside:
+            return
+        stacks.outside.pop()
+        if not stacks.outside:
+            if stacks.marks is not None:
+                self._leave()
+            self.monitor.inside()
+            if self.window.profiles:
+                stacks.enter_scope()
+
+    # ---- the end of a batch
+
+    def batch_done(
+        self,
+        batch: Any,
+        shapes: Shapes,
+        *,
+        updates: int,
+        ends_step: bool,
+        logs: bool = False,
+        tokens: BatchTokens | None = None,
+        others: Sequence[tuple[Any, Shapes]] = (),
+    ) -> None:
+        """A batch went through the loop.
+
+        Args:
+            batch: what the step was given, for settings that are functions of it.
+            shapes: shapes of its tensors, taken before the step may have changed it.
+            updates: optimizer attempts that belong to it.
+            ends_step: a global step ends with it.
+            logs: the run logs its own metrics at the step that ends.
+            tokens: what ``tokens`` has found in it.
+            others: batches that went through the loop together with it and before it, as micro-batches of a pipeline.
+        """
+        step, window, profiled = self._step, self.window, self._stacks.scope is not None
+        sizes = [self._join(one, its_shapes, profiled=profiled) for one, its_shapes in others]
+        samples = self.meter.samples(batch, shapes)
+        step.batches.append(shapes)
+        step.tokens.append(tokens)
+        step.updates += updates
+        step.profiled |= profiled or self.reports.analyzing
+        if window.is_open or profiled:
+            told = tokens.real if tokens is not None and tokens.real is not None else self.meter.tokens(batch, samples)
+            window.recorder.end_batch(shapes=of_tensors(shapes), samples=samples, tokens=told, ends_step=ends_step)
+            if profiled and window.micro_batch_size is None:
+                window.micro_batch_size = samples
+        if sizes:
+            samples = None if None in (*sizes, samples) else sum(size or 0 for size in (*sizes, samples))
+        seconds = self.monitor.batch(samples=samples, tokens=tokens, profiled=step.profiled, ends_step=ends_step)
+        if profiled:
+            self._stacks.leave_scope()
+        if ends_step:
+            self._step_ends(seconds)
+            if logs and self.config.monitor:
+                self.reports.write_reading(self.monitor.read(), self.flops.reading())
+        if self.reports.deliver() or logs or profiled:
+            self.monitor.go_on()
+        if ends_step:
+            self._step_begins()
+        else:
+            self._follow()
+
+    def _join(self, batch: Any, shapes: Shapes, *, profiled: bool) -> int | None:
+        """Add a batch to the running step in which others follow it; returns its samples."""
+        samples = self.meter.samples(batch, shapes)
+        self._step.batches.append(shapes)
+        self._step.tokens.append(None)
+        if self.window.is_open or profiled:
+            tokens = self.meter.tokens(batch, samples)
+            self.window.recorder.end_batch(shapes=of_tensors(shapes), samples=samples, tokens=tokens, ends_step=False)
+        return samples
+
+    def _step_ends(self, seconds: float) -> None:
+        step, self._step = self._step, _Step()
+        if (counted := step.counted) is not None:
+            self.flops.counted(
+                step.key(),
+                counted.flops,
+                seconds=seconds,
+                random=step.random,
+                data_dependent=counted.data_dependent,
+                lower_bound=counted.lower_bound,
+            )
+        else:
+            self.flops.ran(step.key(), seconds=seconds, profiled=step.profiled)
+        self.steps_done += 1
+        window = self.window
+        if window.is_open and window.recorder.closed:
+            self._close_window()
+        elif window.step == self.steps_done:
+            self._open_if_due()
+
+    def log(self) -> None:
+        """The run logs its own metrics now, and the monitor's with them."""
+        if self.config.monitor:
+            self.reports.write_reading(self.monitor.read(), self.flops.reading())
+
+    # ---- the reports
+
+    def context(self) -> RunContext:
+        """Where the run takes place, as it is now."""
+        return replace(self.facts.context(), micro_batch_size=self.window.micro_batch_size)
+
+    def _close_window(self) -> None:
+        """Hand what the window has measured to the reports, and wait for the next window's step."""
+        window = self.window
+        window.end_watches()
+        for step in self.config.listed_between(window.step or 0, self.steps_done):
+            sentence = f"profile_step lists {step}, too: it was not profiled, because this window was still open."
+            self.notes.add(sentence)
+            self.reports.warn(sentence)
+            self.reports.absent(step, "it passed this step over: another window was still open")
+        self._stacks.unmark()
+        if unseen := self.facts.unseen:
+            window.recorder.cannot_tell_apart(unseen if window.fetches else ("data_wait", *unseen))
+            if not window.fetches:
+                self.notes.add_for_run(_UNSEEN_WAIT)
+        record = window.recorder.close(context=self.context())
+        if record is not None:
+            self.reports.report(record, window, all_tokens=self.monitor.all_tokens)
+        else:
+            context = self.context()
+            where = f"{context.step_word} {window.step}"
+            self.reports.warn(f"nothing was profiled: the {context.run_word} ended in the middle of {where}")
+        self._await_window(self.config.next_profile_step(steps_done=self.steps_done))
+
+    def finish(self, *, interrupted_by: BaseException | None = None) -> None:
+        """The run is over: report what was measured, or say why nothing was; then remove everything.
+
+        Args:
+            interrupted_by: what ended the run; None: it ended by itself.
+        """
+        if self.closed:
+            return
+        self._stacks.leave_scope()
+        window = self.window
+        if window.is_open and (window.recorder.has_counted or self._step.batches):
+            if interrupted_by is not None:
+                self.notes.add(f"{activity_of(self.facts.loop)} was interrupted by {type(interrupted_by).__name__}.")
+            self._close_window()
+        elif window.step is not None and interrupted_by is None:
+            self.reports.not_reached(window.step, self.context(), steps_done=self.steps_done)
+        self.close()
+        for sentence in self.flops.notes:
+            self.notes.add_for_run(sentence)
+        self.reports.finish(
+            self.monitor if self.config.monitor else None,
+            self.flops.totals(),
+            steps_done=self.steps_done,
+            interrupted_by=interrupted_by,
+        )
+
+    def __del__(self) -> None:
+        # A framework that never says that the run is over, and a user who has dropped it with our callback.
+        if getattr(self, "closed", True):
+            return
+        if self.facts.ends_when_dropped and threading.get_ident() == self.thread:
+            self.finish()
+        self.close()
+
+    def fail(self, error: Exception) -> None:
+        """Our side raised *error*: the run goes on without us."""
+        self.close()
+        self.reports.fail(error)
+
+    def close(self) -> None:
+        """Remove everything of ours from torch and from the framework's objects."""
+        if not self.closed:
+            self.closed = True
+            close_quietly(self.undo)
+
+
+def _drop(step: CountedStep) -> None:
+    """Nothing: the run of this step is gone."""
+
+
+@dataclass(slots=True)
+class _Stacks:
+    """What is on torch and the framework at the moment: the scope of a batch and the marks of the parts."""
+
+    window: Window | None = None
+    followed: object = None
+    """The recorder's state that is provided for."""
+    scope: ExitStack | None = None
+    marks: ExitStack | None = None
+    outside: list[str] = field(default_factory=list)
+    """What runs now and belongs to no step."""
+    fetches: int = 0
+    """Depth of the running fetches."""
+
+    def enter_scope(self) -> None:
+        """What runs from here on is counted, or traced."""
+        if self.scope is None and not self.outside and self.window is not None:
+            self.scope = ExitStack()
+            self.scope.enter_context(self.window.recorder.batch_scope())
+
+    def leave_scope(self) -> None:
+        """What was counted until here is a whole batch, or what the loop did before something outside of steps."""
+        scope, self.scope = self.scope, None
+        if scope is not None:
+            scope.close()
+
+    def mark(self, put: Callable[[ExitStack], None], *, on: bool) -> None:
+        """Have the marks on or off."""
+        if on and self.marks is None:
+            self.marks = ExitStack()
+            put(self.marks)
+        elif not on:
+            self.unmark()
+
+    def unmark(self) -> None:
+        """Take the marks off."""
+        marks, self.marks = self.marks, None
+        if marks is not None:
+            marks.close()
+
+    def close(self) -> None:
+        """Take everything off."""
+        with ExitStack() as undo:
+            undo.callback(self.unmark)
+            if self.window is not None:
+                undo.callback(self.window.recorder.abandon)
+            undo.callback(self.leave_scope)

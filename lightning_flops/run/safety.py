@@ -1,0 +1,76 @@
+"""The one error boundary: every hook of ours is ``@safe``, so that a failure of ours never reaches the training."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, Protocol, TypeVar
+
+from lightning_flops.signals import is_of_signal_handler
+from lightning_flops.text.printable import package_logger
+
+if TYPE_CHECKING:
+    from lightning_flops.run.run import Run
+
+logger = package_logger(__name__)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Hooked(Protocol):
+    """An object with hooks of ours."""
+
+    @property
+    def run(self) -> Run | None:
+        """The run that its hooks call; None: there is none, or there is none yet."""
+
+
+H = TypeVar("H", bound=Hooked)
+
+
+def safe(hook: Callable[Concatenate[H, P], R]) -> Callable[Concatenate[H, P], R | None]:
+    """A hook of ours that never raises an ``Exception``: the first one ends our part of the run with one warning.
+
+    After the run is closed the hook does nothing. ``KeyboardInterrupt`` and the like pass through, as does an exception
+    that a signal handler of the user's raised while our code ran.
+    """
+
+    @functools.wraps(hook)
+    def call(self: H, /, *args: P.args, **kwargs: P.kwargs) -> R | None:
+        run = self.run
+        if run is not None and run.closed:
+            return None
+        try:
+            return hook(self, *args, **kwargs)
+        except Exception as error:
+            if is_of_signal_handler(error):
+                raise
+            failed(self.run, error)
+            return None
+
+    return call
+
+
+def failed(run: Run | None, error: Exception) -> None:
+    """Our side raised *error*: close *run*, and say so once."""
+    if run is not None:
+        run.fail(error)
+    logger.warning(
+        "the FLOPs profiler failed and is off; the program goes on: %s: %s",
+        type(error).__name__,
+        error,
+        exc_info=error if logger.isEnabledFor(logging.DEBUG) else None,
+    )
+
+
+def close_quietly(undo: ExitStack) -> None:
+    """Run every undo of *undo*; one that raises is a warning, and the others still run."""
+    try:
+        undo.close()
+    except Exception as error:
+        if is_of_signal_handler(error):
+            raise
+        logger.warning("something of the FLOPs profiler could not be removed", exc_info=error)

@@ -1,0 +1,114 @@
+"""The thread that a run's reports are made on: what is slow, or hangs, never stops the training there."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from lightning_flops import host_clock
+from lightning_flops.text.printable import package_logger
+from lightning_flops.units import duration
+
+logger = package_logger(__name__)
+
+Job = Callable[[], Callable[[], None] | None]
+
+_MOST_WAITING = 8
+"""Jobs that wait behind one that hangs; later ones are lost, so that memory does not fill up."""
+
+
+class Worker:
+    """Runs jobs one after another on a daemon thread, which is there while there are jobs.
+
+    In a forked child, which has no such thread, it does nothing.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # a signal handler of the user's may come back here
+        self._jobs: deque[tuple[str, Job]] = deque()
+        self._running: str | None = None
+        self._made: deque[Callable[[], None]] = deque()
+        self._overflowed = False
+        self._thread: threading.Thread | None = None
+        self._pid = os.getpid()
+        self._given_up = False
+
+    def submit(self, job: Job, what: str = "a report") -> None:
+        """Run *job* on the worker's thread; what it returns is called by ``deliver``.
+
+        Args:
+            job: needs nothing of the training thread's.
+            what: it makes, for the warning if that is missing at the end.
+        """
+        if self._is_off:
+            return
+        with self._lock:
+            if len(self._jobs) >= _MOST_WAITING:
+                if not self._overflowed:
+                    self._overflowed = True
+                    logger.warning("%s was lost: %d before it wait to be written", what, _MOST_WAITING)
+                return
+            self._jobs.append((what, job))
+            if self._thread is None:
+                thread = threading.Thread(target=self._work, name="lightning_flops", daemon=True)
+                try:
+                    thread.start()
+                    self._thread = thread
+                except RuntimeError:  # the interpreter ends, and starts no more threads
+                    self._work()
+
+    @property
+    def _is_off(self) -> bool:
+        return self._given_up or os.getpid() != self._pid
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                self._running = None
+                if not self._jobs:
+                    self._thread = None
+                    return
+                self._running, job = self._jobs.popleft()
+            try:
+                made = job()
+            except BaseException as error:  # nobody above could take it
+                debug = logger.isEnabledFor(logging.DEBUG)
+                words = type(error).__name__, error
+                logger.warning("%s was lost: %s: %s", self._running, *words, exc_info=error if debug else None)
+            else:
+                if made is not None:
+                    self._made.append(made)
+
+    @property
+    def made(self) -> bool:
+        """Whether something waits for ``deliver``."""
+        return bool(self._made)
+
+    def deliver(self) -> None:
+        """Call what finished jobs have returned, on the thread that trains; never waits."""
+        while self._made and not self._is_off:
+            self._made.popleft()()
+
+    def finish(self, within_sec: float = 10.0) -> bool:
+        """Wait until all jobs are delivered, and return True; after *within_sec* say what is missing, and give up."""
+        until = host_clock.now() + within_sec
+        while not self._is_off:
+            if (thread := self._thread) is not None:
+                thread.join(max(0.0, until - host_clock.now()))
+            self.deliver()
+            if self._thread is None and not self._made:
+                break
+            if host_clock.now() >= until:
+                self._give_up(within_sec)
+        return not self._given_up
+
+    def _give_up(self, within_sec: float) -> None:
+        with self._lock:
+            self._given_up = True
+            missing = [self._running or "a report", *(what for what, _ in self._jobs)]
+            self._jobs.clear()
+        said = ", ".join(missing), duration(within_sec)
+        logger.warning("%s could not be written within %s of the run's end; does a file system hang?", *said)

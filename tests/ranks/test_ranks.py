@@ -1,0 +1,402 @@
+"""What rank 0 reports of the others by a key-value store: who is waited for, who is named, and what is left behind."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from torch import distributed as torch_distributed
+
+from lightning_flops.analysis.rank_record import pack
+from lightning_flops.config import OWN_FOLDER
+from lightning_flops.run import ranks as ranks_module
+from lightning_flops.run.ranks import NoStoreError, Ranks, join_ranks
+from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.ranks import RankAbsence
+from tests.fake_clock import FakeNow
+from tests.report import jobs
+from tests.report.windows import build_profile
+
+distributed: Any = torch_distributed  # which does not say that its stores are public
+
+WORLD_SIZE = 4
+STEP = 3
+PROFILES = [build_profile(window, config=jobs.CONFIG) for window in jobs.slow_loader()]
+CONFIG = replace(jobs.CONFIG, ranks_timeout_sec=30.0)
+
+
+class Careful:
+    """A store that fails the test where a call would wait, and counts the calls."""
+
+    def __init__(self, store: Any) -> None:
+        self.store = store
+        self.calls = 0
+
+    def __getattr__(self, name: str) -> Any:
+        assert name in ("set", "add", "check", "delete_key", "list_keys"), name
+        self.calls += 1
+        return getattr(self.store, name)
+
+    def get(self, key: str) -> Any:
+        assert self.store.check([key]), f"{key} is waited for"
+        self.calls += 1
+        return self.store.get(key)
+
+    def keys(self) -> set[str]:
+        """Every key but training's, and those by which a FileStore counts its clients (less their first letter)."""
+        return {*self.store.list_keys()} - {"training's", "efcount/", "leanup/"}
+
+
+def hash_store(folder: Path) -> Any:
+    return distributed.HashStore()
+
+
+def file_store(folder: Path) -> Any:
+    return distributed.FileStore(str(folder / "store"), 1)
+
+
+def tcp_store(folder: Path) -> Any:
+    return distributed.PrefixStore(
+        "default_pg", distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    )
+
+
+@pytest.fixture(params=[hash_store, file_store, tcp_store])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Careful:
+    store = Careful(request.param(tmp_path))
+    store.store.set("training's", b"1")
+    return store
+
+
+def join(rank: int, store: Any, *, clock: Callable[[], float] | None = None, **changed: Any) -> Ranks:
+    settings: dict[str, Any] = {"world_size": WORLD_SIZE, "number": 0, "config": CONFIG, **changed}
+    if clock is not None:
+        settings["clock"] = clock
+    return Ranks(rank=rank, find_store=lambda: store, **settings)
+
+
+def job(store: Any, *, clock: Callable[[], float] | None = None, **changed: Any) -> list[Ranks]:
+    return [join(rank, store, clock=clock, **changed) for rank in range(changed.get("world_size", WORLD_SIZE))]
+
+
+def absences(profile: Profile) -> dict[int, str]:
+    assert profile.ranks is not None
+    assert profile.ranks.answered + len(profile.ranks.absences) == profile.ranks.world_size
+    return {one.rank: one.reason for one in profile.ranks.absences}
+
+
+def of_step(profile: Profile, step: int) -> Profile:
+    return replace(profile, profile_step=step)
+
+
+def closed(all_ranks: list[Ranks]) -> None:
+    for one in all_ranks:
+        one.close()
+
+
+def test_rank_0_reports_on_all_as_soon_as_they_are_there_and_nothing_is_left_in_the_store(store: Careful) -> None:
+    zero, *others = all_ranks = job(store)
+    zero.await_reports(PROFILES[0])
+    for rank, other in enumerate(others, start=1):
+        assert zero.ready() == [] and zero.pending
+        other.send(PROFILES[rank])
+    (merged,) = zero.ready()
+    assert not zero.pending and zero.ready() == []
+    assert absences(merged) == {}
+    # Every rank of this job computes the same.
+    assert merged.ranks is not None and merged.ranks.flops.forward == WORLD_SIZE * PROFILES[0].flops.forward
+    closed(all_ranks)
+    assert store.keys() == set()
+    assert store.store.get("training's") == b"1"
+
+
+def test_a_look_costs_as_much_in_a_job_of_any_size() -> None:
+    store = Careful(distributed.HashStore())
+    zero = join(0, store, world_size=4096)
+    zero.await_reports(PROFILES[0])
+    store.calls = 0
+    assert zero.ready() == []
+    assert store.calls == 2  # who has sent, and who is out
+
+
+def test_windows_and_runs_do_not_get_each_others_records(store: Careful) -> None:
+    first, second = job(store, world_size=2), job(store, world_size=2, number=1)
+    profiles = [replace(one, context=replace(one.context, world_size=2)) for one in PROFILES[:2]]
+    first[0].await_reports(of_step(profiles[0], 7))
+    first[0].await_reports(of_step(profiles[0], 9))
+    second[0].await_reports(of_step(profiles[0], 7))
+    second[1].send(of_step(profiles[1], 9))
+    first[1].send(of_step(profiles[1], 7))
+    first[1].send(of_step(profiles[1], 9))
+    assert [(one.profile_step, absences(one)) for one in first[0].ready()] == [(7, {}), (9, {})]
+    assert second[0].ready() == []
+    closed([*first, *second])
+    assert store.keys() == set()
+
+
+def test_a_rank_that_never_answers_is_waited_for_until_the_time_is_over_and_named(
+    store: Careful, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = FakeNow()
+    zero, one, _, three = all_ranks = job(store, clock=clock)
+    zero.await_reports(PROFILES[0])
+    one.send(PROFILES[1])
+    three.send(PROFILES[3])
+    clock.sleep(29.5)
+    assert zero.ready() == []
+    clock.sleep(0.5)
+    with caplog.at_level(logging.WARNING):
+        (merged,) = zero.ready()
+    assert absences(merged) == {2: "no answer within 30 s"}
+    assert merged.ranks is not None and merged.ranks.waited_sec == 30.0
+    step = PROFILES[0].profile_step
+    assert caplog.messages == [f"the report of step {step} is of 3 of 4 ranks; rank 2: no answer within 30 s"]
+    all_ranks[2].send(PROFILES[2])  # late: deleted in the end
+    closed(all_ranks)
+    assert store.keys() == set()
+
+
+def test_a_rank_that_is_out_is_waited_for_in_no_window_but_what_it_sent_before_counts(store: Careful) -> None:
+    zero, *others = job(store)
+    for rank, other in enumerate(others, start=1):
+        other.send(of_step(PROFILES[rank], 7))
+    others[0].say_out("its profiler failed: RuntimeError: no")
+    others[0].say_out("this is said too late")
+    others[1].say_absent(9, "it passed this step over")
+    for step in (7, 9):
+        zero.await_reports(of_step(PROFILES[0], step))
+    (first,) = zero.ready()  # rank 3 has not closed its window of step 9, though three counts are there
+    assert (first.profile_step, absences(first)) == (7, {})
+    others[2].send(of_step(PROFILES[3], 9))
+    (second,) = zero.ready()
+    assert absences(second) == {1: "its profiler failed: RuntimeError: no", 2: "it passed this step over"}
+
+
+def test_the_end_of_a_run_waits_no_longer_than_it_may() -> None:
+    zero, *others = job(distributed.HashStore())
+    others[0].send(PROFILES[1])
+    zero.await_reports(PROFILES[0])
+    (merged,) = zero.finish(0.05)
+    assert absences(merged) == dict.fromkeys((2, 3), "no answer within 0.05 s, when training ended")
+    assert zero.finish(60.0) == others[0].finish(60.0) == []
+
+
+def test_the_end_of_a_run_waits_for_who_is_late(store: Careful) -> None:
+    zero, *others = all_ranks = job(store)
+
+    def sends_late(rank: int) -> None:
+        assert not stop.wait(0.05 * rank)
+        others[rank - 1].send(PROFILES[rank])
+
+    stop = threading.Event()
+    threads = [threading.Thread(target=sends_late, args=(rank,)) for rank in (1, 2, 3)]
+    zero.await_reports(PROFILES[0])
+    for thread in threads:
+        thread.start()
+    (merged,) = zero.finish(60.0)
+    assert absences(merged) == {}
+    for thread in threads:
+        thread.join()
+    closed(all_ranks)
+    assert store.keys() == set()
+
+
+def test_what_was_measured_before_rank_0_began_the_run_is_sent_when_it_has(store: Careful) -> None:
+    others = [join(rank, store) for rank in (1, 2, 3)]
+    for rank, other in enumerate(others, start=1):
+        other.send(PROFILES[rank])
+        assert other.pending
+    zero = join(0, store)
+    zero.await_reports(PROFILES[0])
+    assert others[0].ready() == others[1].finish(60.0) == []
+    others[2].close()
+    assert not any(other.pending for other in others)
+    assert absences(zero.ready()[0]) == {}
+
+
+def test_rank_0_that_never_begins_keeps_nobody_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks_module, "_SEC_FOR_RANK_0", 0.05)
+    one = join(1, Careful(distributed.HashStore()))
+    one.send(PROFILES[1])
+    assert one.finish(1000.0) == []
+    one.close()
+
+
+def test_a_job_that_is_started_anew_on_a_store_hears_nothing_of_the_one_that_died(store: Careful) -> None:
+    died = job(store)
+    died[1].send(PROFILES[2])
+    died[2].say_out("its training was interrupted")
+    zero, *others = all_ranks = job(store)
+    zero.await_reports(PROFILES[0])
+    for rank, other in enumerate(others, start=1):
+        assert zero.ready() == []
+        other.send(PROFILES[rank])
+    assert absences(zero.ready()[0]) == {}
+    closed(all_ranks)
+    assert store.keys() == set()
+
+
+def test_where_rank_0_reads_nothing_any_more_nothing_is_sent(store: Careful) -> None:
+    zero, *others = all_ranks = job(store)
+    zero.close()
+    before = store.keys()
+    others[0].send(PROFILES[1])
+    others[1].say_absent(7, "it passed this step over")
+    assert store.keys() == before
+    closed(all_ranks)  # again: nothing
+    assert store.keys() == set()
+
+
+@pytest.mark.parametrize(
+    ("sent", "reason"),
+    [
+        (b"", "what it sent cannot be read: DecodeError: "),
+        (b"no record", "what it sent cannot be read: error: Error -3 while decompressing data"),
+        (pack(RankAbsence(rank=2, reason="another's")), "what it sent is of rank 2"),
+    ],
+    ids=["empty", "noise", "another's"],
+)
+def test_a_rank_whose_record_cannot_be_read_is_named_and_the_others_are_reported(
+    sent: bytes, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zero, *others = job(distributed.HashStore())
+    with monkeypatch.context() as patch:
+        patch.setattr(ranks_module, "pack", lambda answer: sent)
+        others[0].send(PROFILES[1])
+    for rank in (2, 3):
+        others[rank - 1].send(PROFILES[rank])
+    zero.await_reports(PROFILES[0])
+    (merged,) = zero.ready()
+    assert list(absences(merged)) == [1]
+    assert absences(merged)[1].startswith(reason)
+
+
+def test_a_rank_that_cannot_pack_what_it_measured_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    zero, *others = job(distributed.HashStore())
+    with monkeypatch.context() as patch:
+        patch.setattr(ranks_module, "make_rank_record", raising(ValueError("broken on purpose")))
+        for other in others:
+            other.send(PROFILES[1])
+    zero.await_reports(PROFILES[0])
+    reason = "its measurements could not be packed: ValueError: broken on purpose"
+    assert absences(zero.ready()[0]) == dict.fromkeys((1, 2, 3), reason)
+
+
+def test_what_cannot_be_put_together_leaves_the_report_of_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks_module, "with_ranks", raising(ValueError("broken on purpose")))
+    zero, *others = job(distributed.HashStore())
+    for rank, other in enumerate(others, start=1):
+        other.send(PROFILES[rank])
+    zero.await_reports(PROFILES[0])
+    (alone,) = zero.ready()
+    assert alone.ranks is None
+    assert "What the ranks sent could not be put together: ValueError: broken on purpose." in alone.notes
+
+
+def raising(error: Exception) -> Callable[..., Any]:
+    def function(*arguments: Any, **settings: Any) -> Any:
+        raise error
+
+    return function
+
+
+class Failing:
+    """A store whose server goes away in the middle of what rank 0 reads."""
+
+    def __init__(self) -> None:
+        self.store = distributed.HashStore()
+        self.calls_of_a_failed_store = 0
+        self.gone = False
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any) -> Any:
+            self.gone = self.gone or (name == "check" and arguments[0][0].endswith("/2"))
+            if self.gone:
+                self.calls_of_a_failed_store += 1
+                raise distributed.DistNetworkError("Connection reset by peer")
+            return getattr(self.store, name)(*arguments)
+
+        return call
+
+
+def test_a_store_that_fails_is_the_reason_why_ranks_are_missing_and_is_asked_nothing_more() -> None:
+    store = Failing()
+    zero, *others = all_ranks = job(store)
+    for rank, other in enumerate(others, start=1):
+        other.send(PROFILES[rank])
+    zero.await_reports(PROFILES[0])
+    zero.await_reports(of_step(PROFILES[0], 9))
+    reason = "the key-value store failed: DistNetworkError: Connection reset by peer"
+    assert [absences(one) for one in zero.ready()] == [
+        dict.fromkeys((2, 3), reason),
+        dict.fromkeys((1, 2, 3), reason),
+    ]
+    for other in others:
+        other.send(PROFILES[1])
+    assert not any(one.pending for one in all_ranks)
+    assert zero.finish(60.0) == []
+    closed(all_ranks)
+    assert store.calls_of_a_failed_store == WORLD_SIZE  # one each
+
+
+def test_what_a_signal_handler_of_the_users_raises_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Preempted(Exception):
+        pass
+
+    def handler(*arguments: Any) -> None:
+        raise Preempted
+
+    class Signalled:
+        def check(self, keys: list[str]) -> bool:
+            signal.raise_signal(signal.SIGUSR1)
+            return False
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with pytest.raises(Preempted):
+            join(1, Signalled()).send(PROFILES[1])
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_the_others_learn_where_the_files_of_rank_0_are(store: Careful, monkeypatch: pytest.MonkeyPatch) -> None:
+    zero, one, *_ = all_ranks = job(store)
+    zero.tell_folder("logs/é")
+    assert one.folder() == "logs/é"
+    zero.tell_folder("")
+    assert one.folder() is None
+    closed(all_ranks)
+    assert store.keys() == set()
+    monkeypatch.setattr(ranks_module, "_SEC_FOR_RANK_0", 0.05)
+    assert join(1, store, number=1).folder() == OWN_FOLDER
+    assert job(store, number=2)[1].folder() == OWN_FOLDER
+
+
+def test_without_a_process_group_there_is_no_exchange() -> None:
+    with pytest.raises(NoStoreError, match=r"^torch.distributed has no process group$"):
+        join_ranks(rank=0, world_size=2, config=CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("getter", "reason"),
+    [
+        (None, "keeps its key-value store in another way"),
+        (lambda: None, "keeps its key-value store in another way"),
+        (lambda: cast(Any, {})["renamed"], "the key-value store failed: KeyError: 'renamed'"),
+    ],
+)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_torch_that_keeps_its_store_in_another_way_is_a_reason_in_words(
+    getter: Any, reason: str, rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(ranks_module, "store_getter", lambda: getter)
+    with pytest.raises(NoStoreError) as raised:
+        join_ranks(rank=rank, world_size=2, config=CONFIG)
+    assert reason in str(raised.value)

@@ -1,0 +1,108 @@
+"""The thread that reports are made on: the training never waits for it, and hears of what it lost in one line."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+
+import pytest
+
+from lightning_flops.run.worker import Worker
+
+
+class Hangs:
+    """A job on a file system that hangs until it is let go."""
+
+    def __init__(self) -> None:
+        self.begun, self.goes_on = threading.Event(), threading.Event()
+
+    def __call__(self) -> None:
+        self.begun.set()
+        assert self.goes_on.wait(60)
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_a_job_runs_on_the_worker_and_its_delivery_on_the_training_thread() -> None:
+    worker, threads = Worker(), []
+
+    def job() -> object:
+        threads.append(threading.current_thread())
+        return lambda: threads.append(threading.current_thread())
+
+    worker.submit(job)  # type: ignore[arg-type]
+    assert worker.finish()
+    assert [one.name for one in threads] == ["lightning_flops", threading.current_thread().name]
+    assert not threads[0].is_alive()
+
+
+def test_no_thread_is_there_before_the_first_job() -> None:
+    worker = Worker()
+    worker.deliver()
+    assert worker.finish()
+    assert all(one.name != "lightning_flops" for one in threading.enumerate())
+
+
+def test_the_training_goes_on_while_a_job_hangs_and_the_end_waits_a_bounded_time(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    worker, hangs, delivered = Worker(), Hangs(), []
+    worker.submit(hangs, "the report of step 3")
+    assert hangs.begun.wait(60)
+    for step in range(20):  # more than wait behind it
+        worker.submit(lambda step=step: lambda: delivered.append(step), f"the report of step {10 * step}")  # type: ignore[misc]
+        worker.deliver()
+    assert delivered == []
+    assert not worker.finish(0.01)
+    assert not worker.finish(0.01)
+    waiting = ", ".join(f"the report of step {10 * step}" for step in range(8))
+    assert said(caplog) == [
+        "the report of step 80 was lost: 8 before it wait to be written",
+        f"the report of step 3, {waiting} could not be written within 10 ms of the run's end; does a file system hang?",
+    ]
+    hangs.goes_on.set()
+    worker.submit(lambda: delivered.append, "late")  # type: ignore[arg-type,return-value]
+    assert delivered == []
+
+
+def test_a_job_that_raises_is_one_warning_and_the_next_one_runs(caplog: pytest.LogCaptureFixture) -> None:
+    worker, delivered = Worker(), []
+    worker.submit(lambda: 1 // 0, "the report of step 3")  # type: ignore[arg-type,return-value]
+    worker.submit(lambda: lambda: delivered.append(1))
+    assert worker.finish() and delivered == [1]
+    assert said(caplog) == ["the report of step 3 was lost: ZeroDivisionError: integer division or modulo by zero"]
+
+
+def test_a_delivery_may_submit_a_job() -> None:
+    worker, delivered = Worker(), []
+    worker.submit(lambda: lambda: worker.submit(lambda: lambda: delivered.append(1)))
+    assert worker.finish() and delivered == [1]
+
+
+def test_where_no_thread_can_be_started_any_more_a_job_runs_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(self: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    worker, done = Worker(), []
+    monkeypatch.setattr(threading.Thread, "start", refuses)
+    for number in range(2):
+        worker.submit(lambda number=number: lambda: done.append(number))  # type: ignore[misc]
+    assert worker.finish() and done == [0, 1]
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")  # it is
+def test_a_forked_child_does_nothing() -> None:
+    worker, hangs = Worker(), Hangs()
+    worker.submit(hangs)
+    assert hangs.begun.wait(60)
+    child = os.fork()
+    if child == 0:
+        worker.submit(lambda: os._exit(1))
+        worker.deliver()
+        os._exit(0 if worker.finish() else 2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    hangs.goes_on.set()
+    assert worker.finish()
