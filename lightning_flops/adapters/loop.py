@@ -1,4 +1,4 @@
-"""A training loop of the user's own: torch's public hooks of its models and optimizers, and autograd's one entry.
+"""A training loop of the user's own: torch's public hooks of its models and optimizers, and autograd's two entries.
 
 A batch is what the models were called with, or what ``batches`` handed out. A step ends with that of the last listed
 optimizer, or where the loop says so. What runs between the forward and the backward is the loss, and is forward, too. A
@@ -7,18 +7,22 @@ model that is called with gradients off in evaluation mode is an evaluation, whi
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from lightning_flops.adapters.fetches import hear_fetches
 from lightning_flops.adapters.loop_context import Frame, called_in, device_of, root_of, run_context
+from lightning_flops.adapters.wrapping import wrap
 from lightning_flops.instrument.batches import tensor_shapes
 from lightning_flops.instrument.timing.settling import steps_to_settle
 from lightning_flops.instrument.torch_private.compiler import compiler_callbacks, hide, hide_around, was_used
@@ -37,6 +41,64 @@ _MOST_AHEAD = 64
 """Fetched batches whose tokens are kept until they are used."""
 
 
+@dataclass(slots=True)
+class _Batch:
+    """The running batch."""
+
+    shapes: Shapes = ()
+    tokens: BatchTokens | None = None
+    whole: Any = ()
+    """As ``batches`` handed it out, whose shapes these are then."""
+    handed: bool = False
+    begun: bool = False
+    """A model has computed on it."""
+    after_backward: bool = False
+    updates: int = 0
+
+
+@dataclass(slots=True)
+class _Loader:
+    """What was fetched, from DataLoaders and from ``batches``."""
+
+    depth: int = 0
+    """Fetches that are running, one in another."""
+    fetches: int = 0
+    is_fresh: bool = False
+    """A batch was fetched since the running one began."""
+    shapes: Shapes = ()
+    """Of the latest batch."""
+    tokens: deque[BatchTokens | None] = field(default_factory=lambda: deque(maxlen=_MOST_AHEAD))
+    """Of the batches that wait to be used; on a GPU their tokens are not read."""
+    workers: int | None = None
+    ahead: int = 0
+    """Most batches that it fetches ahead."""
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where the loop is."""
+
+    depth: int = 0
+    """Calls of the models that are running, one in another."""
+    backwards: int = 0
+    """Calls of autograd that are running, one in another, as reentrant checkpoints have it."""
+    outside: int = 0
+    """Depth of ``outside_of_steps``."""
+    in_forward: bool = False
+    in_evaluation: bool = False
+    trained: bool = False
+    """A forward with gradients was in training mode."""
+    updating: list[Any] = field(default_factory=list)
+    """Optimizers whose steps are running."""
+    told: bool = False
+    """The loop says itself where its steps end."""
+    ends_step: bool = False
+    """The optimizer that ends the step is among those that are running, or has run in the backward."""
+    micro_batches: int = 0
+    accumulate: int = 1
+    autocast: str = ""
+
+
 class Hook:
     """A hook of ours on a module or an optimizer of the user's, which holds the adapter weakly.
 
@@ -48,9 +110,9 @@ class Hook:
         self._tell = tell
 
     def __call__(self, *args: Any) -> None:
-        """Tell the adapter, if it is there and this is the thread that trains."""
+        """Tell the adapter, if it is there and this is the thread that trains, or autograd's for it."""
         adapter = self._adapter()
-        if adapter is not None and adapter.run.thread == threading.get_ident():
+        if adapter is not None and (adapter.place.backwards or adapter.run.thread == threading.get_ident()):
             self._tell(adapter, *args)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -88,38 +150,44 @@ class LoopRun:
         self._model = model
         self._optimizers = tuple(optimizers)
         self._log_every = log_every_n_steps
-        self._state = _State()
-        self._fetched: deque[BatchTokens | None] = deque(maxlen=_MOST_AHEAD)
-        root = root_of(model)
-        state = self._state
+        self._batch = _Batch()
+        place, loader = self.place, self._loader = _Place(), _Loader()
         facts = Facts(
-            root=root,
+            root=root_of(model),
             device=device_of(model),
             output=output,
-            context=lambda: run_context(frame, model, accumulate=state.accumulate, autocast=state.autocast),
+            context=lambda: run_context(frame, model, accumulate=place.accumulate, autocast=place.autocast),
             x_axis=lambda: initial_step + self.run.steps_done,
             optimizers=lambda: self._optimizers or None,
             whole_model=lambda: model,
             rank=frame.rank,
             world_size=frame.world_size,
             profile_step=config.next_profile_step(steps_done=steps_before),
-            loader_workers=lambda: state.workers,
+            loader_workers=lambda: loader.workers,
+            unseen=("transfer", "other"),
         )
         self.run = Run(facts, config, publish)
         self.run.steps_done = steps_before
 
     def begin(self) -> None:
         """The loop begins."""
-        run = self.run
-        self._put_hooks(run.undo)
-        _hear_backwards(self, run.undo)
-        hear_fetches(self, run.undo)
-        run.begin()
+        undo = self.run.undo
+        self._hook_optimizers(undo)
+        self._hook_models(undo)
+        _hear_backwards(self, undo)
+        hear_fetches(self, undo)
+        self.run.begin()
 
-    def _put_hooks(self, undo: ExitStack) -> None:
+    def _hook_optimizers(self, undo: ExitStack) -> None:
+        begins, ends = Hook(self, LoopRun.update_begins), Hook(self, LoopRun.update_ends)
+        if not self._optimizers:  # those of any that steps in the loop
+            undo.callback(register_optimizer_step_pre_hook(begins).remove)
+            undo.callback(register_optimizer_step_post_hook(ends).remove)
         for optimizer in self._optimizers:
-            undo.callback(optimizer.register_step_pre_hook(Hook(self, LoopRun.update_begins)).remove)
-            undo.callback(optimizer.register_step_post_hook(Hook(self, LoopRun.update_ends)).remove)
+            undo.callback(optimizer.register_step_pre_hook(begins).remove)
+            undo.callback(optimizer.register_step_post_hook(ends).remove)
+
+    def _hook_models(self, undo: ExitStack) -> None:
         handles: list[Any] = []
         enters, leaves = Hook(self, LoopRun.forward_begins), Hook(self, LoopRun.forward_ends)
         models = called_in(self._model)
@@ -144,229 +212,241 @@ class LoopRun:
             compiler.register_start_callback(take_down)
             compiler.register_end_callback(put_up)
 
-    # ---- what the hooks tell
+    # ---- forward, backward, update
 
     @safe
     def forward_begins(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A model is called."""
-        run, state = self.run, self._state
-        if state.in_backward or state.depth or state.outside:
-            state.depth += 1  # a recomputation, or a model inside another one
+        place, batch = self.place, self._batch
+        if place.backwards or place.depth or place.outside:
+            place.depth += 1  # a recomputation, or a model inside another one
             return
+        place.depth = 1
         if not (torch.is_grad_enabled() or module.training):
-            if not state.evaluating:
-                state.evaluating = True
-                run.outside("validation", since_batch=not state.pending)
-            state.depth += 1
+            self._evaluation_begins()
             return
         self._evaluation_is_over()
-        if state.after_backward and (state.fetched or not state.fetches):
+        place.trained |= module.training
+        if batch.after_backward and (self._loader.is_fresh or not self._loader.fetches):
             self._batch_is_over(ends_step=False)
-        state.depth += 1
-        self._take(args, kwargs)
-        run.enter("forward")
-        state.in_forward = True
+        self._batch_begins(args, kwargs)
+        if not place.in_forward:
+            place.in_forward = True
+            self.run.enter("forward")
 
-    def _take(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Take the shapes and the tokens of the batch before the model can change it."""
-        run, state = self.run, self._state
-        first, state.pending = not state.pending, True
-        if not state.handed:
-            state.shapes = (*state.shapes, *tensor_shapes((args, kwargs)))
-        if not first:
+    def _batch_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Take the shapes and the tokens of a batch before the model can change it."""
+        run, batch, loader = self.run, self._batch, self._loader
+        is_first, batch.begun = not batch.begun, True
+        if not batch.handed:
+            batch.shapes = (*batch.shapes, *tensor_shapes((args, kwargs)))
+        if not is_first:
             return
+        loader.is_fresh = False
         device = torch.device(run.facts.device).type
-        state.autocast = _autocast(device)
-        state.fetched = False
-        if run.tokens.reads or self._fetched:
+        self.place.autocast = _autocast(device)
+        if run.tokens.reads or loader.tokens:
             held = kwargs or (args[0] if len(args) == 1 else args)
-            state.tokens = run.tokens.of(held) if device == "cpu" else self._tokens_fetched()
-        run.batch_begins(state.shapes, state.tokens)
+            batch.tokens = run.tokens.of(held) if device == "cpu" else self._tokens_fetched()
+        if loader.ahead:
+            run.window.recorder.settle_for(steps_to_settle(batches_ahead=loader.ahead, batches_a_step=1))
+        run.batch_begins(batch.shapes, batch.tokens)
 
     def _tokens_fetched(self) -> BatchTokens | None:
         """Tokens of the batch in use, read when it was fetched; None if its sizes are not those of the model's."""
-        tokens = self._fetched.popleft() if self._fetched else None
-        sizes = {shape[0] * shape[1] for shape in self._state.shapes if len(shape) > 1}
+        waiting = self._loader.tokens
+        tokens = waiting.popleft() if waiting else None
+        sizes = {shape[0] * shape[1] for shape in self._batch.shapes if len(shape) > 1}
         return tokens if tokens is not None and tokens.processed in sizes else None
 
     @safe
     def forward_ends(self, module: nn.Module, args: Any, output: Any) -> None:
-        """A model's forward is over, or has raised."""
-        state = self._state
-        state.depth = max(0, state.depth - 1)
-        if state.in_forward and not state.depth:
-            state.in_forward = False
+        """A model's forward is over, or has raised; in an optimizer's closure, the loss is part of it."""
+        place = self.place
+        place.depth = max(0, place.depth - 1)
+        if not place.updating:
+            self._forward_is_over()
+
+    def _forward_is_over(self) -> None:
+        if self.place.in_forward and not self.place.depth:
+            self.place.in_forward = False
             self.run.leave()
 
     @safe
-    def backward_begins(self) -> None:
+    def backward_begins(self, *, of_loss: bool) -> None:
         """Autograd is about to run; what ran since the forward was the loss."""
-        run, state = self.run, self._state
-        if state.in_backward or state.outside:
+        place, batch = self.place, self._batch
+        if place.outside:
+            return
+        place.backwards += 1
+        if place.backwards > 1:
             return
         self._evaluation_is_over()
-        if not state.pending:  # compiled code called the model, and no hook of ours
-            state.pending = True
-            if state.shapes_fetched:
-                state.shapes = state.shapes_fetched
-            run.batch_begins(state.shapes)
-        state.in_backward = True
-        run.claim("forward")
-        run.enter("backward")
+        if not batch.begun:  # compiled code called the model, and no hook of ours, or somebody called a method of it
+            batch.shapes = self._loader.shapes if not batch.handed else batch.shapes
+            self._batch_begins((), {})
+        batch.after_backward |= of_loss
+        self._forward_is_over()
+        self.run.claim("forward")
+        self.run.enter("backward")
 
     @safe
     def backward_ends(self) -> None:
         """Autograd has run."""
-        state = self._state
-        if state.in_backward:
-            state.in_backward, state.after_backward, state.depth = False, True, int(state.in_forward)
-            self.run.leave()
+        place = self.place
+        place.backwards = max(0, place.backwards - 1)
+        if place.backwards or place.outside:
+            return
+        place.depth = int(place.in_forward)
+        self.run.leave()
+        if place.ends_step and not place.updating:
+            self._batch_is_over(ends_step=True)
 
     @safe
     def update_begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """An optimizer's step begins; where a subclass's step calls its parent's, the hooks are called again."""
+        place = self.place
+        if place.backwards:
+            return
         self._evaluation_is_over()
-        self._state.updating.append(optimizer)
-        if len(self._state.updating) == 1:
+        place.updating.append(optimizer)
+        if len(place.updating) == 1:
             self.run.enter("optimizer")
 
     @safe
     def update_ends(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """An optimizer's step is over."""
-        state = self._state
-        if state.updating:
-            state.updating.pop()
-        if state.updating or state.outside:
+        place = self.place
+        if place.outside:
             return
+        if place.backwards:  # it steps as soon as its gradients are there: the step ends with the backward
+            self._batch.updates += 1
+            place.ends_step = not place.told
+            return
+        last = self._optimizers[-1] if self._optimizers else None
+        place.ends_step |= optimizer is last and not place.told
+        if place.updating:
+            place.updating.pop()
+        if place.updating:
+            return
+        self._forward_is_over()
         self.run.leave()
-        state.updates += 1
-        if optimizer is self._optimizers[-1]:
+        self._batch.updates += 1
+        if place.ends_step:
             self._batch_is_over(ends_step=True)
+
+    # ---- fetches
 
     @safe
     def fetch_begins(self, iterator: Any) -> None:
         """A DataLoader is asked for a batch."""
-        state = self._state
-        if state.outside or state.evaluating:
+        place, loader = self.place, self._loader
+        if place.outside:
             return
-        if not state.fetches:
-            state.workers = workers_of(iterator)
-            settle = steps_to_settle(batches_ahead=fetched_ahead(iterator), batches_a_step=1)
-            self.run.window.recorder.settle_for(settle)
-        state.fetches += 1
-        state.fetching = True
+        if self.run.facts.root.training:
+            self._evaluation_is_over()
+        elif place.trained or not torch.is_grad_enabled():
+            self._evaluation_begins()
+        if place.in_evaluation:
+            return
+        if iterator is not None and not loader.fetches:
+            loader.workers, loader.ahead = workers_of(iterator), fetched_ahead(iterator)
+        loader.fetches += 1
+        loader.depth += 1
         self.run.fetch_begins()
 
     @safe
     def fetch_ends(self, batch: Any) -> None:
         """It has delivered *batch*; None: it is at its end."""
-        run, state = self.run, self._state
-        if not state.fetching:
+        run, loader = self.run, self._loader
+        if not loader.depth:
             return
-        state.fetching = False
-        state.fetched = True
+        loader.depth -= 1
+        loader.is_fresh = True
         run.fetch_ends()
         if batch is not None:
-            state.shapes_fetched = tensor_shapes(batch)
+            loader.shapes = tensor_shapes(batch)
             if run.tokens.reads and run.facts.device.type != "cpu":
-                self._fetched.append(run.tokens.of(batch))
-
-    # ---- what the loop says itself
-
-    @safe
-    def hands_out(self, batch: Any) -> None:
-        """``batches`` hands out *batch*, which is what the step computes on."""
-        state = self._state
-        if state.after_backward:
-            self._batch_is_over(ends_step=False)
-        state.shapes, state.handed, state.batch = tensor_shapes(batch), True, batch
+                loader.tokens.append(run.tokens.of(batch))
 
     @safe
     def wait_begins(self) -> None:
         """``batches`` asks the loop's own iterable for a batch."""
-        self.run.fetch_begins()
+        self.fetch_begins(None)
 
     @safe
     def wait_ends(self) -> None:
         """It has answered."""
-        self._state.fetches += 1
-        self._state.fetched = True
-        self.run.fetch_ends()
+        self.fetch_ends(None)
+
+    @safe
+    def hands_out(self, batch: Any) -> None:
+        """``batches`` hands out *batch*, which is what the step computes on."""
+        if self.place.in_evaluation or self.place.outside:
+            return
+        if self._batch.after_backward:
+            self._batch_is_over(ends_step=False)
+        self._batch.shapes, self._batch.handed, self._batch.whole = tensor_shapes(batch), True, batch
+
+    # ---- what the loop says itself
 
     @safe
     def step_is_told(self) -> None:
         """The loop says that a batch is through, and with it a step, if it was updated."""
-        state = self._state
-        if state.pending or not self._optimizers:
+        batch, self.place.told = self._batch, True
+        if batch.begun or not self._optimizers:
             self._evaluation_is_over()
-            state.updates = state.updates or int(not self._optimizers)
-            self._batch_is_over(ends_step=state.updates > 0)
+            batch.updates = batch.updates or int(not self._optimizers)
+            self._batch_is_over(ends_step=batch.updates > 0)
 
     @safe
     def leave_out(self, what: str) -> None:
         """*what* begins, which belongs to no step."""
-        self._state.outside += 1
-        self.run.outside(what, since_batch=not self._state.pending)
+        if self._batch.begun and not self._batch.after_backward:
+            self.run.claim("forward")  # the loss
+        self.place.outside += 1
+        self._outside(what)
 
     @safe
     def take_in(self) -> None:
         """It is over."""
-        self._state.outside -= 1
+        self.place.outside -= 1
         self.run.inside()
+
+    def _outside(self, what: str) -> None:
+        self.run.outside(what, since_batch=not (self._batch.begun or self._loader.is_fresh))
+
+    def _evaluation_begins(self) -> None:
+        if not self.place.in_evaluation:
+            self.place.in_evaluation = True
+            self._outside("validation")
+
+    def _evaluation_is_over(self) -> None:
+        if self.place.in_evaluation:
+            self.place.in_evaluation = False
+            self.run.inside()
+
+    def _batch_is_over(self, *, ends_step: bool) -> None:
+        run, place, batch = self.run, self.place, self._batch
+        logs = ends_step and (run.steps_done + 1) % self._log_every == 0
+        place.micro_batches += 1
+        if ends_step:
+            place.accumulate, place.micro_batches, place.ends_step = place.micro_batches, 0, False
+        self._batch = _Batch()
+        run.batch_done(
+            batch.whole, batch.shapes, updates=batch.updates, ends_step=ends_step, logs=logs, tokens=batch.tokens
+        )
 
     @safe
     def finish(self, error: BaseException | None = None) -> None:
         """The loop is over, or has raised *error*."""
         self._evaluation_is_over()
+        if self._batch.updates and self._optimizers and error is None:
+            self.run.notes.add_for_run(
+                f"The loop ended in a step: {type(self._optimizers[-1]).__name__}, the last optimizer in the list, "
+                "ends each. List the one that steps last in the last place, or call profiler.step()."
+            )
         self.run.finish(interrupted_by=error)
-
-    # ---- batches
-
-    def _evaluation_is_over(self) -> None:
-        if self._state.evaluating:
-            self._state.evaluating = False
-            self.run.inside()
-
-    def _batch_is_over(self, *, ends_step: bool) -> None:
-        run, state = self.run, self._state
-        logs = ends_step and (run.steps_done + 1) % self._log_every == 0
-        shapes, tokens, batch, updates = state.shapes, state.tokens, state.batch, state.updates
-        state.micro_batches += 1
-        if ends_step:
-            state.accumulate, state.micro_batches = state.micro_batches, 0
-        state.next_batch()
-        run.batch_done(batch, shapes, updates=updates, ends_step=ends_step, logs=logs, tokens=tokens)
-
-
-class _State:
-    """Where the loop is."""
-
-    def __init__(self) -> None:
-        self.depth = 0
-        """Calls of the models that are running, one in another."""
-        self.in_forward = self.in_backward = self.evaluating = self.fetching = False
-        self.outside = 0
-        """Depth of ``outside_of_steps``."""
-        self.updating: list[Any] = []
-        """Optimizers whose steps are running."""
-        self.fetches = 0
-        """Seen so far."""
-        self.fetched = False
-        """A batch was fetched since the running one began."""
-        self.shapes_fetched: Shapes = ()
-        self.workers: int | None = None
-        self.autocast = ""
-        self.micro_batches = 0
-        self.accumulate = 1
-        self.next_batch()
-
-    def next_batch(self) -> None:
-        """The running batch is over."""
-        self.shapes: Shapes = ()
-        self.tokens: BatchTokens | None = None
-        self.batch: Any = ()
-        self.updates = 0
-        self.pending = self.handed = self.after_backward = False
 
 
 def _autocast(device: str) -> str:
@@ -374,60 +454,41 @@ def _autocast(device: str) -> str:
     return str(torch.get_autocast_dtype(device)).removeprefix("torch.") if torch.is_autocast_enabled(device) else ""
 
 
-_listeners: list[weakref.ref[LoopRun]] = []
-_undo: list[Callable[[], None]] = []
+_hearing: list[weakref.ref[LoopRun]] = []
+"""Adapters of the loops that go on."""
 
 
 def _hear_backwards(adapter: LoopRun, undo: ExitStack) -> None:
-    """Have *adapter* hear of ``torch.autograd.backward`` on its thread until *undo* is closed; held weakly."""
+    """Have *adapter* hear of calls of autograd on its thread until *undo* is closed."""
     one = weakref.ref(adapter)
-    _listeners.append(one)
-    undo.callback(_drop, one)
-    if not _undo:
-        _undo.append(_wrap_backward())
+    _hearing.append(one)
+    undo.callback(_hearing.remove, one)
+    for name in ("backward", "grad"):
+        wrap(torch.autograd, name, _heard, undo)
 
 
-def _drop(one: weakref.ref[LoopRun]) -> None:
-    if one in _listeners:
-        _listeners.remove(one)
-    if not _listeners and _undo:
-        _undo.pop()()
+def _heard(original: Callable[..., Any]) -> Callable[..., Any]:
+    of_loss = original.__name__ == "backward"
 
+    def begins() -> list[LoopRun]:
+        here = threading.get_ident()
+        found = [one for reference in _hearing if (one := reference()) is not None and one.run.thread == here]
+        for one in found:
+            one.backward_begins(of_loss=of_loss)
+        return found
 
-def _here() -> Iterator[LoopRun]:
-    for reference in _listeners:
-        adapter = reference()
-        if adapter is not None and adapter.run.thread == threading.get_ident():
-            yield adapter
-
-
-def _wrap_backward() -> Callable[[], None]:
-    original = torch.autograd.backward
-
-    def backward(*args: Any, **kwargs: Any) -> Any:
-        hearing = _all_begin()
+    @functools.wraps(original)
+    def autograd(*args: Any, **kwargs: Any) -> Any:
+        found = begins()
         try:
             return original(*args, **kwargs)
         finally:
-            _all_end(hearing)
+            _ends(found)
 
-    torch.autograd.backward = hide_around(backward, _all_begin, _all_end)
-
-    def undo() -> None:
-        if torch.autograd.backward is backward:
-            torch.autograd.backward = original
-
-    return undo
+    return hide_around(autograd, begins, _ends)
 
 
-def _all_begin() -> list[LoopRun]:
-    hearing = list(_here())
-    for one in hearing:
-        one.backward_begins()
-    return hearing
-
-
-def _all_end(hearing: list[LoopRun]) -> None:
+def _ends(hearing: list[LoopRun]) -> None:
     for one in hearing:
         one.backward_ends()
 
