@@ -23,7 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from lightning_flops.adapters.fetches import hear_fetches
 from lightning_flops.adapters.loop_context import Frame, called_in, device_of, root_of, run_context
 from lightning_flops.adapters.wrapping import wrap
-from lightning_flops.instrument.batches import tensor_shapes
+from lightning_flops.instrument.batches import HIDDEN, tensor_shapes
 from lightning_flops.instrument.timing.settling import steps_to_settle
 from lightning_flops.instrument.torch_private.compiler import compiler_callbacks, hide, hide_around, was_used
 from lightning_flops.instrument.torch_private.loading import fetched_ahead, workers_of
@@ -150,6 +150,8 @@ class LoopRun:
         self._model = model
         self._optimizers = tuple(optimizers)
         self._log_every = log_every_n_steps
+        self._asks = callable(config.batch_size) or callable(config.tokens_per_sample)
+        """The user's functions are asked of each batch, which is held for them."""
         self._batch = _Batch()
         place, loader = self.place, self._loader = _Place(), _Loader()
         facts = Facts(
@@ -239,15 +241,18 @@ class LoopRun:
         run, batch, loader = self.run, self._batch, self._loader
         is_first, batch.begun = not batch.begun, True
         if not batch.handed:
-            batch.shapes = (*batch.shapes, *tensor_shapes((args, kwargs)))
+            known = () if batch.shapes == HIDDEN else batch.shapes
+            batch.shapes = (*known, *tensor_shapes((args, kwargs))) if args or kwargs else known
         if not is_first:
             return
         loader.is_fresh = False
+        given = kwargs or (args[0] if len(args) == 1 else args)
+        if self._asks and not batch.handed:
+            batch.whole = given
         device = torch.device(run.facts.device).type
         self.place.autocast = _autocast(device)
         if run.tokens.reads or loader.tokens:
-            held = kwargs or (args[0] if len(args) == 1 else args)
-            batch.tokens = run.tokens.of(held) if device == "cpu" else self._tokens_fetched()
+            batch.tokens = run.tokens.of(given) if device == "cpu" else self._tokens_fetched()
         if loader.ahead:
             run.window.recorder.settle_for(steps_to_settle(batches_ahead=loader.ahead, batches_a_step=1))
         run.batch_begins(batch.shapes, batch.tokens)
@@ -283,7 +288,8 @@ class LoopRun:
             return
         self._evaluation_is_over()
         if not batch.begun:  # compiled code called the model, and no hook of ours, or somebody called a method of it
-            batch.shapes = self._loader.shapes if not batch.handed else batch.shapes
+            if not batch.handed:
+                batch.shapes = self._loader.shapes
             self._batch_begins((), {})
         batch.after_backward |= of_loss
         self._forward_is_over()
@@ -386,7 +392,8 @@ class LoopRun:
             return
         if self._batch.after_backward:
             self._batch_is_over(ends_step=False)
-        self._batch.shapes, self._batch.handed, self._batch.whole = tensor_shapes(batch), True, batch
+        shapes = tensor_shapes(batch)  # HIDDEN where it has no tensors: then those of the model's arguments count
+        self._batch.shapes, self._batch.handed, self._batch.whole = shapes, shapes != HIDDEN, batch
 
     # ---- what the loop says itself
 

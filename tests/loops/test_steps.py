@@ -539,7 +539,16 @@ def test_tokens_and_padding_are_those_of_the_batches(now: FakeNow) -> None:
             optimizer.step()
     run = throughput_of(profiler)
     assert (run.tokens, run.real_tokens, run.padding_ratio) == (8 * 10, 8 * 6, 0.4)
-    assert run.tokens_per_sec == 10 / UPDATE_SEC
+    assert run.tokens_per_sec == 6 / UPDATE_SEC
+    assert run.ips is not None and (run.ips_unit, run.ips.average) == ("samples/s", 2 / UPDATE_SEC)
+
+
+def test_a_function_of_the_users_is_asked_of_what_the_model_gets(net: Net, optimizer: SlowSGD, now: FakeNow) -> None:
+    with profile_training(net, optimizer, batch_size=lambda rows: 10 * len(rows), **SETTINGS) as profiler:
+        for rows in loader(8, now):
+            loss_of(net(rows), now).backward()
+            optimizer.step()
+    assert profile_of(profiler).samples == 10 * BATCH
 
 
 # ---- what belongs to no step
