@@ -255,7 +255,8 @@ class LoopRun:
             batch.tokens = run.tokens.of(given) if device == "cpu" else self._tokens_fetched()
         if loader.ahead:
             run.window.recorder.settle_for(steps_to_settle(batches_ahead=loader.ahead, batches_a_step=1))
-        run.batch_begins(batch.shapes, batch.tokens)
+        if args or kwargs:  # otherwise its forward is over, too late to count the step
+            run.batch_begins(batch.shapes, batch.tokens)
 
     def _tokens_fetched(self) -> BatchTokens | None:
         """Tokens of the batch in use, read when it was fetched; None if its sizes are not those of the model's."""
