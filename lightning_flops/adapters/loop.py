@@ -25,7 +25,7 @@ from lightning_flops.adapters.loop_context import Frame, called_in, device_of, r
 from lightning_flops.adapters.wrapping import wrap
 from lightning_flops.instrument.batches import HIDDEN, tensor_shapes
 from lightning_flops.instrument.timing.settling import steps_to_settle
-from lightning_flops.instrument.torch_private.compiler import compiler_callbacks, hide, hide_around, was_used
+from lightning_flops.instrument.torch_private.compiler import compiler_callbacks, hide, hide_around, was_used, wrapped
 from lightning_flops.instrument.torch_private.loading import fetched_ahead, workers_of
 from lightning_flops.run.adapter import Facts
 from lightning_flops.run.run import Run
@@ -181,7 +181,10 @@ class LoopRun:
         self.run.begin()
 
     def _hook_optimizers(self, undo: ExitStack) -> None:
-        begins, ends = Hook(self, LoopRun.update_begins), Hook(self, LoopRun.update_ends)
+        begins: Any = Hook(self, LoopRun.update_begins)
+        ends: Any = Hook(self, LoopRun.update_ends)
+        if was_used():  # an update that is compiled would have them in its graph
+            begins, ends = wrapped(begins.__call__), wrapped(ends.__call__)
         if not self._optimizers:  # those of any that steps in the loop
             undo.callback(register_optimizer_step_pre_hook(begins).remove)
             undo.callback(register_optimizer_step_post_hook(ends).remove)
@@ -209,6 +212,8 @@ class LoopRun:
         # While torch compiles, the hooks are down: code that had seen them would break its graph there.
         compiler = compiler_callbacks() if was_used() else None
         if compiler is not None:
+            for function in (take_down, put_up):  # torch calls them in compiled code, too, holding its lock
+                hide(function)
             undo.callback(compiler.remove_start_callback, take_down)
             undo.callback(compiler.remove_end_callback, put_up)
             compiler.register_start_callback(take_down)
