@@ -191,10 +191,10 @@ def profile_training(
     """Profiles a training loop of your own, around which it is put with ``with``.
 
     The loop stays as it is: the calls of *model*, autograd and the optimizers' steps tell the parts of a step apart. A
-    step ends when *optimizer* has made its step. If there are several optimizers, it ends with that of the last one, or
-    where the loop calls ``profiler.step()``. Without an optimizer the loop must call ``profiler.step()`` after each
-    update. Batches are seen if they come from a torch DataLoader; ``profiler.batches(...)`` shows those of any other
-    iterable.
+    step ends when *optimizer* has made its step. If there are several optimizers, it ends with that of the last one in
+    the list, or where the loop calls ``profiler.step()``. Without an optimizer the loop must call ``profiler.step()``
+    after each update. The wait for data is seen if batches come from a torch DataLoader; ``profiler.batches(...)``
+    shows that for any other iterable.
 
     The settings are those of ``ProfilerConfig``; one that is None has not been given.
 
@@ -331,7 +331,7 @@ class TrainingProfiler(ProfiledRun):
                 self._close_output()
 
     def step(self) -> None:
-        """A batch is through, and with it a step, if it was updated.
+        """A batch is through, and with it a step, if it was updated: from the first call on, steps end here.
 
         Call it once for each batch, or once for each update. It may be left out if ``profile_training`` was given an
         optimizer. If it was not, a step ends with each call.
@@ -342,7 +342,7 @@ class TrainingProfiler(ProfiledRun):
     def batches(self, loader: Iterable[T]) -> Batches[T]:
         """*loader*, so that iterating over it tells of its batches and of waiting for them.
 
-        A torch DataLoader is seen without this, on the thread that trains.
+        The wait for a torch DataLoader is seen without this, on the thread that trains.
         """
         return Batches(loader, lambda: self._loop)
 
@@ -350,7 +350,7 @@ class TrainingProfiler(ProfiledRun):
     def outside_of_steps(self, name: str = "validation") -> Iterator[None]:
         """What runs inside belongs to no step; its time is listed under *name*.
 
-        This is not needed for an evaluation of the model in evaluation mode without gradients.
+        It is not needed for an evaluation of the model in evaluation mode without gradients.
         """
         loop = self._loop
         if loop is not None:
