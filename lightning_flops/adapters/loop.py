@@ -7,25 +7,19 @@ model that is called with gradients off in evaluation mode is an evaluation, whi
 
 from __future__ import annotations
 
-import functools
-import threading
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from lightning_flops.adapters.fetches import hear_fetches
 from lightning_flops.adapters.loop_context import Frame, called_in, device_of, root_of, run_context
-from lightning_flops.adapters.wrapping import wrap
+from lightning_flops.adapters.loop_hooks import Hook, hear_backwards, hook_models, hook_optimizers
 from lightning_flops.instrument.batches import HIDDEN, tensor_shapes
 from lightning_flops.instrument.timing.settling import steps_to_settle
-from lightning_flops.instrument.torch_private.compiler import compiler_callbacks, hide, hide_around, was_used, wrapped
 from lightning_flops.instrument.torch_private.loading import fetched_ahead, workers_of
 from lightning_flops.run.adapter import Facts
 from lightning_flops.run.run import Run
@@ -99,26 +93,6 @@ class _Place:
     autocast: str = ""
 
 
-class Hook:
-    """A hook of ours on a module or an optimizer of the user's, which holds the adapter weakly.
-
-    In a pickle or a copy of what it is on, it is a function of the standard library's that does nothing.
-    """
-
-    def __init__(self, adapter: LoopRun, tell: Callable[..., None]) -> None:
-        self._adapter = weakref.ref(adapter)
-        self._tell = tell
-
-    def __call__(self, *args: Any) -> None:
-        """Tell the adapter, if it is there and this is the thread that trains, or autograd's for it."""
-        adapter = self._adapter()
-        if adapter is not None and (adapter.place.backwards or adapter.run.thread == threading.get_ident()):
-            self._tell(adapter, *args)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return getattr, (nullcontext(), "__exit__")
-
-
 class LoopRun:
     """The adapter of one loop, on one rank.
 
@@ -154,9 +128,11 @@ class LoopRun:
         """The user's functions are asked of each batch, which is held for them."""
         self._batch = _Batch()
         place, loader = self.place, self._loader = _Place(), _Loader()
+        device = device_of(model)
+        self._device = device.type
         facts = Facts(
             root=root_of(model),
-            device=device_of(model),
+            device=device,
             output=output,
             context=lambda: run_context(frame, model, accumulate=place.accumulate, autocast=place.autocast),
             x_axis=lambda: initial_step + self.run.steps_done,
@@ -174,50 +150,11 @@ class LoopRun:
     def begin(self) -> None:
         """The loop begins."""
         undo = self.run.undo
-        self._hook_optimizers(undo)
-        self._hook_models(undo)
-        _hear_backwards(self, undo)
+        hook_optimizers(self._optimizers, Hook(self, LoopRun.update_begins), Hook(self, LoopRun.update_ends), undo)
+        hook_models(called_in(self._model), Hook(self, LoopRun.forward_begins), Hook(self, LoopRun.forward_ends), undo)
+        hear_backwards(self, undo)
         hear_fetches(self, undo)
         self.run.begin()
-
-    def _hook_optimizers(self, undo: ExitStack) -> None:
-        begins: Any = Hook(self, LoopRun.update_begins)
-        ends: Any = Hook(self, LoopRun.update_ends)
-        if was_used():  # an update that is compiled would have them in its graph
-            begins, ends = wrapped(begins.__call__), wrapped(ends.__call__)
-        if not self._optimizers:  # those of any that steps in the loop
-            undo.callback(register_optimizer_step_pre_hook(begins).remove)
-            undo.callback(register_optimizer_step_post_hook(ends).remove)
-        for optimizer in self._optimizers:
-            undo.callback(optimizer.register_step_pre_hook(begins).remove)
-            undo.callback(optimizer.register_step_post_hook(ends).remove)
-
-    def _hook_models(self, undo: ExitStack) -> None:
-        handles: list[Any] = []
-        enters, leaves = Hook(self, LoopRun.forward_begins), Hook(self, LoopRun.forward_ends)
-        models = called_in(self._model)
-
-        def put_up(*_: Any) -> None:
-            if not handles:
-                for model in models:
-                    handles.append(model.register_forward_pre_hook(enters, prepend=True, with_kwargs=True))
-                    handles.append(model.register_forward_hook(leaves, always_call=True))
-
-        def take_down(*_: Any) -> None:
-            while handles:
-                handles.pop().remove()
-
-        undo.callback(take_down)
-        put_up()
-        # While torch compiles, the hooks are down: code that had seen them would break its graph there.
-        compiler = compiler_callbacks() if was_used() else None
-        if compiler is not None:
-            for function in (take_down, put_up):  # torch calls them in compiled code, too, holding its lock
-                hide(function)
-            undo.callback(compiler.remove_start_callback, take_down)
-            undo.callback(compiler.remove_end_callback, put_up)
-            compiler.register_start_callback(take_down)
-            compiler.register_end_callback(put_up)
 
     # ---- forward, backward, update
 
@@ -247,14 +184,14 @@ class LoopRun:
         is_first, batch.begun = not batch.begun, True
         if not batch.handed:
             known = () if batch.shapes == HIDDEN else batch.shapes
-            batch.shapes = (*known, *tensor_shapes((args, kwargs))) if args or kwargs else known
+            batch.shapes = (*known, *tensor_shapes((*args, *kwargs.values()))) if args or kwargs else known
         if not is_first:
             return
         loader.is_fresh = False
         given = kwargs or (args[0] if len(args) == 1 else args)
         if self._asks and not batch.handed:
             batch.whole = given
-        device = torch.device(run.facts.device).type
+        device = self._device
         self.place.autocast = _autocast(device)
         if run.tokens.reads or loader.tokens:
             batch.tokens = run.tokens.of(given) if device == "cpu" else self._tokens_fetched()
@@ -378,7 +315,7 @@ class LoopRun:
         run.fetch_ends()
         if batch is not None:
             loader.shapes = tensor_shapes(batch)
-            if run.tokens.reads and run.facts.device.type != "cpu":
+            if run.tokens.reads and self._device != "cpu":
                 loader.tokens.append(run.tokens.of(batch))
 
     @safe
@@ -465,45 +402,3 @@ class LoopRun:
 def _autocast(device: str) -> str:
     """The dtype that autocast computes in; empty where it is off."""
     return str(torch.get_autocast_dtype(device)).removeprefix("torch.") if torch.is_autocast_enabled(device) else ""
-
-
-_hearing: list[weakref.ref[LoopRun]] = []
-"""Adapters of the loops that go on."""
-
-
-def _hear_backwards(adapter: LoopRun, undo: ExitStack) -> None:
-    """Have *adapter* hear of calls of autograd on its thread until *undo* is closed."""
-    one = weakref.ref(adapter)
-    _hearing.append(one)
-    undo.callback(_hearing.remove, one)
-    for name in ("backward", "grad"):
-        wrap(torch.autograd, name, _heard, undo)
-
-
-def _heard(original: Callable[..., Any]) -> Callable[..., Any]:
-    of_loss = original.__name__ == "backward"
-
-    def begins() -> list[LoopRun]:
-        here = threading.get_ident()
-        found = [one for reference in _hearing if (one := reference()) is not None and one.run.thread == here]
-        for one in found:
-            one.backward_begins(of_loss=of_loss)
-        return found
-
-    @functools.wraps(original)
-    def autograd(*args: Any, **kwargs: Any) -> Any:
-        found = begins()
-        try:
-            return original(*args, **kwargs)
-        finally:
-            _ends(found)
-
-    return hide_around(autograd, begins, _ends)
-
-
-def _ends(hearing: list[LoopRun]) -> None:
-    for one in hearing:
-        one.backward_ends()
-
-
-hide(Hook.__call__)

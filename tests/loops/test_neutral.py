@@ -91,8 +91,8 @@ def test_losses_weights_and_random_numbers_are_the_same_and_nothing_is_left(
 
 
 HOOKS: list[tuple[type, str]] = [
-    *((LoopRun, name) for name in ("begin", "_batch_begins", "_tokens_fetched", "_forward_is_over", "_batch_is_over")),
-    *((LoopRun, name) for name in ("_evaluation_begins", "_evaluation_is_over", "_outside", "_hook_models")),
+    *((LoopRun, name) for name in ("begin", "_batch_begins", "_batch_is_over")),
+    *((LoopRun, name) for name in ("_evaluation_begins", "_evaluation_is_over", "_outside", "_forward_is_over")),
     *((Run, name) for name in ("begin", "batch_begins", "batch_done", "fetch_begins", "fetch_ends", "enter", "leave")),
     *((Run, name) for name in ("claim", "outside", "inside", "context", "finish", "_close_window", "_step_begins")),
     *((Monitor, name) for name in ("batch", "go_on", "fetch_begins", "outside", "read", "totals")),

@@ -11,7 +11,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from lightning.fabric import Fabric
-from lightning.fabric.loggers import CSVLogger
+from lightning.fabric.loggers.csv_logs import CSVLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
 

@@ -359,7 +359,7 @@ def test_an_update_that_a_scaler_skips_joins_the_next_step(net: Net, optimizer: 
 def test_updates_inside_the_backward_end_the_step_when_it_returns(net: Net, now: FakeNow, windows: list[Any]) -> None:
     optimizers = {weight: SlowSGD([weight], now) for weight in net.parameters()}
     for weight in optimizers:
-        weight.register_post_accumulate_grad_hook(lambda one: optimizers[one].step())  # type: ignore[arg-type, index]
+        weight.register_post_accumulate_grad_hook(lambda one: optimizers[one].step())
     with profile_training(net, list(optimizers.values()), **SETTINGS) as profiler:
         for rows in loader(8, now):
             loss_of(net(rows), now).backward()
