@@ -686,6 +686,19 @@ def test_a_model_that_trains_in_evaluation_mode_is_profiled_from_its_first_step(
 # ---- windows, and loops that end early
 
 
+def test_a_traced_forward_is_one_call_of_the_model(net: Net, optimizer: SlowSGD, now: FakeNow) -> None:
+    with profile_training(net, optimizer, profile_step=1, timing_steps=2) as profiler:
+        for rows in loader(10, now):
+            loss_of(net(rows), now).backward()
+            optimizer.step()
+    traced = profile_of(profiler).traced
+    assert traced is not None and traced.tables is not None and traced.tables.modules is not None
+    rows_of = {row.name: row for row in traced.tables.modules.rows}
+    assert {name: row.calls for name, row in rows_of.items()} == {"": 1, "first": 1, "second": 1}
+    inside = rows_of["first"].forward_us + rows_of["second"].forward_us
+    assert rows_of[""].forward_us == pytest.approx(rows_of[""].own_forward_us + inside)
+
+
 def test_windows_follow_each_other(net: Net, optimizer: SlowSGD, now: FakeNow) -> None:
     with profile_training(net, optimizer, profile_step=1, every=8, timing_steps=2, trace=False) as profiler:
         for rows in loader(16, now):
