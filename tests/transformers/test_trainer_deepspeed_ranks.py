@@ -88,5 +88,5 @@ def test_only_rank_0_writes_and_logs(ranks: list[Seen], folder: Path) -> None:
     for stage in STAGES:
         assert "flops_profiler/fwd_flops" in ranks[0][f"profiled {stage}"]["logged"]
         assert ranks[1][f"profiled {stage}"]["logged"] == []
-        files = sorted(path.name for path in (folder / f"profiled{stage}" / "lightning_flops_logs").iterdir())
+        files = sorted(path.name for path in (folder / f"profiled{stage}" / "lightning_flops").iterdir())
         assert files == ["profile.html", "profile.json", "profile.txt", "throughput.json"]
