@@ -40,7 +40,6 @@ def moved(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return batches[-1]
 
     monkeypatch.setattr(data_loader, "send_to_device", send)
-    monkeypatch.setattr("lightning_flops.adapters.hf_trainer.loads_onto_device", lambda trainer: True)
     return batches
 
 
