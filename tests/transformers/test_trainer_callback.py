@@ -299,7 +299,7 @@ def test_an_argument_that_is_no_setting_is_an_error() -> None:
 
 def test_without_a_trainer_the_log_says_so_and_nothing_is_raised(caplog: pytest.LogCaptureFixture) -> None:
     callback = profiler()
-    callback.on_epoch_begin(None, None, None)  # type: ignore[arg-type]
+    callback.on_epoch_begin(None, None, None)
     assert "this training is not profiled: no Trainer of transformers calls this callback" in caplog.text
 
 
