@@ -22,7 +22,13 @@ from lightning_flops.adapters.loop_context import Frame, called_in, device_of, r
 from lightning_flops.adapters.wrapping import wrap
 from lightning_flops.instrument.batches import tensor_shapes
 from lightning_flops.instrument.timing.settling import steps_to_settle
-from lightning_flops.instrument.torch_private.compiler import compiler_callbacks, hide, hide_around, was_used
+from lightning_flops.instrument.torch_private.compiler import (
+    compiler_callbacks,
+    hide,
+    hide_around,
+    leave_compiled_code,
+    was_used,
+)
 from lightning_flops.instrument.torch_private.loading import fetched_ahead, workers_of
 from lightning_flops.run.adapter import Facts
 from lightning_flops.run.run import Run
@@ -36,6 +42,9 @@ if TYPE_CHECKING:
 
 _MOST_AHEAD = 64
 """Fetched batches whose tokens are kept until they are used."""
+
+_MOST_LEARNED = 1000
+"""Shapes of fetched batches whose steps were counted."""
 
 _NOT_CALLED = (
     "The model was not called, or compiled code called it: forward is what ran from the batch to the backward."
@@ -54,6 +63,7 @@ class Hook:
 
     def __call__(self, *args: Any) -> None:
         """Tell the adapter, if it is there and this is the thread that trains."""
+        leave_compiled_code()
         adapter = self._adapter()
         if adapter is not None and adapter.run.thread == threading.get_ident():
             self._tell(adapter, *args)
@@ -144,6 +154,8 @@ class LoopRun:
         # While torch compiles, the hooks are down: code that had seen them would break its graph there.
         compiler = compiler_callbacks() if was_used() else None
         if compiler is not None:
+            for callback in (take_down, put_up):
+                hide(callback)  # torch holds a lock around these calls, and would take it again to compile them
             undo.callback(compiler.remove_start_callback, take_down)
             undo.callback(compiler.remove_end_callback, put_up)
             compiler.register_start_callback(take_down)
@@ -185,7 +197,16 @@ class LoopRun:
         if run.tokens.reads or self._fetched:
             held = kwargs or (args[0] if len(args) == 1 else args)
             state.tokens = run.tokens.of(held) if device == "cpu" else self._tokens_fetched()
-        run.batch_begins(state.shapes, state.tokens)
+        if not state.fetches:
+            run.batch_begins(state.shapes, state.tokens)
+
+    def _comes(self, shapes: Shapes) -> None:
+        """A batch of *shapes* is there: have its step counted if they are new, before anything computes on it."""
+        run, state = self.run, self._state
+        if not (state.pending or shapes in state.learned) and len(state.learned) < _MOST_LEARNED:
+            run.batch_begins(shapes)
+            if run.window.recorder.counting:
+                state.learned.add(shapes)
 
     def _tokens_fetched(self) -> BatchTokens | None:
         """Tokens of the batch in use, read when it was fetched; None if its sizes are not those of the model's."""
@@ -213,7 +234,6 @@ class LoopRun:
             state.pending, state.fetched = True, False
             if state.shapes_fetched:
                 state.shapes = state.shapes_fetched
-            run.batch_begins(state.shapes)
         state.in_backward = True
         run.claim("forward")
         run.enter("backward")
@@ -283,6 +303,7 @@ class LoopRun:
         run.fetch_ends()
         if batch is not None:
             state.shapes_fetched = tensor_shapes(batch)
+            self._comes(state.shapes_fetched)
             if run.tokens.reads and run.facts.device.type != "cpu":
                 self._fetched.append(run.tokens.of(batch))
 
@@ -295,6 +316,7 @@ class LoopRun:
         if state.after_backward:
             self._batch_is_over(ends_step=False)
         state.shapes, state.handed, state.batch = tensor_shapes(batch), True, batch
+        self._comes(state.shapes)
 
     @safe
     def wait_begins(self) -> None:
@@ -405,6 +427,7 @@ class _State:
         self.fetched = False
         """A batch was fetched since the running one began."""
         self.shapes_fetched: Shapes = ()
+        self.learned: set[Shapes] = set()
         self.workers: int | None = None
         self.autocast = ""
         self.micro_batches = 0

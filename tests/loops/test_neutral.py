@@ -147,7 +147,7 @@ def test_what_is_compiled_stays_one_graph_and_is_compiled_once(wrapped: str) -> 
         net = nn.Sequential(nn.Linear(WIDE, NARROW))
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         counter = CompileCounter()
-        model = torch.compile(net, backend=counter) if wrapped == "model" else net
+        model: Any = torch.compile(net, backend=counter) if wrapped == "model" else net
 
         def loss_of(rows: torch.Tensor, model: Any = model) -> torch.Tensor:
             loss: torch.Tensor = model(rows).square().mean()
