@@ -188,11 +188,12 @@ class LoopRun:
         run, state = self.run, self._state
         first, state.pending = not state.pending, True
         if not state.handed:
-            state.shapes = (*state.shapes, *tensor_shapes((args, kwargs)))
+            state.shapes = (*state.shapes, *tensor_shapes((*args, *kwargs.values()) if kwargs else args))
         if not first:
             return
-        device = torch.device(run.facts.device).type
-        state.autocast = _autocast(device)
+        device = run.facts.device.type
+        if run.is_marking:
+            state.autocast = _autocast(device)
         state.fetched = False
         if run.tokens.reads or self._fetched:
             held = kwargs or (args[0] if len(args) == 1 else args)
@@ -288,7 +289,8 @@ class LoopRun:
             settle = steps_to_settle(batches_ahead=fetched_ahead(iterator), batches_a_step=1)
             self.run.window.recorder.settle_for(settle)
         state.fetches += 1
-        state.asked = weakref.ref(iterator)
+        if state.asked() is not iterator:
+            state.asked = weakref.ref(iterator)
         state.fetching = True
         self.run.fetch_begins()
 
