@@ -86,8 +86,11 @@ def own_loop(settings: Settings, clock: Clock, **_: Any) -> None:
     model = nn.Linear(64, 64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     loader: Any = DataLoader(batches(), batch_size=None)  # type: ignore[arg-type]
-    arguments = {"log_every_n_steps": LOG_EVERY, "writer": lambda scalars, step: None}
-    with nullcontext() if settings is None else profile_training(model, optimizer, **arguments, **settings):
+    if settings is None:
+        profiler: Any = nullcontext()
+    else:
+        profiler = profile_training(model, optimizer, log_every_n_steps=LOG_EVERY, writer=lambda *_: None, **settings)
+    with profiler:
         for rows in loader:
             clock.step_begins()
             model(rows).square().mean().backward()
@@ -116,7 +119,7 @@ class SmallNet(LightningModule):
 class Unwritten(Logger):
     """A logger that writes nothing: what is measured is not what writing costs."""
 
-    name = version = ""  # type: ignore[assignment]
+    name = version = ""
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Nothing."""
@@ -132,7 +135,8 @@ def lightning(settings: Settings, clock: Clock, *, folder: Path, accelerator: st
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, default_root_dir=folder,
         callbacks=[] if settings is None else [FlopsProfilerCallback(**settings)],
     )  # fmt: skip
-    trainer.fit(SmallNet(clock), DataLoader(batches(), batch_size=None))  # type: ignore[arg-type]
+    loader: Any = DataLoader(batches(), batch_size=None)  # type: ignore[arg-type]
+    trainer.fit(SmallNet(clock), loader)
 
 
 class NetWithLoss(nn.Module):
