@@ -284,7 +284,7 @@ class BatchMeter:
         tokens_per_sample: tokens in each sample, or a function from the batch to its tokens; None: no tokens are told.
         note: gets a sentence for the report when something could not be told; the run goes on.
         declared: the batch size that the run's own settings name; it stands in where the tensors do not tell one.
-        found_tokens: the tokens that the door has found in the batch that ends; it stands in for *tokens_per_sample*.
+        found_tokens: those that the adapter has found in the batch that ends; they stand in for *tokens_per_sample*.
     """
 
     def __init__(

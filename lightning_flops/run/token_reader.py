@@ -15,7 +15,7 @@ _BATCHES_WITHOUT_TOKENS = 10
 
 
 class TokenReader:
-    """Asked by a door for each batch, before it is on a device.
+    """Asked by an adapter for each batch, before it is on a device.
 
     Args:
         note: gets a sentence if tokens cannot be read.
@@ -24,7 +24,7 @@ class TokenReader:
 
     def __init__(self, note: Callable[[str], None], *, wanted: bool) -> None:
         self.reads = wanted
-        """Whether a door must ask ``of`` for the tokens of its batches."""
+        """Whether an adapter must ask ``of`` for the tokens of its batches."""
         self._note = note
         self._without = 0
         self._has_read = False
