@@ -21,11 +21,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from lightning_flops.analysis.step_flops import StepFlops, StepKey
-from lightning_flops.instrument.batches import BatchMeter, of_tensors
+from lightning_flops.instrument.batches import BatchMeter
 from lightning_flops.instrument.notes import Notes
 from lightning_flops.instrument.timing.gpu_counters import open_meter
 from lightning_flops.instrument.torch_private.profiling import profiler_is_recording
-from lightning_flops.records import activity_of
 from lightning_flops.run.monitor import Monitor
 from lightning_flops.run.reports import Reports
 from lightning_flops.run.safety import close_quietly
@@ -292,7 +291,7 @@ class Run:
         step.profiled |= profiled or self.reports.analyzing
         if window.is_open or profiled:
             told = tokens.real if tokens is not None and tokens.real is not None else self.meter.tokens(batch, samples)
-            window.recorder.end_batch(shapes=of_tensors(shapes), samples=samples, tokens=told, ends_step=ends_step)
+            window.recorder.end_batch(shapes=shapes, samples=samples, tokens=told, ends_step=ends_step)
             if profiled and window.micro_batch_size is None:
                 window.micro_batch_size = samples
         if sizes:
@@ -318,7 +317,7 @@ class Run:
         self._step.tokens.append(None)
         if self.window.is_open or profiled:
             tokens = self.meter.tokens(batch, samples)
-            self.window.recorder.end_batch(shapes=of_tensors(shapes), samples=samples, tokens=tokens, ends_step=False)
+            self.window.recorder.end_batch(shapes=shapes, samples=samples, tokens=tokens, ends_step=False)
         return samples
 
     def _step_ends(self, seconds: float) -> None:
@@ -387,7 +386,7 @@ class Run:
         window = self.window
         if window.is_open and (window.recorder.has_counted or self._step.batches):
             if interrupted_by is not None:
-                self.notes.add(f"{activity_of(self.facts.loop)} was interrupted by {type(interrupted_by).__name__}.")
+                self.notes.add(f"{self.context().activity} was interrupted by {type(interrupted_by).__name__}.")
             self._close_window()
         elif window.step is not None and interrupted_by is None:
             self.reports.not_reached(window.step, self.context(), steps_done=self.steps_done)
