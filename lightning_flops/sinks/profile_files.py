@@ -146,8 +146,7 @@ class Place:
         for file, about in sorted(files.items()):
             folder, _, name = file.rpartition("/")
             match = PROFILE_FILE.fullmatch(name)
-            # Opening a pipe would wait for a writer for ever.
-            if match is None or about.get("type") != "file":
+            if match is None or (self._is_local and not os.path.isfile(file)):  # reading a pipe would wait for ever
                 continue
             logs = folder.removesuffix(f"/{OWN_FOLDER}")
             found.append(_FoundFile(file, logs, match["whose"], int(match["number"] or 1), _written(about)))

@@ -31,6 +31,7 @@ from lightning_flops.trace.intervals import (
     group_by,
     load_within,
     ratio,
+    records,
     shared_ns,
 )
 from lightning_flops.trace.names import (
@@ -82,31 +83,20 @@ def kernel_table(trace: Trace) -> tuple[KernelRow, ...] | None:
     rows = np.flatnonzero(trace.kind == Kind.KERNEL)
     lengths = trace.duration_ns[rows]
     groups = group_by(trace.name[rows].astype(np.int64))
-    columns = (
-        groups.keys.tolist(),
-        groups.calls().tolist(),
-        groups.durations(lengths, whole_ns=int(lengths.sum())),
-        groups.sums(_eligible(trace, rows).astype(np.int64)).tolist(),
-        groups.sums(trace.is_collective[rows].astype(np.int64)).tolist(),
-        _weighted_means(groups, trace.blocks_per_sm[rows], lengths),
-        _weighted_means(groups, trace.occupancy_percent[rows], lengths),
-    )
     launched = _launch_shapes(trace, rows)
-    table = [
-        KernelRow(
-            name=trace.names[name],
-            calls=calls,
-            device=device,
-            tensor_cores=uses_tensor_cores(trace.names[name]),
-            tensor_cores_eligible=eligible > 0,
-            collective=collective > 0,
-            blocks_per_sm=blocks,
-            occupancy_percent=occupancy,
-            launch_shapes=launched.get(name, ()),
-        )
-        for name, calls, device, eligible, collective, blocks, occupancy in zip(*columns, strict=True)
-    ]
-    return _longest_first(table)
+    names = [trace.names[name] for name in groups.keys.tolist()]
+    columns = records(
+        name=names,
+        calls=groups.calls().tolist(),
+        device=groups.durations(lengths, whole_ns=int(lengths.sum())),
+        tensor_cores=map(uses_tensor_cores, names),
+        tensor_cores_eligible=(groups.sums(_eligible(trace, rows).astype(np.int64)) > 0).tolist(),
+        collective=(groups.sums(trace.is_collective[rows].astype(np.int64)) > 0).tolist(),
+        blocks_per_sm=_weighted_means(groups, trace.blocks_per_sm[rows], lengths),
+        occupancy_percent=_weighted_means(groups, trace.occupancy_percent[rows], lengths),
+        launch_shapes=[launched.get(name, ()) for name in groups.keys.tolist()],
+    )
+    return _longest_first([KernelRow(**one) for one in columns])
 
 
 def _longest_first(table: Sequence[_Row]) -> tuple[_Row, ...]:

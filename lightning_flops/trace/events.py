@@ -302,6 +302,8 @@ class Columns:
         if self._foreign:
             names, count = _categories(sorted(self._foreign)), sum(self._foreign.values())
             notes.append(f"Left out: events of categories that are not torch.profiler's ({names}): {count}.")
+        if any(types == b"[]" and dims.strip(b"[], ") for dims, types, *_ in self._inputs):
+            notes.append("Dtypes are not in the file, as in those of torch 1.8: every tensor is taken for float32.")
         if negative:
             notes.append(f"Taken as of no length: events of negative length: {negative}.")
         return tuple(notes)

@@ -137,28 +137,22 @@ def memory_table(trace: Trace) -> tuple[MemoryRow, ...] | None:
         rows = rows[outermost[rows] == rows]
         groups = group_by(trace.name[rows].astype(np.int64))
         selfs = [at_outermost(outermost, part) for part in own]
-        columns = [groups.sums(part[rows]).tolist() for part in (total[0], selfs[0], total[1], selfs[1], total[3])]
-        columns = [groups.keys.tolist(), groups.calls().tolist(), *columns]
+        shown = (total[0], selfs[0], total[1], selfs[1], total[3])
+        columns = [groups.keys.tolist(), groups.calls().tolist()]
+        columns += [groups.sums(part[rows]).tolist() for part in shown]
         named = [(trace.names[name], *row) for name, *row in zip(*columns, strict=True)]
         if len(outside):
             increase, allocation, _, allocations = (int(values.sum()) for values in _sizes(outside))
             named.append((None, len(outside), increase, increase, allocation, allocation, allocations))
+        fields = ("name", "calls", *_FIELDS, "allocations")
         found = [
-            MemoryRow(
-                name=name,
-                device_type=device_type,
-                device=device,
-                calls=calls,
-                size_increase_bytes=increase,
-                self_size_increase_bytes=own_increase,
-                allocation_bytes=allocation,
-                self_allocation_bytes=own_allocation,
-                allocations=allocations,
-            )
-            for name, calls, increase, own_increase, allocation, own_allocation, allocations in named
+            MemoryRow(device_type=device_type, device=device, **dict(zip(fields, row, strict=True))) for row in named
         ]
         table += sorted(found, key=lambda row: (-row.self_allocation_bytes, row.name or ""))
     return tuple(table)
+
+
+_FIELDS = ("size_increase_bytes", "self_size_increase_bytes", "allocation_bytes", "self_allocation_bytes")
 
 
 def _sizes(size: Ints) -> tuple[Ints, Ints, Ints, Ints]:
@@ -183,18 +177,9 @@ def module_memory_table(trace: Trace) -> tuple[ModuleMemoryRow, ...] | None:
     for device_type, device, here in _devices(memory):
         rows = [
             ModuleMemoryRow(
-                name=name,
-                part=part,
-                device_type=device_type,
-                device=device,
-                size_increase_bytes=increase,
-                self_size_increase_bytes=own_increase,
-                allocation_bytes=allocation,
-                self_allocation_bytes=own_allocation,
+                name=name, part=part, device_type=device_type, device=device, **dict(zip(_FIELDS, sizes, strict=True))
             )
-            for name, part, increase, own_increase, allocation, own_allocation in _of_modules(
-                frames, owner[here], phase[here], memory.bytes[here]
-            )
+            for name, part, *sizes in _of_modules(frames, owner[here], phase[here], memory.bytes[here])
         ]
         table += sorted(rows, key=lambda row: (-row.self_allocation_bytes, row.name or "", row.part))
     return tuple(table)

@@ -27,35 +27,25 @@ class Kind(IntEnum):
 
 
 KIND_OF_CATEGORY = {
-    "cpu_op": Kind.OPERATOR,
-    "operator": Kind.OPERATOR,
+    **dict.fromkeys(("cpu_op", "operator"), Kind.OPERATOR),
     "user_annotation": Kind.ANNOTATION,
-    "kernel": Kind.KERNEL,
-    "gpu_memcpy": Kind.MEMCPY,
-    "memcpy": Kind.MEMCPY,
-    "gpu_memset": Kind.MEMSET,
-    "memset": Kind.MEMSET,
-    "runtime": Kind.RUNTIME,
-    "cuda_runtime": Kind.RUNTIME,
-    "cuda_driver": Kind.RUNTIME,
-    "hip_runtime": Kind.RUNTIME,
-    "hip_driver": Kind.RUNTIME,
-    "xpu_runtime": Kind.RUNTIME,
-    "xpu_driver": Kind.RUNTIME,
-    "mtia_runtime": Kind.RUNTIME,
-    "glow_runtime": Kind.RUNTIME,
-    "privateuse1_runtime": Kind.RUNTIME,
-    "privateuse1_driver": Kind.RUNTIME,
-    "gpu_user_annotation": Kind.OTHER,
+    **dict.fromkeys(("kernel", "mtia_ccp_events"), Kind.KERNEL),
+    **dict.fromkeys(("gpu_memcpy", "memcpy"), Kind.MEMCPY),
+    **dict.fromkeys(("gpu_memset", "memset"), Kind.MEMSET),
     "python_function": Kind.PYTHON,
-    "overhead": Kind.OTHER,
-    "cuda_sync": Kind.OTHER,
-    "cuda_profiler_range": Kind.OTHER,
-    "collective_comm": Kind.OTHER,
-    "mtia_ccp_events": Kind.KERNEL,
-    "mtia_insight": Kind.OTHER,
-    "external_correlation": Kind.OTHER,
-}
+    **{
+        f"{api}{layer}": Kind.RUNTIME
+        for api in ("", "cuda_", "hip_", "xpu_", "mtia_", "glow_", "privateuse1_")
+        for layer in ("runtime", "driver")
+    },
+    **dict.fromkeys(
+        (
+            "gpu_user_annotation", "overhead", "cuda_sync", "cuda_profiler_range", "collective_comm", "mtia_insight",
+            "external_correlation",
+        ),
+        Kind.OTHER,
+    ),
+}  # fmt: skip
 """Lower-case category to kind; a category that is not here is not torch.profiler's, and its events are left out."""
 
 _STEP = re.compile(r"ProfilerStep#([0-9]{1,18})$")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from lightning_flops.trace.intervals import (
     Groups,
     Ints,
     group_by,
+    records,
 )
 from lightning_flops.trace.names import (
     may_use_tensor_cores,
@@ -97,7 +98,7 @@ class _OperatorTimes:
         self.host, self.device = ends - trace.start_ns, with_callees(trace, launched)
         self.host_self, self.device_self = (at_outermost(outermost, own) for own in (self_host_ns(trace), launched))
 
-    def of(self, groups: Groups, rows: Ints) -> list[dict[str, object]]:
+    def of(self, groups: Groups, rows: Ints) -> list[dict[str, Any]]:
         """The four statistics of each group of *rows*, ratios of all self times."""
         host_whole, device_whole = int(self.host_self[rows].sum()), int(self.device_self[rows].sum())
         columns = {
@@ -108,7 +109,7 @@ class _OperatorTimes:
         }
         if not self.trace.has_device:
             columns |= dict.fromkeys(("device", "device_self"), [None] * len(groups.keys))  # type: ignore[list-item]
-        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        return records(**columns)
 
 
 def operator_table(trace: Trace) -> tuple[OperatorRow, ...] | None:
@@ -126,7 +127,7 @@ def operator_table(trace: Trace) -> tuple[OperatorRow, ...] | None:
             called_from=called_from.get(name, ()),
             children=children.get(name, ()),
             tensor_cores_eligible=may_use_tensor_cores(trace.names[name]),
-            **row,  # type: ignore[arg-type]
+            **row,
         )
         for name, calls, row in zip(groups.keys.tolist(), groups.calls().tolist(), times.of(groups, rows), strict=True)
     ]
@@ -144,7 +145,7 @@ def operators_by_shape(trace: Trace) -> tuple[OperatorShapeRow, ...] | None:
     for key, calls, row in zip(groups.keys.tolist(), groups.calls().tolist(), times.of(groups, rows), strict=True):
         inputs, dtypes = listed[key % len(listed)]
         name = trace.names[key // len(listed)]
-        table.append(OperatorShapeRow(name=name, inputs=inputs, dtypes=dtypes, calls=calls, **row))  # type: ignore[arg-type]
+        table.append(OperatorShapeRow(name=name, inputs=inputs, dtypes=dtypes, calls=calls, **row))
     return tuple(sorted(table, key=lambda row: (*_by_self_time(row), row.inputs, row.dtypes)))
 
 

@@ -22,6 +22,7 @@ from lightning_flops.trace.intervals import (
     inside,
     intersect,
     ratio,
+    records,
     shared_ns,
     sums_between,
     union,
@@ -45,15 +46,14 @@ def user_scope_table(trace: Trace) -> tuple[UserScopeRow, ...] | None:
     if not len(rows):
         return None
     groups = group_by(trace.name[rows].astype(np.int64))
-    host = groups.durations(trace.duration_ns[rows], whole_ns=trace.steps.host_ns)
     device = groups.durations(_launched_in(trace, rows), whole_ns=trace.device_work_ns)
-    table = [
-        UserScopeRow(
-            name=trace.names[name], calls=calls, host=host[index], device=device[index] if trace.has_device else None
-        )
-        for index, (name, calls) in enumerate(zip(groups.keys.tolist(), groups.calls().tolist(), strict=True))
-    ]
-    return tuple(sorted(table, key=lambda row: (-row.host.total_us, row.name)))
+    columns = records(
+        name=[trace.names[name] for name in groups.keys.tolist()],
+        calls=groups.calls().tolist(),
+        host=groups.durations(trace.duration_ns[rows], whole_ns=trace.steps.host_ns),
+        device=device if trace.has_device else [None] * len(device),
+    )
+    return tuple(sorted((UserScopeRow(**one) for one in columns), key=lambda row: (-row.host.total_us, row.name)))
 
 
 def _launched_in(trace: Trace, rows: Ints) -> Ints:

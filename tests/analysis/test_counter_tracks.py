@@ -19,11 +19,12 @@ def tracks(*events: Event) -> dict[str, list[tuple[int, float]]]:
 
 def test_a_device_is_used_while_a_kernel_runs_and_its_multiprocessors_as_far_as_blocks_fill_them() -> None:
     half: dict[str, Any] = {"blocks per SM": 0.5}
+    full: dict[str, Any] = {"blocks per SM": 4}
     found = tracks(
         operator("aten::relu", 0, 1),
         kernel(1, 10, 10, **half),
         kernel(2, 30, 20, **half),
-        kernel(3, 40, 20, stream=8, **{"blocks per SM": 4}),
+        kernel(3, 40, 20, stream=8, **full),
     )
     assert found == {
         "GPU utilization, device 0": [(10, 100), (20, 0), (30, 100), (60, 0)],

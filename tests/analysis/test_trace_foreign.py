@@ -159,7 +159,10 @@ def test_torch_18_has_other_keys_and_no_dtypes() -> None:
     def old(name: str, start: float, *dims: list[int], **more: Any) -> Event:
         return span("Operator", name, start, 5, **{"Input dims": list(dims), "Input type": [], **more})
 
-    assert flops_of(old("aten::mm", 0, [64, 32], [32, 16])).steps[0].forward == 2 * 64 * 32 * 16
+    mm = old("aten::mm", 0, [64, 32], [32, 16])
+    assert flops_of(mm).steps[0].forward == 2 * 64 * 32 * 16
+    (note,) = trace(mm).notes
+    assert note == "Dtypes are not in the file, as in those of torch 1.8: every tensor is taken for float32."
     # No number joins a convolution with its backward: the sizes of values and weights do. 6 x 6 of 8 x 8 by 3 x 3.
     flops = flops_of(
         old("aten::cudnn_convolution", 0, [2, 3, 8, 8], [4, 3, 3, 3], [], [], [], [], [], [], []),
