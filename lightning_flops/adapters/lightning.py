@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import operator
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -158,8 +157,6 @@ class LightningRun:
         self._batch: Any = None
         self._shapes: Shapes = ()
         self._tokens: BatchTokens | None = None
-        self._fetched: deque[BatchTokens | None] = deque()
-        """Tokens of batches that were fetched and not used yet."""
         self._reads_ahead = trainer.strategy.root_device.type != "cpu" and len(loaders(trainer, loop)) == 1
         self._batches_done = 0
         self._updates = 0
@@ -315,15 +312,15 @@ class LightningRun:
         """A loader has delivered *batch*; if it goes to a device, its tokens are read here, on the host."""
         if not self._trains or self._trainer.training:
             self.run.fetch_ends()
-            if batch is not None and self._reads_ahead and self.run.tokens.reads:
-                self._fetched.append(self.run.tokens.of(batch))
+            if self._reads_ahead:
+                self.run.tokens.fetch(batch)
 
     # ---- batches, epochs, validations: hooks of the callback
 
     @safe
     def outside(self, what: str) -> None:
         """*what* begins between two batches, and belongs to no step; neither does what ran since the last batch."""
-        self._fetched.clear()
+        self.run.tokens.fetched.clear()
         self._is_between = True
         self.run.outside(what, since_batch=True)
 
@@ -346,10 +343,7 @@ class LightningRun:
         """A batch has been fetched and transferred: take its shapes before the user's step may change it."""
         self._steps_go_on()
         self._batch, self._shapes = batch, self._shapes_of(batch, dataloader_idx)
-        if self._reads_ahead:  # batches are used in the order in which they were fetched
-            self._tokens = self._fetched.popleft() if self._fetched else None
-        elif self.run.tokens.reads:
-            self._tokens = self.run.tokens.of(batch)
+        self._tokens = self.run.tokens.take(batch, fetched=self._reads_ahead)
         self.run.batch_begins(self._shapes, self._tokens)
 
     def _shapes_of(self, batch: Any, dataloader_idx: int) -> Shapes:
