@@ -1,9 +1,8 @@
 """The Trainer of transformers: one call of ``Trainer.train``, told to a ``Run``.
 
-A step runs from the end of one ``on_step_end`` to the end of the next: the Trainer fetches all batches of the step, and
-then trains on one after the other. Its events say where batches and steps end. Methods of the one Trainer at hand are
-wrapped: for the whole training those that fetch, train, evaluate, save and log, and while parts are marked those that
-are parts of a step. Everything else in a step is ``other``: callbacks, the scheduler, the Trainer's own log.
+A step runs from one ``on_step_end`` to the next: the Trainer fetches all its batches, and then trains on one after the
+other. Methods of the one Trainer at hand are wrapped: for the whole training those that fetch, train, evaluate, save
+and log, and while parts are marked those that are parts of a step. Everything else in a step is ``other``.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 from accelerate import data_loader as accelerate_loaders
 from transformers import Trainer
 
+from lightning_flops.adapters.deepspeed_context import switch_off_builtin
 from lightning_flops.adapters.fetches import hear_fetches
 from lightning_flops.adapters.transformers_context import (
     LOST,
     NO_TOKENS,
-    builtin_stands_down,
     engine_of,
     facts_of,
     private_names,
@@ -83,7 +82,7 @@ class TrainerRun:
         run.begin()
         hear_fetches(self, run.undo)
         if self._engine is not None:
-            builtin_stands_down(self._engine, self._names, run.undo)
+            switch_off_builtin(self._engine, run.undo, self._names)
         validation, checkpoint, failing = (
             self._around(partial(Run.outside, what="validation"), Run.inside),
             self._around(partial(Run.outside, what="checkpoint"), Run.inside),
@@ -111,15 +110,18 @@ class TrainerRun:
             if name not in LOST or self._names.has(owner, name):
                 taps.replace(owner, name, make)
 
-    def _in(self, scope: Callable[..., AbstractContextManager[None]], *facts: Any) -> Make:
-        """A wrapper whose calls run in a *scope* of ours, which gets *facts* and the arguments; it holds us weakly."""
+    def _in(self, scope: Callable[..., AbstractContextManager[None] | None], *facts: Any) -> Make:
+        """A wrapper whose calls run in a *scope* of ours, if it returns one, given *facts* and the arguments.
+
+        The wrapper holds us weakly.
+        """
         found = weakref.ref(self)
 
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
             @wraps(original)
             def call(*args: Any, **kwargs: Any) -> Any:
                 me = found()
-                with nullcontext() if me is None else scope(me, *facts, *args, **kwargs):
+                with (me and scope(me, *facts, *args, **kwargs)) or nullcontext():
                     return original(*args, **kwargs)
 
             return call
@@ -206,13 +208,8 @@ class TrainerRun:
     def _reads_tokens(self) -> bool:
         return self.run.tokens.reads or (self._in_windows and self.run.window.is_open)
 
-    @contextmanager
-    def _training(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Iterator[None]:
-        self._batch_begins(inputs)
-        yield
-
     @safe
-    def _batch_begins(self, inputs: Any) -> None:
+    def _training(self, model: Any, inputs: Any, *_: Any, **__: Any) -> None:
         shapes = tensor_shapes(inputs)
         self._batch = inputs, shapes, self._tokens_of(inputs, shapes)
         self.run.batch_begins(*self._batch[1:])
