@@ -42,15 +42,7 @@ Tell = Callable[[Run], object]
 
 
 class TrainerRun:
-    """The adapter of one training, on one rank.
-
-    Args:
-        trainer: about to begin its first epoch.
-        loader: what it takes its batches from.
-        config: the settings.
-        publish: gets each profile when its report is there.
-        over: is called when the training has raised, after everything of ours is removed.
-    """
+    """The adapter of one training on the batches of *loader*, on one rank; *over* is called if the training raises."""
 
     def __init__(
         self,
