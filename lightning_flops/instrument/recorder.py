@@ -1,6 +1,6 @@
 """Owns the window: micro-steps go in, one ``WindowRecord`` comes out.
 
-A session passes a framework's events on to a ``Recorder``. The window's states, and nothing else, decide which step is
+An adapter's events reach a ``Recorder`` by the ``Run``. The window's states, and nothing else, decide which step is
 counted, which are timed, and when the window is over::
 
     waiting ── N steps ──> counting ──> settling ──> timing ─────────────────────┬──> tracing ──> closed
