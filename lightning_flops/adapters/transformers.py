@@ -1,8 +1,9 @@
 """The Trainer of transformers: one call of ``Trainer.train``, told to a ``Run``.
 
-A step runs from one ``on_step_end`` to the next: the Trainer fetches all its batches, and then trains on one after the
-other. Methods of the one Trainer at hand are wrapped: for the whole training those that fetch, train, evaluate, save
-and log, and while parts are marked those that are parts of a step. Everything else in a step is ``other``.
+A step runs from the end of one ``on_step_end`` to the end of the next: the Trainer fetches all batches of the step, and
+then trains on one after the other. Its events say where batches and steps end. Methods of the one Trainer at hand are
+wrapped: for the whole training those that fetch, train, evaluate, save and log, and while parts are marked those that
+are parts of a step. Everything else in a step is ``other``: callbacks, the scheduler, the Trainer's own log.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 
 Tell = Callable[[Run], object]
 
+_NOTHING = nullcontext()
+
 
 class TrainerRun:
     """The adapter of one training on the batches of *loader*, on one rank; *over* is called if the training raises."""
@@ -75,20 +78,16 @@ class TrainerRun:
         hear_fetches(self, run.undo)
         if self._engine is not None:
             switch_off_builtin(self._engine, run.undo, self._names)
-        validation, checkpoint, failing = (
-            self._around(partial(Run.outside, what="validation"), Run.inside),
-            self._around(partial(Run.outside, what="checkpoint"), Run.inside),
-            self._in(TrainerRun._failing),
-        )
+        validation = self._around(partial(Run.outside, what="validation"), Run.inside)
         methods = (
             (trainer, "get_batch_samples", self._in(TrainerRun._fetch)),
             (trainer, "training_step", self._in(TrainerRun._training)),
             (trainer, "evaluate", validation),
             (trainer, "predict", validation),
-            (trainer, "_save_checkpoint", checkpoint),
+            (trainer, "_save_checkpoint", self._around(partial(Run.outside, what="checkpoint"), Run.inside)),
             (trainer, "log", self._in(TrainerRun._logging)),
-            (trainer, "_run_epoch", failing),
-            (trainer.callback_handler, "on_epoch_begin", failing),  # events of other callbacks between epochs
+            (trainer, "_run_epoch", self._in(TrainerRun._failing)),
+            (trainer.callback_handler, "on_epoch_begin", self._in(TrainerRun._failing)),  # other callbacks' events
         )
         self._wrap(methods, run.undo)
         run.outside("start")  # until the first batch is asked for
@@ -102,18 +101,15 @@ class TrainerRun:
             if name not in LOST or self._names.has(owner, name):
                 taps.replace(owner, name, make)
 
-    def _in(self, scope: Callable[..., AbstractContextManager[None] | None], *facts: Any) -> Make:
-        """A wrapper whose calls run in a *scope* of ours, if it returns one, given *facts* and the arguments.
-
-        The wrapper holds us weakly.
-        """
+    def _in(self, scope: Callable[..., AbstractContextManager[None]], *facts: Any) -> Make:
+        """A wrapper whose calls run in a *scope* of ours, which gets *facts* and the arguments; it holds us weakly."""
         found = weakref.ref(self)
 
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
             @wraps(original)
             def call(*args: Any, **kwargs: Any) -> Any:
                 me = found()
-                with (me and scope(me, *facts, *args, **kwargs)) or nullcontext():
+                with _NOTHING if me is None else scope(me, *facts, *args, **kwargs):
                     return original(*args, **kwargs)
 
             return call
@@ -138,11 +134,8 @@ class TrainerRun:
             what(self.run)
 
     def _mark(self, stack: ExitStack) -> None:
-        parts = (
-            (owner, name, self._around(partial(Run.enter, part=part, counts=is_whole), Run.leave))
-            for owner, name, part, is_whole in self._parts()
-        )
-        self._wrap(parts, stack)
+        for owner, name, part, is_whole in self._parts():
+            self._wrap([(owner, name, self._around(partial(Run.enter, part=part, counts=is_whole), Run.leave))], stack)
 
     def _parts(self) -> Iterator[tuple[Any, str, TimePhase, bool]]:
         """Methods that are parts of a step, and whether a call is a whole forward, backward or update."""
@@ -200,8 +193,12 @@ class TrainerRun:
     def _reads_tokens(self) -> bool:
         return self.run.tokens.reads or (self._in_windows and self.run.window.is_open)
 
+    def _training(self, model: Any, inputs: Any, *_: Any, **__: Any) -> AbstractContextManager[None]:
+        self._batch_begins(inputs)
+        return _NOTHING
+
     @safe
-    def _training(self, model: Any, inputs: Any, *_: Any, **__: Any) -> None:
+    def _batch_begins(self, inputs: Any) -> None:
         shapes = tensor_shapes(inputs)
         self._batch = inputs, shapes, self._tokens_of(inputs, shapes)
         self.run.batch_begins(*self._batch[1:])
