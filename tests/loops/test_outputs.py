@@ -1,0 +1,190 @@
+"""Where the reports of a loop go: a folder, a writer, the trackers of accelerate, the loggers of Fabric."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from lightning.fabric import Fabric
+from lightning.fabric.loggers.csv_logs import CSVLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils.tensorboard import SummaryWriter
+
+from lightning_flops import Profile, profile_training
+from lightning_flops.pytorch import TrainingProfiler
+from tests.fake_clock import FakeNow
+from tests.left_on_objects import left_on_object
+from tests.loops.nets import BACKWARD, BATCH, FORWARD, Net, SlowSGD, loader, loss_of
+from tests.prompt_worker import NoChecks
+
+SETTINGS: dict[str, Any] = {"profile_step": 1, "timing_steps": 2, "trace": False}
+SCALARS = ("flops_profiler/fwd_flops", "flops_profiler/bwd_flops", "flops_monitor/samples_per_sec")
+
+
+@pytest.fixture(autouse=True)
+def _windows_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No step is counted outside of windows, so every other one is in the figures."""
+    monkeypatch.setattr("lightning_flops.run.run.StepFlops", NoChecks)
+
+
+def train(now: FakeNow, batches: int = 12, **given: Any) -> TrainingProfiler:
+    net = Net(now)
+    optimizer = SlowSGD(net.parameters(), now)
+    with profile_training(net, optimizer, **{**SETTINGS, **given}) as profiler:
+        for rows in loader(batches, now):
+            loss_of(net(rows), now).backward()
+            optimizer.step()
+    assert profiler.profile is not None and profiler.throughput is not None
+    return profiler
+
+
+def files_in(folder: Path) -> list[str]:
+    return sorted(str(one.relative_to(folder)) for one in folder.rglob("*") if one.is_file())
+
+
+def test_a_folder_gets_tensorboards_files_and_ours(now: FakeNow, tmp_path: Path) -> None:
+    profiler = train(now, log_dir=tmp_path, log_every_n_steps=4, initial_step=100)
+    assert profiler.profile is not None
+    ours = tmp_path / "lightning_flops"
+    assert Profile.from_json((ours / "profile.json").read_text()) == profiler.profile
+    assert json.loads((ours / "throughput.json").read_text())["batches"] == 11
+    assert (ours / "profile.html").exists()
+    events = EventAccumulator(str(tmp_path)).Reload()
+    (forward,) = events.Scalars("flops_profiler/fwd_flops")
+    assert forward.value == FORWARD
+    assert [event.step for event in events.Scalars("flops_monitor/samples_per_sec")] == [104, 108, 112]
+
+
+def test_without_a_place_there_are_no_files(now: FakeNow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    train(now)
+    assert files_in(tmp_path) == []
+
+
+class Calls:
+    """A function of scalars and a step."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, list[tuple[float, int | None]]] = {}
+
+    def __call__(self, scalars: dict[str, float], step: int | None = None) -> None:
+        for name, value in scalars.items():
+            self.seen.setdefault(name, []).append((value, step))
+
+
+def test_a_function_gets_scalars_and_their_step(now: FakeNow) -> None:
+    calls = Calls()
+    train(now, writer=calls, log_every_n_steps=4)
+    assert [value for value, _ in calls.seen["flops_profiler/fwd_flops"]] == [FORWARD]
+    step_sec = 0.5 + 2.0 + 32.0 + 4.0 + 8.0
+    assert [step for _, step in calls.seen["flops_monitor/samples_per_sec"]] == [4, 8, 12]
+    assert [value for value, _ in calls.seen["flops_monitor/samples_per_sec"]] == pytest.approx([BATCH / step_sec] * 3)
+
+
+def test_a_summary_writer_gets_scalars_and_text_and_its_folder_the_files(now: FakeNow, tmp_path: Path) -> None:
+    with SummaryWriter(str(tmp_path)) as writer:
+        train(now, writer=writer, log_every_n_steps=4)
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert set(SCALARS) <= set(events.Tags()["scalars"])
+    assert "flops_profiler/profile/text_summary" in events.Tags()["tensors"]
+    assert (tmp_path / "lightning_flops" / "profile.json").exists()
+
+
+# ---- accelerate
+
+
+@pytest.fixture
+def accelerator() -> Iterator[Callable[..., Accelerator]]:
+    made: list[Accelerator] = []
+
+    def make(**given: Any) -> Accelerator:
+        made.append(Accelerator(cpu=True, **given))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.end_training()
+        one.free_memory()
+    Accelerator().state._reset_state(reset_partial_state=True)
+
+
+def test_a_loop_of_accelerate_accumulates_and_its_trackers_get_the_scalars(
+    now: FakeNow, tmp_path: Path, accelerator: Callable[..., Accelerator]
+) -> None:
+    accelerate = accelerator(gradient_accumulation_steps=2, log_with="tensorboard", project_dir=str(tmp_path))
+    accelerate.init_trackers("run")
+    net = Net(now)
+    given = SlowSGD(net.parameters(), now)
+    model, optimizer, data = accelerate.prepare(net, given, loader(16, now))
+    with profile_training(model, optimizer, accelerator=accelerate, **SETTINGS, log_every_n_steps=2) as profiler:
+        for rows in data:
+            with accelerate.accumulate(model):
+                accelerate.backward(loss_of(model(rows), now))
+                optimizer.step()
+                optimizer.zero_grad()
+    profile = profiler.profile
+    assert profile is not None
+    assert (profile.flops.forward, profile.flops.backward) == (2 * FORWARD, 2 * BACKWARD)
+    assert (profile.samples, profile.micro_steps, profile.context.accumulate) == (2 * BATCH, 2, 2)
+    assert profile.context.framework == "accelerate" and profile.modules[0].type_name == "Net"
+    assert left_on_object(model) == left_on_object(given) == []
+    accelerate.end_training()
+    (folder,) = {one.parent for one in tmp_path.rglob("events.*") if "lightning_flops" not in str(one)}
+    assert set(SCALARS) <= set(EventAccumulator(str(folder)).Reload().Tags()["scalars"])
+
+
+def test_the_precision_of_accelerate_is_named(now: FakeNow, accelerator: Callable[..., Accelerator]) -> None:
+    accelerate = accelerator(mixed_precision="bf16")
+    net = Net(now)
+    model, optimizer, data = accelerate.prepare(net, SlowSGD(net.parameters(), now), loader(8, now))
+    with profile_training(model, optimizer, accelerator=accelerate, **SETTINGS) as profiler:
+        for rows in data:
+            accelerate.backward(loss_of(model(rows), now))
+            optimizer.step()
+    assert profiler.profile is not None
+    assert profiler.profile.context.precision == "bf16 mixed, float32 parameters"
+    assert profiler.profile.flops.forward == FORWARD
+
+
+# ---- Fabric
+
+
+def test_a_loop_of_fabric_and_its_logger(now: FakeNow, tmp_path: Path) -> None:
+    logger = CSVLogger(str(tmp_path), name="run", version=0)
+    fabric = Fabric(accelerator="cpu", devices=1, loggers=[logger])
+    net = Net(now)
+    given = SlowSGD(net.parameters(), now)
+    model, optimizer = fabric.setup(net, given)
+    data: Any = fabric.setup_dataloaders(loader(12, now))
+    with profile_training(model, optimizer, fabric=fabric, **SETTINGS, log_every_n_steps=4) as profiler:
+        for rows in data:
+            fabric.backward(loss_of(model(rows), now))
+            optimizer.step()
+            optimizer.zero_grad()
+    profile = profiler.profile
+    assert profile is not None
+    assert (profile.flops.forward, profile.flops.backward, profile.samples) == (FORWARD, BACKWARD, BATCH)
+    assert (profile.context.framework, profile.context.precision) == ("lightning.fabric", "32-true")
+    assert profile.modules[0].type_name == "Net"
+    assert left_on_object(model) == left_on_object(given) == []
+    logger.finalize("success")
+    folder = tmp_path / "run" / "version_0"
+    header = (folder / "metrics.csv").read_text().splitlines()[0].split(",")
+    assert set(SCALARS) <= set(header)
+    assert (folder / "lightning_flops" / "profile.json").exists()
+
+
+def test_throughput_alone_is_a_file_of_its_own(now: FakeNow, tmp_path: Path) -> None:
+    net = Net(now)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with profile_training(net, optimizer, timer_only=True, log_dir=tmp_path) as profiler:
+        for rows in loader(4, now):
+            net(rows).sum().backward()
+            optimizer.step()
+    assert profiler.profile is None and profiler.throughput is not None and profiler.throughput.batches == 4
+    assert [one for one in files_in(tmp_path) if "events" not in one] == ["lightning_flops/throughput.json"]
