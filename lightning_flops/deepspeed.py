@@ -30,11 +30,12 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from lightning_flops.adapters.deepspeed_block import log_mistakes
 from lightning_flops.adapters.deepspeed_context import private_names
-from lightning_flops.adapters.deepspeed_engine import EngineRun, profile_engine
+from lightning_flops.adapters.deepspeed_engine import EngineRun, engine_run
 from lightning_flops.adapters.wrapping import wrap
 from lightning_flops.config import BLOCK, ProfilerConfig, TakenBlock
 from lightning_flops.errors import ConfigError, LightningFlopsError
 from lightning_flops.instrument.torch_private.modules import holds
+from lightning_flops.run.reports import OUTCOMES
 from lightning_flops.run.results import ProfiledRun
 from lightning_flops.signals import is_of_signal_handler
 from lightning_flops.text.printable import package_logger
@@ -62,7 +63,7 @@ class Handle(ProfiledRun):
         self._detached = True
         adapter = self._adapter()
         if adapter is not None:
-            adapter.end()
+            adapter.finish()
             self._throughput = adapter.run.reports.throughput
 
     @property
@@ -130,8 +131,9 @@ def attach(engine: DeepSpeedEngine, config: ProfilerConfig | Mapping[str, Any] |
     if not settings.enabled:
         logger.info("flops_profiler.enabled is false: the engine is not profiled")
     else:
-        adapter = profile_engine(engine, settings, handle._profiles.append)
+        adapter = engine_run(engine, settings, handle._profiles.append)
         handle._adapter = weakref.ref(adapter)
+        adapter.begin()
     _handles[engine] = handle
     return handle
 
@@ -214,5 +216,6 @@ def _attach_by_block(engine: Any) -> None:
         if taken is None or not taken.wrong:
             # Off is what somebody wrote, or the block was forgotten, or its name misspelt.
             level = logging.INFO if taken is not None and taken.says_enabled else logging.WARNING
-            said = 'this engine is not profiled: its config has no "flops_profiler" block that is enabled'
-            logger.log(level, said)
+            why = 'config has no "flops_profiler" block that is enabled'
+            OUTCOMES.reasons.append(f"the DeepSpeed {why}")
+            logger.log(level, "this engine is not profiled: its %s", why)
