@@ -29,11 +29,12 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from lightning_flops.adapters.deepspeed_block import log_mistakes
 from lightning_flops.adapters.deepspeed_context import private_names
-from lightning_flops.adapters.deepspeed_engine import EngineRun, profile_engine
+from lightning_flops.adapters.deepspeed_engine import EngineRun, engine_run
 from lightning_flops.adapters.wrapping import wrap
 from lightning_flops.config import BLOCK, ProfilerConfig, TakenBlock
 from lightning_flops.errors import ConfigError, LightningFlopsError
 from lightning_flops.instrument.torch_private.modules import holds
+from lightning_flops.run.reports import OUTCOMES
 from lightning_flops.run.results import ProfiledRun
 from lightning_flops.signals import is_of_signal_handler
 from lightning_flops.text.printable import package_logger
@@ -61,7 +62,7 @@ class Handle(ProfiledRun):
         self._detached = True
         adapter = self._adapter()
         if adapter is not None:
-            adapter.end()
+            adapter.finish()
             self._throughput = adapter.run.reports.throughput
 
     @property
@@ -127,7 +128,9 @@ def attach(engine: DeepSpeedEngine, config: ProfilerConfig | Mapping[str, Any] |
             raise ConfigError("this engine is profiled already with other settings: detach() its handle first")
     handle = Handle(settings)
     if settings.enabled:
-        handle._adapter = weakref.ref(profile_engine(engine, settings, handle._profiles.append))
+        adapter = engine_run(engine, settings, handle._profiles.append)
+        handle._adapter = weakref.ref(adapter)
+        adapter.begin()
     else:
         logger.info("flops_profiler.enabled is false: the engine is not profiled")
     _handles[engine] = handle
@@ -204,11 +207,12 @@ def _attach_by_block(engine: Any) -> None:
     taken = _block_of(engine)
     if taken is not None and taken.settings.enabled:
         attach(engine)
-        return
-    if engine.global_rank:
-        return
-    if taken is not None:
-        log_mistakes(taken, run="engine")
-    if taken is None or not taken.wrong:
-        level = logging.INFO if taken is not None and taken.says_enabled else logging.WARNING  # forgotten, or misspelt
-        logger.log(level, 'this engine is not profiled: its config has no "flops_profiler" block that is enabled')
+    elif engine.global_rank == 0:
+        if taken is not None:
+            log_mistakes(taken, run="engine")
+        if taken is None or not taken.wrong:
+            # Off is what somebody wrote, or the block was forgotten, or its name misspelt.
+            level = logging.INFO if taken is not None and taken.says_enabled else logging.WARNING
+            why = 'config has no "flops_profiler" block that is enabled'
+            OUTCOMES.reasons.append(f"the DeepSpeed {why}")
+            logger.log(level, "this engine is not profiled: its %s", why)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from torch import nn
 
+from lightning_flops.adapters.deepspeed_engine import EngineRun, engine_run, is_engine
 from lightning_flops.adapters.loop import LoopRun
 from lightning_flops.adapters.loop_context import SeveralModels, frame_of, loop_output, optimizers_in
 from lightning_flops.adapters.standalone import FlopsProfiler, get_model_profile
@@ -32,7 +33,6 @@ from lightning_flops.text.json_text import shown
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
-    from lightning_flops.adapters.deepspeed_engine import EngineLoop
     from lightning_flops.records import ModuleRecord
     from lightning_flops.run.run import Run
     from lightning_flops.schema.profile import Profile
@@ -225,16 +225,13 @@ def profile_training(
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise ConfigError(f"{name} must be an integer >= {least}, got {shown(value)}")
     config = config_from(settings, owner="profile_training")
-    is_engine = any(kind.__module__ == "deepspeed.runtime.engine" for kind in type(model).__mro__)
-    optimizers = () if is_engine else optimizers_in(optimizer)
+    optimizers = () if is_engine(model) else optimizers_in(optimizer)
 
-    def loop(publish: Callable[[Profile], None]) -> tuple[LoopRun | EngineLoop, Callable[[], None]]:
+    def loop(publish: Callable[[Profile], None]) -> tuple[LoopRun | EngineRun, Callable[[], None]]:
         frame = frame_of(model, accelerator=accelerator, fabric=fabric)
         output, close = loop_output(frame, config, log_dir=log_dir, writer=writer)
-        if is_engine:  # made by the loop, or by accelerate
-            from lightning_flops.adapters.deepspeed_engine import EngineLoop
-
-            return EngineLoop(model, config, publish, output), close
+        if is_engine(model):  # made by the loop, or by accelerate
+            return engine_run(model, config, publish, output=output), close
         run = LoopRun(
             model,
             optimizers,
@@ -276,13 +273,13 @@ class TrainingProfiler(ProfiledRun):
 
     def __init__(
         self,
-        loop: Callable[[Callable[[Profile], None]], tuple[LoopRun | EngineLoop, Callable[[], None]]],
+        loop: Callable[[Callable[[Profile], None]], tuple[LoopRun | EngineRun, Callable[[], None]]],
         *,
         config: ProfilerConfig,
     ) -> None:
         self._config = config
         self._make = loop
-        self._loop: LoopRun | EngineLoop | None = None
+        self._loop: LoopRun | EngineRun | None = None
         self._close_output: Callable[[], None] = _nothing
         self._start_anew()
 
@@ -372,7 +369,7 @@ class Batches(Generic[T]):
         loop: returns the adapter of the loop that goes on; None outside of it.
     """
 
-    def __init__(self, loader: Iterable[T], loop: Callable[[], LoopRun | EngineLoop | None]) -> None:
+    def __init__(self, loader: Iterable[T], loop: Callable[[], LoopRun | EngineRun | None]) -> None:
         self._loader = loader
         self._loop = loop
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import threading
-import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lightning_flops.adapters import deepspeed_context as context
+from lightning_flops.adapters.backwards import hear_backwards
 from lightning_flops.adapters.fetches import hear_fetches
 from lightning_flops.adapters.wrapping import wrap
 from lightning_flops.errors import ConfigError
@@ -48,10 +48,10 @@ def is_engine(model: object) -> bool:
     return "deepspeed.runtime.engine.DeepSpeedEngine" in names
 
 
-def profile_engine(
+def engine_run(
     engine: Any, config: ProfilerConfig, publish: Callable[[Profile], None], *, output: LoggedOutput | None = None
 ) -> EngineRun:
-    """Profile *engine* from here on, and report to *output*, or to its monitors; ``end`` of what is returned ends it.
+    """The adapter of *engine*, which profiles from ``begin`` to ``finish``, and reports to *output* or its monitors.
 
     Raises:
         ConfigError: the engine is profiled already.
@@ -61,9 +61,7 @@ def profile_engine(
     if adapter_of(engine) is not None:
         raise ConfigError("this engine is profiled already: detach() its handle, or take the block out of its config")
     staged = any(kind.__name__ == "PipelineEngine" for kind in type(engine).__mro__)
-    adapter = (PipelineRun if staged else EngineRun)(engine, config, publish, output)
-    adapter.start()
-    return adapter
+    return (PipelineRun if staged else EngineRun)(engine, config, publish, output)
 
 
 def adapter_of(engine: Any) -> EngineRun | None:
@@ -173,18 +171,15 @@ class EngineRun:
         """Those that every kind of engine has."""
         return {
             "save_checkpoint": (lambda *_: self.run.outside("checkpoint"), lambda _: self.run.inside()),
-            "destroy": (lambda *_: self.end(), lambda _: None),
+            "destroy": (lambda *_: self.finish(), lambda _: None),
         }
 
     def _mark(self, stack: ExitStack) -> None:
         """Hear torch's own backward, which ``loss.backward()`` calls, and ``engine.backward`` in the end."""
-        wrap(torch.autograd, "backward", _autograd_seen, stack)
-        me = weakref.ref(self)
-        _marking.append(me)
-        stack.callback(_marking.remove, me)
+        hear_backwards(self, stack)
 
     @safe
-    def start(self) -> None:
+    def begin(self) -> None:
         """Put the hooks in place."""
         engine, run = self.engine, self.run
         run.undo.callback(vars(engine).pop, _ADAPTER, None)
@@ -214,15 +209,15 @@ class EngineRun:
     @safe
     def raised(self, error: BaseException) -> None:
         """The user's model, optimizer or data raised *error*: report what was measured; training goes on without us."""
-        self.end(interrupted_by=error)
+        self.finish(error)
         said = f"training raised {type(error).__name__}: the FLOPs profiler has reported what it had, and is off"
         self.run.reports.warn(said)
 
     @safe
-    def end(self, *, interrupted_by: BaseException | None = None) -> None:
-        """The run is over: report what was measured, and remove everything of ours."""
+    def finish(self, error: BaseException | None = None) -> None:
+        """The run is over, or has raised *error*: report what was measured, and remove everything of ours."""
         if threading.get_ident() == self.run.thread:  # and not a collection of garbage in another one
-            self.run.finish(interrupted_by=interrupted_by)
+            self.run.finish(interrupted_by=error)
         self.run.close()
 
     # ---- data
@@ -233,7 +228,7 @@ class EngineRun:
         self.run.fetch_begins()
 
     @safe
-    def fetch_ends(self, batch: Any) -> None:
+    def fetch_ends(self, batch: Any = None) -> None:
         """It has delivered *batch*; if that goes to a device, its tokens are read here, on the host."""
         self.run.fetch_ends()
         if self.run.facts.device.type != "cpu" and not self._evaluates:
@@ -245,6 +240,26 @@ class EngineRun:
         self._batch = batch if callable(run.config.batch_size) or callable(run.config.tokens_per_sample) else ()
         self._tokens = run.tokens.take(batch, fetched=run.facts.device.type != "cpu")
         run.batch_begins(self._shapes, self._tokens)
+
+    # ---- what a loop says itself that ``profile_training`` is around
+
+    wait_begins, wait_ends = fetch_begins, fetch_ends
+
+    @safe
+    def leave_out(self, what: str) -> None:
+        """*what* begins, which belongs to no step."""
+        self.run.outside(what)
+
+    @safe
+    def take_in(self) -> None:
+        """It is over."""
+        self.run.inside()
+
+    def step_is_told(self) -> None:
+        """Nothing: the engine knows its steps."""
+
+    def hands_out(self, batch: Any) -> None:
+        """Nothing: the engine is called with its batches."""
 
     # ---- the parts of a step
 
@@ -334,74 +349,3 @@ class EngineRun:
         self._evaluates = False
         while self._is_whole and self.run.is_outside:
             self.run.inside()
-
-
-_marking: list[weakref.ref[EngineRun]] = []
-"""Adapters that mark the parts of their steps now."""
-
-
-def _autograd_seen(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def backward(*args: Any, **kwargs: Any) -> Any:
-        found = [one() for one in _marking]
-        hearing = [one for one in found if one is not None and one.run.thread == threading.get_ident()]
-        for one in hearing:
-            one.backward_begins()
-        try:
-            return original(*args, **kwargs)
-        finally:
-            for one in hearing:
-                one.backward_ends()
-
-    return backward
-
-
-class EngineLoop:
-    """An engine in a loop of the user's that ``profile_training`` is around; the engine itself knows its steps."""
-
-    def __init__(
-        self, engine: Any, config: ProfilerConfig, publish: Callable[[Profile], None], output: LoggedOutput
-    ) -> None:
-        self._start = functools.partial(profile_engine, engine, config, publish, output=output)
-        self._adapter: EngineRun | None = None
-
-    @property
-    def run(self) -> Run | None:
-        """The run of the engine; None before it begins."""
-        return None if self._adapter is None else self._adapter.run
-
-    def begin(self) -> None:
-        """The loop begins."""
-        self._adapter = self._start()
-
-    def finish(self, error: BaseException | None = None) -> None:
-        """The loop is over, or has raised *error*."""
-        if self._adapter is not None:
-            self._adapter.end(interrupted_by=error)
-
-    @safe
-    def _tell(self, what: Callable[[Run], object]) -> None:
-        if self.run is not None:
-            what(self.run)
-
-    def leave_out(self, what: str) -> None:
-        """*what* begins, which belongs to no step."""
-        self._tell(lambda run: run.outside(what))
-
-    def take_in(self) -> None:
-        """It is over."""
-        self._tell(Run.inside)
-
-    def wait_begins(self) -> None:
-        """``batches`` asks the loop's own iterable for a batch."""
-        self._tell(Run.fetch_begins)
-
-    def wait_ends(self) -> None:
-        """It has answered."""
-        self._tell(Run.fetch_ends)
-
-    def step_is_told(self) -> None:
-        """Nothing: the engine knows its steps."""
-
-    def hands_out(self, batch: Any) -> None:
-        """Nothing: the engine is called with its batches."""

@@ -17,15 +17,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from lightning_flops.adapters.backwards import hear_backwards
 from lightning_flops.adapters.fetches import hear_fetches
 from lightning_flops.adapters.loop_context import Frame, called_in, device_of, root_of, run_context
-from lightning_flops.adapters.wrapping import wrap
 from lightning_flops.instrument.batches import tensor_shapes
 from lightning_flops.instrument.timing.settling import steps_to_settle
 from lightning_flops.instrument.torch_private.compiler import (
     compiler_callbacks,
     hide,
-    hide_around,
     leave_compiled_code,
     was_used,
 )
@@ -127,7 +126,7 @@ class LoopRun:
         """The loop begins."""
         run = self.run
         self._put_hooks(run.undo)
-        _hear_backwards(self, run.undo)
+        hear_backwards(self, run.undo)
         hear_fetches(self, run.undo)
         run.begin()
 
@@ -448,41 +447,6 @@ class _State:
 def _autocast(device: str) -> str:
     """The dtype that autocast computes in; empty where it is off."""
     return str(torch.get_autocast_dtype(device)).removeprefix("torch.") if torch.is_autocast_enabled(device) else ""
-
-
-_listeners: list[weakref.ref[LoopRun]] = []
-
-
-def _hear_backwards(adapter: LoopRun, undo: ExitStack) -> None:
-    """Have *adapter* hear of ``torch.autograd.backward`` on its thread until *undo* is closed; held weakly."""
-    one = weakref.ref(adapter)
-    _listeners.append(one)
-    undo.callback(_listeners.remove, one)
-    wrap(torch.autograd, "backward", _heard, undo)
-
-
-def _heard(original: Callable[..., Any]) -> Callable[..., Any]:
-    def backward(*args: Any, **kwargs: Any) -> Any:
-        hearing = _all_begin()
-        try:
-            return original(*args, **kwargs)
-        finally:
-            _all_end(hearing)
-
-    return hide_around(backward, _all_begin, _all_end)
-
-
-def _all_begin() -> list[LoopRun]:
-    here, found = threading.get_ident(), (reference() for reference in _listeners)
-    hearing = [one for one in found if one is not None and one.run.thread == here]
-    for one in hearing:
-        one.backward_begins()
-    return hearing
-
-
-def _all_end(hearing: list[LoopRun]) -> None:
-    for one in hearing:
-        one.backward_ends()
 
 
 hide(Hook.__call__)

@@ -231,14 +231,12 @@ class _Profiled:
         """Why nothing was profiled, and what to write."""
         if (switch := os.environ.get("LIGHTNING_FLOPS")) != "1":
             return f"LIGHTNING_FLOPS is {switch} in the environment"
-        if outcomes is not None and outcomes.runs:
+        if outcomes is not None and (outcomes.runs or outcomes.reasons):
             if self._settings.get("timer_only"):
                 return "timer_only was asked for; throughput is where the run's logs are"
             return "; ".join(dict.fromkeys(outcomes.reasons)) or "training ended before its step was counted to the end"
         if self._finder is None:
             return "the program did not import torch"
-        if "deepspeed" in sys.modules and self._finder.updated:
-            return 'the DeepSpeed config has no "flops_profiler" block that is enabled'
         seen = "no module that was called owns what its optimizers update"
         return f"{seen if self._finder.updated else 'no optimizer made a step'} in this process: {_WHAT_TO_WRITE}"
 

@@ -129,9 +129,8 @@ def attached_to_the_builtin() -> dict[str, Any]:
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         handle = attach(engine, {**BLOCK})
         train(engine, STEPS)
-        handle.detach()  # which waits for the report
-    found = outcome(engine, handle, printed=_headings(printed.getvalue()))
-    return {**found, "enabled": engine.flops_profiler_enabled()}
+        found = outcome(engine, handle)
+    return {**found, "printed": _headings(printed.getvalue()), "enabled": engine.flops_profiler_enabled()}
 
 
 def _headings(text: str) -> list[str]:
@@ -277,7 +276,8 @@ def failing_monitor() -> dict[str, Any]:
             patch.object(engine.monitor, "enabled", False),
         ):
             train(engine, STEPS)
-        return outcome(engine, logged=lines, printed="Profile Summary" in printed.getvalue())
+            found = outcome(engine)
+        return {**found, "logged": lines, "printed": "Profile Summary" in printed.getvalue()}
 
 
 def printed_report() -> dict[str, Any]:
