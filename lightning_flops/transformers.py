@@ -1,4 +1,4 @@
-"""Front door for the Trainer of transformers: ``FlopsProfilerTrainerCallback``, for TRL's trainers as well.
+"""The Trainer of transformers: ``FlopsProfilerTrainerCallback``, for TRL's trainers as well.
 
 It checks the settings and passes the Trainer's events on. A ``TrainerRun`` is the adapter of one call of
 ``Trainer.train``.

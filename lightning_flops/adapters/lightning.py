@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import operator
+import sys
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -156,10 +156,9 @@ class LightningRun:
         names, self._logged = private_names(trainer), "_batches_that_stepped"
         """Lightning's loggers use this attribute of the loop as x-axis."""
         self._batch: Any = None
+        self._is_in_batch = False
         self._shapes: Shapes = ()
         self._tokens: BatchTokens | None = None
-        self._fetched: deque[BatchTokens | None] = deque()
-        """Tokens of batches that were fetched and not used yet."""
         self._reads_ahead = trainer.strategy.root_device.type != "cpu" and len(loaders(trainer, loop)) == 1
         self._batches_done = 0
         self._updates = 0
@@ -240,6 +239,11 @@ class LightningRun:
             self.fetch_begins() if begins else self.fetch_ends(None)
         elif kind in ("setup", "teardown"):  # nobody said that the run was over
             run.close()
+        elif kind == "on_exception":  # of any callback's: one before ours may raise
+            run.finish(interrupted_by=sys.exc_info()[1])
+        elif name == "run_training_batch":
+            if begins and not self._is_in_batch:  # our callback was taken out of the Trainer
+                run.close()
         elif name == "save_checkpoint":
             run.outside("checkpoint") if begins else run.inside()
         elif (part := _PARTS.get(kind)) is None or (kind in _OF_STRATEGY and not owner.startswith("[Strategy]")):
@@ -315,15 +319,15 @@ class LightningRun:
         """A loader has delivered *batch*; if it goes to a device, its tokens are read here, on the host."""
         if not self._trains or self._trainer.training:
             self.run.fetch_ends()
-            if batch is not None and self._reads_ahead and self.run.tokens.reads:
-                self._fetched.append(self.run.tokens.of(batch))
+            if self._reads_ahead:
+                self.run.tokens.fetch(batch)
 
     # ---- batches, epochs, validations: hooks of the callback
 
     @safe
     def outside(self, what: str) -> None:
         """*what* begins between two batches, and belongs to no step; neither does what ran since the last batch."""
-        self._fetched.clear()
+        self.run.tokens.fetched.clear()
         self._is_between = True
         self.run.outside(what, since_batch=True)
 
@@ -345,11 +349,9 @@ class LightningRun:
     def batch_starts(self, batch: Any, dataloader_idx: int = 0) -> None:
         """A batch has been fetched and transferred: take its shapes before the user's step may change it."""
         self._steps_go_on()
+        self._is_in_batch = True
         self._batch, self._shapes = batch, self._shapes_of(batch, dataloader_idx)
-        if self._reads_ahead:  # batches are used in the order in which they were fetched
-            self._tokens = self._fetched.popleft() if self._fetched else None
-        elif self.run.tokens.reads:
-            self._tokens = self.run.tokens.of(batch)
+        self._tokens = self.run.tokens.take(batch, fetched=self._reads_ahead)
         self.run.batch_begins(self._shapes, self._tokens)
 
     def _shapes_of(self, batch: Any, dataloader_idx: int) -> Shapes:
@@ -365,6 +367,7 @@ class LightningRun:
     @safe
     def batch_ends(self, batch: Any, dataloader_idx: int = 0) -> None:
         """A batch is done, and perhaps a step with it."""
+        self._is_in_batch = False
         if batch is None:
             return  # the loader yielded None: nothing ran
         if batch is not self._batch:

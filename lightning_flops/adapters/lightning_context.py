@@ -14,9 +14,8 @@ from lightning_flops.adapters.place import mesh_sizes, run_context_on, sizes_alo
 from lightning_flops.config import OWN_FOLDER
 from lightning_flops.instrument.torch_private.loading import fetched_ahead
 from lightning_flops.records import Loop, RunContext
-from lightning_flops.run.output import LoggedOutput, RunFiles
+from lightning_flops.run.output import LoggedOutput
 from lightning_flops.run.private_names import PrivateNames
-from lightning_flops.sinks.console import ConsoleSink
 from lightning_flops.sinks.loggers import LoggersSink
 from lightning_flops.text.printable import printable
 
@@ -137,16 +136,7 @@ def run_output(
     return LoggedOutput(
         config,
         loggers=LoggersSink(trainer.loggers),
-        console=ConsoleSink(),
-        files=RunFiles(
-            output_file=config.output_file,
-            folder=lambda: None if development else _log_folder(trainer) or own_folder,
-            part=part,
-            timer_only=config.timer_only,
-            html=config.html,
-        ),
-        text_file=True,
-        x_axis=lambda step: step,
+        folder=lambda: None if development else _log_folder(trainer) or own_folder,
         announce=functools.partial(_announce, _import_root(trainer)),
         nowhere="" if development or own_folder else _NOWHERE,
         part=part,

@@ -317,13 +317,7 @@ def get_model_profile(
     finally:
         profiler.end_profile()
     if print_profile:
-        profiler.print_model_profile(
-            profile_step=warm_up,
-            module_depth=module_depth,
-            top_modules=top_modules,
-            detailed=detailed,
-            output_file=output_file,
-        )
+        profiler.print_model_profile(warm_up, module_depth, top_modules, detailed, output_file)
     return (
         profiler.get_total_flops(as_string),
         profiler.get_total_macs(as_string),

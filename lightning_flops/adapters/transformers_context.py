@@ -20,9 +20,9 @@ from lightning_flops.instrument.timing.settling import steps_to_settle
 from lightning_flops.instrument.torch_private.loading import fetched_ahead
 from lightning_flops.records import RunContext
 from lightning_flops.run.adapter import Facts
-from lightning_flops.run.output import LoggedOutput, RunFiles
+from lightning_flops.run.output import LoggedOutput
 from lightning_flops.run.private_names import PrivateNames
-from lightning_flops.sinks.console import ConsoleSink, StandardOutputSink
+from lightning_flops.sinks.console import StandardOutputSink
 from lightning_flops.text.printable import page, printable
 
 if TYPE_CHECKING:
@@ -170,15 +170,7 @@ def training_output(trainer: Trainer, config: ProfilerConfig, *, log: TrainerLog
     return LoggedOutput(
         config,
         loggers=log,
-        console=ConsoleSink(),
-        files=RunFiles(
-            output_file=config.output_file,
-            folder=lambda: _log_folder(trainer),
-            timer_only=config.timer_only,
-            html=config.html,
-        ),
-        text_file=True,
-        x_axis=lambda step: step,
+        folder=lambda: _log_folder(trainer),
         announce=lambda sentence: _announce(trainer, sentence),
     )
 
