@@ -20,7 +20,7 @@ from lightning_flops.errors import LightningFlopsError
 from lightning_flops.instrument.batches import samples_in, tensor_shapes
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
 from lightning_flops.instrument.deepspeed_groups import parallel_sizes
-from lightning_flops.instrument.generation import ModelCalls, NewTokens, SecondCall, new_tokens, searches_beams
+from lightning_flops.instrument.generation import ModelCalls, SecondCall, new_tokens, searches_beams
 from lightning_flops.instrument.module_scope import describe_modules, named_modules, require_module
 from lightning_flops.instrument.timing.clocks import Clock, clock_for
 from lightning_flops.instrument.timing.module_timer import ModuleTimer
@@ -375,31 +375,17 @@ def _measure(
         listen(count=True)
     listen(count=False)
     if generates:
-        call_of = (model, args, kwargs)
-        profiler._generation = _generation(call_of, outputs, counted, flops=flops_so_far(), timed=timed)
+        tokens, *others = (new_tokens(model, args, kwargs, output) for output in outputs)
+        profiler._generation = build_generation(
+            forwards=counted.number,
+            flops=flops_so_far(),
+            flops_before_second=counted.flops_before_second,
+            several_beams=searches_beams(model, kwargs),
+            tokens=tokens if all(one == tokens for one in others) else "one call made more of them than another",
+            timed=timed,
+        )
     samples = samples_in(tensor_shapes([*args, *kwargs.values()]))
     profiler._calls = build_timed_calls([one.prefill_sec + one.decode_sec for one in timed], samples=samples)
-
-
-def _generation(
-    call: tuple[Any, ...], outputs: Sequence[Any], calls: ModelCalls, *, flops: int, timed: Sequence[TimedGeneration]
-) -> Generation:
-    """What the generations were that returned *outputs*, the one that was counted first; others were *timed*."""
-    tokens, *others = (new_tokens(call[0], call[1], call[2], output) for output in outputs)
-    if any(other != tokens for other in others):
-        tokens = "one call made more of them than another"
-    known = tokens if isinstance(tokens, NewTokens) else None
-    return build_generation(
-        forwards=calls.number,
-        flops=flops,
-        flops_before_second=calls.flops_before_second,
-        several_beams=searches_beams(call[0], call[2]),
-        sequences=None if known is None else known.sequences,
-        tokens_each=None if known is None else known.each,
-        why_no_tokens="" if isinstance(tokens, NewTokens) else tokens,
-        prompt_tokens=None if known is None else known.prompt,
-        timed=timed,
-    )
 
 
 def _timed(call: Callable[[], None], clock: Clock[Any], model: nn.Module | None) -> TimedGeneration:
