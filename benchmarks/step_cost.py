@@ -39,7 +39,7 @@ logger = logging.getLogger("benchmarks.step_cost")
 
 MODULE = "benchmarks.step_cost"
 OVER_BARE = Target(limit=60, unit="µs")
-STEPS, UNSEEN_STEPS, LOG_EVERY = 450, 50, 50
+STEPS, UNSEEN_STEPS, LOG_EVERY = 800, 200, 50
 NO_WINDOW = {"profile_step": 1_000_000}
 BARE, BARE_AGAIN, MONITOR = "bare", "bare again", "monitor=True"
 ARMS: Mapping[str, dict[str, Any] | None] = {
@@ -232,7 +232,7 @@ def report(samples: Samples) -> list[str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures, writes its section of the results, and returns 0."""
     parser = argparse.ArgumentParser(prog=f"python -m {MODULE}", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--output", type=Path, default=RESULT)
     options = parser.parse_args(arguments)
     restart_in_one_thread_environment(MODULE)

@@ -187,12 +187,13 @@ def _error_mode(here: Here) -> Iterator[Row]:
 
 def _cost_outside(here: Here) -> Iterator[Row]:
     """Host time of a step when the window has closed, over a bare Trainer; and that the same work runs."""
-    rounds = here.pick(60, 2)
+    rounds = here.pick(12, 1)
     (by_arm,) = step_cost.measure(
         {"Lightning": step_cost.lightning},
         rounds=rounds,
         folder=here.folder,
         accelerator="gpu" if here.on_gpu else "cpu",
+        arms={arm: step_cost.ARMS[arm] for arm in (step_cost.BARE, step_cost.BARE_AGAIN, step_cost.MONITOR)},
     ).values()
     over, noise = (step_cost.over_bare(by_arm, arm) for arm in (step_cost.MONITOR, step_cost.BARE_AGAIN))
     bare = median(one.cpu for one in by_arm[step_cost.BARE])

@@ -45,18 +45,17 @@ def _set_up() -> None:
 
 
 def _profile_every_engine() -> None:
-    from deepspeed.runtime import config as deepspeed_config
-
     from lightning_flops import deepspeed
+    from lightning_flops.config import ProfilerConfig
     from lightning_flops.instrument.counting.flop_counter import FlopCounter
 
     ours: Any = deepspeed
     ours.install()
-    enters = FlopCounter.__enter__
-    reads, starts = deepspeed_config.DeepSpeedFlopsProfilerConfig, ours.profile_engine
+    enters, finds, starts = FlopCounter.__enter__, ours._block_of, ours.profile_engine
 
-    def read(param_dict: Any) -> Any:
-        return reads(param_dict if "flops_profiler" in param_dict else {**param_dict, "flops_profiler": BLOCK})
+    def find(engine: Any) -> Any:
+        block = finds(engine)
+        return ProfilerConfig.taken_over(BLOCK) if block is None else block
 
     def start(engine: Any, config: Any, publish: Callable[[Any], None], **options: Any) -> Any:
         def recorded(profile: Any) -> None:
@@ -71,8 +70,7 @@ def _profile_every_engine() -> None:
         record(counting=True)
         return enters(counter)
 
-    deepspeed_config.DeepSpeedFlopsProfilerConfig = read
-    ours.profile_engine = start
+    ours._block_of, ours.profile_engine = find, start
     FlopCounter.__enter__ = enter  # type: ignore[method-assign]
 
 

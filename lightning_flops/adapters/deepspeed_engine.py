@@ -153,7 +153,10 @@ class EngineRun:
         return int(self.engine.micro_steps) % int(self.engine.gradient_accumulation_steps()) == 0
 
     def _hooks(self) -> Hooks:
-        work = (lambda *_: self._work.enter_context(self.run.window.recorder.optimizer_work()), self._work_ends)
+        work = (
+            lambda *_: self._work.enter_context(self.run.window.recorder.optimizer_work()),
+            lambda _: self._work.close(),
+        )
         return {
             **self.hooks_around_steps(),
             "forward": (self._forward_begins, lambda _: self.run.leave()),
@@ -276,9 +279,6 @@ class EngineRun:
         if self._backward_depth == 0:
             self.run.leave()
             self._backward_done = bool(self._shapes)
-
-    def _work_ends(self, *_: Any) -> None:
-        self._work.close()
 
     def _gradients_are_there(self, *_: Any) -> None:
         self._work.close()

@@ -435,7 +435,7 @@ def _module_classes(given: Collection[type[nn.Module]]) -> tuple[type[nn.Module]
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Inside, the model is in eval mode. Afterwards every module is in the mode it had before."""
+    """Inside, the model is in eval mode; afterwards every module is in its own again."""
     before = [(module, module.training) for module in model.modules()]
     if any(training for _, training in before):
         model.eval()
@@ -466,7 +466,7 @@ def _clock_of(model: nn.Module) -> Clock[Any] | None:
 def _engine_record(engine: Any) -> EngineRecord:
     """What the DeepSpeed *engine* knows about the run."""
     seconds: dict[str, float | None] = {"bwd": None, "step": None}
-    # The engine's timers cover all micro-steps of a step; the profile covers those between its start and stop.
+    # The engine's timers cover all micro-steps of a step; the profile may cover fewer.
     if engine.wall_clock_breakdown() and engine.gradient_accumulation_steps() == 1:
         seconds = {name: engine.timers(name).elapsed(reset=False) / 1e3 for name in seconds}  # in milliseconds
     sizes = parallel_sizes(engine)

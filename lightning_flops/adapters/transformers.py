@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 from accelerate import data_loader as accelerate_loaders
 from transformers import Trainer
 
+from lightning_flops.adapters.deepspeed_context import switch_off_builtin
 from lightning_flops.adapters.fetches import hear_fetches
 from lightning_flops.adapters.transformers_context import (
     LOST,
     NO_TOKENS,
-    builtin_stands_down,
     engine_of,
     facts_of,
     private_names,
@@ -45,15 +45,7 @@ _NOTHING = nullcontext()
 
 
 class TrainerRun:
-    """The adapter of one training, on one rank.
-
-    Args:
-        trainer: about to begin its first epoch.
-        loader: what it takes its batches from.
-        config: the settings.
-        publish: gets each profile when its report is there.
-        over: is called when the training has raised, after everything of ours is removed.
-    """
+    """The adapter of one training on the batches of *loader*, on one rank; *over* is called if the training raises."""
 
     def __init__(
         self,
@@ -85,7 +77,7 @@ class TrainerRun:
         run.begin()
         hear_fetches(self, run.undo)
         if self._engine is not None:
-            builtin_stands_down(self._engine, self._names, run.undo)
+            switch_off_builtin(self._engine, run.undo, self._names)
         validation = self._around(partial(Run.outside, what="validation"), Run.inside)
         methods = (
             (trainer, "get_batch_samples", self._in(TrainerRun._fetch)),

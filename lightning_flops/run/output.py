@@ -1,7 +1,6 @@
 """Where the reports of one run go, whatever framework drives it: files of our own, the run's loggers and its console.
 
-What is slow is ``prepare``d on the worker's thread: texts, and files. The training thread ``publish``es it, because
-loggers are the user's.
+Texts and files are ``prepare``d on the worker's thread; the training thread ``publish``es, as loggers are the user's.
 """
 
 from __future__ import annotations
@@ -269,10 +268,7 @@ class LoggedOutput(RunOutput):
 
 
 def output_of_rank(rank: int, output: LoggedOutput, *, ranks: Ranks | None, config: ProfilerConfig) -> RunOutput:
-    """Where *rank* writes: rank 0 to *output*; the others nowhere, or to files of their own with ``all_ranks``.
-
-    It is called on the training thread, and asks there for the folder: loggers are the user's.
-    """
+    """Where *rank* writes: rank 0 to *output*; the others nowhere, or to files of their own with ``all_ranks``."""
     if rank == 0:
         folder = output.files.folder()
         if config.all_ranks and ranks is not None:

@@ -21,7 +21,7 @@ from lightning_flops.instrument.run_facts import gather_run_facts
 from lightning_flops.report.headline import counted, headline
 from lightning_flops.report.scalars import monitor_scalars
 from lightning_flops.run.output import output_of_rank
-from lightning_flops.run.ranks import NoStoreError, Ranks, join_ranks
+from lightning_flops.run.ranks import NoStoreError, Ranks
 from lightning_flops.run.results import answer, profile_of_window
 from lightning_flops.run.worker import Worker
 from lightning_flops.signals import is_of_signal_handler
@@ -96,7 +96,7 @@ class Reports:
         facts = self._facts
         if facts.world_size > 1:
             try:
-                self._ranks = join_ranks(rank=facts.rank, world_size=facts.world_size, config=self._config)
+                self._ranks = Ranks(rank=facts.rank, world_size=facts.world_size, config=self._config)
             except NoStoreError as error:
                 self._notes.add_for_run(
                     f"This report is of rank {facts.rank} alone: the ranks could not exchange anything: {error}."

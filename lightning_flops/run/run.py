@@ -216,12 +216,7 @@ class Run:
             self.window.recorder.claim(part)
 
     def outside(self, what: str, *, since_batch: bool = False) -> None:
-        """*what* begins, which belongs to no step; calls may nest.
-
-        Args:
-            what: its name in the report.
-            since_batch: what ran since the last batch ended belongs to it, too, such as the set-up of a loader.
-        """
+        """*what* begins, which belongs to no step, and *since_batch* what ran since the last batch; calls may nest."""
         stacks = self._stacks
         stacks.outside.append(what)
         if len(stacks.outside) == 1:
@@ -347,7 +342,7 @@ class Run:
         return replace(self.facts.context(), micro_batch_size=self.window.micro_batch_size)
 
     def _close_window(self) -> None:
-        """Hand what the window has measured to the reports, and wait for the next window's step."""
+        """Hand what the window has measured to the reports, and await the next."""
         window = self.window
         window.end_watches()
         for step in self.config.listed_between(window.step or 0, self.steps_done):
