@@ -160,9 +160,12 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
 
     # ---- the hooks of a fit and of the other loops, in the order in which a Trainer calls them
 
-    @safe
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._end_run()  # of an earlier one, if nobody said that it was over
+        self._settle(trainer, stage)
+
+    @safe
+    def _settle(self, trainer: Trainer, stage: str) -> None:
         self._run_word = "fit" if stage == "fit" else f"{stage} loop"
         self._config = self._settings_in(trainer)  # the strategy is known, and has not made its engine yet
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -145,6 +146,7 @@ class LightningRun:
         self._engine = engine_of(trainer) if self._trains else None
         names, self._logged = private_names(trainer), "_batches_that_stepped"  # the loop's x-axis for loggers
         self._batch: Any = None
+        self._is_in_batch = False
         self._shapes: Shapes = ()
         self._tokens: BatchTokens | None = None
         self._reads_ahead = trainer.strategy.root_device.type != "cpu" and len(loaders(trainer, loop)) == 1
@@ -227,6 +229,11 @@ class LightningRun:
             self.fetch_begins() if begins else self.fetch_ends(None)
         elif kind in ("setup", "teardown"):  # nobody said that the run was over
             run.close()
+        elif kind == "on_exception":  # of any callback's: one before ours may raise
+            run.finish(interrupted_by=sys.exc_info()[1])
+        elif name == "run_training_batch":
+            if begins and not self._is_in_batch:  # our callback was taken out of the Trainer
+                run.close()
         elif name == "save_checkpoint":
             run.outside("checkpoint") if begins else run.inside()
         elif (part := _PARTS.get(kind)) is None or (kind in _OF_STRATEGY and not owner.startswith("[Strategy]")):
@@ -328,6 +335,7 @@ class LightningRun:
     def batch_starts(self, batch: Any, dataloader_idx: int = 0) -> None:
         """A batch has been fetched and transferred: take its shapes before the user's step may change it."""
         self._steps_go_on()
+        self._is_in_batch = True
         self._batch, self._shapes = batch, self._shapes_of(batch, dataloader_idx)
         self._tokens = self.run.tokens.take(batch, fetched=self._reads_ahead)
         self.run.batch_begins(self._shapes, self._tokens)
@@ -345,6 +353,7 @@ class LightningRun:
     @safe
     def batch_ends(self, batch: Any, dataloader_idx: int = 0) -> None:
         """A batch is done, and perhaps a step with it."""
+        self._is_in_batch = False
         if batch is None:
             return  # the loader yielded None: nothing ran
         if batch is not self._batch:

@@ -5,12 +5,11 @@ Forwards that are timed are not those that are counted: only then are the times 
 
 from __future__ import annotations
 
-import functools
 import numbers
 import sys
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from typing import Any, Literal
 
 import torch
@@ -19,7 +18,6 @@ from torch import nn
 from lightning_flops.analysis.forward_profile import build_forward_profile, build_generation, build_timed_calls
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.instrument.batches import samples_in, tensor_shapes
-from lightning_flops.instrument.border import UndoLedger, on_deletion
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
 from lightning_flops.instrument.deepspeed_groups import parallel_sizes
 from lightning_flops.instrument.generation import ModelCalls, SecondCall, new_tokens, searches_beams
@@ -28,6 +26,7 @@ from lightning_flops.instrument.timing.clocks import Clock, clock_for
 from lightning_flops.instrument.timing.module_timer import ModuleTimer
 from lightning_flops.report import deepspeed_units as units
 from lightning_flops.report.deepspeed_text import ForwardReportSettings, render_aggregated_text, render_forward_text
+from lightning_flops.run.safety import close_quietly
 from lightning_flops.schema.forward import (
     EngineRecord,
     ForwardMeasurement,
@@ -36,6 +35,7 @@ from lightning_flops.schema.forward import (
     TimedCalls,
     TimedGeneration,
 )
+from lightning_flops.signals import is_of_signal_handler
 from lightning_flops.sinks.file import write_text_file
 from lightning_flops.text.json_text import shown
 from lightning_flops.text.printable import package_logger
@@ -44,44 +44,13 @@ __all__ = ["FlopsProfiler", "get_model_profile"]
 
 logger = package_logger(__name__)
 
-_Call = functools.partial[Any]
-"""One call of the model, to be made several times."""
-
-
-class _Window:
-    """Counts, unless *counter* is None, and times between ``open`` and ``close``; a forward that raises closes it."""
-
-    def __init__(self, model: nn.Module, counter: FlopCounter | None) -> None:
-        self.counter = counter
-        self.timer = ModuleTimer(model, _clock_of(model), abandon=self._abandon)
-        self._undo = UndoLedger()
-        self.close = self._undo.close
-
-    def open(self) -> None:
-        if self.counter is not None:
-            self._undo.enter(self.counter)
-        self._undo.enter(self.timer)  # after the counter, so that its hooks come last
-
-    @contextmanager
-    def in_root(self) -> Iterator[None]:
-        """Inside, work outside of any module call is booked to the model itself."""
-        with ExitStack() as undo:
-            if self.counter is not None:
-                undo.enter_context(self.counter.in_root())
-            undo.enter_context(self.timer.in_root())
-            yield
-
-    def _abandon(self) -> None:
-        self.close()
-        logger.warning("the model's forward raised: profiling stopped, and what was counted so far is kept")
-
 
 class FlopsProfiler:
     """Profiles the forwards of a model between ``start_profile`` and ``stop_profile``.
 
     Everything that the model's modules run in between is counted and added up, in train and in eval mode. FLOPs of
-    another model or of a loss function are not counted. If a forward raises, or when the profiler is no longer
-    referenced, it removes itself from torch.
+    another model or of a loss function are not counted. The model stays as it is. If a forward raises, the profiler
+    stops there and removes itself from torch. It also does so when it is no longer referenced.
 
     Starting, resetting and stopping are called in a training loop, so an error of this package is only logged there. To
     ask for figures before there are any raises an error.
@@ -106,12 +75,17 @@ class FlopsProfiler:
         self.params: int | None = None
         self.started = False
         """Between ``start_profile`` and ``end_profile``."""
-        self._ignored: Collection[type[nn.Module]] = ()
-        self._counted: _Window | None = None
-        self._timed: _Window | None = None  # the latest; it may be the counted one
-        self._calls: TimedCalls | None = None
+        self._ignored_types: Collection[type[nn.Module]] = ()
+        self._counter: FlopCounter | None = None
+        self._counted: ModuleTimer | None = None
+        self._timed: ModuleTimer | None = None
+        """Timed the latest calls; the same as ``_counted`` if no others were timed."""
         self._generation: Generation | None = None
-        self._closing: weakref.finalize[Any, Any] | None = None  # not None: started, and not stopped yet
+        self._calls: TimedCalls | None = None
+        self._running = False
+        self._undo = ExitStack()
+        """Removes from torch what a start has put there."""
+        weakref.finalize(self, self._undo.close).atexit = False
 
     def start_profile(self, ignore_list: Collection[type[nn.Module]] | None = None, *, count: bool = True) -> None:
         """Starts from zero: forwards are counted and timed from here on.
@@ -125,66 +99,61 @@ class FlopsProfiler:
         Raises:
             TypeError: *ignore_list* is not a list of classes.
         """
-        ignored = None if ignore_list is None else _module_classes(ignore_list)
-        with self._logging_errors("it could not start"):
-            count = count or self._counted is None
-            if count or ignored is not None:
-                self._ignored = ignored or ()
-            self._start(count=count)
+        count = count or self._counter is None
+        if ignore_list is not None:
+            self._ignored_types = _module_classes(ignore_list)
+        elif count:
+            self._ignored_types = ()
+        self.started = self._running = True
+        with self._safely("it could not start"):
+            self._undo.close()
+            self._open(count)
 
     def stop_profile(self) -> None:
         """Stops; what was measured can still be read."""
-        with self._logging_errors("it could not stop as it should"):
-            self._stop()
+        self._running = False
+        with self._safely("it could not stop as it should"):
+            self._undo.close()
 
     def reset_profile(self) -> None:
         """Forgets what was measured. A running profiler goes on from zero."""
-        with self._logging_errors("it could not start anew"):
-            running = self._closing is not None
-            self._stop()
-            self._counted = self._timed = self._calls = self._generation = None
-            if running:
-                self._start()
+        with self._safely("it could not start anew"):
+            self._undo.close()
+            self._counter = self._counted = self._timed = self._calls = self._generation = None
+            if self._running:
+                self._open(count=True)
 
     def end_profile(self) -> None:
         """Stops for good; the figures can still be read until the next start."""
         self.stop_profile()
         self.started = False
 
-    def _start(self, *, count: bool = True) -> _Window:
-        self._stop()
-        self.started = True
-        counter = FlopCounter(self.model) if count else None
-        window = self._timed = _Window(self.model, counter)
-        self._closing = weakref.finalize(self, on_deletion(window.close))
-        self._closing.atexit = False
-        window.open()
-        if counter is not None:
-            self._counted, self._generation = window, None
-        self._calls = None
-        return window
-
-    def _stop(self) -> None:
-        if self._closing is not None:
-            self._closing.detach()
-        if self._timed is not None:
-            self._timed.close()
-        self._closing = None
-
     @contextmanager
-    def _logging_errors(self, what: str) -> Iterator[None]:
-        """What raises inside removes everything from torch; an error is logged, the user's Ctrl-C is raised again."""
+    def _safely(self, what: str) -> Iterator[None]:
+        """Inside, an error of ours removes everything from torch, and is logged: the training loop goes on."""
         try:
             yield
         except BaseException as error:
-            with suppress(Exception):
-                self._stop()
-            if not isinstance(error, Exception):
+            close_quietly(self._undo)
+            if not isinstance(error, Exception) or is_of_signal_handler(error):
                 raise
             logger.warning("profiling failed, and %s: %s: %s", what, type(error).__name__, error, exc_info=error)
 
-    # The argument decides between number and text. We return Any, as DeepSpeed does: with a union every typed caller
-    # would have to check which it got.
+    def _open(self, count: bool) -> None:
+        undo = self._undo  # no reference to self: it is closed when nobody else has one
+
+        def abandon() -> None:
+            undo.close()
+            logger.warning("the model's forward raised: profiling stopped, and what was counted so far is kept")
+
+        timer = ModuleTimer(self.model, _clock_of(self.model), abandon=abandon)
+        counter = undo.enter_context(FlopCounter(self.model)) if count else None
+        undo.enter_context(timer)  # after the counter, so that its hooks come last
+        self._timed, self._calls = timer, None
+        if counter is not None:
+            self._counter, self._counted, self._generation = counter, timer, None
+
+    # Any, as in DeepSpeed: with a union every typed caller would have to check which it got.
 
     def get_total_flops(self, as_string: bool = False) -> Any:
         """Forward FLOPs of the model, as an int; a multiply-add is two. With *as_string*: ``"6.28 G"``."""
@@ -231,7 +200,7 @@ class FlopsProfiler:
             detailed=detailed,
             recompute_fwd_factor=self.recompute_fwd_factor,
         )
-        if not self._has_something():
+        if self._has_nothing_to_print():
             return
         profile = self._profile()
         self.flops, self.macs, self.params = profile.flops.forward, profile.root.macs, profile.root.module.params
@@ -245,32 +214,37 @@ class FlopsProfiler:
         sys.stdout.write(text)
 
     def print_model_aggregated_profile(self, module_depth: int = -1, top_modules: int = 1) -> None:
-        """Prints the classes of modules with the largest figures at each depth; arguments as above."""
-        if self._has_something():
-            settings = ForwardReportSettings(module_depth=module_depth, top_modules=top_modules)
+        """Prints the classes of modules with the largest figures at each depth.
+
+        Args:
+            module_depth: deepest level shown; the model is level 0; -1 shows all.
+            top_modules: how many classes are listed at each depth.
+        """
+        settings = ForwardReportSettings(module_depth=module_depth, top_modules=top_modules)
+        if not self._has_nothing_to_print():
             sys.stdout.write(render_aggregated_text(self._profile(), settings))
 
-    def _has_something(self) -> bool:
-        if self._counted is None:  # no error, as in DeepSpeed: loops start the profiler on one rank and print on all
+    def _has_nothing_to_print(self) -> bool:
+        if self._counter is None:  # no error, as in DeepSpeed: loops start the profiler on one rank and print on all
             logger.warning("nothing was profiled, so nothing is printed: start_profile() comes first")
-        return self._counted is not None
+        return self._counter is None
 
     def _profile(self) -> ForwardProfile:
-        counted, timed = self._counted, self._timed
-        if counted is None or counted.counter is None or timed is None:
+        counter, counted, timed = self._counter, self._counted, self._timed
+        if counter is None or counted is None or timed is None:
             raise LightningFlopsError("nothing was profiled: start_profile() comes first")
         return build_forward_profile(
             records=describe_modules(self.model),
             measurement=ForwardMeasurement(
-                flops=counted.counter.record(),
-                own_sec=timed.timer.seconds(),
-                counted_calls=counted.timer.outermost_calls,
-                timed_calls=timed.timer.outermost_calls,
+                flops=counter.record(),
+                own_sec=timed.seconds(),
+                counted_calls=counted.outermost_calls,
+                timed_calls=timed.outermost_calls,
                 timed_while_counted=timed is counted,
                 calls=self._calls,
                 generation=self._generation,
             ),
-            ignored={name for name, module in named_modules(self.model) if type(module) in self._ignored},
+            ignored={name for name, module in named_modules(self.model) if type(module) in self._ignored_types},
             engine=None if self.ds_engine is None else _engine_record(self.ds_engine),
         )
 
@@ -293,8 +267,9 @@ def get_model_profile(
 ) -> tuple[Any, Any, Any]:
     """FLOPs, MACs and parameters of a model's forward in eval mode, with a report of them and of its latency.
 
-    After *warm_up* forwards, *timed_runs* are timed as a whole, one is counted, and one is timed module by module; a
-    generation is counted first. Afterwards the model's mode and the random state are as before.
+    After *warm_up* forwards, *timed_runs* are timed as a whole, one is counted, and one is timed module by module. Of
+    generations, one is counted before the timed ones.
+    Afterwards the model's mode and the random state are as before, also when a forward raises.
 
     Args:
         model: the model.
@@ -313,7 +288,8 @@ def get_model_profile(
             has the new tokens, tokens/s, and the FLOPs, the time and the tokens/s of the prefill (all up to the model's
             second forward) and of the decoding apart. Every call draws the same random numbers.
         timed_runs: number of forwards that are timed, each by itself, from an idle device. From 2 on the report has
-            their mean and spread, and samples/s; 20 is a good number.
+            their mean and spread, and samples/s; 20 is a good number. The default is DeepSpeed's one, because a
+            forward, or a generation, may take long.
 
     Returns:
         FLOPs, MACs and parameters: ints, or text with *as_string*.
@@ -324,22 +300,20 @@ def get_model_profile(
         ValueError: the model would be called without arguments, *mode* is neither "forward" nor "generate", or
             *timed_runs* is below 1.
     """
-    call = _call_of(model, input_shape, args, kwargs, mode)
-    ignored = () if ignore_modules is None else _module_classes(ignore_modules)
+    require_module(model)
+    if mode not in ("forward", "generate"):
+        raise ValueError(f'mode must be "forward" or "generate", got {shown(mode)}')
+    given = _arguments(model, input_shape, args, kwargs)
     for name, number in (("warm_up", warm_up), ("timed_runs", timed_runs)):
         if not isinstance(number, int):
             raise TypeError(f"{name} must be an integer, got {shown(number)}")
     if timed_runs < 1:
         raise ValueError(f"timed_runs must be >= 1, got {shown(timed_runs)}")
+    ignored = () if ignore_modules is None else _module_classes(ignore_modules)
     profiler = FlopsProfiler(model)
-    profiler._ignored = ignored
-    measure = _measure_generations if mode == "generate" else _measure_forwards
     try:
-        with _evaluating(model), torch.random.fork_rng(devices=_cuda_devices(model)):
-            timed = measure(profiler, call, warm_up, timed_runs)
-        seconds = [one.prefill_sec + one.decode_sec for one in timed]
-        samples = samples_in(tensor_shapes([*call.args, *call.keywords.values()]))
-        profiler._calls = build_timed_calls(seconds, samples=samples)
+        with _evaluating(model):
+            _measure(profiler, *given, generates=mode == "generate", ignored=ignored, warm_up=warm_up, runs=timed_runs)
     finally:
         profiler.end_profile()
     if print_profile:
@@ -351,34 +325,105 @@ def get_model_profile(
     )
 
 
-def _call_of(
+def _measure(
+    profiler: FlopsProfiler,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    generates: bool,
+    ignored: Collection[type[nn.Module]],
+    warm_up: int,
+    runs: int,
+) -> None:
+    """Have *profiler* count one call of its model, time another by modules, and *runs* calls as a whole."""
+    model: Any = profiler.model
+    clock, devices = _clock_of(model), [one for one in _devices(model) if one.type == "cuda"]
+    outputs, timed = list[Any](), list[TimedGeneration]()
+
+    def flops_so_far() -> int:
+        return 0 if profiler._counter is None else profiler._counter.total().forward
+
+    counted = ModelCalls(model, flops_so_far)
+
+    def call() -> None:
+        # Every call draws the same numbers, so that every generation makes equally many tokens.
+        with torch.random.fork_rng(devices=devices):
+            output = (model.generate if generates else model)(*args, **kwargs)
+        if generates:
+            outputs.append(output)
+
+    def listen(*, count: bool) -> None:
+        """Count a call, or time its modules."""
+        profiler.start_profile(ignored, count=count)
+        with ExitStack() as inside:
+            if generates and (timer := profiler._timed) is not None:
+                if count and profiler._counter is not None:
+                    inside.enter_context(profiler._counter.in_root())
+                    inside.enter_context(counted)
+                inside.enter_context(timer.in_root())
+            call()
+        profiler.stop_profile()
+
+    for _ in range(warm_up):
+        call()
+    outputs.clear()
+    if generates:
+        listen(count=True)  # it tells which module's calls are prefill and decoding
+    if clock is not None:  # of a forward first, while only the forward has filled the caches
+        timed.extend(_timed(call, clock, counted.model) for _ in range(runs))
+    if not generates:
+        listen(count=True)
+    listen(count=False)
+    if generates:
+        tokens, *others = (new_tokens(model, args, kwargs, output) for output in outputs)
+        profiler._generation = build_generation(
+            forwards=counted.number,
+            flops=flops_so_far(),
+            flops_before_second=counted.flops_before_second,
+            several_beams=searches_beams(model, kwargs),
+            tokens=tokens if all(one == tokens for one in others) else "one call made more of them than another",
+            timed=timed,
+        )
+    samples = samples_in(tensor_shapes([*args, *kwargs.values()]))
+    profiler._calls = build_timed_calls([one.prefill_sec + one.decode_sec for one in timed], samples=samples)
+
+
+def _timed(call: Callable[[], None], clock: Clock[Any], model: nn.Module | None) -> TimedGeneration:
+    """How long one *call* takes alone, on an idle device; the second call of *model* ends the prefill."""
+    clock.stamp()
+    clock.settle()
+    with SecondCall(model, clock.stamp) as second:
+        start = clock.stamp()
+        call()
+        end = clock.stamp()
+    clock.settle()
+    border = end if second.at is None else second.at
+    prefill_sec, decode_sec = clock.seconds_between(start, border), clock.seconds_between(border, end)
+    return TimedGeneration(forwards=second.number, prefill_sec=prefill_sec, decode_sec=decode_sec)
+
+
+def _arguments(
     model: nn.Module,
     input_shape: tuple[int, ...] | None,
     args: Sequence[Any] | None,
     kwargs: Mapping[str, Any] | None,
-    mode: str,
-) -> _Call:
-    require_module(model)
-    if mode not in ("forward", "generate"):
-        raise ValueError(f'mode must be "forward" or "generate", got {shown(mode)}')
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What the model is called with."""
     # A tensor or a string would be split into its rows or letters.
     if not (args is None or (isinstance(args, Sequence) and not isinstance(args, (str, bytes)))):
         raise TypeError(f"args must be a list or tuple of the model's positional arguments, got {type(args).__name__}")
     if not (kwargs is None or isinstance(kwargs, Mapping)):
         raise TypeError(f"kwargs must be a mapping of the model's keyword arguments, got {type(kwargs).__name__}")
+    positional, named = tuple(args or ()), dict(kwargs or {})
     if input_shape is not None:
-        if not isinstance(input_shape, tuple) or not input_shape or not all(map(_is_size, input_shape)):
+        sizes = input_shape if isinstance(input_shape, tuple) else ()
+        if not sizes or not all(isinstance(size, numbers.Integral) and int(size) >= 0 for size in sizes):
             raise TypeError(f"input_shape must be a tuple of at least one size, got {shown(input_shape)}")
         like = next((parameter for parameter in model.parameters() if parameter.is_floating_point()), torch.ones(()))
-        args = (torch.ones(input_shape, dtype=like.dtype, device=like.device),)
-    if not args and not kwargs:
+        positional = (torch.ones(input_shape, dtype=like.dtype, device=like.device),)
+    if not positional and not named:
         raise ValueError("input_shape, args or kwargs must be given: the model is not called without arguments")
-    function: Callable[..., Any] = model if mode == "forward" else model.generate  # type: ignore[assignment]
-    return functools.partial(function, *(args or ()), **(kwargs or {}))
-
-
-def _is_size(value: object) -> bool:
-    return isinstance(value, numbers.Integral) and int(value) >= 0
+    return positional, named
 
 
 def _module_classes(given: Collection[type[nn.Module]]) -> tuple[type[nn.Module], ...]:
@@ -386,57 +431,6 @@ def _module_classes(given: Collection[type[nn.Module]]) -> tuple[type[nn.Module]
     if isinstance(given, type) or not all(isinstance(kind, type) for kind in classes):
         raise TypeError(f"modules to ignore must be a list of module classes, got {shown(given)}")
     return classes
-
-
-def _measure_forwards(profiler: FlopsProfiler, call: _Call, warm_up: int, timed_runs: int) -> list[TimedGeneration]:
-    """The calls that were timed as a whole: first, while only the forward has filled the caches."""
-    for _ in range(warm_up):
-        call()
-    clock = _clock_of(profiler.model)
-    timed = [] if clock is None else [_timed(call, clock, None) for _ in range(timed_runs)]
-    for count in (True, False):
-        profiler._start(count=count)
-        call()
-        profiler.stop_profile()
-    return timed
-
-
-def _measure_generations(profiler: FlopsProfiler, call: _Call, warm_up: int, timed_runs: int) -> list[TimedGeneration]:
-    """The calls that were timed as a whole; the counted one comes first, and tells which module is called to decode."""
-    model = profiler.model
-    # Each call draws the same numbers, and so makes equally many tokens.
-    same_numbers = functools.partial(torch.random.fork_rng, devices=_cuda_devices(model))
-    for _ in range(warm_up):
-        with same_numbers():
-            call()
-    window = profiler._start()
-    calls = ModelCalls(model, lambda: _flops(window))
-    with same_numbers(), window.in_root(), calls:
-        output = call()
-    profiler.stop_profile()
-    clock, timed = _clock_of(model), list[TimedGeneration]()
-    while clock is not None and len(timed) < timed_runs:
-        with same_numbers():
-            timed.append(_timed(call, clock, calls.model))
-    with same_numbers(), profiler._start(count=False).in_root():
-        other_output = call()
-    profiler.stop_profile()
-    tokens = new_tokens(model, call.args, call.keywords, output)
-    if tokens != new_tokens(model, call.args, call.keywords, other_output):
-        tokens = "one call made more of them than another"
-    profiler._generation = build_generation(
-        forwards=calls.number,
-        flops=_flops(window),
-        flops_before_second=calls.flops_before_second,
-        several_beams=searches_beams(model, call.keywords),
-        tokens=tokens,
-        timed=timed,
-    )
-    return timed
-
-
-def _flops(window: _Window) -> int:
-    return 0 if window.counter is None else window.counter.total().forward
 
 
 @contextmanager
@@ -456,29 +450,8 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
                 module.training = training
 
 
-def _timed(call: Callable[[], Any], clock: Clock[Any], model: nn.Module | None) -> TimedGeneration:
-    """How long *call* takes on an idle device; the second call of *model*, if it is given, ends the prefill."""
-    clock.stamp()
-    clock.settle()
-    with SecondCall(model, clock.stamp) as second:
-        start = clock.stamp()
-        call()
-        end = clock.stamp()
-    clock.settle()
-    border = end if second.at is None else second.at
-    return TimedGeneration(
-        forwards=second.number,
-        prefill_sec=clock.seconds_between(start, border),
-        decode_sec=clock.seconds_between(border, end),
-    )
-
-
 def _devices(model: nn.Module) -> set[torch.device]:
     return {tensor.device for tensors in (model.parameters(), model.buffers()) for tensor in tensors}
-
-
-def _cuda_devices(model: nn.Module) -> list[torch.device]:
-    return [device for device in _devices(model) if device.type == "cuda"]
 
 
 def _clock_of(model: nn.Module) -> Clock[Any] | None:

@@ -367,15 +367,18 @@ class Run:
         """The run is over, or was *interrupted_by* something: report what was measured, and remove everything."""
         if self.closed:
             return
-        self._stacks.leave_scope()
-        window = self.window
-        if window.is_open and (window.recorder.has_counted or self._step.batches):
-            if interrupted_by is not None:
-                self.notes.add(f"{self.context().activity} was interrupted by {type(interrupted_by).__name__}.")
-            self._close_window()
-        elif window.step is not None and interrupted_by is None:
-            self.reports.not_reached(window.step, self.context(), steps_done=self.steps_done)
-        self.close()
+        try:
+            self._stacks.leave_scope()
+            if (window := self._stacks.window) is None:
+                return  # it was interrupted while it began
+            if window.is_open and (window.recorder.has_counted or self._step.batches):
+                if interrupted_by is not None:
+                    self.notes.add(f"{self.context().activity} was interrupted by {type(interrupted_by).__name__}.")
+                self._close_window()
+            elif window.step is not None and interrupted_by is None:
+                self.reports.not_reached(window.step, self.context(), steps_done=self.steps_done)
+        finally:  # also if Ctrl-C comes once more
+            self.close()
         for sentence in self.flops.notes:
             self.notes.add_for_run(sentence)
         self.reports.finish(
