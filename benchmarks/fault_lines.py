@@ -198,8 +198,8 @@ RUNS: dict[str, Callable[[bool], nn.Module]] = {
 
 _IMPORTED = {
     "loop": ("lightning_flops",),
-    "lightning": ("lightning_flops.lightning",),
-    "lightning-manual": ("lightning_flops.lightning",),
+    "lightning": ("lightning.pytorch", "lightning_flops.lightning"),
+    "lightning-manual": ("lightning.pytorch", "lightning_flops.lightning"),
     "transformers": ("lightning_flops.transformers", "transformers.models.bert.modeling_bert"),
 }
 _IMPORTED_BY_ALL = "torch._dynamo", "torch.utils.tensorboard"
