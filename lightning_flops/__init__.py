@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from lightning_flops.pytorch import FlopsProfiler as FlopsProfiler
     from lightning_flops.pytorch import count_flops as count_flops
     from lightning_flops.pytorch import count_offline as count_offline
-    from lightning_flops.pytorch import flops_law as flops_law
+    from lightning_flops.pytorch import flops_formula as flops_formula
     from lightning_flops.pytorch import get_model_profile as get_model_profile
     from lightning_flops.pytorch import profile_training as profile_training
     from lightning_flops.pytorch import register_flop_formula as register_flop_formula
@@ -51,7 +51,7 @@ _MODULES = {
     "count_flops": "pytorch",
     "count_offline": "pytorch",
     "duration_to_string": "report.deepspeed_units",
-    "flops_law": "pytorch",
+    "flops_formula": "pytorch",
     "flops_to_string": "report.deepspeed_units",
     "get_model_profile": "pytorch",
     "macs_to_string": "report.deepspeed_units",
@@ -78,7 +78,7 @@ __all__ = [
     "count_flops",
     "count_offline",
     "duration_to_string",
-    "flops_law",
+    "flops_formula",
     "flops_to_string",
     "get_model_profile",
     "macs_to_string",

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 import lightning_flops
-from lightning_flops.commands import compare, law, report, run, trace
+from lightning_flops.commands import compare, formula, report, run, trace
 from lightning_flops.commands.terminal import PROGRAM
 from lightning_flops.text.printable import printable
 
@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     standard error says which. 2: wrong usage, or no such script to run. 130: Ctrl-C. What a program under ``run``
     raises is raised here, its Ctrl-C as well.
 
-    Of ``trace`` and ``compare``, 2 means that something cannot be read or compared, and of ``compare`` 1 means that a
+    Of ``formula``, ``trace`` and ``compare``, 2 means that something cannot be read or compared, and of ``compare`` 1 means that a
     condition of ``--fail-if`` holds.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
@@ -54,6 +54,6 @@ def parser() -> argparse.ArgumentParser:
     whole = _Parser(prog=PROGRAM, description="What a PyTorch training run computes and waits for.", allow_abbrev=False)
     whole.add_argument("--version", action="version", version=f"{PROGRAM} {lightning_flops.__version__}")
     commands = whole.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for command in (run, law, report, trace, compare):
+    for command in (run, formula, report, trace, compare):
         command.add(commands)
     return whole

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec,
 from torch import nn
 
 from lightning_flops.analysis.flop_counts import FlopCounts, flops_by_bucket
-from lightning_flops.analysis.flops_law import Counted, FlopsLaw
+from lightning_flops.analysis.offline_formula import Counted, FlopsFormula
 from lightning_flops.config import ProfilerConfig, SettingArguments, config_from, takes_settings
 from lightning_flops.doors.optimizers import optimizers_in
 from lightning_flops.doors.plain_context import LoopOutput, frame_of
@@ -46,12 +46,12 @@ P = ParamSpec("P")
 __all__ = [
     "Batches",
     "FlopCounts",
-    "FlopsLaw",
+    "FlopsFormula",
     "FlopsProfiler",
     "TrainingProfiler",
     "count_flops",
     "count_offline",
-    "flops_law",
+    "flops_formula",
     "get_model_profile",
     "profile_training",
     "register_flop_formula",
@@ -124,20 +124,20 @@ def count_offline(model: nn.Module, batch: Any, *, causal_attention: Literal["fu
     return FlopCounts(record, _described_later(model))
 
 
-def flops_law(
+def flops_formula(
     model: nn.Module,
     batch: Any,
     vary: Mapping[str | int, Sequence[int] | Mapping[int, str]],
     *,
     causal_attention: Literal["full", "half"] = "full",
-) -> FlopsLaw:
+) -> FlopsFormula:
     """The FLOPs of one eager forward and backward of *model* as an exact function of its batch's sizes.
 
     Batches like *batch* in other sizes are counted on fake tensors, as ``count_offline`` does, until a polynomial of
-    the sizes agrees with all of them and at least two of them have checked it. Where there is none, as with strided
+    the sizes agrees with all of them and with at least two more than it needs. Where there is none, as with strided
     convolutions, the result says so, and counts every size that it is asked for.
 
-    ``flops_law(model, batch, vary={"input_ids": (0, 1)})(batch=8, sequence=4096)`` are the FLOPs for these sizes.
+    ``flops_formula(model, batch, vary={"input_ids": (0, 1)})(batch=8, sequence=4096)`` are the FLOPs of these sizes.
 
     Args:
         model: stays as it is.
@@ -148,7 +148,7 @@ def flops_law(
         causal_attention: as for ``count_offline``.
 
     Returns:
-        The law: call it with sizes, print it, or ask for ``to_json()``.
+        The formula: call it with sizes, print it, or ask for ``to_json()``.
 
     Raises:
         TypeError: *model* is no module.
@@ -162,7 +162,7 @@ def flops_law(
         record = count_on_fake_tensors(model, varied.resized(sizes), causal_attention=causal_attention)
         return Counted(flops_by_bucket(record.cells), any(one.heavy for one in record.uncounted.values()))
 
-    return FlopsLaw(varied.sizes, varied.places, count)
+    return FlopsFormula(varied.sizes, [name for name, _, axis in varied.places if axis == 0], count)
 
 
 def _described_later(model: nn.Module) -> Callable[[], tuple[ModuleRecord, ...]]:

@@ -8,8 +8,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import sub
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
@@ -20,9 +18,6 @@ FlopPhase = Literal["forward", "backward", "recompute", "optimizer"]
 
 BucketFlops = Mapping[tuple[str, str], int]
 """FLOPs of a step by bucket and dtype. A bucket is a ``FlopPhase``, or ``causal_skipped``, which may be below zero."""
-
-Line = tuple[str, int]
-"""A line of a program: its file, and its number."""
 
 Shapes = tuple[tuple[int, ...], ...]
 """Those of a batch's tensors, with what else tells of the batch."""
@@ -555,7 +550,7 @@ class WindowRecord:
     modules: tuple[ModuleRecord, ...]
     flops: FlopRecord
     counted_steps: tuple[StepRecord, ...]
-    """One step; several where signatures keep changing, and where shapes alone do not decide what is spent."""
+    """One step; several where signatures keep changing."""
     timed_steps: tuple[StepRecord, ...]
     timing_steps: int
     """How many timed steps were asked for."""
@@ -642,39 +637,6 @@ UNKNOWN_TOKENS = BatchTokens(None, None, None, None, None, None)
 """Of a batch that does not tell."""
 
 
-class SizesSeen(NamedTuple):
-    """Sizes that numbers in tensors have decided in one line of a program."""
-
-    calls: int
-    """So many calls there made tensors of such a size, or read such a number."""
-    squares: int
-    """The squares of these sizes, added up: it is another number where one of them is another one."""
-
-
-class ValuesSeen(NamedTuple):
-    """What numbers in tensors have decided, beside shapes, in what was counted."""
-
-    spent: int = 0
-    """So many calls spent what they decide, as attention over packed sequences does."""
-    sized: Mapping[Line, SizesSeen] = MappingProxyType({})
-    """Sizes that they decide, as where a mask selects, by the line of the program."""
-
-    @property
-    def decide(self) -> bool:
-        """Whether they have decided anything."""
-        return bool(self.spent or self.sized)
-
-    def since(self, before: ValuesSeen) -> ValuesSeen:
-        """What came after *before*."""
-        none = SizesSeen(0, 0)
-        more = {line: SizesSeen(*map(sub, seen, before.sized.get(line, none))) for line, seen in self.sized.items()}
-        return ValuesSeen(self.spent - before.spent, {line: seen for line, seen in more.items() if seen.calls})
-
-
-NO_VALUES = ValuesSeen()
-"""Where they have decided nothing."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchTotals:
     """What the batches of a whole run took on one rank; those that were slowed down by counting are left out."""
@@ -690,3 +652,38 @@ class BatchTotals:
     """Samples of each batch / its seconds; None if they are not known."""
     tokens: BatchTokens = UNKNOWN_TOKENS
     """Of all batches."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSums:
+    """FLOPs of some steps of a run. Model FLOPs are forward and backward, hardware FLOPs what kernels execute."""
+
+    steps: int
+    """All steps: those that were counted, and those that ran unprofiled."""
+    model_by_dtype: Mapping[str, int]
+    hardware_flops: int
+    unprofiled_sec: float
+    """Seconds of the unprofiled steps."""
+    unprofiled_by_dtype: Mapping[str, int]
+    """Model FLOPs of the unprofiled steps: what rates are of."""
+    useful_by_dtype: Mapping[str, int] | None
+    """Model FLOPs that the unprofiled steps would have without padding; None if not known."""
+    error: float | None
+    """Half of the 95% interval of the model FLOPs, as their share. 0.0: every check agreed. None: fewer than three."""
+    steps_counted: int
+    """Steps of a shape that was counted, and whose counts agreed."""
+    steps_by_formula: int
+    """Steps whose FLOPs follow from an exact formula."""
+    steps_estimated: int
+    """All others."""
+    checks: int
+    """Random checks behind ``error``."""
+    estimated_ratio: float
+    """Share of the model FLOPs that is of estimated steps."""
+    lower_bound: bool
+    """An operator that may have FLOPs was not counted."""
+
+    @property
+    def model_flops(self) -> int:
+        """Of all dtypes."""
+        return sum(self.model_by_dtype.values())

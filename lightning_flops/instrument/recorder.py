@@ -6,8 +6,6 @@ counted, which are timed, and when the window is over::
     waiting ── N steps ──> counting ──> settling ──> timing ─────────────────────┬──> tracing ──> closed
                                                        │                         │
                               signatures keep changing └──> counting more ───────┘
-
-More steps are counted, too, if numbers in tensors have decided what the counted one spent, and not shapes alone.
 """
 
 from __future__ import annotations
@@ -175,12 +173,6 @@ class Recorder:
     def sampling(self) -> bool:
         """Whether the running step is counted beside every window."""
         return self._state.counting and self._state.waiting
-
-    @property
-    def shapes_deceive(self) -> bool:
-        """Whether steps with the counted one's shapes had other numbers of forwards, backwards or updates."""
-        measured = self._state.measured
-        return measured is not None and measured.times is not None and measured.times.shapes_deceive
 
     # ---- the parts of a step
 

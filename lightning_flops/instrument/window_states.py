@@ -14,7 +14,6 @@ from typing import Any
 
 from torch import nn
 
-from lightning_flops.analysis.law_fit import NEEDED_CHECKS
 from lightning_flops.instrument.batches import never_alike, shapes_text
 from lightning_flops.instrument.border import UndoLedger
 from lightning_flops.instrument.counting.part_counter import Counter, PartCounter
@@ -26,14 +25,12 @@ from lightning_flops.instrument.timing.settling import Settling
 from lightning_flops.instrument.torch_private.profiling import profiler_is_recording
 from lightning_flops.instrument.tracing.trace_cycles import TraceCycles
 from lightning_flops.records import (
-    NO_VALUES,
     BucketFlops,
     ModuleRecord,
     Shapes,
     StepRecord,
     StepSignature,
     TimePhase,
-    ValuesSeen,
 )
 
 _SEEN_BY_PROFILER = (
@@ -105,8 +102,8 @@ class CountedStep:
     """An operator that may spend FLOPs was not counted."""
     compile_sec: float
     """How long torch has compiled something in it, which it would have done uncounted, too."""
-    values: ValuesSeen = NO_VALUES
-    """What numbers in its tensors have decided, beside shapes."""
+    data_dependent: bool = False
+    """Values in its tensors have decided sizes: another step of its shapes may cost something else."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -151,19 +148,13 @@ class Times:
         """How many of them have the counted step's signature."""
         self.variable = False
         """Whether steps keep changing in their signatures, or in what they spend."""
-        self.shapes_deceive = False
-        """Whether a step with the counted one's shapes and number of updates had other forwards or backwards."""
         self._clock = clock
         self._counted = counted
 
     def watch(self, step: StepRecord, marks: StepMarks) -> None:
         """*step* ran, with these borders."""
         self.watched.append((step, marks))
-        alike = step.signature == self._counted
-        self.matches += alike
-        # Steps with another number of updates are not taken to be like the counted one.
-        looks_alike = replace(step.signature, forwards=self._counted.forwards, backwards=self._counted.backwards)
-        self.shapes_deceive |= not alike and looks_alike == self._counted
+        self.matches += step.signature == self._counted
 
     def forget_steps(self) -> None:
         """Drop the steps so far: none of them was like those of the long run."""
@@ -192,9 +183,7 @@ class Measured:
 
     counter: PartCounter
     counted: list[StepRecord]
-    """One step; several where signatures keep changing, and where shapes alone do not decide what is spent."""
-    by_values: bool
-    """Numbers in tensors have decided what the first of them spent, and not shapes alone."""
+    """One step; several where signatures keep changing."""
     modules: tuple[ModuleRecord, ...]
     times: Times | None
     """None where the device cannot be timed."""
@@ -212,11 +201,6 @@ class Measured:
     def signatures_are_alike(self) -> bool:
         """The counted steps have one signature."""
         return len({step.signature for step in self.counted}) == 1
-
-    @property
-    def counted_are_alike(self) -> bool:
-        """They have also spent the same."""
-        return self.signatures_are_alike and all(step.flops == self.counted[0].flops for step in self.counted)
 
     def is_comparable(self, signature: StepSignature) -> bool:
         """Whether a step of this signature can be compared with what was counted."""
@@ -360,7 +344,7 @@ class _CountingSteps(State, ABC):
                 sampled=self.waiting,
                 lower_bound=lower_bound,
                 compile_sec=counter.step_compile_sec,
-                values=counter.step_values,
+                data_dependent=counter.step_is_data_dependent,
             )
         )
         return self._counted(record)
@@ -397,7 +381,7 @@ class _CountingSteps(State, ABC):
 
 
 class Sampling(_CountingSteps):
-    """One step is counted beside every window, for the law of the run's FLOPs.
+    """One step is counted beside every window, for the FLOPs of the run.
 
     Args:
         window: what the states share.
@@ -430,7 +414,6 @@ class Counting(_CountingSteps):
         measured = Measured(
             counter=self._counter,
             counted=[step],
-            by_values=self._counter.step_values.decide,
             modules=describe_modules(window.root, whole=window.whole(), note=window.notes.add),
             times=times,
             timing_steps=window.timing_steps,
@@ -504,8 +487,6 @@ class Timing(State):
             if window.settling.was_too_early():
                 times.forget_steps()
                 return SettlingDown(window, self.measured, times)
-            if self.measured.by_values:
-                return CountingMore(window, self.measured, times)
             return _traces_or_closes(window, self.measured)
         watched = len(times.watched)
         if watched % max(wanted, _FEW_MATCHES) or times.matches * _FEW_MATCHES >= watched:
@@ -518,11 +499,7 @@ class Timing(State):
 
 
 class CountingMore(_CountingSteps):
-    """As many steps are counted as were timed, because signatures keep changing.
-
-    Where numbers in tensors decide what a step spends, too. Such steps may spend the same all the same, as with a mask
-    that never changes: so few are counted if the first ones are alike.
-    """
+    """As many steps are counted as were timed, because signatures keep changing."""
 
     measured: Measured
 
@@ -534,12 +511,8 @@ class CountingMore(_CountingSteps):
     def _counted(self, step: StepRecord) -> State:
         measured, times = self.measured, self._times
         measured.counted.append(step)
-        alike = not times.variable and measured.counted_are_alike
-        enough = 1 + NEEDED_CHECKS if measured.by_values else 1
-        wanted = enough if alike else max(enough, len(times.watched))
-        if len(measured.counted) < wanted:
+        if len(measured.counted) < len(times.watched):
             return self
-        times.variable = not alike
         return _traces_or_closes(self._window, measured)
 
 

@@ -25,7 +25,6 @@ from lightning_flops.analysis.rates import mean
 from lightning_flops.analysis.trace.no_mfu import why_no_flops, why_no_mfu
 from lightning_flops.report.compare_text import comparison_headline
 from lightning_flops.report.compare_traces_text import trace_comparison_headline
-from lightning_flops.report.law_text import no_law_sentence, step_law_words
 from lightning_flops.schema import dataclass_json
 from lightning_flops.schema.comparison import Comparison
 from lightning_flops.schema.profile import Profile
@@ -217,8 +216,6 @@ def window_figures(profile: Profile) -> Mapping[str, Any]:
         "longest": [{"name": printable(one.name), "share": one.share} for one in answer.longest],
         "longest_of": answer.longest_of,
         "advice": [one.rule for one in answer.advice],
-        "law": None if profile.law is None else asdict(step_law_words(profile.law)),
-        "no_law": printable(no_law_sentence(profile.why_no_law)),
     }
 
 

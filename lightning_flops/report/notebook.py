@@ -18,7 +18,7 @@ from lightning_flops.report.layout import shortened
 from lightning_flops.report.step_text import missing_rates_lines
 from lightning_flops.report.text import render_text
 from lightning_flops.schema.comparison import Comparison
-from lightning_flops.schema.law import LawReport
+from lightning_flops.schema.formula import FormulaReport
 from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import PartTiming
@@ -45,7 +45,7 @@ def line(report: _Shown | Comparison) -> str:
     return repr(report)
 
 
-def text(report: _Shown | Comparison | LawReport) -> str:
+def text(report: _Shown | Comparison | FormulaReport) -> str:
     """*report* as text."""
     return render_text(report)
 

@@ -82,6 +82,7 @@ def monitor_scalars(
     model_flops: float | None,
     model_flops_peak_sec: float | None,
     useful_flops_peak_sec: float | None = None,
+    estimated_ratio: float | None = None,
     prefix: str = MONITOR_PREFIX,
 ) -> dict[str, float]:
     """What went by since the last reading; what is n/a is left out.
@@ -94,9 +95,10 @@ def monitor_scalars(
         dp_size: ranks that see different data, whose samples count together.
         tokens: tokens of this rank, padding left out; None if not known.
         padding_ratio: share of padding in the tokens that were processed; None if not known.
-        model_flops: what all steps of this rank spent, forward and backward; None if it is not known of one of them.
-        useful_flops_peak_sec: seconds that the model FLOPs take there that the steps would have spent without padding.
+        model_flops: of all unprofiled steps of this rank, forward and backward; None if no step was counted.
         model_flops_peak_sec: seconds these FLOPs take at the device's peaks; None if one is not known.
+        useful_flops_peak_sec: the same of the model FLOPs that the steps would have without padding.
+        estimated_ratio: share of the model FLOPs that is an estimate.
         prefix: what the tags begin with.
     """
     return _known(
@@ -110,6 +112,7 @@ def monitor_scalars(
             "mfu": per_second(amount=model_flops_peak_sec, seconds=seconds),
             "useful_mfu": per_second(amount=useful_flops_peak_sec, seconds=seconds),
             "model_flops_per_sec": per_second(amount=model_flops, seconds=seconds),
+            "estimated_ratio": estimated_ratio,
         },
     )
 

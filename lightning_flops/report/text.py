@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lightning_flops.analysis.flop_counts import FlopCounts
-from lightning_flops.analysis.flops_law import FlopsLaw
+from lightning_flops.analysis.offline_formula import FlopsFormula
 from lightning_flops.report.advice_text import advice_lines
 from lightning_flops.report.budget_text import budget_lines
 from lightning_flops.report.compare_text import render_comparison
@@ -11,7 +11,7 @@ from lightning_flops.report.counts_text import render_counts
 from lightning_flops.report.energy_text import energy_lines
 from lightning_flops.report.headline import answer_lines
 from lightning_flops.report.intensity_text import intensity_lines
-from lightning_flops.report.law_text import render_law, step_law_lines
+from lightning_flops.report.formula_text import render_formula
 from lightning_flops.report.layout import rule, title
 from lightning_flops.report.memory_text import memory_lines
 from lightning_flops.report.module_text import aggregated_lines, detailed_lines
@@ -28,16 +28,16 @@ from lightning_flops.report.summary_text import summary_lines
 from lightning_flops.report.throughput_text import render_throughput
 from lightning_flops.report.traced_text import traced_lines
 from lightning_flops.schema.comparison import Comparison
-from lightning_flops.schema.law import LawReport
+from lightning_flops.schema.formula import FormulaReport
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.throughput import ThroughputSummary
 from lightning_flops.text.printable import page
 
 
-def render_text(profile: Profile | ThroughputSummary | FlopCounts | FlopsLaw | LawReport | Comparison) -> str:
+def render_text(profile: Profile | ThroughputSummary | FlopCounts | FlopsFormula | FormulaReport | Comparison) -> str:
     """The report on *profile*, for people: lines of at most 120 columns for ordinary models, ending in a line break.
 
-    Also of a run's throughput (the table that ends a run), and of what ``count_flops``, ``flops_law`` and
+    Also of a run's throughput (the table that ends a run), and of what ``count_flops``, ``flops_formula`` and
     ``compare_profiles`` return (what ``print`` shows of it).
 
     Raises:
@@ -49,11 +49,11 @@ def render_text(profile: Profile | ThroughputSummary | FlopCounts | FlopsLaw | L
         return render_counts(profile)
     if isinstance(profile, ThroughputSummary):
         return render_throughput(profile)
-    if isinstance(profile, FlopsLaw | LawReport):
-        return render_law(profile.report() if isinstance(profile, FlopsLaw) else profile)
+    if isinstance(profile, FlopsFormula | FormulaReport):
+        return render_formula(profile.report() if isinstance(profile, FlopsFormula) else profile)
     if not isinstance(profile, Profile):
         raise TypeError(
-            "render_text takes a Profile, a ThroughputSummary, or what count_flops, flops_law or compare_profiles "
+            "render_text takes a Profile, a ThroughputSummary, or what count_flops, flops_formula or compare_profiles "
             f"return, got {type(profile).__name__}"
         )
     sections = [
@@ -66,7 +66,6 @@ def render_text(profile: Profile | ThroughputSummary | FlopCounts | FlopsLaw | L
         flops_lines(profile),
         throughput_lines(profile),
         energy_lines(profile.energy, step_name=profile.step_name, lower_bound=profile.lower_bound),
-        _law_lines(profile),
         ranks_lines(profile),
         memory_lines(
             profile.memory, profile.traced, trains=profile.context.trains, parameter_bytes=profile.parameter_bytes
@@ -80,9 +79,3 @@ def render_text(profile: Profile | ThroughputSummary | FlopCounts | FlopsLaw | L
     ]
     lines = [line for section in sections if section for line in (*section, "")]
     return page([*lines[:-1], rule()])
-
-
-def _law_lines(profile: Profile) -> list[str]:
-    """What a step spends by its sizes, if they vary; the run's throughput has it for all steps of the run."""
-    lines = step_law_lines(profile.law, why_none=profile.why_no_law or "")
-    return [title("FLOPs by size"), *lines] if lines else []

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from lightning_flops.report.law_text import step_law_lines
 from lightning_flops.report.layout import paragraph, rule, table, title
 from lightning_flops.schema.throughput import Spread, ThroughputSummary
 from lightning_flops.text.printable import page
 from lightning_flops.units import NOT_AVAILABLE, percent, plain, plural
-
-_NOT_COUNTED = "nothing that was counted tells what they spent"
 
 
 def render_throughput(summary: ThroughputSummary) -> str:
@@ -39,53 +36,57 @@ def render_throughput(summary: ThroughputSummary) -> str:
         ),
         *_flops_lines(summary),
         *_token_lines(summary),
-        *step_law_lines(summary.law, why_none=summary.unavailable.get("law", "")),
         rule(),
     ]
     return page(lines)
 
 
+def estimate_text(value: float | None, error: float | None) -> str:
+    """A share whose FLOPs have this *error*: ``34.20%``, ``≈ 34.20% ± 0.30%`` or ``≈ 34.20% (unchecked)``."""
+    if value is None or error == 0.0:
+        return percent(value)
+    return f"≈ {percent(value)} " + ("(unchecked)" if error is None else f"± {percent(value * error)}")
+
+
 def _flops_lines(summary: ThroughputSummary) -> list[str]:
-    """What the run's steps spent, and how that is known."""
-    steps = summary.steps_counted + summary.steps_predicted + summary.steps_unknown
-    if not summary.steps_counted + summary.steps_predicted:
+    """FLOPs of the run's steps, and how they are known."""
+    if summary.model_flops is None:
         return []
     bound = " (lower bound)" if summary.lower_bound else ""
+    about = "" if summary.flops_error == 0.0 else "≈ "
     lines = [
-        f"Model FLOPs: {plain(summary.model_flops)}{bound}, hardware FLOPs: {plain(summary.hardware_flops)}{bound}, "
-        f"MFU: {percent(summary.mfu)}{bound}"
+        f"Model FLOPs: {about}{plain(summary.model_flops)}{bound}, hardware FLOPs: {about}"
+        f"{plain(summary.hardware_flops)}{bound}, MFU: {estimate_text(summary.mfu, summary.flops_error)}{bound}"
     ]
-    if reason := summary.unavailable.get("hardware_flops"):
-        lines += paragraph(f"Hardware FLOPs are {NOT_AVAILABLE}: {reason}.")
-    if summary.model_flops_per_sec is not None and (reason := summary.unavailable.get("mfu")):
+    if reason := summary.unavailable.get("mfu"):
         lines += paragraph(f"MFU is {NOT_AVAILABLE}: {reason}.")
+    for note in summary.notes:
+        lines += paragraph(note)
+    steps = summary.steps_counted + summary.steps_by_formula + summary.steps_estimated
     shares = [
         f"{percent(number / steps)} {words}"
         for number, words in (
-            (summary.steps_counted, "counted"),
-            (summary.steps_predicted, "known by their shapes from those that were counted"),
-            (summary.steps_unknown, f"{NOT_AVAILABLE}: {summary.unavailable.get('model_flops', _NOT_COUNTED)}"),
+            (summary.steps_counted, "of shapes that were counted"),
+            (summary.steps_by_formula, "by an exact formula of the batch's sizes"),
+            (summary.steps_estimated, "estimated"),
         )
         if number
     ]
-    for note in summary.notes:
-        lines += paragraph(note)
-    known_how = f"FLOPs are of all {plain(steps)} {plural('step', steps)}: {', '.join(shares)}."
-    if summary.steps_predicted:
-        known_how += f" {_checked(summary)}"
-    return [*lines, *paragraph(known_how)]
+    known = f"FLOPs are of all {plain(steps)} {plural('step', steps)}: {', '.join(shares)}."
+    return [*lines, *paragraph(f"{known} {_checked(summary)}")]
 
 
 def _checked(summary: ThroughputSummary) -> str:
-    """Whether somebody has looked if the shapes tell what a step spends."""
-    if not summary.steps_checked:
-        return (
-            "No step was counted to check that. Where chance, the program or the optimizer decides what a step runs, "
-            "as with layers that are dropped at random, tasks that alternate, or a preconditioner that is computed now "
-            "and then, shapes do not tell what it spends."
-        )
-    steps = plain(summary.steps_checked)
-    return f"For {steps} of the counted steps the FLOPs had been foretold: they spent exactly that."
+    """What random checks tell of these FLOPs."""
+    checks = f"{plain(summary.checks)} random {plural('check', summary.checks)}"
+    if summary.flops_error is None:
+        return f"Their error is not known: there were {checks}, and it takes three."
+    if summary.flops_error > 0:
+        return f"By {checks} they are within {percent(summary.flops_error)} of the truth, with 95% confidence."
+    if not summary.checks:
+        return "Every step was counted."
+    differ = min(1.0, 3 / summary.checks)
+    return f"{checks.capitalize()} agreed to the last FLOP: at most {percent(differ)} of the steps differ, with 95% confidence."
 
 
 def _token_lines(summary: ThroughputSummary) -> list[str]:
@@ -101,7 +102,7 @@ def _token_lines(summary: ThroughputSummary) -> list[str]:
         words,
         *paragraph(
             f"Padding: {percent(summary.padding_ratio)}; "
-            f"useful MFU, of the FLOPs without it: {percent(summary.useful_mfu)}{because}; "
+            f"useful MFU, of the FLOPs without it: {estimate_text(summary.useful_mfu, summary.flops_error)}{because}; "
             f"tokens/s without padding: {plain(summary.tokens_per_sec)}"
         ),
     ]

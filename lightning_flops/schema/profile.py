@@ -12,19 +12,18 @@ from lightning_flops.schema.advice import Advice
 from lightning_flops.schema.answer import Answer, answer_of
 from lightning_flops.schema.budget import Budget
 from lightning_flops.schema.energy import Energy
-from lightning_flops.schema.law import StepLaw
 from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.ranks import JobRates, RanksProfile
 from lightning_flops.schema.step import DtypeFlops, FlopSpread, OperatorProfile, Rates, StepFlops, TimingProfile
 from lightning_flops.schema.trace import TracedStep
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """Version of the JSON that ``Profile.to_json`` writes.
 
 It goes up whenever a field of ``Profile``, or of a record in it, comes, goes or means something else.
 """
 
-OLDEST_VERSION = 3
+OLDEST_VERSION = 5
 """The oldest version that is read. What came after it has a default, such as ``context.loop``."""
 
 
@@ -112,11 +111,6 @@ class Profile:
     """Every ratio, per step; FLOP/s are this rank's."""
     unavailable: Mapping[str, str]
     """Why a rate (by its field's name) is None, in a few words."""
-    law: StepLaw | None = None
-    """What a step spends as a function of its sizes, as far as this window could tell; None if they did not vary, or if
-    there is no such law."""
-    why_no_law: str | None = None
-    """Why there is none though sizes varied, in a few words; otherwise None."""
     lower_bound: bool
     """Whether FLOPs and their rates are lower bounds: work that may be matmul-like could not be counted."""
     modules: tuple[ModuleProfile, ...]

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from lightning_flops.schema import dataclass_json, shown
-from lightning_flops.schema.law import StepLaw
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Version of the JSON that ``ThroughputSummary.to_json`` writes; it goes up whenever a field changes."""
 
 
@@ -49,32 +48,31 @@ class ThroughputSummary:
     ips_unit: Literal["samples/s", "batches/s"]
     """Batches where the number of samples was not known."""
     model_flops: int | None = None
-    """Forward and backward of this rank, of all steps of the run; None if those of one step are not known."""
+    """Forward and backward of this rank, of all steps of the run; None if no step was counted."""
     hardware_flops: int | None = None
-    """What this rank's kernels executed in all steps of the run; None if it is not known of one step."""
+    """What this rank's kernels executed in all steps of the run."""
+    flops_error: float | None = None
+    """Half of the 95% interval of the model FLOPs and the MFU, as a share of them. 0.0: all random checks agreed with
+    what was predicted, to the last FLOP. None: fewer than three checks, so nobody knows."""
     lower_bound: bool = False
-    """FLOPs and MFU are lower bounds: an operator that may have spent FLOPs could not be counted, or a step was counted
-    that spent more than others of its shapes, and nobody knows how many such steps there were."""
+    """FLOPs and MFU are lower bounds: an operator that may have FLOPs could not be counted."""
     notes: tuple[str, ...] = ()
-    """Sentences about these FLOPs: what is missing in lower bounds, and why steps are not foretold any more. And what
-    became known of the run when its windows had been reported."""
+    """Sentences on these FLOPs, and what became known of the run when its windows had been reported."""
     steps_counted: int = 0
-    """Steps that were counted themselves."""
-    steps_predicted: int = 0
-    """Steps that were not counted, and whose model FLOPs are known by their shapes from those that were: they are taken
-    to have spent what a counted step of the same shapes did, or a law of the shapes holds that was checked."""
-    steps_checked: int = 0
-    """Those of the counted steps whose FLOPs were known by their shapes before, and came to just that. Where there is
-    none, nobody has looked whether shapes tell what a step spends: in a short run, that takes too much of its time."""
-    steps_unknown: int = 0
-    """Steps whose FLOPs nobody knows."""
+    """Steps that were counted, and all others of the same shapes where these counts agreed."""
+    steps_by_formula: int = 0
+    """Steps whose FLOPs follow from an exact formula of the batch's sizes."""
+    steps_estimated: int = 0
+    """All other steps: estimated by counted ones."""
+    checks: int = 0
+    """Steps that were counted at random and compared with what was predicted."""
     model_flops_per_sec: float | None = None
     """Model FLOPs over the batches' time, both of this rank, without the steps that were counted or traced."""
     mfu: float | None = None
     """The same over the device's peak, each dtype by its own."""
     useful_mfu: float | None = None
-    """The same of the model FLOPs that these steps would have spent without padding: the sum over sequences of the
-    law for one sample of its length. For packed sequences each attends to itself alone."""
+    """The same of the model FLOPs that these steps would have without padding: the formula with the real tokens in the
+    place of B·S, and their sequences' squared lengths in that of B·S²."""
     tokens: int | None = None
     """Tokens that this rank processed in all steps of the run, by the shapes of the batches: padding included."""
     real_tokens: int | None = None
@@ -86,10 +84,8 @@ class ThroughputSummary:
     tokens_per_sec: float | None = None
     """Real tokens per second of this rank, or those that tokens_per_sample tells, times the ranks that see different
     data: the others are taken to have as many. Without counted and traced steps."""
-    law: StepLaw | None = None
-    """What a step spends as a function of its sizes; None if they did not vary, or if there is no such law."""
     unavailable: Mapping[str, str] = field(default_factory=dict)
-    """Why ``model_flops``, ``hardware_flops``, ``law``, ``mfu`` or ``useful_mfu`` is None, in a few words."""
+    """Why ``mfu`` or ``useful_mfu`` is None, in a few words."""
 
     def __repr__(self) -> str:
         """The averages; ``to_json`` has every field."""

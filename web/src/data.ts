@@ -17,10 +17,6 @@ export interface WindowFigures {
   longest_of: string;
   /** Rules of the first pieces of advice. */
   advice: string[];
-  /** The law of the FLOPs in words. */
-  law?: { formulas: string[]; support: string; length: string } | null;
-  /** Why there is none though sizes varied, in a sentence; empty if they did not. */
-  no_law?: string;
   /** Where TensorBoard's server has its profile. */
   address?: string;
 }

@@ -48,7 +48,6 @@ export const DEFINITIONS = {
   "self time":
     "In the operator itself, without the operators it called: on the device if there is one, else on the host.",
   reserved: "What a caching allocator had taken from the device.",
-  law: "An exact formula of the batch's sizes, found from counted steps and checked on others; used only where it was.",
   "lower bound":
     "Something that ran could not be counted and may have spent FLOPs: totals and rates are at least these.",
   "traced step time":

@@ -11,7 +11,6 @@ import type { Profile } from "./schema";
 import { Advice } from "./sections/advice";
 import { Answer } from "./sections/answer";
 import { Budget } from "./sections/budget";
-import { Law } from "./sections/law";
 import { Memory } from "./sections/memory";
 import { Modules } from "./sections/modules";
 import { Kernels, Operators } from "./sections/operators";
@@ -99,7 +98,6 @@ export function Profiles({ source, first }: { source: Source; first: ProfilesDoc
           <>
             <Answer profile={profile} figures={figures} tree={tree} place={place} />
             <Budget profile={profile} />
-            <Law profile={profile} figures={figures} />
             {tree ? <Modules tree={tree} note={modulesNote(tree)} place={place} go={go} /> : null}
             {whole === profile ? ofProfile : null}
             <Windows run={run} at={windowAt} place={place} go={go} />
@@ -158,7 +156,6 @@ function namesOfSections(profile: Profile, figures: WindowFigures | undefined, w
   const all: [string, string, boolean][] = [
     ["answer", "Answer", true],
     ["budget", "Budget", profile.budget !== null],
-    ["law", "FLOPs by size", Boolean(figures?.law || figures?.no_law)],
     ["modules", "Modules", profile.modules.length > 0],
     ["roofline", "Roofline", profile.traced?.like_counted === true && profile.modules.length > 0],
     ["operators", "Operators", profile.operators.length > 0],

@@ -39,7 +39,6 @@ from lightning_flops.instrument.counting.operator_facts import (
     operator_of,
 )
 from lightning_flops.instrument.counting.thread_state import Books, Cell, CountedCell, Repetition, Table, ThreadState
-from lightning_flops.instrument.counting.values_seen import ValuesWatch
 from lightning_flops.instrument.torch_private.autograd import (
     ACCUMULATES_GRADIENT,
     NO_GRAPH_TASK,
@@ -113,7 +112,8 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         self._kernel = Operator(kernel, kernel)
         self.counts_fake = False
         """Whether the user computes with fake tensors. If not, some library uses them to find a shape."""
-        self.values = ValuesWatch()
+        self.data_dependent = False
+        """Values in tensors have decided sizes: another step of these shapes may cost something else."""
         """What numbers in tensors decide."""
         self.runs_in_tf32: Callable[[Operator], bool] | None = None
         self.on_function: Callable[[Any], None] = _ignore
@@ -198,7 +198,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
             except RuntimeError:
                 # A sparse tensor has no nbytes, and what is spent on it goes by how many numbers it stores.
                 read, written = bytes_of(args), bytes_of(out)
-                self.values.spent += operator.counted
+                self.data_dependent |= operator.counted
             if operator.counted:
                 self._count(state, books, operator, args, kwargs or {}, out, read, written)
                 return out
@@ -347,16 +347,15 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         if state.paused:
             return
         table = self._backward.table(state, operator) if state.in_backward else state.table
-        # What is computed on the result is of a size that no shape tells. A number may be read for anything: only one
-        # that a model reads is taken for a size.
+        # A number may be read for anything: only one that a model reads is taken for a size.
         asks = operator.sized_by_values if not operator.reads_number or table.module != OUTSIDE else None
         if asks is not None and asks(args):
-            self.values.sized(out)
+            self.data_dependent = True
         if operator.is_only_asked:
             return
         stood_for = bool(state.functions) and self._stands_for(state)
         if operator.counted and not stood_for:
-            self.values.spent += any(isinstance(arg, Tensor) and arg.layout is not torch.strided for arg in args)
+            self.data_dependent |= any(isinstance(arg, Tensor) and arg.layout is not torch.strided for arg in args)
             cell = self._work(state, table, operator, args, kwargs, out)
         else:
             cell = table.cell(operator)
@@ -398,7 +397,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
             flops = work
         else:
             flops = _split(cell, work, self._halve_causal)
-            self.values.spent += work.by_values
+            self.data_dependent |= work.by_values
         cell.flops += flops
         if table.phase == "forward" or table.phase == "recompute":
             if is_grad_enabled():

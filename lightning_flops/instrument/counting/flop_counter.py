@@ -49,7 +49,7 @@ from lightning_flops.instrument.torch_private.autograd import (
 from lightning_flops.instrument.torch_private.compiler import autograd_is_compiled
 from lightning_flops.instrument.torch_private.dispatch import is_pushed, push, push_under_others, remove
 from lightning_flops.instrument.torch_private.modules import children_of, is_replica
-from lightning_flops.records import OUTSIDE, FlopRecord, OperatorCell, PhaseFlops, ValuesSeen
+from lightning_flops.records import OUTSIDE, FlopRecord, OperatorCell, PhaseFlops
 
 CausalAttention = Literal["full", "half"]
 
@@ -234,10 +234,10 @@ class FlopCounter:
                 state.pop_to(1)
         self._failed(where, error)
 
-    @property
-    def values(self) -> ValuesSeen:
-        """What numbers in tensors have decided, beside shapes."""
-        return self._mode.values.seen
+    def take_data_dependent(self) -> bool:
+        """Whether values in tensors have decided sizes since this was last asked."""
+        found, self._mode.data_dependent = self._mode.data_dependent, False
+        return found
 
     @contextmanager
     def pause(self) -> Iterator[None]:

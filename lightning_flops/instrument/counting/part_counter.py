@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Protocol, get_args
 
 from lightning_flops.analysis.flop_counts import flops_by_bucket
-from lightning_flops.records import NO_VALUES, BucketFlops, FlopRecord, PhaseFlops, TimePhase, ValuesSeen
+from lightning_flops.records import BucketFlops, FlopRecord, PhaseFlops, TimePhase
 
 _TIME_PHASES: tuple[TimePhase, ...] = get_args(TimePhase)
 
@@ -21,9 +21,8 @@ class Counter(Protocol):
     def compile_sec(self) -> float:
         """Host time in which torch has compiled something while this counted."""
 
-    @property
-    def values(self) -> ValuesSeen:
-        """What numbers in tensors have decided so far, beside shapes."""
+    def take_data_dependent(self) -> bool:
+        """Whether values in tensors have decided sizes since this was last asked."""
 
     def __enter__(self) -> Any:
         """Start counting; may be entered again after it was left, and adds up."""
@@ -66,9 +65,8 @@ class PartCounter:
         self.step_compile_sec = 0.0
         """How long torch has compiled something in the last step."""
         self._compile_sec = 0.0
-        self.step_values = NO_VALUES
-        """What numbers in its tensors have decided in the last step, beside shapes."""
-        self._values = NO_VALUES
+        self.step_is_data_dependent = False
+        """Values in tensors have decided sizes in the last step."""
         self.mixed: set[TimePhase] = set()
         """Phases whose work ran, in part, while the loop was in another of them."""
 
@@ -117,8 +115,7 @@ class PartCounter:
         self._buckets = buckets
         compile_sec = self._counter.compile_sec
         self.step_compile_sec, self._compile_sec = compile_sec - self._compile_sec, compile_sec
-        values = self._counter.values
-        self.step_values, self._values = values.since(self._values), values
+        self.step_is_data_dependent = self._counter.take_data_dependent()
         return self._before_step - before
 
     def give_up(self) -> None:

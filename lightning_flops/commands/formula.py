@@ -1,4 +1,4 @@
-"""``lightning-flops law FILE.py:FUNCTION``: the FLOPs of a model as a function of its batch's sizes."""
+"""``lightning-flops formula FILE.py:FUNCTION``: the FLOPs of a model as a function of its batch's sizes."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from lightning_flops.text.json_text import shown
 
 def add(commands: Commands) -> None:
     """Add the command to *commands*."""
-    law = commands.add_parser(
-        "law",
+    formula = commands.add_parser(
+        "formula",
         help="say what a model's FLOPs are as a function of its batch's sizes",
         description=(
             "Say what one forward and backward of a model costs as an exact function of its batch's sizes, from fake "
             "tensors: nothing of it runs."
         ),
-        epilog=f"example:\n  {PROGRAM} law my_models.py:bert --vary input_ids=0,1 --at batch=8,sequence=4096",
+        epilog=f"example:\n  {PROGRAM} formula my_models.py:bert --vary input_ids=0,1 --at batch=8,sequence=4096",
         formatter_class=AS_WRITTEN,
         allow_abbrev=False,
     )
-    law.set_defaults(act=_print_law)
-    law.add_argument(
+    formula.set_defaults(act=_print_formula)
+    formula.add_argument(
         "example", metavar="FILE.py:FUNCTION", help="returns a model and a batch; MODULE:FUNCTION may be given as well"
     )
-    law.add_argument(
+    formula.add_argument(
         "--vary",
         type=_varying,
         action="append",
@@ -39,13 +39,13 @@ def add(commands: Commands) -> None:
         metavar="TENSOR=AXIS,...",
         help="axes of a tensor of the batch that vary, by its name or position; AXIS:NAME names one",
     )
-    law.add_argument(
+    formula.add_argument(
         "--at", type=_sizes, action="append", default=[], metavar="NAME=SIZE,...", help="print the FLOPs of these sizes"
     )
-    law.add_argument(
+    formula.add_argument(
         "--causal-attention", choices=("full", "half"), default="full", help="of the score matrix (default: full)"
     )
-    law.add_argument("--json", action="store_true", help="print JSON")
+    formula.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _varying(text: str) -> tuple[str | int, dict[int, str] | list[int]]:
@@ -70,27 +70,27 @@ def _sizes(text: str) -> dict[str, int]:
         ) from None
 
 
-def _print_law(options: argparse.Namespace) -> int:
+def _print_formula(options: argparse.Namespace) -> int:
     try:
-        print_whole(_law(options))
+        print_whole(_formula(options))
     except LightningFlopsError as error:
         complain(str(error))
-        return 1
+        return 2
     return 0
 
 
-def _law(options: argparse.Namespace) -> str:
-    from lightning_flops.pytorch import flops_law
-    from lightning_flops.report.law_text import render_law
+def _formula(options: argparse.Namespace) -> str:
+    from lightning_flops.pytorch import flops_formula
+    from lightning_flops.report.formula_text import render_formula
 
     model, batch = _example(options.example)
-    law = flops_law(model, batch, vary=dict(options.vary), causal_attention=options.causal_attention)
+    formula = flops_formula(model, batch, vary=dict(options.vary), causal_attention=options.causal_attention)
     for sizes in options.at:
         try:
-            law(**sizes)
+            formula(**sizes)
         except TypeError as error:
             raise LightningFlopsError(f"--at: {error}") from error
-    return law.to_json() if options.json else render_law(law.report())
+    return formula.to_json() if options.json else render_formula(formula.report())
 
 
 def _example(where: str) -> tuple[Any, Any]:

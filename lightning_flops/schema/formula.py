@@ -1,0 +1,116 @@
+"""The FLOPs of a model as a formula of its batch's sizes, and its JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from lightning_flops.schema import dataclass_json
+
+SCHEMA_VERSION = 2
+"""Version of the JSON that ``FormulaReport.to_json`` writes; it goes up whenever a field changes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormulaSize:
+    """A size that the FLOPs depend on."""
+
+    name: str
+    """Such as ``batch`` or ``sequence``."""
+    least: int
+    """The least that was counted."""
+    greatest: int
+    """The greatest that was counted."""
+    apart: int
+    """Greatest common distance of the counted values; sizes between them are not covered by the formula."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormulaTerm:
+    """One product of a sum: numerator / denominator x each size to its power."""
+
+    numerator: int
+    """Of the exact coefficient."""
+    denominator: int
+    """Mostly 1."""
+    powers: Mapping[str, int]
+    """By size; a size that is not in the term is left out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormulaSum:
+    """FLOPs of one bucket in one dtype."""
+
+    bucket: str
+    """``forward``, ``backward``, ``recompute``, ``optimizer``, or ``causal_skipped``: what fused causal attention does
+    not execute of the others."""
+    dtype: str
+    """Of the arithmetic."""
+    terms: tuple[FormulaTerm, ...]
+    """Their sum is the bucket's FLOPs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizedFlops:
+    """FLOPs of one forward and backward on a batch of these sizes, exact; a multiply-add is two."""
+
+    sizes: Mapping[str, int]
+    """By name."""
+    forward: int
+    """Of the forward pass."""
+    backward: int
+    """Of what autograd runs."""
+    recompute: int
+    """Repeated by activation checkpointing, and by fused attention's backward."""
+    causal_skipped: int
+    """Of the others, what fused causal attention does not execute."""
+    source: Literal["formula", "counted"]
+    """Whether the formula gave them, or a count of these very sizes."""
+
+    @property
+    def model_flops(self) -> int:
+        """Forward and backward."""
+        return self.forward + self.backward
+
+    @property
+    def hardware_flops(self) -> int:
+        """What kernels execute."""
+        return self.model_flops + self.recompute - self.causal_skipped
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormulaReport:
+    """The formula, what it rests on, and the FLOPs of the sizes that were asked for."""
+
+    schema_version: int
+    """Of the JSON: ``SCHEMA_VERSION``."""
+    holds: bool
+    """Whether there is a formula; without one every size is counted by itself."""
+    reason: str | None
+    """Why there is none."""
+    sizes: tuple[FormulaSize, ...]
+    """Empty without a formula."""
+    sums: tuple[FormulaSum, ...]
+    """Empty without a formula."""
+    counted: int
+    """Batches of different sizes that were counted."""
+    checks: int
+    """Of these, how many more than the formula needs to be determined."""
+    lower_bound: bool
+    """An operator that may have FLOPs could not be counted."""
+    asked: tuple[SizedFlops, ...]
+    """The latest sizes that were asked for, each once."""
+
+    def to_json(self) -> str:
+        """The report as indented JSON."""
+        return dataclass_json.dump(self)
+
+    @staticmethod
+    def from_json(text: str) -> FormulaReport:
+        """The report that ``to_json`` wrote as *text*.
+
+        Raises:
+            ProfileFormatError: *text* is no JSON, has another schema version, or a field is missing, unknown or wrong.
+        """
+        return dataclass_json.load(FormulaReport, text, version_field="schema_version", version=SCHEMA_VERSION)

@@ -1,0 +1,287 @@
+"""What a run says of its steps' FLOPs, held to what each step costs by hand."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from lightning_flops.records import HIDDEN_SHAPE, BatchTokens
+from lightning_flops.run.step_flops import StepFlops, StepKey, StepSums
+from tests.run.simulated import STEP_SEC, Ran, Step, generator, rows, simulate
+
+FIXED = (((8, 64),),)
+HIDDEN = ((HIDDEN_SHAPE,),)
+
+
+def layer(batch: int, length: int) -> int:
+    """Products of every token, and attention of each to all."""
+    return batch * (5_000 * length + 64 * length**2)
+
+
+# ---- exact
+
+
+@pytest.mark.parametrize("cost", [0.3, 5.0, 100.0])
+def test_a_short_last_batch_is_exact_from_the_second_log_step_on(cost: float) -> None:
+    """1,000 samples in batches of 128, 40 epochs; 77 FLOPs a sample, and 5 of the whole batch."""
+    sizes = [*[128] * 7, 104] * 40
+    readings: list[StepSums | None] = []
+    run = simulate([Step((((size, 10),),), 77 * size + 5) for size in sizes], cost=cost, each=readings.append)
+    assert (run.sums.model_flops, run.sums.error, run.sums.steps_estimated) == (run.truth, 0.0, 0)
+    assert run.truth == 3 * 40 * (1_000 * 77 + 8 * 5)
+    assert len(readings) == 6
+    assert all(one is not None and one.estimated_ratio == 0.0 for one in readings)
+
+
+@pytest.mark.parametrize("cost", [0.3, 5.0, 100.0])
+def test_two_batch_sizes_at_random_are_exact(cost: float) -> None:
+    """The cube of the batch is nothing that elements tell."""
+    for seed in range(5):
+        sizes = generator(seed).choices((32, 48), k=2_000)
+        run = simulate([Step((((size, 10),),), size**3) for size in sizes], seed=seed, cost=cost)
+        assert (run.sums.model_flops, run.sums.error, run.sums.steps_counted) == (run.truth, 0.0, 2_000)
+
+
+def lengths(numbers: random.Random, steps: int) -> list[Step]:
+    """Random batch sizes and lengths."""
+    sizes = [(numbers.randint(1, 8), numbers.randint(8, 128)) for _ in range(steps)]
+    return [Step(rows(*one), layer(*one)) for one in sizes]
+
+
+@pytest.mark.parametrize("cost", [0.3, 5.0, 100.0])
+def test_random_lengths_and_batch_sizes_follow_the_formula(cost: float) -> None:
+    for seed in range(20):
+        run = simulate(lengths(generator(seed), 300), seed=seed, cost=cost)
+        assert run.sums.model_flops == run.truth and run.sums.error == 0.0
+        assert run.sums.steps_by_formula > 100
+
+
+def test_packed_sequences_follow_the_formula_of_their_lengths() -> None:
+    """Rows of 256 tokens, whose sequences each attend to themselves: 5,000 R + 64 Q, and R is 256 in each of 4 rows."""
+
+    def steps(numbers: random.Random) -> Iterator[Step]:
+        for _ in range(400):
+            parts = [numbers.randint(8, 128) for _ in range(4)]
+            sequences = [length for part in parts for length in (part, 256 - part)]
+            squares = sum(length**2 for length in sequences)
+            tokens = BatchTokens(1024, 1024, None, 8, squares, max(sequences))
+            yield Step(rows(4, 256), 5_000 * 1024 + 64 * squares, tokens)
+
+    for seed in range(5):
+        run = simulate(steps(generator(seed)), seed=seed)
+        assert (run.sums.model_flops, run.sums.error) == (run.truth, 0.0)
+        assert run.sums.steps_by_formula > 350
+
+
+def test_useful_flops_are_those_of_the_lengths_without_padding() -> None:
+    """The model pays for every place of B x S; without padding it would pay for R tokens and Q pairs."""
+    numbers, steps, useful = generator(0), [], 0
+    for _ in range(400):
+        real = [numbers.randint(8, 128) for _ in range(numbers.randint(2, 6))]
+        real[0] += real[0] == real[1]
+        batch, longest = len(real), max(real)
+        squares = sum(length**2 for length in real)
+        tokens = BatchTokens(batch * longest, sum(real), None, batch, squares, longest)
+        steps.append(Step(rows(batch, longest), layer(batch, longest), tokens))
+        useful += 3 * (5_000 * sum(real) + 64 * squares)
+    flops = StepFlops()
+    for step in steps[:30]:
+        counted(flops, step)
+    for step in steps:
+        flops.ran(StepKey(step.batches, (step.tokens,), 1), seconds=STEP_SEC)
+    sums = flops.totals()
+    assert sums is not None and sums.useful_by_dtype == {"float32": useful}
+    assert sums.unprofiled_by_dtype == {"float32": 3 * sum(step.forward for step in steps)}
+
+
+def counted(flops: StepFlops, step: Step, *, drawn: bool = False, seconds: float = STEP_SEC) -> None:
+    """*step* was counted."""
+    flops.counted(
+        StepKey(step.batches, (step.tokens,) * len(step.batches), 1),
+        {("forward", "float32"): step.forward, ("backward", "float32"): 2 * step.forward},
+        seconds=seconds,
+        random=drawn,
+        data_dependent=step.data_dependent,
+        lower_bound=False,
+    )
+
+
+# ---- estimates, and their error
+
+
+def layer_drop(numbers: random.Random, steps: int) -> Iterator[Step]:
+    """Each of twelve layers is left out of one step in five."""
+    for _ in range(steps):
+        yield Step(FIXED, 3_000 + 1_000 * sum(numbers.random() > 0.2 for _ in range(12)))
+
+
+def router(numbers: random.Random, steps: int) -> Iterator[Step]:
+    """Of 512 tokens some are dropped."""
+    for _ in range(steps):
+        kept = min(512, max(0, int(numbers.gauss(410, 51))))
+        yield Step(FIXED, 100_000 + 300 * kept, data_dependent=True)
+
+
+def turns(numbers: random.Random, steps: int) -> Iterator[Step]:
+    """Two losses in turns."""
+    for number in range(steps):
+        yield Step(FIXED, 10_000 if number % 2 else 16_000)
+
+
+def objects(numbers: random.Random, steps: int) -> Iterator[Step]:
+    """Batches in which no tensor is seen."""
+    for _ in range(steps):
+        yield Step(HIDDEN, numbers.randint(2_000, 9_000))
+
+
+def frames(numbers: random.Random, steps: int) -> Iterator[Step]:
+    """A convolution leaves one of four frames: no polynomial tells how many are left."""
+    for _ in range(steps):
+        batch, length = numbers.randint(1, 8), numbers.randint(20, 200)
+        yield Step(rows(batch, length), batch * (5_000 * (length // 4) + 640 * (length // 4) ** 2))
+
+
+def pictures(numbers: random.Random, steps: int) -> Iterator[Step]:
+    """A picture is drawn at the first step, and at every hundredth after it."""
+    for number in range(steps):
+        yield Step(FIXED, 10_000 + 5_000 * (number % 100 == 0))
+
+
+def late_pictures(numbers: random.Random, steps: int) -> Iterator[Step]:
+    """A picture is drawn at the end of every hundred steps."""
+    for number in range(steps):
+        yield Step(FIXED, 10_000 + 5_000 * (number % 100 == 99))
+
+
+SEEDS = 100
+
+
+def is_true(run: Ran, steps: list[Step]) -> bool:
+    """Whether what the run says of its error holds: the interval, or how many steps may differ from the others."""
+    if run.sums.error:
+        return run.covered
+    usual = {step.batches: step.forward for step in reversed(steps)}
+    differ = sum(step.forward != usual[step.batches] for step in steps)
+    return min(differ, len(steps) - differ) <= 3 / run.sums.checks * len(steps)
+
+
+@pytest.mark.parametrize("steps", [60, 300, 2_000])
+@pytest.mark.parametrize("kind", [layer_drop, router, turns, objects, frames, pictures, late_pictures])
+def test_the_interval_covers_the_truth(kind: Callable[[random.Random, int], Iterator[Step]], steps: int) -> None:
+    true = 0
+    for seed in range(SEEDS if steps < 2_000 else SEEDS // 4):
+        run_of = list(kind(generator(seed), steps))
+        run = simulate(run_of, seed=seed)
+        assert run.sums.error is not None and run.sums.checks >= 3
+        true += is_true(run, run_of)
+    assert true >= 0.9 * (seed + 1)
+
+
+def test_three_equal_differences_are_no_interval_of_no_width() -> None:
+    """Of 256 elements one step was counted; three random ones of 512 cost 1,000 more than twice as much."""
+    flops = StepFlops()
+    counted(flops, Step((((4, 64),),), 10_000))
+    for size in (8, 16, 32):
+        counted(flops, Step((((size, 64),),), 2_500 * size + 1_000), drawn=True)
+    flops.ran(StepKey((((7, 64),),), (None,), 1), seconds=STEP_SEC)
+    sums = flops.totals()
+    assert sums is not None and sums.error is not None and sums.error > 0
+
+
+def test_with_two_checks_the_error_is_not_known() -> None:
+    flops = StepFlops()
+    for drawn in (False, True, True):
+        counted(flops, Step(FIXED, 10_000), drawn=drawn)
+    flops.ran(StepKey(FIXED, (None,), 1), seconds=STEP_SEC)
+    sums = flops.totals()
+    assert sums is not None and (sums.error, sums.checks, sums.model_flops) == (None, 2, 4 * 30_000)
+
+
+def test_what_was_predicted_before_the_formula_leaves_no_error() -> None:
+    """The first checks were predicted by the nearest shape, and wrongly. The formula that came later is exact."""
+    flops = StepFlops()
+    early = [(2, 8), (3, 100), (7, 30)]
+    for one in early:
+        counted(flops, Step(rows(*one), layer(*one)), drawn=True)
+    before = flops.totals()
+    for one in [(1, 128), (8, 8), (8, 128), (1, 8), (5, 64)]:
+        counted(flops, Step(rows(*one), layer(*one)))
+    flops.ran(StepKey(rows(4, 50), (None,), 1), seconds=STEP_SEC)
+    after = flops.totals()
+    assert before is not None and after is not None
+    assert (after.error, after.unprofiled_by_dtype) == (0.0, {"float32": 3 * layer(4, 50)})
+
+
+def test_data_dependent_steps_are_estimates_even_where_every_check_agrees() -> None:
+    run = simulate([Step(FIXED, 10_000, data_dependent=True)] * 300)
+    assert (run.sums.model_flops, run.sums.error) == (run.truth, 0.0)
+    assert (run.sums.steps_counted, run.sums.steps_estimated) == (run.counted, 300 - run.counted)
+
+
+def test_before_a_step_was_counted_there_is_nothing_to_say() -> None:
+    flops = StepFlops()
+    flops.ran(StepKey(FIXED, (None,), 1), seconds=STEP_SEC)
+    assert flops.reading() is None and flops.totals() is None
+    counted(flops, Step(FIXED, 10_000))
+    sums = flops.totals()
+    assert sums is not None and (sums.steps, sums.model_flops) == (2, 2 * 30_000)
+
+
+def test_hardware_flops_have_what_is_repeated_and_lack_what_kernels_skip() -> None:
+    flops = StepFlops()
+    key = StepKey(FIXED, (None,), 1)
+    spent = {
+        ("forward", "bfloat16"): 100,
+        ("backward", "bfloat16"): 200,
+        ("recompute", "bfloat16"): 50,
+        ("optimizer", "float32"): 7,
+        ("causal_skipped", "bfloat16"): 30,
+    }
+    flops.counted(key, spent, seconds=1.0, random=False, data_dependent=False, lower_bound=True)
+    flops.ran(key, seconds=1.0)
+    sums = flops.totals()
+    assert sums is not None and sums.lower_bound
+    assert (sums.hardware_flops, sums.model_by_dtype) == (2 * 327, {"bfloat16": 600})
+
+
+def test_accumulated_batches_add_up() -> None:
+    """Four batches a step, of two lengths each time; only the first one's shape is known when a step begins."""
+    numbers = generator(0)
+    steps = []
+    for _ in range(300):
+        sizes = [(4, numbers.randint(8, 64)) for _ in range(4)]
+        steps.append(Step(tuple(rows(*one)[0] for one in sizes), sum(layer(*one) for one in sizes)))
+    run = simulate(steps)
+    assert (run.sums.model_flops, run.sums.error) == (run.truth, 0.0)
+
+
+# ---- cost
+
+
+@pytest.mark.parametrize("cost", [0.1, 1.0, 30.0])
+def test_counting_adds_half_a_percent_to_a_long_run_and_goes_on_to_the_end(cost: float) -> None:
+    late: list[StepSums | None] = []
+    run = simulate([Step(FIXED, 10_000)] * 20_000, cost=cost, each=late.append)
+    assert run.added_sec <= 0.005 * 20_000 * STEP_SEC + cost * STEP_SEC
+    middle = late[len(late) // 2]
+    assert middle is not None and run.sums.checks > middle.checks
+    assert run.counted <= 700
+
+
+def test_ever_new_shapes_are_kept_as_a_sum() -> None:
+    flops = StepFlops()
+    counted(flops, Step((((1, 1),),), 10))
+    for size in range(1, 10_001):
+        flops.ran(StepKey((((1, size),),), (None,), 1), seconds=STEP_SEC)
+    sums = flops.totals()
+    assert sums is not None and sums.steps == 10_001
+    assert sums.model_flops == 30 + 30 * sum(range(1, 10_001))
+    assert any("4,096 shapes" in note for note in flops.notes)
+
+
+def test_the_global_random_state_is_not_touched() -> None:
+    before = random.getstate()
+    simulate([Step(FIXED, 10_000)] * 100)
+    assert random.getstate() == before
