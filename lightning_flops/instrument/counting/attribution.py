@@ -7,6 +7,7 @@ and so whose its backward is. A backward runs with grad disabled; what runs in i
 from __future__ import annotations
 
 import threading
+import weakref
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable
@@ -113,11 +114,13 @@ class Threads:
 
     Args:
         owner_of: returns the name of the module that holds a parameter.
+        unknown: name of the module that backwards of no known module are booked to.
         note: takes a sentence for the report.
     """
 
-    def __init__(self, owner_of: Callable[[Any], str], note: Callable[[str], None]) -> None:
+    def __init__(self, owner_of: Callable[[Any], str], unknown: str, note: Callable[[str], None]) -> None:
         self.owner_of = owner_of
+        self.unknown = unknown
         self.note = note
         self._local = threading.local()
         self._all: list[ThreadState] = []
@@ -172,7 +175,7 @@ class ThreadState:
     """What runs on one thread, and what was spent there."""
 
     def __init__(self, threads: Threads) -> None:
-        self._threads = threads
+        self._threads: Threads = weakref.proxy(threads)  # which knows the model, and is no part of a cycle with it
         self.ident = threading.get_ident()
         self.books = Books()
         self.entered = 0
@@ -278,7 +281,7 @@ class ThreadState:
         if not whole_backward_is_compiled():
             return OUTSIDE  # at the end of a backward: a reducer's callback
         self._threads.note(_WHOLE_BACKWARD)
-        return UNKNOWN
+        return self._threads.unknown
 
     def _bear(self, module: str) -> None:
         """Nodes made in a backward since the last operator belong to *module*, whose backward is running."""

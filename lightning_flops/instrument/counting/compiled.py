@@ -185,7 +185,11 @@ def repeated_products(graph: torch.fx.Graph, inputs: Iterable[Any], flops_of: Fl
         new = set(pending.pop().all_input_nodes) - needed
         needed |= new
         pending += new
-    return _sizes(graph, dict(zip(placeholders, inputs, strict=True)), needed, products, flops_of) if products else Counter()
+    return (
+        _sizes(graph, dict(zip(placeholders, inputs, strict=True)), needed, products, flops_of)
+        if products
+        else Counter()
+    )
 
 
 def _sizes(

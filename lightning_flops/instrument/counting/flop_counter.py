@@ -93,7 +93,7 @@ class FlopCounter:
         self._names = ModuleNames(root)
         self._notes = Notes()
         self._failed = self._notes.failed
-        self._threads = Threads(self._names.owner_of, self._notes.add)
+        self._threads = Threads(self._names.owner_of, OUTSIDE if root is None else "", self._notes.add)
         self._compiled = CompiledCode(
             self._names,
             self._threads,
@@ -191,7 +191,9 @@ class FlopCounter:
         failed = partial(self._failed, "the beginning of a backward")
         for module, name in backward_entries():
             taps.replace(
-                module, name, lambda original: hide_around(listening(original, before=self._backward_begins, failed=failed))
+                module,
+                name,
+                lambda original: hide_around(listening(original, before=self._backward_begins, failed=failed)),
             )
         hear_repetitions(taps, self._threads, self._failed)
         graph = getattr(torch.cuda, "CUDAGraph", None)
@@ -263,10 +265,10 @@ class FlopCounter:
         if caller.phase == "optimizer" and caller.owner is not None and not runs_step_of(caller.owner):
             state.pop_to(len(state.stack) - 1)  # its step has raised, and then torch calls no hook
             caller = state.stack[-1]
-        if task == NO_GRAPH_TASK and not state.paused:
-            # A wrapper and the module in it have one name, and count as one call.
-            if caller.module != name or not _is_wrapped_by(module, caller.owner):
-                state.books.calls[name] = state.books.calls.get(name, 0) + 1
+        # A wrapper and the module in it have one name, and count as one call.
+        is_wrapped = caller.module == name and _is_wrapped_by(module, caller.owner)
+        if task == NO_GRAPH_TASK and not state.paused and not is_wrapped:
+            state.books.calls[name] = state.books.calls.get(name, 0) + 1
         state.push(Running(name, "forward", module, task))
 
     def _on_module_leave(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -324,8 +326,7 @@ class FlopCounter:
         for kernel in self._compiled.templates():
             if (f"inductor.{kernel}", "") not in here.listed:
                 here.list(f"inductor.{kernel}", "", 0, True)
-        unknown = OUTSIDE if self._root is None else ""
-        record = merged(books, unknown=(UNKNOWN, unknown), notes=(*LOST, *self._notes.sentences))
+        record = merged(books, unknown=(UNKNOWN, self._threads.unknown), notes=(*LOST, *self._notes.sentences))
         notes = [*record.notes, *self._afterthoughts(record)]
         if any(module == UNKNOWN and cell.flops for one in books for (module, *_), cell in list(one.cells.items())):
             notes.append(_NOT_COUNTED)

@@ -1,4 +1,4 @@
-"""Operators whose result has a size that numbers in tensors decide."""
+"""A step in which numbers in tensors decide sizes is data-dependent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
-from lightning_flops.records import SizesSeen, ValuesSeen
 
 ROWS = torch.arange(12.0).view(6, 2)
 MASK = torch.tensor([True, False, True, True, False, False])
@@ -25,46 +24,31 @@ def masked() -> object:
     return torch._nested_tensor_from_mask(torch.ones(2, 3, 4), torch.tensor([[True] * 3, [True, False, False]]))
 
 
-FLOAT, WHOLE = 4, 8
-"""Bytes of a number."""
-
-
 @pytest.mark.parametrize(
-    ("call", "size"),
+    "call",
     [
-        pytest.param(lambda: ROWS[MASK], 3 * 2 * FLOAT, id="a mask selects"),
-        pytest.param(lambda: ROWS[:, 0][MASK], 3 * FLOAT, id="a mask selects of a view"),
-        pytest.param(lambda: ROWS.masked_select(MASK[:, None]), 3 * 2 * FLOAT, id="masked_select"),
-        pytest.param(lambda: MASK.nonzero(), 3 * WHOLE, id="nonzero"),
-        pytest.param(lambda: torch.where(NUMBERS == 2), 3 * WHOLE, id="where"),
-        pytest.param(lambda: ROWS.repeat_interleave(NUMBERS, dim=0), 7 * WHOLE, id="repeat_interleave"),
-        pytest.param(lambda: torch.bincount(NUMBERS), 3 * WHOLE, id="bincount"),
-        pytest.param(packed, 5 * 2 * FLOAT + 5 * WHOLE, id="packed sequences"),
+        pytest.param(lambda: ROWS[MASK], id="a mask selects"),
+        pytest.param(lambda: ROWS[:, 0][MASK], id="a mask selects of a view"),
+        pytest.param(lambda: ROWS.masked_select(MASK[:, None]), id="masked_select"),
+        pytest.param(lambda: MASK.nonzero(), id="nonzero"),
+        pytest.param(lambda: torch.where(NUMBERS == 2), id="where"),
+        pytest.param(lambda: ROWS.repeat_interleave(NUMBERS, dim=0), id="repeat_interleave"),
+        pytest.param(lambda: torch.bincount(NUMBERS), id="bincount"),
+        pytest.param(packed, id="packed sequences"),
         pytest.param(
             masked,
-            4 * 4 * FLOAT,
             id="a nested tensor by a mask",
             marks=pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors"),
         ),
-        pytest.param(lambda: ROWS.to_sparse(), 11 * FLOAT, id="a sparse tensor: one number is zero"),
+        pytest.param(lambda: ROWS.to_sparse(), id="a sparse tensor: one number is zero"),
     ],
 )
-def test_they_are_told_with_their_sizes(call: Callable[[], object], size: int) -> None:
+def test_sizes_that_values_decide_are_told_once(call: Callable[[], object]) -> None:
     counter = FlopCounter(nn.Identity())
     with counter:
         call()
-    ((line, seen),) = counter.values.sized.items()
-    assert seen == SizesSeen(1, size**2) and counter.values.spent == 0
-    assert line[0] == __file__
-
-
-def test_each_line_has_its_own_sizes() -> None:
-    counter = FlopCounter(nn.Identity())
-    with counter:
-        for _ in range(2):
-            NUMBERS[MASK]
-        NUMBERS[NUMBERS == 0]
-    assert list(counter.values.sized.values()) == [SizesSeen(2, 2 * (3 * WHOLE) ** 2), SizesSeen(1, (2 * WHOLE) ** 2)]
+    assert counter.take_data_dependent()
+    assert not counter.take_data_dependent()
 
 
 class Reads(nn.Module):
@@ -79,18 +63,23 @@ class Reads(nn.Module):
             one()
 
 
-def test_a_whole_number_that_a_model_reads_may_be_a_size() -> None:
-    reads = Reads(
-        lambda: NUMBERS.sum().item(),
-        lambda: ROWS[: NUMBERS.max()],
-        lambda: ROWS.sum().item(),  # no size
-        lambda: bool(MASK.any()),
-    )
+@pytest.mark.parametrize(
+    ("read", "is_size"),
+    [
+        (lambda: NUMBERS.sum().item(), True),
+        (lambda: ROWS[: NUMBERS.max()], True),
+        (lambda: ROWS.sum().item(), False),
+        (lambda: bool(MASK.any()), False),
+    ],
+)
+def test_a_whole_number_that_a_model_reads_may_be_a_size(read: Callable[[], object], is_size: bool) -> None:
+    reads = Reads(read)
     counter = FlopCounter(reads)
     with counter:
-        reads()
         NUMBERS.sum().item()  # a metric of the loop's, for one
-    assert list(counter.values.sized.values()) == [SizesSeen(1, 7**2), SizesSeen(1, 2**2)]
+        assert not counter.take_data_dependent()
+        reads()
+    assert counter.take_data_dependent() == is_size
 
 
 @pytest.mark.parametrize(
@@ -109,18 +98,16 @@ def test_sizes_that_shapes_decide_are_none_of_them(call: Callable[[], object]) -
     counter = FlopCounter(nn.Identity())
     with counter:
         call()
-    assert counter.values == ValuesSeen()
+    assert not counter.take_data_dependent()
 
 
 def test_products_with_a_sparse_matrix_spend_what_its_numbers_decide() -> None:
-    counter = FlopCounter(nn.Identity())
-    with counter:
+    with FlopCounter(nn.Identity()) as counter:
         torch.sparse.mm(SPARSE, ROWS[:3])
-        assert counter.values.spent
-        before = counter.values.spent
+        assert counter.take_data_dependent()
         ROWS[:3] @ ROWS[:2]
         SPARSE * 2.0  # no product of matrices
-        assert counter.values.spent == before
+        assert not counter.take_data_dependent()
         with counter.in_optimizer():
             SPARSE @ ROWS[:3]
-    assert counter.values.spent > before
+        assert counter.take_data_dependent()
