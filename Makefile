@@ -8,7 +8,7 @@ INSTALL := DS_BUILD_OPS=0 $(RUN) -m pip install --quiet --disable-pip-version-ch
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-deepspeed docs docs-profile page test test-all before-tests deepspeed-operators page-tools test-deepspeed-0.16 test-deepspeed-suite test-hta test-lightning lightning-source lint bench-accuracy bench-counting bench-zoo bench-time bench-every-step bench-deepspeed bench-ranks bench-traces bench-faults gpu clean
+.PHONY: help demo demo-deepspeed docs docs-profile page test test-all before-tests deepspeed-operators page-tools test-deepspeed-0.16 test-deepspeed-suite test-hta test-lightning lightning-source lint bench-accuracy bench-counting bench-zoo bench-time bench-deepspeed bench-ranks bench-traces bench-foreign-traces bench-faults gpu clean
 
 help:
 	@echo "make demo      train a small network on handwritten digits with the profiler, and print its report"
@@ -27,10 +27,10 @@ help:
 	@echo "make bench-counting  what counting costs, beside the peers"
 	@echo "make bench-zoo  hundreds of architectures of transformers and timm beside an oracle of their Python calls"
 	@echo "make bench-time  whether reported times are those of an unprofiled run, and what timing and tracing cost"
-	@echo "make bench-every-step  what is known of 500 steps of random sizes, for each model that is counted by hand, under each door"
 	@echo "make bench-deepspeed  what DeepSpeed's own profiler prints and what this one does, side by side"
 	@echo "make bench-ranks  what merging the records of 4,096 ranks takes, and how long their report is"
 	@echo "make bench-traces  how fast traces are read and analyzed, beside HolisticTraceAnalysis"
+	@echo "make bench-foreign-traces TRACES=folder  other people's traces, held to sums that the benchmark makes itself"
 	@echo "make gpu       on a machine with an NVIDIA GPU: all that is claimed of CUDA, seen in nine minutes"
 	@echo "make bench-faults  failures at random lines of ours, random settings, mutated files, hostile names: what came out"
 
@@ -184,13 +184,6 @@ bench-time: $(BENCH_VENV)/.installed-bench
 	$(BENCH_VENV)/bin/python -m benchmarks.counted_share
 	$(BENCH_VENV)/bin/python -m benchmarks.trace_cost
 
-# Some ten minutes. MODELS="BERT T5" or DOORS="Lightning" take some of them, and print their table.
-bench-every-step: export DS_ACCELERATOR ?= cpu
-bench-every-step: export TORCH_EXTENSIONS_DIR ?= $(CURDIR)/.cache/torch_extensions
-bench-every-step: $(VENV)/.installed-dev
-	$(RUN) -m tests.deepspeed.compile_operators
-	$(RUN) -m benchmarks.every_step $(if $(MODELS),--models $(MODELS)) $(if $(DOORS),--doors $(DOORS))
-
 # Writes docs/deepspeed.md anew; takes several minutes.
 bench-deepspeed: $(VENV)/.installed-dev
 	$(RUN) -m benchmarks.deepspeed_side_by_side
@@ -203,6 +196,9 @@ gpu:
 # Takes some ten minutes, and three gigabytes of the temporary folder.
 bench-traces: $(VENV)/.installed-dev $(HTA_VENV)/.installed
 	$(RUN) -m benchmarks.traces --hta $(HTA_VENV)/bin/python
+
+bench-foreign-traces: $(VENV)/.installed-dev
+	$(RUN) -m benchmarks.foreign_traces $(TRACES) --output benchmarks/results/foreign_traces.md
 
 bench-ranks: $(VENV)/.installed-dev
 	$(RUN) -m benchmarks.many_ranks

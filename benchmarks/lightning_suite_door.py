@@ -52,7 +52,7 @@ def _shorten_windows() -> None:
 @functools.cache
 def _prepare_process() -> None:
     """Once in a process: hear the profiler's warnings, and of each window that closes."""
-    run_reports: Any = importlib.import_module("lightning_flops.session.run_reports")
+    run_reports: Any = importlib.import_module("lightning_flops.run.reports")
 
     class Hear(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:

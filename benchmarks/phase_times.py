@@ -34,8 +34,8 @@ from lightning_flops import FlopsProfilerCallback
 from lightning_flops.instrument.recorder import Recorder
 from lightning_flops.instrument.timing.clocks import WallClock
 from lightning_flops.records import WindowRecord
-from lightning_flops.session import instruments
-from lightning_flops.session import results as session_results
+from lightning_flops.run import window as instruments
+from lightning_flops.run import results as session_results
 
 from .machine import restart_in_one_thread_environment
 from .ratios import Estimate, median_with_interval

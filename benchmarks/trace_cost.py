@@ -27,12 +27,12 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from lightning_flops.analysis.trace import analyze_trace, load_trace, trace_from_columns
-from lightning_flops.analysis.trace.modules import module_table
 from lightning_flops.instrument.tracing import raw_events
 from lightning_flops.instrument.tracing.step_tracer import StepTracer
 from lightning_flops.records import StepSignature, TracedStepRecord
 from lightning_flops.schema.trace_steps import ModuleTable
+from lightning_flops.trace import analyze_trace, load_trace, trace_from_columns
+from lightning_flops.trace.modules import module_table
 
 from .machine import restart_in_one_thread_environment
 from .ratios import Estimate, Target, median_with_interval, ratio

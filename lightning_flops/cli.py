@@ -25,8 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     standard error says which. 2: wrong usage, or no such script to run. 130: Ctrl-C. What a program under ``run``
     raises is raised here, its Ctrl-C as well.
 
-    Of ``formula``, ``trace`` and ``compare``, 2 means that something cannot be read or compared, and of ``compare`` 1 means that a
-    condition of ``--fail-if`` holds.
+    Of ``formula``, ``trace`` and ``compare``, 2 means that something cannot be read or compared, and of ``compare`` 1
+    means that a condition of ``--fail-if`` holds.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     # DeepSpeed's launcher, and torch's old one, put this argument first. It is meant for the program.

@@ -30,3 +30,7 @@ now: Final[Callable[[], float]] = _time.perf_counter
 """Seconds, of any beginning."""
 processor_sec: Final[Callable[[], float]] = _time.process_time
 """Seconds that the processors have worked for this process."""
+wall_sec: Final[Callable[[], float]] = _time.time
+"""Seconds since the epoch."""
+sleep: Final[Callable[[float], None]] = _time.sleep
+"""Waits so many seconds."""

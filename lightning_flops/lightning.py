@@ -185,7 +185,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
             taken = ProfilerConfig.taken_over(block, given=self._given, enabled=not self._for_any_trainer)
             config = taken.settings
             if self._run_word == "fit" and taken.builtin_on and (config.enabled or taken.wrong):
-                self._builtin.stand_down(trainer)
+                self._builtin.switch_off(trainer)
         if trainer.is_global_zero:
             log_settings(
                 block,
@@ -237,16 +237,8 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         """A batch is done, and perhaps a step with it."""
         if self._adapter is not None:
             self._adapter.batch_ends(batch)
-
-    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Any) -> None:
-        """Autograd is about to run."""
-        if self._adapter is not None:
-            self._adapter.before_backward()
-
-    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Autograd has run."""
-        if self._adapter is not None:
-            self._adapter.after_backward()
+            if self._adapter.run.closed:  # a failure of ours
+                self._end_run()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Until the next epoch's first batch is there, time belongs to no step."""
@@ -309,11 +301,9 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
 
     @safe
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A validation is over."""
+        """A validation by itself is over; after one in a fit, steps go on with the next batch."""
         if trainer.state.fn == "validate":
             self._finish()
-        elif self._adapter is not None:
-            self._adapter.inside()
 
     @safe
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -347,9 +337,9 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
 
     def _end_run(self) -> None:
         self._builtin.put_back()
-        if (run := self.run) is not None:
-            run.close()
-            self._throughput = run.reports.throughput
+        if (adapter := self._adapter) is not None:
+            adapter.close()
+            self._throughput = adapter.run.reports.throughput
         self._adapter = None
 
 

@@ -2,46 +2,42 @@
 
 from __future__ import annotations
 
-import functools
 import operator
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from torch import nn
 
+from lightning_flops.adapters.loop import LoopRun
+from lightning_flops.adapters.loop_context import SeveralModels, frame_of, loop_output, optimizers_in
+from lightning_flops.adapters.standalone import FlopsProfiler, get_model_profile
 from lightning_flops.analysis.flop_counts import FlopCounts, flops_by_bucket
 from lightning_flops.analysis.offline_formula import Counted, FlopsFormula
 from lightning_flops.config import ProfilerConfig, SettingArguments, config_from, takes_settings
-from lightning_flops.doors.optimizers import optimizers_in
-from lightning_flops.doors.plain_context import LoopOutput, frame_of
-from lightning_flops.doors.plain_loop import PlainLoop
-from lightning_flops.doors.several_models import ModelWhileItLives, SeveralModels, called_in
-from lightning_flops.doors.standalone import FlopsProfiler, get_model_profile
-from lightning_flops.errors import ConfigError, LightningFlopsError
+from lightning_flops.errors import ConfigError
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
 from lightning_flops.instrument.counting.formulas import register_flop_formula
 from lightning_flops.instrument.counting.offline import count_on_fake_tensors
 from lightning_flops.instrument.counting.resized import VariedBatch
 from lightning_flops.instrument.module_scope import describe_modules, require_module
-from lightning_flops.session.results import ProfiledRun
+from lightning_flops.run.results import ProfiledRun
+from lightning_flops.run.safety import safe
 from lightning_flops.sinks.writers import is_writer
 from lightning_flops.text.json_text import shown
-from lightning_flops.text.printable import package_logger
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
+    from lightning_flops.adapters.deepspeed_engine import EngineLoop
     from lightning_flops.records import ModuleRecord
+    from lightning_flops.run.run import Run
     from lightning_flops.schema.profile import Profile
 
-logger = package_logger(__name__)
-
 T = TypeVar("T")
-P = ParamSpec("P")
 
 __all__ = [
     "Batches",
@@ -223,8 +219,6 @@ def profile_training(
     """
     model = _as_one(model) if isinstance(model, Mapping) else model
     require_module(model)
-    if any(type(one).__module__.startswith("deepspeed.") for one in called_in(model)):
-        raise ConfigError("model is a DeepSpeed engine: profile it with lightning_flops.deepspeed.attach(engine)")
     if accelerator is not None and fabric is not None:
         raise ConfigError("accelerator and fabric cannot both drive the loop: give one of them")
     if writer is not None and not is_writer(writer):
@@ -233,63 +227,29 @@ def profile_training(
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise ConfigError(f"{name} must be an integer >= {least}, got {shown(value)}")
     config = config_from(settings, owner="profile_training")
-    trained = _Trained(model, optimizers_in(optimizer))
-    del model, optimizer  # or the function below holds them
+    is_engine = any(kind.__module__ == "deepspeed.runtime.engine" for kind in type(model).__mro__)
+    optimizers = () if is_engine else optimizers_in(optimizer)
 
-    def loop(publish: Callable[[Profile], None]) -> PlainLoop:
-        model, optimizers = trained.found()
+    def loop(publish: Callable[[Profile], None]) -> tuple[LoopRun | EngineLoop, Callable[[], None]]:
         frame = frame_of(model, accelerator=accelerator, fabric=fabric)
-        return PlainLoop(
+        output, close = loop_output(frame, config, log_dir=log_dir, writer=writer)
+        if is_engine:  # made by the loop, or by accelerate
+            from lightning_flops.adapters.deepspeed_engine import EngineLoop
+
+            return EngineLoop(model, config, publish, output), close
+        run = LoopRun(
             model,
             optimizers,
             config=config,
             publish=publish,
             frame=frame,
-            output=LoopOutput(frame, log_dir=log_dir, writer=writer),
+            output=output,
             log_every_n_steps=log_every_n_steps,
             initial_step=initial_step,
         )
+        return run, close
 
-    return TrainingProfiler(loop, config=config, over=trained.let_go)
-
-
-class _Trained:
-    """What a loop trains. Once the loop is over, only its user holds it, who may keep the profiler for its figures.
-
-    Args:
-        model: what the loop calls, or what holds several of it.
-        optimizers: those of the loop.
-    """
-
-    def __init__(self, model: nn.Module, optimizers: tuple[Any, ...]) -> None:
-        self._held: tuple[nn.Module, tuple[Any, ...]] | None = (model, optimizers)
-        self._model = ModelWhileItLives(model)
-        self._optimizers = [_weakly(one) for one in optimizers]
-
-    def let_go(self) -> None:
-        """The loop is over."""
-        self._held = None
-
-    def found(self) -> tuple[nn.Module, tuple[Any, ...]]:
-        """The model and the optimizers, for a loop that begins.
-
-        Raises:
-            LightningFlopsError: they are gone since a loop before.
-        """
-        if self._held is None:
-            model = self._model()
-            optimizers = tuple(one for reference in self._optimizers if (one := reference()) is not None)
-            if model is None or len(optimizers) < len(self._optimizers):
-                raise LightningFlopsError("its model or an optimizer is gone")
-            self._held = model, optimizers
-        return self._held
-
-
-def _weakly(thing: Any) -> Callable[[], Any]:
-    try:
-        return weakref.ref(thing)
-    except TypeError:  # an object without a place for references
-        return lambda: thing
+    return TrainingProfiler(loop, config=config)
 
 
 def _as_one(models: Mapping[str, nn.Module]) -> nn.Module:
@@ -308,89 +268,68 @@ def _as_one(models: Mapping[str, nn.Module]) -> nn.Module:
     return SeveralModels(models)
 
 
-def _entry(
-    method: Callable[Concatenate[TrainingProfiler, P], None],
-) -> Callable[Concatenate[TrainingProfiler, P], None]:
-    """*method* as a user's loop calls it: what fails on our side ends the profiler, and never the loop."""
-
-    @functools.wraps(method)
-    def run(self: TrainingProfiler, /, *args: P.args, **kwargs: P.kwargs) -> None:
-        try:
-            method(self, *args, **kwargs)
-        except BaseException as error:
-            self._broke(error)
-
-    return run
-
-
 class TrainingProfiler(ProfiledRun):
-    """A profiler around a training loop of the user's; ``profile_training`` makes it.
-
-    Nothing of it raises into the loop.
+    """A profiler around a training loop; ``profile_training`` makes it. Nothing of it raises into the loop.
 
     Args:
-        loop: makes the door of the loop, given what takes its profiles.
+        loop: makes the adapter of the loop, given what takes its profiles, and what closes the files of its output.
         config: the settings.
-        over: is called when the loop is over.
     """
 
     def __init__(
         self,
-        loop: Callable[[Callable[[Profile], None]], PlainLoop],
+        loop: Callable[[Callable[[Profile], None]], tuple[LoopRun | EngineLoop, Callable[[], None]]],
         *,
         config: ProfilerConfig,
-        over: Callable[[], None],
     ) -> None:
         self._config = config
         self._make = loop
-        self._over = over
-        self._loop: PlainLoop | None = None
+        self._loop: LoopRun | EngineLoop | None = None
+        self._close_output: Callable[[], None] = _nothing
         self._start_anew()
+
+    @property
+    def run(self) -> Run | None:
+        """The run that goes on; None outside of a loop."""
+        return None if self._loop is None else self._loop.run
 
     def __enter__(self) -> Self:
         """The loop begins."""
         self.start()
         return self
 
-    @_entry
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """The loop is over, or has raised *error*: report what was measured."""
         self._end(error)
 
-    @_entry
     def start(self) -> None:
-        """Begin, where ``with`` cannot be used; ``stop`` must follow."""
+        """Begin, where ``with`` cannot be used; ``stop`` must follow. A loop that was not stopped is stopped first."""
         self._end(None)
-        self._start_anew()
-        self._loop = self._make(self._profiles.append)
-        self._loop.session.begin()
+        self._begin()
 
-    @_entry
+    @safe
+    def _begin(self) -> None:
+        self._start_anew()
+        self._loop, self._close_output = self._make(self._profiles.append)
+        self._loop.begin()
+
     def stop(self) -> None:
         """Report what was measured, and leave nothing behind."""
         self._end(None)
 
     def _end(self, error: BaseException | None) -> None:
-        loop = self._loop
-        if loop is not None:
-            loop.end(error)
-            self._throughput = loop.session.reports.throughput
-            self._over()
-            self._loop = None
-
-    def _broke(self, error: BaseException) -> None:
-        """Our side raised *error*, which ends the profiler; one that is no ``Exception`` is raised again."""
         loop, self._loop = self._loop, None
         if loop is not None:
-            loop.border.broke(error)
-        elif isinstance(error, Exception):
-            logger.warning("this loop is not profiled: %s: %s", type(error).__name__, error)
-        else:
-            raise error
+            try:
+                loop.finish(error)
+            finally:
+                if (run := loop.run) is not None:
+                    run.close()
+                    self._throughput = run.reports.throughput
+                self._close_output()
 
-    @_entry
     def step(self) -> None:
         """A batch is through, and with it a step, if it was updated.
 
@@ -405,36 +344,26 @@ class TrainingProfiler(ProfiledRun):
 
         A torch DataLoader is seen without this, on the thread that trains.
         """
-        try:
-            return Batches(loader, self._fetches_of, self._broke)
-        except BaseException as error:
-            self._broke(error)
-            return cast("Batches[T]", loader)
-
-    def _fetches_of(self, iterator: Iterator[T]) -> Callable[[], T] | None:
-        return None if self._loop is None else self._loop.fetches_of(iterator)
+        return Batches(loader, lambda: self._loop)
 
     @contextmanager
     def outside_of_steps(self, name: str = "validation") -> Iterator[None]:
         """What runs inside belongs to no step; its time is listed under *name*.
 
-        This is not needed for an evaluation of the model in evaluation mode, nor for ``torch.save``.
+        This is not needed for an evaluation of the model in evaluation mode without gradients.
         """
-        loop = None
-        try:
-            loop = self._loop
-            if loop is not None:
-                loop.leave_out(name)
-        except BaseException as error:
-            self._broke(error)
+        loop = self._loop
+        if loop is not None:
+            loop.leave_out(name)
         try:
             yield
         finally:
-            try:
-                if loop is not None:
-                    loop.take_in(name)
-            except BaseException as error:
-                self._broke(error)
+            if loop is not None:
+                loop.take_in()
+
+
+def _nothing() -> None:
+    """Nothing has to be closed."""
 
 
 class Batches(Generic[T]):
@@ -442,33 +371,29 @@ class Batches(Generic[T]):
 
     Args:
         loader: the user's.
-        fetches_of: returns what fetches the next batch of an iterator, and tells of it; None if nothing is profiled.
-        broke: is told what *fetches_of* has raised.
+        loop: returns the adapter of the loop that goes on; None outside of it.
     """
 
-    def __init__(
-        self,
-        loader: Iterable[T],
-        fetches_of: Callable[[Iterator[T]], Callable[[], T] | None],
-        broke: Callable[[BaseException], None],
-    ) -> None:
+    def __init__(self, loader: Iterable[T], loop: Callable[[], LoopRun | EngineLoop | None]) -> None:
         self._loader = loader
-        self._fetches_of = fetches_of
-        self._broke = broke
+        self._loop = loop
 
     def __iter__(self) -> Iterator[T]:
         """Iterate over the loader anew."""
         iterator = iter(self._loader)
-        fetch = None
-        try:
-            fetch = self._fetches_of(iterator)
-        except BaseException as error:
-            self._broke(error)
         while True:
+            loop = self._loop()
+            if loop is not None:
+                loop.wait_begins()
             try:
-                batch = next(iterator) if fetch is None else fetch()
+                batch = next(iterator)
             except StopIteration:
                 return
+            finally:
+                if loop is not None:
+                    loop.wait_ends()
+            if loop is not None:
+                loop.hands_out(batch)
             yield batch
 
     def __len__(self) -> int:

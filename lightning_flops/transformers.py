@@ -1,19 +1,18 @@
 """Front door for the Trainer of transformers: ``FlopsProfilerTrainerCallback``, for TRL's trainers as well.
 
-It checks the settings and passes the Trainer's events on. An ``HfTraining`` holds what lives as long as one call of
+It checks the settings and passes the Trainer's events on. A ``TrainerRun`` is the adapter of one call of
 ``Trainer.train``.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 try:
     from transformers import TrainerCallback
 
-    from lightning_flops.doors.hf_context import block_of, trainer_of
-    from lightning_flops.doors.hf_trainer import HfTraining
+    from lightning_flops.adapters.transformers import TrainerRun
+    from lightning_flops.adapters.transformers_context import block_of, trainer_of
 except ModuleNotFoundError as missing:
     if str(missing.name).partition(".")[0] not in ("transformers", "accelerate"):
         raise
@@ -21,22 +20,21 @@ except ModuleNotFoundError as missing:
         f"FlopsProfilerTrainerCallback needs {missing.name}: install lightning-flops[transformers]"
     ) from missing
 
+from lightning_flops.adapters.deepspeed_block import log_settings
 from lightning_flops.config import ProfilerConfig, SettingArguments, config_from, given_settings, takes_settings
-from lightning_flops.doors.deepspeed_block import log_settings
-from lightning_flops.session.border import event
-from lightning_flops.session.results import ProfiledRun
+from lightning_flops.run.results import ProfiledRun
+from lightning_flops.run.safety import safe
 from lightning_flops.text.printable import package_logger
 
 if TYPE_CHECKING:
-    from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
+    from transformers import Trainer
     from typing_extensions import Unpack
+
+    from lightning_flops.run.run import Run
 
 __all__ = ["FlopsProfilerTrainerCallback"]
 
 logger = package_logger(__name__)
-
-_RUNTIME_ATTRIBUTES = ("_training", "_has_begun")
-"""What is not pickled: what belongs to a running training."""
 
 
 class FlopsProfilerTrainerCallback(ProfiledRun, TrainerCallback):
@@ -45,7 +43,8 @@ class FlopsProfilerTrainerCallback(ProfiledRun, TrainerCallback):
     Add it to the ``callbacks`` of a ``transformers.Trainer``, or of a trainer of TRL; nothing else changes. The step
     that begins after ``profile_step`` steps of this training is counted, and the steps after it are timed. The scalars
     go along with the Trainer's next own log, and so to everything in ``report_to``. The report goes to TensorBoard, if
-    that is one of them, to the console's log, and to ``profile.json`` in ``lightning_flops`` below ``output_dir``.
+    that is one of them, to the console's log, and to ``profile.json`` in a folder ``lightning_flops``, which is beside
+    TensorBoard's logs, or below ``output_dir``.
 
     Tokens are counted where ``tokens_per_sample`` is not given: those with an ``attention_mask``, or without a mask
     those with a label, so without padding.
@@ -59,143 +58,88 @@ class FlopsProfilerTrainerCallback(ProfiledRun, TrainerCallback):
             both are warnings only: a value that breaks its rule means no profile, an unknown key is ignored.
     """
 
+    _adapter: TrainerRun | None = None
+    _has_begun = False
+
     @takes_settings
     def __init__(self, **settings: Unpack[SettingArguments]) -> None:
         self._config = config_from(settings, owner="FlopsProfilerTrainerCallback")
         self._given = given_settings(settings)
         self._start_anew()
-        self._training: HfTraining | None = None
-        self._has_begun = False
 
     def __getstate__(self) -> dict[str, Any]:
         """The settings and the result, without what belongs to a running training."""
-        return {name: value for name, value in self.__dict__.items() if name not in _RUNTIME_ATTRIBUTES}
+        return {name: value for name, value in vars(self).items() if name not in ("_adapter", "_has_begun")}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a callback that is in no training."""
-        self.__dict__.update(state)
-        self._training = None
-        self._has_begun = False
+    @property
+    def run(self) -> Run | None:
+        """The run that goes on; None outside of a training."""
+        return None if self._adapter is None else self._adapter.run
 
     # ---- the Trainer's events
 
-    @event
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
         """A training begins; where one before it was left by an exception that nobody saw, that one ends."""
         self._end()
         self._start_anew()
 
-    @event
-    def on_epoch_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """An epoch begins: with the first, everything is ready, and open a new window.
+    def on_epoch_begin(self, *args: Any, train_dataloader: Any = None, **kwargs: Any) -> None:
+        """An epoch begins: with the first, the Trainer has its engine, its optimizer and its loader."""
+        if not self._has_begun:
+            self._has_begun = True
+            self._begin(train_dataloader)
 
-        Not earlier: from here on we see what the training raises. Before, the events of other callbacks may raise.
-        """
-        if self._has_begun:
-            return
-        self._has_begun = True
+    @safe
+    def _begin(self, loader: Any) -> None:
         trainer = trainer_of(self)
         if trainer is None:
             logger.warning("this training is not profiled: no Trainer of transformers calls this callback")
             return
-        self._config = self._settings_in(trainer)
-        if self._config.enabled:
-            self._training = HfTraining(
-                trainer,
-                kwargs.get("train_dataloader"),
-                config=self._config,
-                publish=self._profiles.append,
-                over=self._end,
-            )
-            self._training.session.begin()
+        config = self._config = self._settings_in(trainer)
+        if config.enabled:
+            publish, over = self._profiles.append, self._end
+            self._adapter = TrainerRun(trainer, loader, config=config, publish=publish, over=over)
+            self._adapter.begin()
 
     def _settings_in(self, trainer: Trainer) -> ProfilerConfig:
         """The settings for a training of *trainer*, and words about where they come from."""
-        for_any = isinstance(self, CallbackOfAnyTrainer)
-        others = (one for one in trainer.callback_handler.callbacks if isinstance(one, FlopsProfilerTrainerCallback))
-        if for_any and not all(isinstance(other, CallbackOfAnyTrainer) for other in others):
+        ours = [one for one in trainer.callback_handler.callbacks if isinstance(one, FlopsProfilerTrainerCallback)]
+        if isinstance(self, CallbackOfAnyTrainer) and not all(isinstance(one, CallbackOfAnyTrainer) for one in ours):
             return ProfilerConfig(enabled=False)
-        block = block_of(trainer)
-        taken = None
-        config = ProfilerConfig(**self._given)
-        if block is not None:
-            taken = ProfilerConfig.taken_over(block, given=self._given, enabled=True)
-            config = taken.settings
+        block, given = block_of(trainer), self._given
+        taken = None if block is None else ProfilerConfig.taken_over(block, given=given, enabled=True)
+        config = ProfilerConfig(**given) if taken is None else taken.settings
         if trainer.is_world_process_zero():
-            log_settings(
-                block,
-                taken,
-                enabled=config.enabled,
-                given=self._given,
-                owner="FlopsProfilerTrainerCallback",
-                run="training",
-            )
+            owner = "FlopsProfilerTrainerCallback"
+            log_settings(block, taken, enabled=config.enabled, given=given, owner=owner, run="training")
         return config
 
-    # The Trainer calls the next two for every batch of the run: they have no wrapper, and their own border.
-
-    def on_substep_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_substep_end(self, *args: Any, **kwargs: Any) -> None:
         """A batch is done whose gradients are only accumulated."""
-        try:
-            if self._training is not None:
-                self._training.batch_ends(ends_step=False)
-        except BaseException as error:
-            self._broke(error)
+        if self._adapter is not None:
+            self._adapter.batch_ends(ends_step=False)
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
         """A batch is done, and with it a step."""
-        try:
-            if self._training is not None:
-                self._training.batch_ends(ends_step=True)
-        except BaseException as error:
-            self._broke(error)
+        if self._adapter is not None:
+            self._adapter.batch_ends(ends_step=True)
 
-    @event
-    def on_epoch_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_epoch_end(self, *args: Any, **kwargs: Any) -> None:
         """An epoch is over."""
-        if self._training is not None:
-            self._training.epoch_ends()
+        if self._adapter is not None:
+            self._adapter.epoch_ends()
 
-    @event
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """The training is over: report what there is."""
-        if self._training is not None:
-            self._training.finish()
+    def on_train_end(self, *args: Any, **kwargs: Any) -> None:
+        """The training is over."""
+        if self._adapter is not None:
+            self._adapter.finish()
         self._end()
 
     def _end(self) -> None:
-        training = self._training
-        if training is not None:  # let go of it last, so that a second try finds it
-            training.session.take_out()
-            self._throughput = training.session.reports.throughput
-        self._training = None
-        self._has_begun = False
-
-    def _broke(self, error: BaseException) -> None:
-        """An event of ours raised *error*: the training goes on without us, unless it is the user's Ctrl-C."""
-        training = self._training
-        try:
-            if training is not None:
-                training.session.border.broke(error)
-            elif isinstance(error, Exception):
-                logger.warning("this training is not profiled: %s: %s", type(error).__name__, error)
-                self._config = replace(self._config, enabled=False)
-        finally:
-            begun = self._has_begun
-            self._end()
-            self._has_begun = begun  # not again in this training
-            if not isinstance(error, Exception):
-                raise error
+        if (run := self.run) is not None:
+            run.close()
+            self._throughput = run.reports.throughput
+        self._adapter, self._has_begun = None, False
 
 
 class CallbackOfAnyTrainer(FlopsProfilerTrainerCallback):

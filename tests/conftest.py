@@ -19,7 +19,6 @@ import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
 
 _LONG = (
-    "tests/laws/test_failures_at_every_line.py",
     "tests/corpus/test_corpus.py",
     "tests/deepspeed/test_failures.py",
     "tests/page/test_page.py",
@@ -38,7 +37,6 @@ _LONG = (
     "tests/lightning/test_deepspeed_strategy.py",
     "tests/page/test_tensorboard_tab.py",
     "tests/test_examples.py",
-    "tests/session/test_every_step.py",
     "tests/deepspeed/test_experts.py",
     "tests/lightning/test_exceptions.py",
     "tests/ranks/test_communication.py",
@@ -47,7 +45,7 @@ _LONG = (
     "tests/test_docs.py",
     "tests/lightning/test_launchers.py",
     "tests/loops/test_compare_runs.py",
-    "tests/test_flops_law.py",
+    "tests/test_flops_formula.py",
     "tests/instrument/torch_private/test_missing_names.py",
     "tests/deepspeed/test_example.py",
     "tests/test_cli_run.py",
@@ -60,7 +58,6 @@ _LONG = (
     "tests/page/test_report_command.py",
     "tests/deepspeed/test_blocks.py",
     "tests/deepspeed/test_pipeline_lengths.py",
-    "tests/laws/test_laws.py",
     "tests/session/test_epochs.py",
     "tests/benchmarks/test_foreign_suite.py",
     "tests/analysis/test_compare.py",

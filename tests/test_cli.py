@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from lightning_flops import __version__
-from lightning_flops.analysis.trace import load_trace
 from lightning_flops.cli import main
 from lightning_flops.instrument.counting.recorded_calls import recorded_work
 from lightning_flops.report.trace_text import render_traces
+from lightning_flops.trace import load_trace
 from tests.analysis.in_memory import analyze_traces
 from tests.forks import run_fork
 
@@ -247,6 +247,6 @@ def test_ctrl_c_ends_a_command_without_a_traceback(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("lightning_flops.analysis.trace.files.analyze_file", interrupted)
+    monkeypatch.setattr("lightning_flops.trace.many.analyze_file", interrupted)
     assert main(["trace", RANKS[0]]) == 130
     assert capsys.readouterr() == ("", "")

@@ -160,7 +160,7 @@ def test_a_profile_of_version_3_is_compared(folder: Path, capsys: pytest.Capture
     (folder / "before" / "profile.json").write_text(json.dumps(data))
     assert main(["compare", "before", "after"]) == 0
     assert "+4.000 ms (+18.18%); what of it is noise is not known" in capsys.readouterr().out
-    assert Profile.from_json(json.dumps(data)).schema_version == 4
+    assert Profile.from_json(json.dumps(data)).schema_version == 5
 
 
 TRACES = Path(__file__).parent / "data" / "traces"

@@ -29,7 +29,7 @@ OUTPUT_OF = {
     "deepspeed.md": "benchmarks/deepspeed_side_by_side.py, which writes it",
     "distributed.md": "its commands; tests/ranks/test_example.py",
     "inference.md": "the program above; here",
-    "law.md": "its command, which is read here",
+    "formula.md": "its command, which is read here",
     "reading.md": "the program above; here",
     "traces.md": "its command; tests/report/test_trace_text.py",
 }

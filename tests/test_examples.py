@@ -34,7 +34,7 @@ def train_digits(folder: Path, *flags: str) -> str:
 
 def profile_of(folder: Path) -> Profile:
     """The profile of the one run in *folder*."""
-    (path,) = folder.glob("logs/*/version_0/profile.json")
+    (path,) = folder.glob("logs/*/version_0/lightning_flops/profile.json")
     return Profile.from_json(path.read_text())
 
 
@@ -62,7 +62,7 @@ def test_the_convolutional_demo_learns_and_reports(tmp_path: Path) -> None:
 
 def test_the_demo_of_transformers_reports(tmp_path: Path) -> None:
     printed = print_of("train_hf.py", tmp_path, "--max-steps", "40", "--profile-step", "3")
-    profile = Profile.from_json((tmp_path / "out" / "lightning_flops_logs" / "profile.json").read_text())
+    profile = Profile.from_json((tmp_path / "out" / "lightning_flops" / "profile.json").read_text())
     assert (profile.profile_step, profile.micro_steps, profile.samples) == (3, 3, 48)
     tokens, width, layers, symbols = 48 * 7, 32, 2, 14  # the longest sentence is "9+9=18."
     projections = 2 * tokens * width * (3 * width + width)
@@ -78,7 +78,7 @@ def test_the_demo_of_transformers_reports(tmp_path: Path) -> None:
 
 def test_the_demo_of_a_loop_of_ones_own_reports(tmp_path: Path) -> None:
     printed = print_of("train_plain.py", tmp_path, "--epochs", "1")
-    profile = Profile.from_json((tmp_path / "logs" / "plain" / "profile.json").read_text())
+    profile = Profile.from_json((tmp_path / "logs" / "plain" / "lightning_flops" / "profile.json").read_text())
     first, second = 2 * BATCH * 64 * 32 * 9, 2 * BATCH * 64 * 64 * 32 * 9
     last = 2 * BATCH * 64 * 64 * 10
     assert profile.flops.forward == first + second + last

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from ..machine import ROOT
 from .gpt import Size, size_for
 from .here import Check, Here
-from .judge import exactly, holds, told, within
+from .judge import exactly, holds, told
 from .results import Row
 from .trace import gpt_traced
 
@@ -52,30 +50,6 @@ def _command(here: Here) -> Iterator[Row]:
         + "".join(f"; {path}: {one} live, {other} read" for path, one, other in apart[:_SHOWN]),
     )
     yield from _flops(profile, read["flops"])
-    yield from _tracks(path, profile, read["flops"])
-
-
-def _tracks(path: str, profile: Any, read: Any) -> Iterator[Row]:
-    """The area below a track of FLOP/s is FLOPs: those of the file's shapes, and those of the counted step."""
-    areas = _areas(path)
-    executed = sum(_executed(step) for step in read["steps"]) + read["outside_steps"]
-    yield within("FLOPs below the track by operator", areas.get("FLOP/s by operator"), executed, share=_SHARE)
-    if profile["traced"]["like_counted"]:
-        counted = _executed(profile["flops"])
-        yield within("FLOPs below the track by part", areas.get("FLOP/s by part of the step"), counted, share=_SHARE)
-
-
-def _areas(path: str) -> dict[str, float]:
-    """Values times microseconds, as seconds, of each counter track in a kept trace, by the name behind ours."""
-    events = [one for one in json.loads(Path(path).read_bytes())["traceEvents"] if one["ph"] == "C"]
-    tracks: dict[str, list[tuple[float, float]]] = {}
-    for event in events:
-        (value,) = event["args"].values()
-        tracks.setdefault(event["name"].partition(": ")[2], []).append((event["ts"], value))
-    return {
-        name: sum(value * (later[0] - start) * 1e-6 for (start, value), later in itertools.pairwise(points))
-        for name, points in tracks.items()
-    }
 
 
 def _executed(flops: Any) -> int:

@@ -23,8 +23,8 @@ class Listener(Protocol):
     def run(self) -> Run | None:
         """The run whose training thread fetches."""
 
-    def fetch_begins(self) -> None:
-        """A DataLoader is asked for a batch."""
+    def fetch_begins(self, iterator: Any) -> None:
+        """A DataLoader's *iterator* is asked for a batch."""
 
     def fetch_ends(self, batch: Any) -> None:
         """It has delivered *batch*; None: it is at its end, or has raised."""
@@ -57,10 +57,12 @@ def _wrap(kind: type) -> Callable[[], None]:
     @functools.wraps(original)
     def next_batch(iterator: Any) -> Any:
         here = threading.get_ident()
-        found = [one() for one in _listeners]
-        hearing = [one for one in found if one is not None and one.run is not None and one.run.thread == here]
-        for one in hearing:
-            one.fetch_begins()
+        hearing = []
+        for reference in _listeners:
+            one = reference()
+            if one is not None and one.run is not None and one.run.thread == here:
+                hearing.append(one)
+                one.fetch_begins(iterator)
         batch = None
         try:
             batch = original(iterator)

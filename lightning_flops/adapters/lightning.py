@@ -8,11 +8,13 @@ the transfer, the step, the backward and the optimizer.
 from __future__ import annotations
 
 import math
+import operator
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -30,6 +32,7 @@ from lightning_flops.adapters.lightning_context import (
 )
 from lightning_flops.adapters.lightning_deepspeed import engine_of
 from lightning_flops.instrument.batches import from_loader, tensor_shapes
+from lightning_flops.instrument.optimizer_hooks import calling, remove_retired
 from lightning_flops.instrument.timing.settling import steps_to_settle
 from lightning_flops.run.adapter import Facts
 from lightning_flops.run.run import Run
@@ -97,21 +100,30 @@ class Actions:
         finally:
             self._hear(action_name, False)
 
+    def detach_from(self, trainer: weakref.ref[Any]) -> None:
+        """Let *trainer* have what stood there before; another callback's may stand in front of this one."""
+        one = trainer()
+        if one is None:
+            return
+        top = one.profiler
+        if top is self:
+            one.profiler = self._inner
+        while type(top) is Actions:
+            if top._inner is self:
+                top._inner = self._inner
+            top = top._inner
+
     def __getattr__(self, name: str) -> Any:
         """Everything else is the Trainer's own profiler's."""
         return getattr(self._inner, name)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _itself, (self._inner,)
+        return operator.itemgetter(0), ((self._inner,),)  # of the standard library: such a pickle loads without us
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
         """The class of the Trainer's own profiler, which Lightning asks for."""
         return type(self._inner)
-
-
-def _itself(profiler: Any) -> Any:
-    return profiler
 
 
 class LightningRun:
@@ -141,7 +153,8 @@ class LightningRun:
         self._trains = loop == "training"
         self._manual = self._trains and not pl_module.automatic_optimization
         self._engine = engine_of(trainer) if self._trains else None
-        self._names = private_names(trainer)
+        names, self._logged = private_names(trainer), "_batches_that_stepped"
+        """Lightning's loggers use this attribute of the loop as x-axis."""
         self._batch: Any = None
         self._shapes: Shapes = ()
         self._tokens: BatchTokens | None = None
@@ -152,13 +165,21 @@ class LightningRun:
         self._updates = 0
         """Optimizer attempts until the latest batch; in manual optimization, those since then."""
         self._depth = 0
+        self._hooks: _OptimizerHooks | None = None
+        self._in_backward = False
+        self._is_between = False
+        """What runs belongs to no step until the next batch is there."""
         self._several_loaders = False
         context = run_context(trainer, loop=loop)
-        moved = ""
+        ahead = batches_fetched_ahead(trainer, loop)
+        settle, moved = steps_to_settle(batches_ahead=ahead, batches_a_step=context.accumulate), ""
         if not self._trains:
-            self._several_loaders = len(_max_batches(trainer, loop)) > 1
-            config, moved = _within_the_loop(config, _max_batches(trainer, loop), loop)
-        settle = steps_to_settle(batches_ahead=batches_fetched_ahead(trainer, loop), batches_a_step=context.accumulate)
+            batches = _max_batches(trainer, loop)
+            self._several_loaders = len(batches) > 1
+            config, moved = _within_the_loop(config, batches, loop)
+            step = config.next_profile_step(steps_done=0)
+            if step is not None and not ahead and math.isfinite(sum(batches)):
+                settle = max(0, min(settle, int(sum(batches)) - step - 2))  # no queue drains: rather time a batch
         facts = Facts(
             root=pl_module,
             device=trainer.strategy.root_device,
@@ -176,7 +197,9 @@ class LightningRun:
             mark_parts=self._mark,
         )
         self.run = Run(facts, config, publish)
-        self._names.tell(self.run.notes.add_for_run)
+        names.tell(self.run.notes.add_for_run)
+        if self._trains:
+            names.has(trainer.fit_loop.epoch_loop, self._logged)
         if moved:
             self.run.notes.add_for_run(moved)
 
@@ -195,9 +218,8 @@ class LightningRun:
         hear_fetches(self, run.undo)
         if self._manual:
             # Users may step optimizers that Lightning does not wrap; torch's own hooks hear every one.
-            me = weakref.ref(self)
-            run.undo.callback(register_optimizer_step_pre_hook(_weakly(me, "_update_begins")).remove)
-            run.undo.callback(register_optimizer_step_post_hook(_weakly(me, "_update_ends")).remove)
+            self._hooks = _OptimizerHooks(self)
+            run.undo.callback(self._hooks.remove)
         self._updates = 0 if self._manual else self._attempts()
         self.outside("start")  # until the first batch is there
 
@@ -205,15 +227,10 @@ class LightningRun:
 
     def _mark(self, stack: ExitStack) -> None:
         """Hear the Trainer's actions until *stack* is closed."""
-        own: Any = self._trainer.profiler  # type: ignore[attr-defined]
-        trainer: weakref.ref[Any] = weakref.ref(self._trainer)
-
-        def put_back() -> None:
-            if (one := trainer()) is not None:
-                one.profiler = own
-
-        stack.callback(put_back)
-        self._trainer.profiler = Actions(own, self._action)  # type: ignore[attr-defined]
+        trainer: Any = self._trainer
+        actions = Actions(trainer.profiler, self._action)
+        stack.callback(actions.detach_from, weakref.ref(trainer))
+        trainer.profiler = actions
 
     @safe
     def _action(self, name: str, begins: bool) -> None:
@@ -224,15 +241,26 @@ class LightningRun:
         elif kind in ("setup", "teardown"):  # nobody said that the run was over
             run.close()
         elif name == "save_checkpoint":
-            self.outside("checkpoint") if begins else self.inside()
+            run.outside("checkpoint") if begins else run.inside()
         elif (part := _PARTS.get(kind)) is None or (kind in _OF_STRATEGY and not owner.startswith("[Strategy]")):
             return
         elif kind == "optimizer_step" and (self._manual or not owner.startswith("[LightningModule]")):
             return  # manual optimization: torch's hooks
+        elif self._manual and kind in ("on_before_backward", "on_after_backward"):
+            self._hear_manual_backward(owner, kind, begins)
         elif begins:
             run.enter(part[0], counts=part[1] and self._is_whole(kind))
         else:
             run.leave()
+
+    def _hear_manual_backward(self, owner: str, kind: str, begins: bool) -> None:
+        """Autograd runs between the last hook before the backward and the first one after it."""
+        if kind == "on_before_backward" and not begins and owner.startswith("[LightningModule]"):
+            self._in_backward = True
+            self.run.enter("backward")
+        elif kind == "on_after_backward" and begins and self._in_backward:
+            self._in_backward = False
+            self.run.leave()
 
     def _is_whole(self, kind: str) -> bool:
         """Whether an optimizer's step updates: Lightning calls DeepSpeed's after every batch."""
@@ -240,47 +268,55 @@ class LightningRun:
         return kind != "optimizer_step" or engine is None or bool(engine.is_gradient_accumulation_boundary())
 
     @safe
-    def before_backward(self) -> None:
-        """Autograd is about to run."""
-        if self._manual:
-            self.run.enter("backward")
+    def _update_begins(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An optimizer's step begins; its closure is the user's forward and backward, or does nothing.
 
-    @safe
-    def after_backward(self) -> None:
-        """Autograd has run."""
-        if self._manual:
-            self.run.leave()
-
-    @safe
-    def _update_begins(self) -> None:
+        Returns:
+            The arguments of the step, with the closure in a part of its own; torch takes them.
+        """
         self._depth += 1  # the hooks fire again where a subclass's step calls its parent's
-        if self._depth == 1:
-            self.run.enter("optimizer")
+        if self._depth > 1:
+            return None
+        self.run.enter("optimizer")
+        if not self.run.is_marking:
+            return None
+        marked = [self._marked(one) for one in args[1:]], {name: self._marked(one) for name, one in kwargs.items()}
+        return (args[0], *marked[0]), marked[1]
+
+    def _marked(self, argument: Any) -> Any:
+        if not callable(argument):
+            return argument
+
+        def closure() -> Any:
+            self.run.enter("forward", counts=False)
+            try:
+                return argument()
+            finally:
+                self.run.leave()
+
+        return closure
 
     @safe
-    def _update_ends(self) -> None:
+    def _update_ends(self, *_: Any) -> None:
         self._depth -= 1
         if self._depth == 0:
             self.run.leave()
             self._updates += 1
 
     @safe
-    def fetch_begins(self) -> None:
+    def fetch_begins(self, iterator: Any = None) -> None:
         """The loop waits for a batch: as the Trainer's action, as a DataLoader's, or as both, one inside the other."""
-        if self._is_in_loop():
+        if not self._trains or self._trainer.training:  # and not a validation inside the fit
+            self._steps_go_on()
             self.run.fetch_begins()
 
     @safe
     def fetch_ends(self, batch: Any) -> None:
         """A loader has delivered *batch*; if it goes to a device, its tokens are read here, on the host."""
-        if self._is_in_loop():
+        if not self._trains or self._trainer.training:
             self.run.fetch_ends()
             if batch is not None and self._reads_ahead and self.run.tokens.reads:
                 self._fetched.append(self.run.tokens.of(batch))
-
-    def _is_in_loop(self) -> bool:
-        """Whether the loop itself runs, and not a validation inside it."""
-        return not self._trains or bool(self._trainer.training)
 
     # ---- batches, epochs, validations: hooks of the callback
 
@@ -288,24 +324,27 @@ class LightningRun:
     def outside(self, what: str) -> None:
         """*what* begins between two batches, and belongs to no step; neither does what ran since the last batch."""
         self._fetched.clear()
+        self._is_between = True
         self.run.outside(what, since_batch=True)
 
-    @safe
-    def inside(self) -> None:
-        """Steps go on."""
-        self.run.inside()
+    def _steps_go_on(self) -> None:
+        """What was between two batches is over, with the hooks of every callback."""
+        if self._is_between:
+            self._is_between = False
+            while self.run.is_outside:
+                self.run.inside()
 
     @safe
     def checkpoint_begins(self) -> None:
         """A checkpoint is written until the next batch is there; while parts are marked, it is an action."""
         if not self.run.is_marking:
+            self._is_between = True
             self.run.outside("checkpoint")
 
     @safe
     def batch_starts(self, batch: Any, dataloader_idx: int = 0) -> None:
         """A batch has been fetched and transferred: take its shapes before the user's step may change it."""
-        while self.run.is_outside:
-            self.run.inside()  # an epoch, or a checkpoint of which only the begin was heard, is over
+        self._steps_go_on()
         self._batch, self._shapes = batch, self._shapes_of(batch, dataloader_idx)
         if self._reads_ahead:  # batches are used in the order in which they were fetched
             self._tokens = self._fetched.popleft() if self._fetched else None
@@ -317,6 +356,12 @@ class LightningRun:
         shapes = tensor_shapes(batch)
         return from_loader(shapes, dataloader_idx) if self._several_loaders else shapes
 
+    def close(self) -> None:
+        """Remove everything of ours, torch's hooks too if a failure in one of them kept them."""
+        self.run.close()
+        if self._hooks is not None:
+            self._hooks.remove()
+
     @safe
     def batch_ends(self, batch: Any, dataloader_idx: int = 0) -> None:
         """A batch is done, and perhaps a step with it."""
@@ -325,8 +370,12 @@ class LightningRun:
         if batch is not self._batch:
             self._shapes = self._shapes_of(batch, dataloader_idx)  # a dataloader_iter step fetches its batch itself
         self._batches_done += 1
-        updates = self._new_updates()
-        ends_step = not self._trains or updates > 0 or self._has_no_optimizer()
+        updates, self._updates = self._updates, 0
+        if self._trains and not self._manual:
+            self._updates = self._attempts()
+            updates = self._updates - updates
+        self._depth = 0
+        ends_step = not self._trains or updates > 0 or (self._manual and self._has_no_optimizer())
         shapes, tokens, self._batch, self._tokens = self._shapes, self._tokens, None, None
         self.run.batch_done(
             batch, shapes, updates=updates, ends_step=ends_step, logs=ends_step and self._logs(), tokens=tokens
@@ -337,18 +386,9 @@ class LightningRun:
         # DeepSpeed accumulates across epochs, where Lightning starts anew.
         return int(self._trainer.global_step if self._engine is None else self._engine.global_steps)
 
-    def _new_updates(self) -> int:
-        if not self._trains:
-            return 0
-        if self._manual:
-            updates, self._updates, self._depth = self._updates, 0, 0
-            return updates
-        before, self._updates = self._updates, self._attempts()
-        return self._updates - before
-
     def _has_no_optimizer(self) -> bool:
         """Whether every batch is a step, because there is no optimizer whose steps would show it."""
-        return self._manual and all(is_lightnings(type(one)) for one in self._trainer.optimizers)
+        return all(is_lightnings(type(one)) for one in self._trainer.optimizers)
 
     def _logs(self) -> bool:
         """Whether the Trainer logs its metrics with this step (``logger_connector.should_update_logs``)."""
@@ -363,19 +403,42 @@ class LightningRun:
         """The step at which Lightning logs its own metrics; a loop without training has its batches."""
         if not self._trains:
             return self._batches_done
-        step = self._names.get(self._trainer.fit_loop.epoch_loop, "_batches_that_stepped", None)
-        return int(self._trainer.global_step if step is None else step)
+        return int(getattr(self._trainer.fit_loop.epoch_loop, self._logged, self._trainer.global_step))
 
 
-def _weakly(me: weakref.ref[LightningRun], method: str) -> Callable[..., None]:
-    """A global hook of torch's that does not keep the adapter alive."""
+class _OptimizerHooks:
+    """Torch's global hooks of optimizers' steps; they hold their *adapter* weakly, and hear its own thread alone.
 
-    def hook(*_: Any) -> None:
-        one = me()
-        if one is not None:
-            getattr(one, method)()
+    Torch goes through its tables of hooks while it calls them: from inside a hook they are removed at the next batch.
+    """
 
-    return hook
+    def __init__(self, adapter: LightningRun) -> None:
+        self._adapter = weakref.ref(adapter)
+        self._running = 0
+        self._is_over = False
+        self._handles = [
+            register_optimizer_step_pre_hook(lambda *given: self._call(LightningRun._update_begins, *given)),
+            register_optimizer_step_post_hook(lambda *given: self._call(LightningRun._update_ends, *given)),
+        ]
+
+    def _call(self, method: Callable[..., Any], *given: Any) -> Any:
+        adapter = self._adapter()
+        if adapter is None or self._is_over or adapter.run.thread != get_ident():
+            return None
+        self._running += 1
+        try:
+            with calling(self._handles[0]):
+                return method(adapter, *given)
+        finally:
+            self._running -= 1
+
+    def remove(self) -> None:
+        """Hear of no step any more."""
+        self._is_over = True
+        if not self._running:
+            remove_retired()
+            while self._handles:
+                self._handles.pop().remove()
 
 
 def _max_batches(trainer: Trainer, loop: Loop) -> list[float]:

@@ -6,29 +6,21 @@ strategy's config says that DeepSpeed's own profiler is off. Afterwards it is ag
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from lightning_flops.config import BLOCK
-from lightning_flops.instrument.patches import StandsFor
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
 
-class _StoodDown(dict[str, Any]):
-    """A block that tells DeepSpeed not to profile. A pickle or a copy of it is the block as the user wrote it."""
+class _SwitchedOff(dict[str, Any]):
+    """A block that tells DeepSpeed not to profile."""
 
     def __init__(self, block: Mapping[str, Any]) -> None:
         super().__init__({**block, "enabled": False})
         self.original = block
-
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        return StandsFor(self.original).__reduce_ex__(protocol)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return copy.deepcopy(self.original, memo)
 
 
 class BuiltinProfiler:
@@ -37,17 +29,17 @@ class BuiltinProfiler:
     def __init__(self) -> None:
         self._config: dict[str, Any] | None = None
 
-    def stand_down(self, trainer: Trainer) -> None:
+    def switch_off(self, trainer: Trainer) -> None:
         """Switch it off in the config that the strategy will make its engine from."""
         config = trainer.strategy.config  # type: ignore[attr-defined]
-        if not isinstance(config[BLOCK], _StoodDown):  # another callback of ours was here
-            config[BLOCK] = _StoodDown(config[BLOCK])
+        if not isinstance(config[BLOCK], _SwitchedOff):  # another callback of ours was here
+            config[BLOCK] = _SwitchedOff(config[BLOCK])
         self._config = config
 
     def put_back(self) -> None:
         """Make the config, which may be the user's own dict, as the user wrote it."""
         config, self._config = self._config, None
-        if config is not None and isinstance(config.get(BLOCK), _StoodDown):
+        if config is not None and isinstance(config.get(BLOCK), _SwitchedOff):
             config[BLOCK] = config[BLOCK].original
 
 
@@ -65,4 +57,4 @@ def block_of(trainer: Trainer) -> object | None:
     """The ``"flops_profiler"`` block of *trainer*'s DeepSpeed config as the user wrote it; None if there is none."""
     config = getattr(trainer.strategy, "config", None) if is_deepspeed(trainer) else None
     block = config.get(BLOCK) if isinstance(config, Mapping) else None
-    return block.original if isinstance(block, _StoodDown) else block
+    return block.original if isinstance(block, _SwitchedOff) else block

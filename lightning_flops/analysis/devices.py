@@ -34,10 +34,19 @@ class Device(NamedTuple):
 
 
 def _tensor(
-    half: float, *, tf32: float, float32: float | None = None, float8: float | None = None, int8: float | None = None
+    half: float,
+    *,
+    tf32: float,
+    float32: float | None = None,
+    float8: float | None = None,
+    int8: float | None = None,
+    float4: float | None = None,
 ) -> dict[str, float]:
     """Peaks of a device whose bfloat16 and float16 rates are the same."""
-    peaks = {"bfloat16": half, "float16": half, "tf32": tf32, "float32": float32, "float8": float8, "int8": int8}
+    peaks = {
+        "bfloat16": half, "float16": half, "tf32": tf32, "float32": float32, "float8": float8, "int8": int8,
+        "float4": float4,
+    }  # fmt: skip
     return {dtype: peak for dtype, peak in peaks.items() if peak is not None}
 
 
@@ -107,6 +116,7 @@ DEVICES = (
     Device(r"A100-(SXM4|PCIE)-40GB", _A100, 1555.0, _A100_SHEET),
     Device(r"A100-SXM4?-80GB", _A100, 2039.0, _A100_SHEET),
     Device(r"A100 80GB PCIe", _A100, 1935.0, _A100_SHEET),
+    Device(r"A100-PG509-\d+", _A100, None, f"{_A100_SHEET}: a board for one customer"),
     Device(r"A100-PCIE-80GB", _A100, None, _A100_SHEET),
     Device(
         r"A100-SXM-64GB",
@@ -205,19 +215,19 @@ DEVICES = (
     # of B100 and B200 as 7.7 and as 8 TB/s; int8 of the 300s per board only.
     Device(
         r"B100",
-        _tensor(1750.0, tf32=875.0, float32=60.0, float8=3500.0, int8=3500.0),
+        _tensor(1750.0, tf32=875.0, float32=60.0, float8=3500.0, int8=3500.0, float4=7000.0),
         None,
         "NVIDIA HGX B100 datasheet: an eighth, and half of it without sparsity",
     ),
     Device(
         r"B200",
-        _tensor(2250.0, tf32=1125.0, float8=4500.0, int8=4500.0),
+        _tensor(2250.0, tf32=1125.0, float8=4500.0, int8=4500.0, float4=9000.0),
         None,
         "NVIDIA DGX B200 and HGX B200 datasheets: an eighth, and half of it without sparsity",
     ),
     Device(
         r"GB200",
-        _tensor(2500.0, tf32=1250.0, float8=5000.0, int8=5000.0),
+        _tensor(2500.0, tf32=1250.0, float8=5000.0, int8=5000.0, float4=10000.0),
         8000.0,
         "NVIDIA GB200 datasheet: 16 TB/s of two",
     ),
@@ -225,13 +235,25 @@ DEVICES = (
     Device(r"GB300", _tensor(2500.0, tf32=1250.0, float8=5000.0), None, "NVIDIA GB300 datasheet"),
     Device(
         r"RTX PRO 6000 Blackwell Workstation Edition",
-        _tensor(503.8, tf32=251.9, float32=125.9, float8=1007.6, int8=1007.6),
+        _tensor(503.8, tf32=251.9, float32=125.9, float8=1007.6, int8=1007.6, float4=2000.0),
         1792.0,
         "NVIDIA RTX PRO 6000 Blackwell Workstation datasheet: 4,000 TOPS in sparse float4; 188 SMs at 2,617 MHz",
     ),
     Device(
+        r"RTX PRO 6000 Blackwell Server Edition",
+        _tensor(500.0, tf32=250.0, float32=120.0, float8=1000.0, float4=2000.0),
+        1597.0,
+        "NVIDIA RTX PRO 6000 Blackwell Server datasheet: 4, 2 and 1 PFLOPS in sparse float4, float8 and float16",
+    ),
+    Device(
+        r"GB10",
+        {"float32": 31.0, "float4": 500.0},
+        273.0,
+        "NVIDIA DGX Spark datasheet: 1 PFLOP in sparse float4; float32 by Hot Chips 2025",
+    ),
+    Device(
         r"RTX PRO 6000 Blackwell Max-Q Workstation Edition",
-        _tensor(438.9, tf32=219.4, float32=109.7, float8=877.8, int8=877.8),
+        _tensor(438.9, tf32=219.4, float32=109.7, float8=877.8, int8=877.8, float4=1755.5),
         1792.0,
         "NVIDIA RTX PRO 6000 Blackwell Max-Q datasheet: 3,511 TOPS in sparse float4; 188 SMs at 2,280 MHz",
     ),
@@ -277,7 +299,7 @@ DEVICES = (
         5300.0,
         "AMD Instinct MI300A data sheet",
     ),
-    Device(r"Instinct MI300X( OAM)?", _MI300X, 5300.0, "AMD Instinct MI300X data sheet"),
+    Device(r"Instinct MI300X( OAM| VF)?", _MI300X, 5300.0, "AMD Instinct MI300X data sheet"),
     Device(r"Instinct MI325X( OAM)?", _MI300X, 6000.0, "AMD Instinct MI325X data sheet"),
     Device(
         r"Instinct MI350X( OAM)?",
@@ -336,3 +358,37 @@ def without_vendor(device_name: str) -> str:
     while vendor := _VENDOR.match(name):
         name = name[vendor.end() :]
     return name
+
+
+_ALIKE: Mapping[tuple[tuple[int, int], int], str] = {
+    ((7, 0), 80): "Tesla V100-SXM2-16GB",
+    ((7, 5), 40): "Tesla T4",
+    ((8, 0), 108): "NVIDIA A100-SXM4-80GB",
+    ((8, 6), 72): "NVIDIA A10",
+    ((8, 9), 58): "NVIDIA L4",
+    ((8, 9), 142): "NVIDIA L40S",
+    ((9, 0), 114): "NVIDIA H100 PCIe",
+    ((9, 0), 132): "NVIDIA H100 80GB HBM3",
+    ((10, 0), 148): "NVIDIA B200",
+    ((9, 0), 104): "AMD Instinct MI250",
+    ((9, 0), 110): "AMD Instinct MI250X",
+    ((9, 4), 228): "AMD Instinct MI300A",
+    ((9, 4), 304): "AMD Instinct MI300X",
+    ((9, 5), 256): "AMD Instinct MI355X",
+}
+"""By compute capability and multiprocessors, the device of a row that has these."""
+
+
+def device_like(name: str, capability: tuple[int, int] | None, multiprocessors: int | None) -> str | None:
+    """The name of the device that one without a row is likely to be; None where it has a row, or nothing tells.
+
+    Args:
+        name: as torch has it; may be empty.
+        capability: CUDA's, or what ROCm puts in its place.
+        multiprocessors: how many of them it has.
+    """
+    if capability is None or multiprocessors is None or device_named(name) is not None:
+        return None
+    if _MIG.search(name) or _VIRTUAL.search(name):
+        return None
+    return _ALIKE.get((capability, multiprocessors))

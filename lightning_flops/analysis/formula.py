@@ -204,6 +204,11 @@ class FormulaFit:
         self._ended = False
 
     @property
+    def counted(self) -> int:
+        """Steps of different sizes that the fit rests on."""
+        return len(self._rows)
+
+    @property
     def refused(self) -> bool:
         """Whether the counted steps follow no formula of their sizes, as far as the search went."""
         return self._ended

@@ -115,7 +115,9 @@ class FlopsFormula:
                 least, greatest = min(counts), max(counts)
                 apart = gcd(*(size - least for size in counts))
                 sizes.append(FormulaSize(name=name, least=least, greatest=greatest, apart=apart))
-            for (bucket, dtype), one in sorted(formula.sums.items(), key=lambda item: (item[0][1], item[0][0] != "forward")):
+            for (bucket, dtype), one in sorted(
+                formula.sums.items(), key=lambda item: (item[0][1], item[0][0] != "forward")
+            ):
                 terms = []
                 for powers, numerator in zip(formula.terms, one.numerators, strict=True):
                     if numerator:
@@ -135,7 +137,7 @@ class FlopsFormula:
             sizes=tuple(sizes),
             sums=tuple(sums),
             counted=len(self._counted),
-            checks=0 if formula is None else len(self._counted) - len(formula.terms),
+            checks=0 if formula is None else self._fit.counted - len(formula.terms),
             lower_bound=any(one.lower_bound for one in self._counted.values()),
             asked=tuple(self._asked.values()),
         )
@@ -160,12 +162,17 @@ class FlopsFormula:
             self._fit = FormulaFit()
             for values in _points(example, apart):
                 self._try(values)
-                if self.holds or self._fit.refused:
+                if self._fit.refused or (self.holds and self._distances_counted() <= set(apart)):
                     break
             if self.holds:
                 break
         for factor in _FAR if self.holds else ():
             self._try(tuple(factor * size for size in example))
+
+    def _distances_counted(self) -> set[int]:
+        """The greatest common distance of the counted values of each size."""
+        counted = () if self._fit.formula is None else self._fit.formula.counted
+        return {gcd(*(size - min(counts) for size in counts)) for counts in counted}
 
     def _distances(self, example: tuple[int, ...]) -> list[tuple[int, ...]]:
         """How far apart the tried sizes are: 1; if that gives no formula, as the sizes of images and paddings are."""

@@ -12,7 +12,8 @@ def peak_flops_per_sec(device_name: str, dtype: str) -> float | None:
 
     Args:
         device_name: the name that ``torch.cuda.get_device_name`` reports, such as ``"NVIDIA A100-SXM4-80GB"``.
-        dtype: ``bfloat16``, ``float16``, ``tf32``, ``float32``, ``float8`` or ``int8``.
+        dtype: ``bfloat16``, ``float16``, ``tf32``, ``float32``, ``float8``, ``float4``, ``int8`` or any
+            other that the counter names.
 
     Returns:
         None if the device, or its rate in that dtype, is not known. An unknown device never takes another's figure.

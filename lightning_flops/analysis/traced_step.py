@@ -15,8 +15,6 @@ from lightning_flops.records import (
     OUTSIDE,
     CounterTrack,
     PhaseFlops,
-    RecordedCall,
-    RecordedWork,
     RunContext,
     StepSignature,
     TracedStepRecord,
@@ -95,7 +93,7 @@ class _Read:
 
 
 def _read(record: TracedStepRecord, context: RunContext, *, counted: Collection[str]) -> _Read:
-    from lightning_flops.analysis.trace import (
+    from lightning_flops.trace import (
         analyze_trace,
         collective_calls,
         load_trace,
@@ -121,34 +119,18 @@ def _read(record: TracedStepRecord, context: RunContext, *, counted: Collection[
     return _Read(tables=tables, parts=step_parts(trace), filling=filling, collectives=collective_calls(trace))
 
 
-def counter_tracks_of(
-    record: TracedStepRecord,
-    window: WindowRecord,
-    *,
-    formulas: Callable[[RecordedCall], RecordedWork],
-    peaks: Mapping[str, float],
-) -> tuple[CounterTrack, ...]:
-    """Memory, FLOP/s and share of the peak over the time of a trace file; none where there is no file.
-
-    Args:
-        record: the traced step.
-        window: whose step it is.
-        formulas: what a recorded call spent.
-        peaks: dense peak of the device in FLOP/s by dtype.
+def counter_tracks_of(record: TracedStepRecord) -> tuple[CounterTrack, ...]:
+    """Memory and use of the device over the time of a trace file; none where there is no file.
 
     Raises:
         LightningFlopsError: the file cannot be read.
     """
     if record.path is None:
         return ()
-    from lightning_flops.analysis.trace import counter_tracks, flops_by_part, load_trace
+    from lightning_flops.trace import load_trace
+    from lightning_flops.trace.counters import counter_tracks
 
-    trace = load_trace(record.path)
-    # Without the device's events the host's times are those of launches: no rate is made of them.
-    shows_work = trace.has_device or window.context.device_type == "cpu"
-    like_counted = not window.variable and record.signature == window.counted_steps[0].signature
-    parts = flops_by_part(window.flops.cells, steps=len(window.counted_steps)) if shows_work and like_counted else {}
-    return counter_tracks(trace, parts=parts, formulas=formulas if shows_work else None, peaks=peaks)
+    return counter_tracks(load_trace(record.path))
 
 
 def module_times(

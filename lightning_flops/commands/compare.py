@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lightning_flops.commands.terminal import AS_WRITTEN, PROGRAM, Commands, complain, print_whole, terminal_width
-from lightning_flops.commands.traces import formulas, processors
+from lightning_flops.commands.traces import add_peaks, formulas, peaks, processors
 from lightning_flops.errors import ComparisonError, ConfigError, LightningFlopsError
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ def add(commands: Commands) -> None:
     compare.add_argument("b", metavar="B", help="what is compared, likewise")
     compare.add_argument("--json", action="store_true", help="print the whole comparison as JSON")
     compare.add_argument("--html", metavar="FILE", help="write it also as a page, to a path or URL")
+    add_peaks(compare)
     compare.add_argument(
         "--fail-if",
         action="append",
@@ -122,10 +123,11 @@ def _compared(options: argparse.Namespace) -> tuple[Comparison | TraceComparison
 def _compared_traces(
     options: argparse.Namespace, a: Sequence[str], b: Sequence[str]
 ) -> tuple[TraceComparison, str, str]:
-    from lightning_flops.analysis.trace import analyze_each, compare_traces
     from lightning_flops.report.compare_traces_text import render_trace_comparison
     from lightning_flops.report.html_page import render_trace_comparison_page
     from lightning_flops.sinks.progress import ProgressLine
+    from lightning_flops.trace.compare import compare_traces
+    from lightning_flops.trace.many import analyze_each
 
     progress = ProgressLine(sys.stderr)
     try:
@@ -133,6 +135,7 @@ def _compared_traces(
             [*a, *b],
             stepwise=True,
             formulas=formulas(),
+            peaks=peaks(options),
             processes=processors(),
             progress=progress,
         )

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lightning_flops.commands.terminal import Commands, complain, print_whole, terminal_width
-from lightning_flops.commands.traces import formulas, processors
+from lightning_flops.commands.traces import add_peaks, formulas, peaks, processors
 from lightning_flops.errors import ConfigError, LightningFlopsError
 from lightning_flops.text.json_text import MOST_DIGITS, shown
 
@@ -49,6 +49,7 @@ def add(commands: Commands) -> None:
         metavar="KEY",
         help=f"sort every table that has such a column by {', '.join(SORT_KEYS)}; others keep their own order",
     )
+    add_peaks(trace)
     trace.add_argument(
         "--threshold",
         type=_threshold,
@@ -97,9 +98,9 @@ def _print_trace(options: argparse.Namespace) -> int:
 def _analyzed(options: argparse.Namespace) -> TracesReport:
     files = _trace_files(options.files)
     _refuse_repeated(files)
-    from lightning_flops.analysis.trace import analyze_files
     from lightning_flops.config import AdviceThresholds
     from lightning_flops.sinks.progress import ProgressLine
+    from lightning_flops.trace.many import analyze_files
 
     progress = ProgressLine(sys.stderr)
     try:
@@ -107,6 +108,7 @@ def _analyzed(options: argparse.Namespace) -> TracesReport:
             files,
             thresholds=AdviceThresholds(**dict(options.threshold)),
             formulas=formulas(),
+            peaks=peaks(options),
             processes=processors(),
             progress=progress,
         )

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from lightning_flops.errors import ConfigError
+
 if TYPE_CHECKING:
     from lightning_flops.records import RecordedCall, RecordedWork
+    from lightning_flops.trace import Peaks
 
 
 def formulas() -> Callable[[RecordedCall], RecordedWork] | None:
@@ -21,6 +25,53 @@ def recorded_work(call: RecordedCall) -> RecordedWork:
     from lightning_flops.instrument.counting.recorded_calls import recorded_work
 
     return recorded_work(call)
+
+
+def add_peaks(command: argparse.ArgumentParser) -> None:
+    """Add the options that give a device's own figures."""
+    command.add_argument(
+        "--peak",
+        type=_peak,
+        action="append",
+        default=[],
+        metavar="DTYPE=FLOPS",
+        help="dense peak of one device in FLOP/s, for a dtype or for all: bfloat16=312e12, or 312e12; wins over the "
+        "table of devices, may be given several times",
+    )
+    command.add_argument(
+        "--bandwidth", type=_number, metavar="BYTES", help="bandwidth of one device's memory in bytes/s: 2.0e12"
+    )
+
+
+def peaks(options: argparse.Namespace) -> Peaks:
+    """The figures that were given."""
+    from lightning_flops.trace import Peaks
+
+    given: dict[str | None, float] = dict(options.peak)
+    by_dtype = {dtype: peak for dtype, peak in given.items() if dtype is not None}
+    return Peaks(flops_per_sec=by_dtype or given.get(None), memory_bytes_per_sec=options.bandwidth)
+
+
+def _peak(text: str) -> tuple[str | None, float]:
+    from lightning_flops.config import ProfilerConfig
+
+    dtype, equals, value = text.rpartition("=")
+    peak = _number(value)
+    try:
+        ProfilerConfig(peak_flops_per_sec={dtype: peak} if equals else peak)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return dtype if equals else None, peak
+
+
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a number > 0, got {text!r}")
+    return value
 
 
 def processors() -> int:

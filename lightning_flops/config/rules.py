@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, astuple, dataclass, fields
 from typing import Any
 
-from lightning_flops.config.values import DTYPE_NAMES, AdviceThresholds, TraceSchedule
+from lightning_flops.config.values import PEAK_DTYPES, AdviceThresholds, TraceSchedule
 from lightning_flops.text.json_text import is_too_long
 
 
@@ -96,7 +96,7 @@ def _floats(values: Mapping[str, Any]) -> dict[str, float]:
 
 def _is_peak(value: Any) -> bool:
     if isinstance(value, Mapping):
-        return bool(value) and all(name in DTYPE_NAMES and _is_positive(peak) for name, peak in value.items())
+        return bool(value) and all(name in PEAK_DTYPES and _is_positive(peak) for name, peak in value.items())
     return _is_positive(value)
 
 
@@ -106,7 +106,7 @@ def _is_positive(value: Any) -> bool:
 
 PEAK_OR_NONE = _or_none(
     Rule(
-        f"a number > 0, a mapping from dtype names ({', '.join(DTYPE_NAMES)}) to numbers > 0",
+        f"a number > 0, a mapping from dtype names ({', '.join(PEAK_DTYPES)}) to numbers > 0",
         _is_peak,
         lambda value: _floats(value) if isinstance(value, Mapping) else float(value),
     )

@@ -11,7 +11,12 @@ OWN_FOLDER = "lightning_flops"
 """The folder of our files: in that of a run's logs, or by itself where a run has none."""
 
 DTYPE_NAMES = ("bfloat16", "float16", "tf32", "float32", "float64", "float8", "int8")
-"""The names that ``peak_flops_per_sec`` may have as keys."""
+"""The dtypes whose peak a profile names whether they ran or not."""
+
+PEAK_DTYPES = (
+    *DTYPE_NAMES, "float4", "uint8", "int16", "int32", "int64", "complex32", "complex64", "complex128",
+)  # fmt: skip
+"""The names that ``peak_flops_per_sec`` may have as keys: all that the counter names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

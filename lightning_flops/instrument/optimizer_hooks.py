@@ -7,7 +7,8 @@ something of ours fails there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -135,6 +136,21 @@ class _UntilTheStepIsOver(dict[str, Any]):
     @on_deletion
     def __del__(self) -> None:
         _remove_retired()
+
+
+@contextmanager
+def calling(handle: Any) -> Iterator[None]:
+    """Inside, torch calls the hook of *handle*, and goes through a table of hooks, which none is removed from."""
+    _running.append(handle)
+    try:
+        yield
+    finally:
+        _running.remove(handle)
+
+
+def remove_retired() -> None:
+    """Remove what could not be removed while torch went through a table."""
+    _remove_retired()
 
 
 def _remove_retired() -> None:

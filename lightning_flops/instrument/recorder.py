@@ -107,6 +107,11 @@ class Recorder:
         self._state: State = waiting.open() if profile_step == 0 else waiting
 
     @property
+    def state(self) -> State:
+        """The state of the window."""
+        return self._state
+
+    @property
     def waiting(self) -> bool:
         """Whether the step to count is still to come."""
         return self._state.waiting

@@ -210,6 +210,8 @@ class Measured:
 class State:
     """A state of a window. By default it leaves the running step alone and changes nothing."""
 
+    idle = False
+    """Whether steps pass by, neither counted, timed nor traced."""
     waiting = False
     """Whether the step to count is still to come."""
     counting = False
@@ -278,6 +280,7 @@ class State:
 class Waiting(State):
     """The step to count is still to come."""
 
+    idle = True
     waiting = True
 
     def __init__(self, window: WindowParts) -> None:
@@ -428,6 +431,7 @@ class Counting(_CountingSteps):
 class SettlingDown(State):
     """Steps are left alone until they are like those of the long run."""
 
+    idle = True
     measured: Measured
 
     def __init__(self, window: WindowParts, measured: Measured, times: Times) -> None:

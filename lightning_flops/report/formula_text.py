@@ -19,7 +19,7 @@ def render_formula(report: FormulaReport) -> str:
     lines = [title("FLOPs by size")]
     if report.holds:
         letters = {one.name: _LETTERS.get(one.name, one.name) for one in report.sizes}
-        lines += [f"  {line}" for one in _formulas(report.sums, letters) for line in paragraph(one, rest="    ")]
+        lines += [line for one in _formulas(report.sums, letters) for line in paragraph(one, rest="    ")]
         meanings = [f"{letter} is {name}" for name, letter in letters.items() if letter != name]
         lines += paragraph(
             f"{', '.join(meanings)}{'. ' if meanings else ''}A multiply-add is two FLOPs. Counted on fake tensors for "

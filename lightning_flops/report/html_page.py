@@ -20,9 +20,9 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from typing import Any
 
+from lightning_flops.analysis.no_mfu import why_no_flops, why_no_mfu
 from lightning_flops.analysis.rank_names import name_files
 from lightning_flops.analysis.rates import mean
-from lightning_flops.analysis.trace.no_mfu import why_no_flops, why_no_mfu
 from lightning_flops.report.compare_text import comparison_headline
 from lightning_flops.report.compare_traces_text import trace_comparison_headline
 from lightning_flops.schema import dataclass_json

@@ -9,10 +9,10 @@ from lightning_flops.report.budget_text import budget_lines
 from lightning_flops.report.compare_text import render_comparison
 from lightning_flops.report.counts_text import render_counts
 from lightning_flops.report.energy_text import energy_lines
+from lightning_flops.report.formula_text import render_formula
 from lightning_flops.report.headline import answer_lines
 from lightning_flops.report.intensity_text import intensity_lines
-from lightning_flops.report.formula_text import render_formula
-from lightning_flops.report.layout import rule, title
+from lightning_flops.report.layout import rule
 from lightning_flops.report.memory_text import memory_lines
 from lightning_flops.report.module_text import aggregated_lines, detailed_lines
 from lightning_flops.report.ranks_text import ranks_lines

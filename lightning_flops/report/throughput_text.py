@@ -85,8 +85,8 @@ def _checked(summary: ThroughputSummary) -> str:
         return f"By {checks} they are within {percent(summary.flops_error)} of the truth, with 95% confidence."
     if not summary.checks:
         return "Every step was counted."
-    differ = min(1.0, 3 / summary.checks)
-    return f"{checks.capitalize()} agreed to the last FLOP: at most {percent(differ)} of the steps differ, with 95% confidence."
+    differ = percent(min(1.0, 3 / summary.checks))
+    return f"{checks} agreed to the last FLOP: at most {differ} of the steps differ, with 95% confidence."
 
 
 def _token_lines(summary: ThroughputSummary) -> list[str]:

@@ -4,22 +4,12 @@ from __future__ import annotations
 
 from lightning_flops.analysis.rank_names import name_files
 from lightning_flops.report.advice_text import advice_lines
+from lightning_flops.report.document import draw
+from lightning_flops.report.ranks_document import rank_section
 from lightning_flops.report.trace_answer_text import answer_lines, name_of
-from lightning_flops.report.trace_flops_text import flops_lines, job_flops_lines
-from lightning_flops.report.trace_kernels_text import kernel_lines, scope_lines, transfer_lines
-from lightning_flops.report.trace_memory_text import memory_curve_lines, module_memory_lines, operator_memory_lines
-from lightning_flops.report.trace_modules_text import module_lines
-from lightning_flops.report.trace_operators_text import operator_lines
-from lightning_flops.report.trace_ranks_text import communication_lines, rank_lines
-from lightning_flops.report.trace_steps_text import (
-    device_lines,
-    idle_lines,
-    launch_lines,
-    overview_lines,
-    phase_lines,
-    step_lines,
-)
+from lightning_flops.report.trace_document import trace_sections
 from lightning_flops.report.trace_view import SortKey, View
+from lightning_flops.report.work_document import job_section
 from lightning_flops.schema.trace import TraceReport, TracesReport
 from lightning_flops.text.printable import page
 from lightning_flops.units import plain
@@ -55,8 +45,11 @@ def render_traces(
     ]
     if report.ranks is not None:
         straggles = any(advice.rule == "straggler" for advice in report.advice)
-        lines += rank_lines(report.ranks, files, view, straggles=straggles)
-        lines += job_flops_lines(report.job_flops, view)
+        lines += draw(rank_section(report.ranks, files, straggles=straggles), view)
+        if report.job_flops is not None and report.job_flops.reason is not None:
+            lines += ["", *view.line("FLOPs of all ranks", f"n/a ({report.job_flops.reason})")]
+        elif report.job_flops is not None:
+            lines += draw(job_section(report.job_flops), view)
     lines += ["", *advice_lines(report.advice, width=width)]
     return page([*lines, view.rule()])
 
@@ -65,22 +58,8 @@ def _trace(report: TraceReport, view: View, children: bool, *, file: str) -> lis
     lines = [view.title(f"Trace of {name_of(report, file)}")]
     lines += view.paragraph(f"{report.source}: {plain(report.events)} events, {_steps(report)}.")
     lines += [line for note in report.notes for line in view.paragraph(note)]
-    lines += step_lines(report, view)
-    lines += device_lines(report, view)
-    lines += flops_lines(report.flops, view)
-    lines += overview_lines(report, view)
-    lines += phase_lines(report, view)
-    lines += module_lines(report, view)
-    lines += communication_lines(report, view)
-    lines += kernel_lines(report, view)
-    lines += operator_lines(report, view, children)
-    lines += memory_curve_lines(report, view)
-    lines += operator_memory_lines(report, view)
-    lines += module_memory_lines(report, view)
-    lines += transfer_lines(report, view)
-    lines += scope_lines(report, view)
-    lines += idle_lines(report, view)
-    lines += launch_lines(report, view)
+    for section in trace_sections(report, children=children):
+        lines += draw(section, view)
     return lines
 
 

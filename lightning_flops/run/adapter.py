@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from lightning_flops.records import Loop, RunContext
+    from lightning_flops.records import Loop, RunContext, TimePhase
     from lightning_flops.run.output import LoggedOutput
 
 
@@ -48,5 +48,9 @@ class Facts:
     """Returns the fewest worker processes of the training DataLoaders; None if not known."""
     declared_batch_size: Callable[[], int] | None = None
     """Returns the batch size that the framework's settings name; None: they name none."""
+    unseen: tuple[TimePhase, ...] = ()
+    """Parts that the framework's loop never shows apart; where there are any, its wait for data may be unseen, too."""
+    ends_when_dropped: bool = False
+    """A run that is dropped is over, and reports: its framework does not always say so."""
     mark_parts: Callable[[ExitStack], None] = _nothing
     """Puts hooks around the parts of a step, and their undo into the stack; called when a window needs them."""

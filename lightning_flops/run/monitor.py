@@ -7,12 +7,12 @@ neither is what belongs to no step, such as a validation.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from lightning_flops import host_clock
-from lightning_flops.records import NO_TOKENS, BatchTokens, BatchTotals, Extremes
+from lightning_flops.records import NO_TOKENS, UNKNOWN_TOKENS, BatchTokens, BatchTotals, Extremes
 
 
 class MonitorReading(NamedTuple):
@@ -27,6 +27,18 @@ class MonitorReading(NamedTuple):
     tokens: BatchTokens
 
 
+_NOTHING = MonitorReading(0.0, None, 0, 0, NO_TOKENS)
+
+
+class _Batch(NamedTuple):
+    """One unprofiled batch."""
+
+    seconds: float
+    wait_sec: float
+    fetches: int
+    samples: int | None
+
+
 @dataclass(slots=True)
 class _Spread:
     """Number, sum and extremes of some values."""
@@ -36,11 +48,12 @@ class _Spread:
     least: float = math.inf
     greatest: float = -math.inf
 
-    def add(self, value: float) -> None:
-        self.number += 1
-        self.total += value
-        self.least = min(self.least, value)
-        self.greatest = max(self.greatest, value)
+    def add(self, values: Sequence[float]) -> None:
+        if values:
+            self.number += len(values)
+            self.total += sum(values)
+            self.least = min(self.least, *values)
+            self.greatest = max(self.greatest, *values)
 
     def record(self) -> Extremes | None:
         if not self.number:
@@ -48,26 +61,8 @@ class _Spread:
         return Extremes(number=self.number, total=self.total, least=self.least, greatest=self.greatest)
 
 
-@dataclass(slots=True)
-class _Sums:
-    """Batches of one reading, or of the whole run."""
-
-    seconds: float = 0.0
-    wait_sec: float = 0.0
-    fetches: int = 0
-    batches: int = 0
-    samples: int | None = 0
-    tokens: BatchTokens = NO_TOKENS
-
-    def add(
-        self, seconds: float, wait_sec: float, fetches: int, samples: int | None, tokens: BatchTokens | None
-    ) -> None:
-        self.seconds += seconds
-        self.wait_sec += wait_sec
-        self.fetches += fetches
-        self.batches += 1
-        self.samples = None if samples is None or self.samples is None else self.samples + samples
-        self.tokens = self.tokens.plus(tokens)
+_MOST_BATCHES = 4096
+"""Batches that are kept one by one until they are added up."""
 
 
 @dataclass(slots=True)
@@ -84,8 +79,14 @@ class Monitor:
     _fetches: int = 0
     _fetch_since: float | None = None
     _outside_since: float | None = None
-    _reading: _Sums = field(default_factory=_Sums)
-    _run: _Sums = field(default_factory=_Sums)
+    _batches: list[_Batch] = field(default_factory=list)
+    """Unprofiled ones that are in no sum yet."""
+    _reading: MonitorReading = field(default_factory=lambda: _NOTHING)
+    _tokens: BatchTokens = NO_TOKENS
+    """Of the unprofiled batches of this reading."""
+    _run_tokens: BatchTokens = NO_TOKENS
+    """Of those of the readings before."""
+    _samples: int | None = 0
     _batch_sec: _Spread = field(default_factory=_Spread)
     _waits: _Spread = field(default_factory=_Spread)
     _rates: _Spread = field(default_factory=_Spread)
@@ -131,17 +132,15 @@ class Monitor:
             self.outside()
         now = self.now()
         seconds, self._since = now - self._since, now
-        wait, fetches = self._wait, self._fetches
-        self._wait, self._fetches = 0.0, 0
-        self.all_tokens = self.all_tokens.plus(tokens)
+        if self.all_tokens is not UNKNOWN_TOKENS:
+            self.all_tokens = self.all_tokens.plus(tokens)
         if not profiled:
-            self._reading.add(seconds, wait, fetches, samples, tokens)
-            self._run.add(seconds, wait, fetches, samples, tokens)
-            self._batch_sec.add(seconds)
-            if fetches:
-                self._waits.add(wait)
-            if samples is not None and seconds > 0:
-                self._rates.add(samples / seconds)
+            self._batches.append(_Batch(seconds, self._wait, self._fetches, samples))
+            if self._tokens is not UNKNOWN_TOKENS:
+                self._tokens = self._tokens.plus(tokens)
+            if len(self._batches) > _MOST_BATCHES:
+                self._add_up()
+        self._wait, self._fetches = 0.0, 0
         self._step_sec += seconds
         step_sec = self._step_sec
         if ends_step:
@@ -150,23 +149,39 @@ class Monitor:
 
     def read(self) -> MonitorReading:
         """The batches since the last reading; the next reading begins here."""
-        sums, self._reading = self._reading, _Sums()
-        return MonitorReading(
-            seconds=sums.seconds,
-            data_wait_sec=sums.wait_sec if sums.fetches else None,
-            batches=sums.batches,
-            samples=sums.samples,
-            tokens=sums.tokens,
+        self._add_up()
+        sums, self._reading = self._reading, _NOTHING
+        tokens, self._tokens = self._tokens, NO_TOKENS
+        self._run_tokens = self._run_tokens.plus(tokens)
+        return sums._replace(tokens=tokens)
+
+    def _add_up(self) -> None:
+        batches, self._batches = self._batches, []
+        samples = [one.samples for one in batches]
+        waits = [one.wait_sec for one in batches if one.fetches]
+        seconds = [one.seconds for one in batches]
+        self._batch_sec.add(seconds)
+        self._waits.add(waits)
+        self._rates.add([one.samples / one.seconds for one in batches if one.samples is not None and one.seconds > 0])
+        known = None if None in samples else sum(filter(None, samples))
+        self._samples = None if known is None or self._samples is None else self._samples + known
+        before = self._reading
+        self._reading = before._replace(
+            seconds=before.seconds + sum(seconds),
+            data_wait_sec=(before.data_wait_sec or 0.0) + sum(waits) if waits else before.data_wait_sec,
+            batches=before.batches + len(batches),
+            samples=None if known is None or before.samples is None else before.samples + known,
         )
 
     def totals(self) -> BatchTotals:
-        """All unprofiled batches of the run."""
-        sums = self._run
+        """All unprofiled batches of the run; what was not read is added up."""
+        self.read()
+        seconds = self._batch_sec.record()
         return BatchTotals(
-            batches=sums.batches,
-            seconds=self._batch_sec.record(),
+            batches=self._batch_sec.number,
+            seconds=seconds,
             reader_sec=self._waits.record(),
-            samples=sums.samples,
-            samples_per_sec=None if sums.samples is None else self._rates.record(),
-            tokens=sums.tokens,
+            samples=self._samples,
+            samples_per_sec=None if self._samples is None else self._rates.record(),
+            tokens=self._run_tokens,
         )

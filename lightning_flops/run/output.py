@@ -83,14 +83,12 @@ class RunFiles:
             The path of each file by ``page``, ``text`` and ``json``; None for one that was not asked for, or failed.
         """
         self._writes_throughput = True
-        json_path, text_path = self._write(_JSON, profile.to_json), None
-        if self._output_file is not None:
+        json_path, pages = self._write(_JSON, profile.to_json), self._pages
+        html_path = None if pages is None else self._write(_PAGE, lambda: pages.add(profile))
+        text_path = self._write(_TEXT, lambda: text) if keep_text and self._output_file is None else None
+        if self._output_file is not None:  # last: it may lie on a file system that hangs
             path = self._named(self._output_file)
             text_path = _written(path, lambda: write_text_file(path, text))
-        elif keep_text:
-            text_path = self._write(_TEXT, lambda: text)
-        pages = self._pages
-        html_path = None if pages is None else self._write(_PAGE, lambda: pages.add(profile))
         return {"page": html_path, "text": text_path, "json": json_path}
 
     def write_throughput(self, summary: ThroughputSummary) -> None:
@@ -240,9 +238,9 @@ class LoggedOutput(RunOutput):
     def prepare(self, profile: Profile) -> Prepared:
         """Write the files of *profile*, on the worker's thread."""
         text, context, board = render_text(profile), profile.context, self._loggers.has_board
-        paths = self.files.write_profile(profile, text, keep_text=self._text_file and not board)
         if board:
             self.files.write_tab(profile, prefix=self._prefix)
+        paths = self.files.write_profile(profile, text, keep_text=self._text_file and not board)
         whose = "" if context.trains else f" of the {context.run_word}"
         return Prepared(
             scalars=profile_scalars(profile, prefix=self._prefix),

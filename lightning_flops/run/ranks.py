@@ -20,7 +20,6 @@ import collections
 import itertools
 import logging
 import os
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -203,7 +202,7 @@ class Ranks:
         if self._waiting:
             logger.info("waiting %.1f s at most for the measurements of the other ranks", within_sec)
         while self.pending and self._clock() < ends:
-            time.sleep(_PAUSE_SEC)
+            host_clock.sleep(_PAUSE_SEC)
             merged += self.ready()
         return merged + self.ready()
 
@@ -264,7 +263,7 @@ class Ranks:
         while (told := self._ask(self._told_folder)) is None:
             if self._failure is not None or self._clock() >= ends:
                 return OWN_FOLDER
-            time.sleep(_PAUSE_SEC)
+            host_clock.sleep(_PAUSE_SEC)
         return told or None
 
     def _told_folder(self, store: Store) -> str | None:

@@ -29,11 +29,10 @@ from lightning_flops.text.printable import package_logger
 if TYPE_CHECKING:
     from lightning_flops.config import ProfilerConfig
     from lightning_flops.instrument.notes import Notes
-    from lightning_flops.records import BatchTokens, RunContext, WindowRecord
+    from lightning_flops.records import BatchTokens, RunContext, StepSums, WindowRecord
     from lightning_flops.run.adapter import Facts
     from lightning_flops.run.monitor import Monitor, MonitorReading
-    from lightning_flops.run.output import RunOutput
-    from lightning_flops.run.step_flops import StepSums
+    from lightning_flops.run.output import Prepared, RunOutput
     from lightning_flops.run.window import Window
     from lightning_flops.schema.profile import Profile
     from lightning_flops.schema.throughput import ThroughputSummary
@@ -85,6 +84,8 @@ class Reports:
         """The latest."""
         self.throughput: ThroughputSummary | None = None
         """Of the whole run, once it is over."""
+        self.analyzing = False
+        """A window is being analyzed on the worker's thread, which slows the steps beside it."""
         self._facts = facts
         self._config = config
         self._publish = publish
@@ -106,6 +107,7 @@ class Reports:
                 self._notes.add_for_run(
                     f"This report is of rank {facts.rank} alone: the ranks could not exchange anything: {error}."
                 )
+        self._dp_size = facts.context().dp_size
         self.output = output_of_rank(facts.rank, facts.output, ranks=self._ranks, config=self._config)
 
     def warn(self, sentence: str) -> None:
@@ -121,7 +123,6 @@ class Reports:
 
     def absent(self, step: int, reason: str) -> None:
         """No report of *step* comes from this rank, for this *reason*."""
-        self.warn(f"step {step} was not profiled: {reason}")
         if self._ranks is not None:
             self._ranks.say_absent(step, reason)
 
@@ -145,53 +146,69 @@ class Reports:
                 warns=self._writes,
             )
         step = facts.x_axis()
-        self._worker.submit(lambda: self._made(record, step), f"the report of step {record.profile_step}")
+        self._awaited, self.analyzing = None, True
+        self._worker.submit(lambda: self._made(record, step, window), f"the report of step {record.profile_step}")
 
-    def _made(self, record: WindowRecord, step: int) -> Callable[[], None] | None:
-        started = host_clock.now()
-        profile = profile_of_window(record, config=self._config, warns=self._writes)
+    def _made(self, record: WindowRecord, step: int, window: Window) -> Callable[[], None]:
+        """Analyze *record*, on the worker's thread; *window* keeps its trace files."""
+        started, ranks = host_clock.now(), self._ranks
+        try:
+            profile = profile_of_window(record, config=self._config, warns=self._writes)
+        except Exception as error:
+            if ranks is not None:
+                ranks.say_absent(record.profile_step, f"its profiler failed: {type(error).__name__}: {error}")
+            raise
+        finally:
+            self.analyzing = False
         profile = replace(with_report_sec(profile, host_clock.now() - started), report_step=step)
         if self._writes:
             word, line = profile.context.step_word, headline(profile)
             logger.info("profiled %s %d of this %s: %s", word, profile.profile_step, profile.context.run_word, line)
-        ranks = self._ranks
         if ranks is None:
-            return self._shown(profile)
+            return lambda: self._show(profile)
         if self._facts.rank:
             ranks.send(profile)
-            return self._shown(profile)
+            return lambda: self._show(profile)
         return lambda: self._collect(ranks, profile)
 
     def _collect(self, ranks: Ranks, profile: Profile) -> None:
         self.profile = profile
         ranks.await_reports(profile)
-        self.look_at_ranks()
+        self._look_at_ranks()
 
-    def look_at_ranks(self) -> None:
-        """Report what all ranks have sent; nothing waits for a rank."""
+    def _look_at_ranks(self) -> None:
         if self._ranks is not None and self._ranks.pending:
             for profile in self._ranks.ready():
-                self._submit(profile)
+                self._show(profile)
 
-    def _submit(self, profile: Profile) -> None:
-        self._worker.submit(lambda: self._shown(profile), f"the report of step {profile.profile_step}")
+    def _show(self, profile: Profile) -> None:
+        """Give *profile* to the user; then have its files written, and give it to the loggers."""
+        self.profile = profile
+        OUTCOMES.reports(profile)
+        self._publish(profile)
 
-    def _shown(self, profile: Profile) -> Callable[[], None]:
-        """Write the files of *profile*; returns what gives it to the loggers and to the user."""
-        prepared = self.output.prepare(profile)
+        def written() -> Callable[[], None]:
+            prepared = self.output.prepare(profile)
+            return lambda: self._to_loggers(prepared)
 
-        def publish() -> None:
-            self.profile = profile
-            OUTCOMES.reports(profile)
-            self._publish(profile)
-            with random_state_kept():
-                self.output.publish(prepared, step=self._facts.x_axis())
+        self._worker.submit(written, f"the report of step {profile.profile_step}")
 
-        return publish
+    def _to_loggers(self, prepared: Prepared | None) -> None:
+        with random_state_kept():
+            self.output.publish(prepared, step=self._facts.x_axis())
 
-    def deliver(self) -> None:
-        """Give what is ready to the loggers; never waits."""
-        self._worker.deliver()
+    def deliver(self) -> bool:
+        """Give what is ready to the loggers, and report what all ranks have sent; never waits.
+
+        Returns:
+            Whether there was anything.
+        """
+        worker, ranks = self._worker, self._ranks
+        if not worker.made and (ranks is None or not ranks.pending):
+            return False
+        worker.deliver()
+        self._look_at_ranks()
+        return True
 
     # ---- the run logs, or ends
 
@@ -199,20 +216,21 @@ class Reports:
         """Give the loggers what went by since the last reading, with what its steps cost."""
         if not (self._writes and reading.batches):
             return
-        with random_state_kept():
-            scalars = monitor_scalars(
-                seconds=reading.seconds,
-                data_wait_sec=reading.data_wait_sec,
-                batches=reading.batches,
-                samples=reading.samples,
-                dp_size=self._facts.context().dp_size,
-                tokens=self._tokens_of(reading.samples, reading.tokens),
-                padding_ratio=padding_ratio(reading.tokens),
-                model_flops=None if flops is None else sum(flops.model_by_dtype.values()),
-                model_flops_peak_sec=self._peak_sec(None if flops is None else flops.model_by_dtype),
-                useful_flops_peak_sec=self._peak_sec(None if flops is None else flops.useful_by_dtype),
-            )
-            self.output.show_reading(scalars, step=self._facts.x_axis())
+        model, useful = (None, None) if flops is None else (flops.unprofiled_by_dtype, flops.useful_by_dtype)
+        scalars = monitor_scalars(
+            seconds=reading.seconds,
+            data_wait_sec=reading.data_wait_sec,
+            batches=reading.batches,
+            samples=reading.samples,
+            dp_size=self._dp_size,
+            tokens=self._tokens_of(reading.samples, reading.tokens),
+            padding_ratio=padding_ratio(reading.tokens),
+            model_flops=None if model is None else sum(model.values()),
+            model_flops_peak_sec=None if model is None else self._peak_sec(model),
+            useful_flops_peak_sec=None if useful is None else self._peak_sec(useful),
+            estimated_ratio=None if flops is None else flops.estimated_ratio,
+        )
+        self.output.show_reading(scalars, step=self._facts.x_axis())
 
     def _tokens_of(self, samples: int | None, tokens: BatchTokens) -> int | None:
         """Tokens that a rate is of: as the user has said of so many *samples*, or those that are no padding."""
@@ -225,9 +243,9 @@ class Reports:
         """Seconds that FLOPs by dtype take at this device's peaks; None if they or a peak are not known."""
         if flops is None:
             return None
-        device = self._facts.context().device_name
         for dtype in flops:
             if dtype not in self._peaks:
+                device = self._facts.context().device_name
                 self._peaks[dtype] = peak_for(device_name=device, dtype=dtype, given=self._config.peak_flops_per_sec)
         return peak_seconds(flops=flops, peaks_flops_per_sec=self._peaks)
 
@@ -251,26 +269,26 @@ class Reports:
     ) -> None:
         """The run is over: wait a bounded time for what is being written, and write the throughput of the run."""
         within = _SEC_TO_FINISH if interrupted_by is None else _SEC_AFTER_ERROR
-        if not self._worker.finish(within):
-            return
-        if self._ranks is not None:
-            why = "ended" if interrupted_by is None else f"was interrupted by {type(interrupted_by).__name__}"
-            self._ranks.say_out(f"its run {why} after {steps_done} step(s), before its window closed")
-            seconds = self._config.ranks_timeout_sec if interrupted_by is None else _SEC_AFTER_ERROR
-            for profile in self._ranks.finish(seconds):
-                self._submit(profile)
+        done, ranks = self._worker.finish(within), self._ranks
+        if ranks is not None and done:
+            if self._awaited is not None:
+                why = "ended" if interrupted_by is None else f"was interrupted by {type(interrupted_by).__name__}"
+                ranks.say_out(f"its run {why} after {steps_done} step(s), before its window closed")
+            for profile in ranks.finish(self._config.ranks_timeout_sec if interrupted_by is None else _SEC_AFTER_ERROR):
+                self._show(profile)
         if monitor is not None:
             self._summarize(monitor, flops)
         self._worker.finish(within)
-        if self._ranks is not None:
-            self._ranks.close()
+        if ranks is not None:
+            ranks.close()
 
     def _summarize(self, monitor: Monitor, flops: StepSums | None) -> None:
         totals = monitor.totals()
         self.throughput = summary = build_throughput(
             totals,
-            dp_size=self._facts.context().dp_size,
-            model_flops_peak_sec=self._peak_sec(None if flops is None else flops.model_by_dtype),
+            dp_size=self._dp_size,
+            flops=flops,
+            model_flops_peak_sec=self._peak_sec(None if flops is None else flops.unprofiled_by_dtype),
             useful_flops_peak_sec=self._peak_sec(None if flops is None else flops.useful_by_dtype),
             notes=self._notes.unreported,
             tokens=monitor.all_tokens,
@@ -292,7 +310,8 @@ class Reports:
             if self._ranks is not None:
                 self._ranks.say_out(f"its profiler failed: {type(error).__name__}: {error}")
                 for profile in self._ranks.finish(0.0):
-                    self._submit(profile)
+                    self._show(profile)
+                self._ranks.close()
             self._worker.finish(_SEC_AFTER_ERROR)
         except Exception as lost:
             if is_of_signal_handler(lost):

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from lightning_flops.analysis.profile import build_profile
 from lightning_flops.analysis.traced_step import build_traced_step, counter_tracks_of, with_files
-from lightning_flops.instrument.counting.recorded_calls import recorded_work
-from lightning_flops.instrument.torch_private.dispatch import functions_off, modes_off
 from lightning_flops.report.trace_args import module_args
 from lightning_flops.schema.trace import TracedStep
 from lightning_flops.sinks.trace_file import keep_trace
@@ -17,7 +15,7 @@ from lightning_flops.text.printable import package_logger
 
 if TYPE_CHECKING:
     from lightning_flops.config import ProfilerConfig
-    from lightning_flops.records import CounterTrack, MemoryRecord, RecordedCall, RecordedWork, RunFacts, WindowRecord
+    from lightning_flops.records import CounterTrack, MemoryRecord, RunFacts, WindowRecord
     from lightning_flops.schema.profile import Profile
     from lightning_flops.schema.throughput import ThroughputSummary
 
@@ -121,7 +119,7 @@ def _with_kept_traces(profile: Profile, window: WindowRecord, folder: str, *, wa
         args = module_args(profile) if traced is not None and record.index == traced.index else {}
         counters: tuple[CounterTrack, ...] = ()
         try:
-            counters = counter_tracks_of(record, window, formulas=_unseen_work, peaks=profile.peaks_flops_per_sec)
+            counters = counter_tracks_of(record)
         except Exception as error:  # a trace without them is still a trace
             logger.debug("the counter tracks of a trace could not be made", exc_info=True)
             notes.append(f"The kept trace has no counter tracks: {error}.")
@@ -141,12 +139,6 @@ def _with_kept_traces(profile: Profile, window: WindowRecord, folder: str, *, wa
                 logger.warning(notes[-1])
     kept = traced if traced is None or not files else with_files(traced, files)
     return replace(profile, traced=kept, notes=(*profile.notes, *notes))
-
-
-def _unseen_work(call: RecordedCall) -> RecordedWork:
-    """What a recorded call spent. Nobody sees us ask, as the run's own modes may be on."""
-    with modes_off(), functions_off():
-        return recorded_work(call)
 
 
 def _answer(question: Callable[[], T], failure: str, *, warns: bool) -> T | None:

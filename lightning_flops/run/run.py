@@ -15,19 +15,20 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from lightning_flops.analysis.step_flops import StepFlops, StepKey
 from lightning_flops.instrument.batches import BatchMeter, of_tensors
 from lightning_flops.instrument.notes import Notes
 from lightning_flops.instrument.timing.gpu_counters import open_meter
 from lightning_flops.instrument.torch_private.profiling import profiler_is_recording
+from lightning_flops.records import activity_of
 from lightning_flops.run.monitor import Monitor
 from lightning_flops.run.reports import Reports
 from lightning_flops.run.safety import close_quietly
-from lightning_flops.run.step_flops import StepFlops, StepKey
 from lightning_flops.run.token_reader import TokenReader
 from lightning_flops.run.window import Window, new_window
 from lightning_flops.text.printable import package_logger
@@ -40,6 +41,11 @@ if TYPE_CHECKING:
     from lightning_flops.schema.profile import Profile
 
 logger = package_logger(__name__)
+
+_UNSEEN_WAIT = (
+    "The wait for data could not be seen, because the batches did not come from a torch DataLoader on the training "
+    "thread: it is in other."
+)
 
 
 @dataclass(slots=True)
@@ -86,6 +92,8 @@ class Run:
         self.undo = ExitStack()
         """Removes everything of ours; an adapter adds the undo of its hooks."""
         self.steps_done = 0
+        self._counts_steps = config.monitor and not config.timer_only
+        """Steps outside of windows are counted, too."""
         self._step = _Step()
         self._stacks = _Stacks()
 
@@ -130,29 +138,34 @@ class Run:
 
     def _step_begins(self) -> None:
         """A step begins here: count it if the window says so, or if it is drawn as a check of the predicted FLOPs."""
-        window, recorder = self.window, self.window.recorder
-        may_check = not window.is_open and recorder.waiting and window.step != self.steps_done + 1
+        window = self.window
+        may_check = self._counts_steps and not window.is_open and window.step != self.steps_done + 1
         if may_check and self.flops.draws_check() and not profiler_is_recording():
-            recorder.sample(steps_done=self.steps_done)
+            window.recorder.sample(steps_done=self.steps_done)
             self._step.random = True
         self._follow()
 
     def batch_begins(self, shapes: Shapes, tokens: BatchTokens | None = None) -> None:
         """The model is about to compute on a batch: count its step if nothing is known of steps of its shapes."""
-        window, recorder, step = self.window, self.window.recorder, self._step
-        if window.is_open or step.batches or recorder.counting or self._stacks.outside:
+        stacks = self._stacks
+        if self.window.is_open or self._step.batches or stacks.scope is not None or stacks.outside:
             return
-        if self.flops.wants((shapes,), (tokens,)) and not profiler_is_recording():
-            recorder.sample(steps_done=self.steps_done)
+        wants = self._counts_steps and self.flops.wants((shapes,), (tokens,))
+        if wants and not profiler_is_recording():
+            self.window.recorder.sample(steps_done=self.steps_done)
             self._follow()
 
     def _follow(self) -> None:
         """Have the marks of a step's parts and the scope of a batch in place where they are needed."""
+        recorder, stacks = self.window.recorder, self._stacks
+        if recorder.state is stacks.followed and recorder.state.idle:
+            return  # most of the run
+        stacks.followed = recorder.state
         self.window.follow()
-        self._stacks.mark(self.facts.mark_parts, on=self.window.recorder.marking)
+        stacks.mark(self.facts.mark_parts, on=recorder.marking)
         if self.window.profiles:
-            self._stacks.enter_scope()
-        if (timer := self.window.recorder.timer) is not None:
+            stacks.enter_scope()
+        if (timer := recorder.timer) is not None:
             self.window.gpu.between_steps()
             timer.go_on()
 
@@ -161,15 +174,18 @@ class Run:
         stacks = self._stacks
         stacks.fetches += 1
         if stacks.fetches == 1 and not stacks.outside:
+            self.window.fetches += 1
             self.monitor.fetch_begins()
-            self.enter("data_wait")
+            if stacks.marks is not None:
+                self._enter("data_wait", counts=True)
 
     def fetch_ends(self) -> None:
         """The data loader has delivered the batch."""
         stacks = self._stacks
         stacks.fetches -= 1
         if stacks.fetches == 0 and not stacks.outside:
-            self.leave()
+            if stacks.marks is not None:
+                self._leave()
             self.monitor.fetch_ends()
 
     def enter(self, part: TimePhase | str, *, counts: bool = True) -> None:
@@ -226,6 +242,10 @@ class Run:
         """Whether what runs now belongs to no step."""
         return bool(self._stacks.outside)
 
+    def is_outside_for(self, what: str) -> bool:
+        """Whether *what* runs now, which belongs to no step."""
+        return what in self._stacks.outside
+
     def inside(self) -> None:
         """What belongs to no step is over."""
         stacks = self._stacks
@@ -250,6 +270,7 @@ class Run:
         ends_step: bool,
         logs: bool = False,
         tokens: BatchTokens | None = None,
+        others: Sequence[tuple[Any, Shapes]] = (),
     ) -> None:
         """A batch went through the loop.
 
@@ -260,31 +281,47 @@ class Run:
             ends_step: a global step ends with it.
             logs: the run logs its own metrics at the step that ends.
             tokens: what ``tokens`` has found in it.
+            others: batches that went through the loop together with it and before it, as micro-batches of a pipeline.
         """
-        step, window = self._step, self.window
-        profiled = window.profiles
+        step, window, profiled = self._step, self.window, self._stacks.scope is not None
+        sizes = [self._join(one, its_shapes, profiled=profiled) for one, its_shapes in others]
         samples = self.meter.samples(batch, shapes)
         step.batches.append(shapes)
         step.tokens.append(tokens)
         step.updates += updates
-        step.profiled |= profiled
-        if window.is_open or window.recorder.counting:
+        step.profiled |= profiled or self.reports.analyzing
+        if window.is_open or profiled:
             told = tokens.real if tokens is not None and tokens.real is not None else self.meter.tokens(batch, samples)
             window.recorder.end_batch(shapes=of_tensors(shapes), samples=samples, tokens=told, ends_step=ends_step)
-        if window.is_open and profiled and window.micro_batch_size is None:
-            window.micro_batch_size = samples
+            if profiled and window.micro_batch_size is None:
+                window.micro_batch_size = samples
+        if sizes:
+            samples = None if None in (*sizes, samples) else sum(size or 0 for size in (*sizes, samples))
         seconds = self.monitor.batch(samples=samples, tokens=tokens, profiled=step.profiled, ends_step=ends_step)
-        self._stacks.leave_scope()
+        if profiled:
+            self._stacks.leave_scope()
         if ends_step:
-            self._step_ends(seconds, logs=logs)
-        self.reports.deliver()
-        self.monitor.go_on()
+            self._step_ends(seconds)
+            if logs and self.config.monitor:
+                self.reports.write_reading(self.monitor.read(), self.flops.reading())
+        if self.reports.deliver() or logs or profiled:
+            self.monitor.go_on()
         if ends_step:
             self._step_begins()
         else:
             self._follow()
 
-    def _step_ends(self, seconds: float, *, logs: bool) -> None:
+    def _join(self, batch: Any, shapes: Shapes, *, profiled: bool) -> int | None:
+        """Add a batch to the running step in which others follow it; returns its samples."""
+        samples = self.meter.samples(batch, shapes)
+        self._step.batches.append(shapes)
+        self._step.tokens.append(None)
+        if self.window.is_open or profiled:
+            tokens = self.meter.tokens(batch, samples)
+            self.window.recorder.end_batch(shapes=of_tensors(shapes), samples=samples, tokens=tokens, ends_step=False)
+        return samples
+
+    def _step_ends(self, seconds: float) -> None:
         step, self._step = self._step, _Step()
         if (counted := step.counted) is not None:
             self.flops.counted(
@@ -292,24 +329,22 @@ class Run:
                 counted.flops,
                 seconds=seconds,
                 random=step.random,
-                data_dependent=getattr(counted, "data_dependent", False),
+                data_dependent=counted.data_dependent,
                 lower_bound=counted.lower_bound,
             )
-        elif not step.profiled:
-            self.flops.ran(step.key(), seconds=seconds)
-        self.steps_done += 1
-        if logs:
-            self.log()
-        if self.window.is_open and self.window.recorder.closed:
-            self._close_window()
         else:
+            self.flops.ran(step.key(), seconds=seconds, profiled=step.profiled)
+        self.steps_done += 1
+        window = self.window
+        if window.is_open and window.recorder.closed:
+            self._close_window()
+        elif window.step == self.steps_done:
             self._open_if_due()
 
     def log(self) -> None:
         """The run logs its own metrics now, and the monitor's with them."""
         if self.config.monitor:
             self.reports.write_reading(self.monitor.read(), self.flops.reading())
-        self.reports.look_at_ranks()
 
     # ---- the reports
 
@@ -322,9 +357,15 @@ class Run:
         window = self.window
         window.end_watches()
         for step in self.config.listed_between(window.step or 0, self.steps_done):
-            self.notes.add(f"profile_step lists {step}, too: it was not profiled, because this window was still open.")
+            sentence = f"profile_step lists {step}, too: it was not profiled, because this window was still open."
+            self.notes.add(sentence)
+            self.reports.warn(sentence)
             self.reports.absent(step, "it passed this step over: another window was still open")
         self._stacks.unmark()
+        if unseen := self.facts.unseen:
+            window.recorder.cannot_tell_apart(unseen if window.fetches else ("data_wait", *unseen))
+            if not window.fetches:
+                self.notes.add_for_run(_UNSEEN_WAIT)
         record = window.recorder.close(context=self.context())
         if record is not None:
             self.reports.report(record, window, all_tokens=self.monitor.all_tokens)
@@ -344,13 +385,15 @@ class Run:
             return
         self._stacks.leave_scope()
         window = self.window
-        if window.is_open and window.recorder.reached:
+        if window.is_open and (window.recorder.has_counted or self._step.batches):
             if interrupted_by is not None:
-                self.notes.add(f"The run was interrupted by {type(interrupted_by).__name__}.")
+                self.notes.add(f"{activity_of(self.facts.loop)} was interrupted by {type(interrupted_by).__name__}.")
             self._close_window()
         elif window.step is not None and interrupted_by is None:
             self.reports.not_reached(window.step, self.context(), steps_done=self.steps_done)
         self.close()
+        for sentence in self.flops.notes:
+            self.notes.add_for_run(sentence)
         self.reports.finish(
             self.monitor if self.config.monitor else None,
             self.flops.totals(),
@@ -360,8 +403,11 @@ class Run:
 
     def __del__(self) -> None:
         # A framework that never says that the run is over, and a user who has dropped it with our callback.
-        if not getattr(self, "closed", True):
-            self.close()
+        if getattr(self, "closed", True):
+            return
+        if self.facts.ends_when_dropped and threading.get_ident() == self.thread:
+            self.finish()
+        self.close()
 
     def fail(self, error: Exception) -> None:
         """Our side raised *error*: the run goes on without us."""
@@ -384,6 +430,8 @@ class _Stacks:
     """What is on torch and the framework at the moment: the scope of a batch and the marks of the parts."""
 
     window: Window | None = None
+    followed: object = None
+    """The recorder's state that is provided for."""
     scope: ExitStack | None = None
     marks: ExitStack | None = None
     outside: list[str] = field(default_factory=list)

@@ -36,6 +36,8 @@ class Window:
     gpu: GpuWatch
     is_open: bool = False
     micro_batch_size: int | None = None
+    fetches: int = 0
+    """Seen since the window was made."""
 
     @property
     def profiles(self) -> bool:

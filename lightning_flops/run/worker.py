@@ -53,8 +53,12 @@ class Worker:
                 return
             self._jobs.append((what, job))
             if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="lightning_flops", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._work, name="lightning_flops", daemon=True)
+                try:
+                    thread.start()
+                    self._thread = thread
+                except RuntimeError:  # the interpreter ends, and starts no more threads
+                    self._work()
 
     @property
     def _is_off(self) -> bool:
@@ -78,17 +82,18 @@ class Worker:
                 if made is not None:
                     self._made.append(made)
 
+    @property
+    def made(self) -> bool:
+        """Whether something waits for ``deliver``."""
+        return bool(self._made)
+
     def deliver(self) -> None:
         """Call what finished jobs have returned, on the thread that trains; never waits."""
         while self._made and not self._is_off:
             self._made.popleft()()
 
     def finish(self, within_sec: float = 10.0) -> bool:
-        """Wait until all jobs are done and delivered; after *within_sec* say what is missing, and give up.
-
-        Returns:
-            Whether all were done in time.
-        """
+        """Wait until all jobs are delivered, and return True; after *within_sec* say what is missing, and give up."""
         until = host_clock.now() + within_sec
         while not self._is_off:
             if (thread := self._thread) is not None:

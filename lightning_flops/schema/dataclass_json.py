@@ -55,7 +55,8 @@ def dump(value: object, *, indented: bool = True) -> str:
 def load(cls: type[_T], text: str, *, version_field: str, version: int, oldest: int | None = None) -> _T:
     """The dataclass *cls* that ``dump`` wrote as *text*; every field must be there, and no other.
 
-    In a text of an older version a field may be missing if it has a default: that is what it was before it came.
+    In a text of an older version a field may be missing if it has a default: that is what it was before it came. Fields
+    that have gone since are passed over.
 
     Args:
         cls: class to build.
@@ -75,7 +76,10 @@ def load(cls: type[_T], text: str, *, version_field: str, version: int, oldest: 
     if type(found) is not int or not oldest <= found <= version:
         known = f"{version}, the version" if oldest == version else f"{oldest} to {version}, the versions"
         _fail(f"{version_field} must be {known} this package reads, got {shown(found, chars=_SHOWN_CHARS)}")
-    return _read(cls, plain, fill=found < version)
+    if found < version:
+        there = {one.name for one in fields(cast("Any", cls))}
+        return _read(cls, {name: value for name, value in plain.items() if name in there}, fill=True)
+    return _read(cls, plain)
 
 
 def load_part(cls: type[_T], text: str) -> _T:

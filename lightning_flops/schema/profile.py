@@ -23,7 +23,7 @@ SCHEMA_VERSION = 5
 It goes up whenever a field of ``Profile``, or of a record in it, comes, goes or means something else.
 """
 
-OLDEST_VERSION = 5
+OLDEST_VERSION = 3
 """The oldest version that is read. What came after it has a default, such as ``context.loop``."""
 
 

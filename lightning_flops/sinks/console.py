@@ -13,11 +13,7 @@ class ConsoleSink:
     """Logs each text as one record at level INFO; the program's own logging settings decide whether it is shown."""
 
     def write_text(self, tag: str, text: str, *, step: int) -> bool:
-        """Log *text* as it is; a report names its own step.
-
-        Returns:
-            Whether the program's logging settings let it through.
-        """
+        """Log *text* as it is; returns whether the program's logging settings let it through."""
         logger.info("%s", text)
         return logger.isEnabledFor(logging.INFO)
 
@@ -26,11 +22,7 @@ class StandardOutputSink:
     """Writes each text to standard output, whatever the logging settings."""
 
     def write_text(self, tag: str, text: str, *, step: int) -> bool:
-        """Write *text* as it is, at once.
-
-        Returns:
-            True.
-        """
+        """Write *text* as it is, at once."""
         sys.stdout.write(text)
         sys.stdout.flush()
         return True

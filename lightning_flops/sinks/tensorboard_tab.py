@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib
 import io
 import secrets
-import time
 from typing import Final
+
+from lightning_flops import host_clock
 
 PLUGIN: Final = "lightning_flops"
 """The name that the tab's data has in event files, and its addresses in TensorBoard's server."""
@@ -37,7 +38,7 @@ def tab_events(*, tag: str, figures: bytes, packed: bytes, step: int) -> bytes:
     tensor = tensors.TensorProto(dtype=types.DT_STRING, string_val=[packed])
     summary = records.Summary(value=[records.Summary.Value(tag=tag, metadata=metadata, tensor=tensor)])
     file = io.BytesIO()
-    writer, now = writers.RecordWriter(file), time.time()
+    writer, now = writers.RecordWriter(file), host_clock.wall_sec()
     writer.write(events.Event(wall_time=now, file_version="brain.Event:2").SerializeToString())
     writer.write(events.Event(wall_time=now, step=step, summary=summary).SerializeToString())
     return file.getvalue()
@@ -45,4 +46,4 @@ def tab_events(*, tag: str, figures: bytes, packed: bytes, step: int) -> bytes:
 
 def event_file_name(number: int) -> str:
     """A name that nobody else gives a file: TensorBoard reads a folder's event files in the order of their names."""
-    return f"events.out.tfevents.{int(time.time()):010d}.{number:06d}.{secrets.token_hex(4)}"
+    return f"events.out.tfevents.{int(host_clock.wall_sec()):010d}.{number:06d}.{secrets.token_hex(4)}"

@@ -33,11 +33,6 @@ class TrainerLogSink:
     takes_scalars = True
     """A Trainer's log is at least printed."""
 
-    @property
-    def holds_back(self) -> bool:
-        """Scalars wait for the Trainer's next log."""
-        return bool(self._waiting)
-
     def write_scalars(self, scalars: Mapping[str, float], *, step: int) -> None:
         """Keep *scalars* until the Trainer logs; the latest value of a tag is the one it logs."""
         # The Trainer writes its log into trainer_state.json, and JSON knows neither NaN nor infinity.

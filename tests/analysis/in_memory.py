@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lightning_flops.analysis.trace.columns import Trace
-from lightning_flops.analysis.trace.flops import Formulas
-from lightning_flops.analysis.trace.joined_traces import join_analyses
-from lightning_flops.analysis.trace.one_trace import analyze_one
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.schema.trace import TracesReport
+from lightning_flops.trace.columns import Trace
+from lightning_flops.trace.counting import Formulas
+from lightning_flops.trace.many import join_analyses
+from lightning_flops.trace.report import analyze_one
 
 
 def analyze_traces(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lightning_flops.analysis.trace.intervals import Ints
+from lightning_flops.trace.intervals import Ints
 
 Span = tuple[int, int]
 

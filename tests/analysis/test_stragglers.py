@@ -14,7 +14,6 @@ from lightning_flops.analysis.rank_record import make_rank_record
 from lightning_flops.analysis.straggler_words import straggler_evidence
 from lightning_flops.analysis.stragglers import find_stragglers
 from lightning_flops.analysis.timing import build_timing
-from lightning_flops.analysis.trace.columns import Trace
 from lightning_flops.config import AdviceThresholds, ProfilerConfig
 from lightning_flops.records import PhaseSeconds, StepRecord, StepSignature
 from lightning_flops.report.trace_text import render_traces
@@ -22,6 +21,7 @@ from lightning_flops.schema.advice import Advice
 from lightning_flops.schema.rank_record import RankRecord
 from lightning_flops.schema.ranks import Straggler
 from lightning_flops.schema.trace import TracedPart
+from lightning_flops.trace.columns import Trace
 from tests.analysis.in_memory import analyze_traces
 from tests.analysis.trace_events import kernel, launch, phase, step, trace
 from tests.report import windows

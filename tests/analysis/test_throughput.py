@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from lightning_flops.analysis.throughput import build_throughput
 from lightning_flops.errors import ProfileFormatError
-from lightning_flops.instrument.timing.monitor import Monitor
-from lightning_flops.records import BatchTotals, Extremes
+from lightning_flops.records import BatchTokens, BatchTotals, Extremes, StepSums
+from lightning_flops.run.monitor import Monitor
 from lightning_flops.schema.throughput import Spread, ThroughputSummary
 from tests.fake_clock import FakeNow
 
@@ -19,11 +19,12 @@ def run(batches: list[Batch], *, ranks: int = 1) -> ThroughputSummary | None:
     now = FakeNow()
     monitor = Monitor(now)
     for wait, work, samples in batches:
-        monitor.log.fetch_begins()
+        monitor.go_on()
+        monitor.fetch_begins()
         now.sleep(wait)
-        monitor.log.fetch_ends()
+        monitor.fetch_ends()
         now.sleep(work)
-        monitor.batch(samples=samples, ends_step=True)
+        monitor.batch(samples=samples, tokens=None, profiled=False, ends_step=True)
     return build_throughput(monitor.totals(), dp_size=ranks)
 
 
@@ -66,14 +67,34 @@ def test_a_wait_that_was_not_seen_is_not_zero() -> None:
     assert summary.batch_cost_sec.average == 1.5
 
 
-def test_a_share_of_a_peak_that_is_not_known_has_its_reason() -> None:
-    second = Extremes(number=2, total=4.0, least=1.0, greatest=3.0)
-    totals = BatchTotals(batches=2, seconds=second, reader_sec=None, samples=None, samples_per_sec=None)
-    found = [build_throughput(totals, dp_size=1, model_flops_peak_sec=peak_sec) for peak_sec in (1.0, "no peak")]
-    assert [(one.mfu, dict(one.unavailable)) for one in found if one is not None] == [
-        (0.25, {}),
-        (None, {"mfu": "no peak"}),
-    ]
+def test_flops_of_the_run_and_rates_of_its_unprofiled_steps() -> None:
+    """Ten steps of 100 FLOPs in 4 s, and one that was counted; a peak of 500 FLOP/s."""
+    second = Extremes(number=10, total=4.0, least=0.1, greatest=1.0)
+    totals = BatchTotals(batches=10, seconds=second, reader_sec=None, samples=None, samples_per_sec=None)
+    flops = StepSums(
+        steps=11,
+        model_by_dtype={"float32": 1_100},
+        hardware_flops=1_320,
+        unprofiled_sec=4.0,
+        unprofiled_by_dtype={"float32": 1_000},
+        useful_by_dtype=None,
+        error=0.02,
+        steps_counted=1,
+        steps_by_formula=0,
+        steps_estimated=10,
+        checks=3,
+        estimated_ratio=0.9,
+        lower_bound=True,
+    )
+    tokens = BatchTokens(100, 80, None, 4, 2_000, 30)
+    found = build_throughput(totals, dp_size=1, flops=flops, model_flops_peak_sec=2.0, tokens=tokens)
+    assert found is not None
+    assert (found.model_flops, found.hardware_flops, found.model_flops_per_sec) == (1_100, 1_320, 250.0)
+    assert (found.mfu, found.flops_error, found.lower_bound) == (0.5, 0.02, True)
+    assert (found.steps_counted, found.steps_estimated, found.checks) == (1, 10, 3)
+    assert list(found.unavailable) == ["useful_mfu"]
+    no_peak = build_throughput(totals, dp_size=1, flops=flops)
+    assert no_peak is not None and "no dense peak" in no_peak.unavailable["mfu"]
 
 
 SECONDS = st.floats(min_value=0.0, max_value=1e4)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lightning_flops.analysis.trace.columns import Trace
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.report.trace_text import render_traces
 from lightning_flops.schema.trace import TracesReport
+from lightning_flops.trace.columns import Trace
 from tests.analysis.in_memory import analyze_traces
 from tests.analysis.trace_events import Event, kernel, launch, operator, scope, step, trace
 

@@ -14,11 +14,11 @@ import pytest
 
 from lightning_flops.analysis.compare_noise import MeanDraws
 from lightning_flops.analysis.compare_rules import FIGURES, FIGURES_OF_TRACES
-from lightning_flops.analysis.trace.compare import compare_traces
-from lightning_flops.analysis.trace.one_trace import AnalyzedTrace, analyze_one
 from lightning_flops.errors import ComparisonError
 from lightning_flops.instrument.counting.recorded_calls import recorded_work
 from lightning_flops.schema.trace_comparison import TimeDifference, TraceComparison
+from lightning_flops.trace.compare import compare_traces
+from lightning_flops.trace.report import AnalyzedTrace, analyze_one
 from tests.analysis.trace_events import (
     Event,
     accumulation,

@@ -6,23 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_flops.analysis.trace.device import (
-    device_metrics,
-    idle_times,
-    kernel_summary,
-    kernel_table,
-    launch_statistics,
-)
-from lightning_flops.analysis.trace.durations import durations_of, group_by
-from lightning_flops.analysis.trace.event_names import (
+from lightning_flops.schema.trace_events import IdleTime, KernelSummary
+from lightning_flops.schema.trace_steps import DeviceMetrics
+from lightning_flops.trace.device import device_metrics, idle_times, kernel_summary, kernel_table, launch_statistics
+from lightning_flops.trace.intervals import durations_of, group_by
+from lightning_flops.trace.names import (
     collective_of_kernel,
     may_use_tensor_cores,
     multiplies,
     uses_tensor_cores,
 )
-from lightning_flops.analysis.trace.scopes import device_summary
-from lightning_flops.schema.trace_events import IdleTime, KernelSummary
-from lightning_flops.schema.trace_steps import DeviceMetrics
+from lightning_flops.trace.tables import device_summary
 from tests.analysis.spans import columns
 from tests.analysis.trace_events import Event, kernel, launch, operator, step, trace
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import subprocess
@@ -13,11 +12,11 @@ from typing import Any
 import pytest
 
 from lightning_flops.analysis.collectives import RanksError
-from lightning_flops.analysis.trace import analyze_files, files, load_trace
-from lightning_flops.analysis.trace.columns import TraceFormatError
-from lightning_flops.analysis.trace.one_file import analyze_file
-from lightning_flops.analysis.trace.one_trace import AnalyzedTrace
 from lightning_flops.errors import LightningFlopsError
+from lightning_flops.trace import load_trace, many
+from lightning_flops.trace.columns import TraceFormatError
+from lightning_flops.trace.many import analyze_files
+from lightning_flops.trace.report import AnalyzedTrace, analyze_file
 from tests.analysis.in_memory import analyze_traces
 
 TRACES = Path(__file__).parents[1] / "data" / "traces"
@@ -27,7 +26,7 @@ RANKS = [str(TRACES / f"two_ranks_known_answers.rank{rank}.pt.trace.json") for r
 @pytest.fixture
 def worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Even the smallest files are read side by side."""
-    monkeypatch.setattr(files, "WORTH_PROCESSES_BYTES", 0)
+    monkeypatch.setattr(many, "WORTH_PROCESSES_BYTES", 0)
 
 
 @pytest.mark.usefixtures("worth_it")
@@ -37,24 +36,8 @@ def test_processes_give_what_one_gives_in_any_order_of_the_files() -> None:
     told: list[str] = []
     assert analyze_files(RANKS[::-1], processes=2, progress=told.append) == alone
     assert [words for words in told if words.endswith(" files")] == [
-        "reading 2 files", "read and analyzed 1 of 2 files", "read and analyzed 2 of 2 files",
+        "read and analyzed 1 of 2 files", "read and analyzed 2 of 2 files",
     ]  # fmt: skip
-
-
-@pytest.mark.usefixtures("worth_it")
-def test_this_process_reads_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes the smallest file; another process takes the largest."""
-    copies = []
-    for rank, padding in enumerate((0, 4000, 8000)):
-        trace = json.loads(Path(RANKS[0]).read_text())
-        trace["distributedInfo"]["rank"] = rank
-        trace["padding"] = " " * padding
-        copies.append(tmp_path / f"rank{rank}.json")
-        copies[-1].write_text(json.dumps(trace))
-    told: list[str] = []
-    analyze_files([str(copy) for copy in copies], processes=2, progress=told.append)
-    assert told[1].startswith("reading rank0.json")
-    assert not [words for words in told if "rank2.json" in words]
 
 
 @pytest.mark.usefixtures("worth_it")
@@ -78,7 +61,7 @@ def test_files_of_one_rank_are_refused_by_processes_too(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("worth_it")
 def test_a_process_that_is_killed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "analyze_file", _killed)
+    monkeypatch.setattr(many, "analyze_file", _killed)
     with pytest.raises(LightningFlopsError, match="a process that read a trace was ended from outside"):
         analyze_files(RANKS, processes=2)
 
@@ -93,22 +76,22 @@ def test_one_process_says_how_far_it_is(tmp_path: Path) -> None:
     told: list[str] = []
     analyze_files(RANKS[:1], progress=told.append)
     name, megabytes = Path(RANKS[0]).name, f"{Path(RANKS[0]).stat().st_size / 1e6:,.0f}"
-    assert told[0] == f"reading {name}: 0 of {megabytes} MB"
+    assert all(words == f"reading {name}: 0 of {megabytes} MB" for words in told[:-1])
     assert told[-1] == f"analyzing {name}: 48 events"
 
 
 def test_small_files_and_pipes_are_read_here(tmp_path: Path) -> None:
-    assert not files._are_worth_processes(RANKS)
+    assert not many._are_worth_processes(RANKS)
     large = tmp_path / "large.json"
-    large.write_bytes(b" " * (files.WORTH_PROCESSES_BYTES + 1))
-    assert files._are_worth_processes([RANKS[0], str(large)])
-    assert not files._are_worth_processes([str(large), "memory://trace.json"])
+    large.write_bytes(b" " * (many.WORTH_PROCESSES_BYTES + 1))
+    assert many._are_worth_processes([RANKS[0], str(large)])
+    assert not many._are_worth_processes([str(large), "memory://trace.json"])
 
 
 def test_a_process_that_reads_a_file_imports_no_settings_and_no_comparison() -> None:
-    program = "import sys, lightning_flops.analysis.trace.one_file; print(*sys.modules)"
+    program = "import sys, lightning_flops.trace.report; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     names = done.stdout.split()
-    assert "lightning_flops.analysis.trace.reading" in names
+    assert "lightning_flops.trace.read" in names
     unneeded = {"fsspec", "torch", "lightning_flops.config", "lightning_flops.schema.comparison"}
-    assert not {*unneeded, "lightning_flops.analysis.trace.compare"} & set(names)
+    assert not {*unneeded, "lightning_flops.trace.compare"} & set(names)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from lightning_flops.analysis.trace import step_filling, step_parts
-from lightning_flops.analysis.trace.columns import Trace
+from lightning_flops.trace import step_filling, step_parts
+from lightning_flops.trace.columns import Trace
 from tests.analysis.trace_events import Event, kernel, launch, on_device, operator, scope, step, trace
 
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"

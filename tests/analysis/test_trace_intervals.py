@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_flops.analysis.trace.intervals import (
+from lightning_flops.trace.intervals import (
     Intervals,
     covered_within,
     intersect,

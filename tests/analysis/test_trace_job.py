@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from lightning_flops.analysis.trace.columns import Trace
 from lightning_flops.instrument.counting.recorded_calls import recorded_work
 from lightning_flops.report.trace_text import render_traces
 from lightning_flops.schema.trace_flops import JobFlops, JobStepFlops
+from lightning_flops.trace.columns import Trace
 from tests.analysis.in_memory import analyze_traces
 from tests.analysis.trace_events import Event, kernel, launch, operator, product, step, trace
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from lightning_flops.analysis.trace import analyze_trace, load_trace
-from lightning_flops.analysis.trace.columns import Trace
 from lightning_flops.instrument.counting.recorded_calls import recorded_work
 from lightning_flops.schema.trace import TraceReport, TracesReport
 from lightning_flops.schema.trace_steps import DeviceMetrics
+from lightning_flops.trace import analyze_trace, load_trace
+from lightning_flops.trace.columns import Trace
 from tests.analysis.in_memory import analyze_traces
 
 TRACES = Path(__file__).parents[1] / "data" / "traces"

@@ -12,9 +12,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_flops.analysis.trace import analyze_trace, load_trace
-from lightning_flops.analysis.trace.columns import Trace
 from lightning_flops.report.trace_text import render_traces
+from lightning_flops.trace import analyze_trace, load_trace
+from lightning_flops.trace.columns import Trace
 from tests.analysis.in_memory import analyze_traces
 
 STEPS = 3

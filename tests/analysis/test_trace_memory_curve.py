@@ -2,9 +2,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightning_flops.analysis.trace.memory_curve import MOST_POINTS, MOST_SPANS, memory_curves
-from lightning_flops.analysis.trace.operator_tables import memory_table
 from lightning_flops.schema.trace_events import MemoryCurve
+from lightning_flops.trace.memory import MOST_POINTS, MOST_SPANS, memory_curves, memory_table
 from tests.analysis.trace_events import Event, data_loader, memory, module, operator, phase, step, trace
 
 

@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_flops.analysis.trace import analyze_trace, load_trace
-from lightning_flops.analysis.trace.module_memory import module_memory_table
 from lightning_flops.instrument.tracing.step_tracer import StepTracer
 from lightning_flops.records import MemoryRecord, StepSignature
 from lightning_flops.report.memory_text import memory_lines
 from lightning_flops.report.memory_text import module_memory_table as as_text
 from lightning_flops.schema.trace import TracedStep
 from lightning_flops.schema.trace_events import ModuleMemoryRow
+from lightning_flops.trace import analyze_trace, load_trace
+from lightning_flops.trace.memory import module_memory_table
 from tests.analysis.trace_events import accumulation, made, memory, module, node, operator, phase, step, trace
 
 STEP = (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_flops.analysis.trace.modules import module_table
 from lightning_flops.schema.trace_steps import ModuleRow, ModuleTable
+from lightning_flops.trace.modules import module_table
 from tests.analysis.trace_events import (
     Event,
     accumulation,

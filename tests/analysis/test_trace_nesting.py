@@ -12,7 +12,7 @@ SPANS = st.lists(st.tuples(st.integers(1, 2), st.integers(0, 30), st.integers(0,
 
 
 @given(SPANS)
-def test_an_operators_caller_is_the_last_that_began_before_it_on_its_thread_and_still_runs(
+def test_an_operators_caller_is_the_last_that_began_before_it_on_its_thread_and_holds_it(
     spans: list[tuple[int, int, int]],
 ) -> None:
     found = trace(*(operator("aten::mm", start, length, thread=thread) for thread, start, length in spans))
@@ -20,11 +20,16 @@ def test_an_operators_caller_is_the_last_that_began_before_it_on_its_thread_and_
     starts, ends, lanes = found.start_ns, found.end_ns, found.lane
     depth_of = {-1: -1}
     for place, row in enumerate(rows):
-        before = [one for one in rows[:place] if lanes[one] == lanes[row] and ends[one] > starts[row]]
+        # It may end a microsecond before what it called, by rounding; what ends later is not called by it.
+        before = [
+            one
+            for one in rows[:place]
+            if lanes[one] == lanes[row] and ends[one] > starts[row] and ends[one] >= ends[row] - 1000
+        ]
         expected = before[-1] if before else -1
         assert found.links.parent[row] == expected
         depth_of[row] = depth_of[expected] + 1
-        assert found.links.depth[row] == depth_of[row]
+        assert row in found.links.levels[depth_of[row]]
 
 
 def test_a_thousand_siblings_and_a_thousand_levels_are_told_at_once() -> None:
@@ -32,7 +37,7 @@ def test_a_thousand_siblings_and_a_thousand_levels_are_told_at_once() -> None:
         operator("aten::linear", 0, 5000), *(operator("aten::mm", 10 + 2 * place, 1) for place in range(1000))
     )
     assert np.flatnonzero(siblings.links.parent == -1).tolist() == [0]
-    assert set(siblings.links.depth.tolist()) == {0, 1}
+    assert [len(level) for level in siblings.links.levels] == [1, 1000]
     levels = trace(*(operator("aten::linear", place, 5000 - 2 * place) for place in range(1000)))
     assert levels.links.parent.tolist() == [-1, *range(999)]
-    assert levels.links.depth.tolist() == list(range(1000))
+    assert [level.tolist() for level in levels.links.levels] == [[place] for place in range(1000)]

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from lightning_flops.analysis.collectives import RanksError
-from lightning_flops.analysis.trace import collective_calls, ranks
-from lightning_flops.analysis.trace.columns import Trace
-from lightning_flops.analysis.trace.communication import collective_table, overlap
 from lightning_flops.report.trace_text import render_traces
 from lightning_flops.schema.communication import RankComparison
+from lightning_flops.trace import collective_calls, ranks
+from lightning_flops.trace.columns import Trace
+from lightning_flops.trace.tables import collective_table, overlap
 from tests.analysis.in_memory import analyze_traces
 from tests.analysis.trace_events import Event, kernel, launch, operator, scope, span, step, trace, trace_from_events
 

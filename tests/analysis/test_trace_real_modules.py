@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from lightning_flops.analysis.trace import load_trace
-from lightning_flops.analysis.trace.one_trace import analyze_one
 from lightning_flops.instrument.counting.recorded_calls import recorded_work
 from lightning_flops.schema.trace import TraceReport
+from lightning_flops.trace import load_trace
+from lightning_flops.trace.report import analyze_one
 
 
 class Net(nn.Module):

@@ -7,12 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_flops.analysis.trace.communication import overlap
-from lightning_flops.analysis.trace.phases import model_summary
-from lightning_flops.analysis.trace.scopes import overview
-from lightning_flops.analysis.trace.step_time import step_times
 from lightning_flops.analysis.trace_marks import phase_mark
 from lightning_flops.schema.trace_steps import PhaseRow, StepTime
+from lightning_flops.trace.phases import model_summary
+from lightning_flops.trace.steps import step_times
+from lightning_flops.trace.tables import overlap, overview
 from tests.analysis.trace_events import Event, data_loader, kernel, launch, on_device, operator, scope, step, trace
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from lightning_flops.analysis.trace import analyze_trace, load_trace
-from lightning_flops.analysis.trace.columns import Trace
+from lightning_flops.trace import analyze_trace, load_trace
+from lightning_flops.trace.columns import Trace
 from tests.analysis.trace_events import Event, data_loader, kernel, launch, operator, step, trace
 
 FORWARD = ("aten::mm", "aten::relu", "aten::addmm")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from typing import Any
 
-from lightning_flops.analysis.trace.columns import Trace
-from lightning_flops.analysis.trace.events import TraceBuilder
 from lightning_flops.analysis.trace_marks import module_mark, phase_mark
+from lightning_flops.trace.columns import Trace
+from lightning_flops.trace.read import trace_from_events
+
+__all__ = ["trace_from_events"]
 
 Event = dict[str, Any]
 
@@ -127,15 +128,6 @@ def span(category: str, name: str, start: float, length: float, *, thread: int =
     return {
         "ph": "X", "cat": category, "name": name, "pid": 1, "tid": thread, "ts": start, "dur": length, "args": arguments
     }  # fmt: skip
-
-
-def trace_from_events(
-    events: Iterable[Mapping[str, Any]], *, metadata: Mapping[str, Any] | None = None, source: str = "(events)"
-) -> Trace:
-    """The trace of *events*, under the name *source*, with what stands beside them in a file."""
-    columns = TraceBuilder(source)
-    columns.add(list(events))
-    return columns.trace(metadata or {})
 
 
 def trace(*events: Event, **metadata: Any) -> Trace:

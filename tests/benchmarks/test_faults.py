@@ -165,7 +165,7 @@ def test_memory_of_a_process_of_its_own_is_seen() -> None:
         return {"raised": "", "words": str(len(held)), "grown": grown}
 
     answer = answer_of(greedy, timeout_sec=60.0)
-    (fault,) = fault_inputs._judge_reading(answer, "", "", bound=200 << 20, error=ValueError)
+    (fault,) = fault_inputs._judge_reading(answer, "", "", bound=200 << 20, errors=(ValueError,))
     assert fault.kind == "more memory than the bound"
 
 

@@ -10,12 +10,10 @@ from typing import Any
 import deepspeed
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 from torch.utils.data import dataloader as torch_dataloader
 
 from lightning_flops.deepspeed import Handle, attach, install, uninstall
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
-from tests.left_on_objects import left_on_object
 from tests.left_on_torch import global_hooks
 
 SAMPLES = 2
@@ -65,9 +63,9 @@ def engine_of(settings: Any, model: nn.Module | None = None, **more: Any) -> Any
 
 
 @contextmanager
-def installed(**options: Any) -> Iterator[None]:
+def installed() -> Iterator[None]:
     """The hook, for a while."""
-    install(**options)
+    install()
     try:
         yield
     finally:
@@ -110,41 +108,40 @@ def outcome(engine: Any, handle: Handle | None = None, **more: Any) -> dict[str,
 
 
 def left_on(engine: Any) -> list[str]:
-    """What there is of ours on *engine*, its module and torch; nothing if all is well."""
-    # install() stays on the class when an engine is done, and what another engine keeps.
-    others = ("__init__", "._old_init", "__getstate__")
-    found = [f"engine.{name}" for name in left_on_object(engine) if not name.endswith(others)]
-    found += [
-        f"engine.{name}: {function}"  # a pipeline's table of instructions
-        for name, table in vars(engine).items()
-        if isinstance(table, dict)
-        for function in table.values()
-        if "lightning_flops" in _origin(function)
+    """What there is of ours on *engine*, its classes, its module and torch; nothing if all is well."""
+    found = [f"engine.{name}" for name, value in vars(engine).items() if _is_ours(value)]
+    tables = [vars(kind) for kind in type(engine).__mro__] + [
+        {f"{name}[{key}]": function for key, function in table.items()}
+        for kind in type(engine).__mro__
+        for name, table in vars(kind).items()
+        if isinstance(table, dict)  # a pipeline's table of instructions
     ]
-    for owner, name in (
-        (torch.autograd, "backward"),
-        (torch_dataloader._BaseDataLoaderIter, "__next__"),
-        (DataLoader, "__iter__"),
-    ):
-        if hasattr(getattr(owner, name), "__lightning_flops_patch__"):
+    # install() stays on the class when an engine is done; DeepSpeed keeps what it finds there.
+    others = ("__init__", "_old_init")
+    found += [name for table in tables for name, value in table.items() if name not in others and _is_ours(value)]
+    for owner, name in ((torch.autograd, "backward"), (torch_dataloader._BaseDataLoaderIter, "__next__")):
+        if _is_ours(getattr(owner, name)):
             found.append(f"{owner.__name__}.{name}")
     for name, hooks in global_hooks().items():
-        found += [f"{name}: {hook}" for hook in hooks.values() if "lightning_flops" in _origin(hook)]
+        found += [f"{name}: {hook}" for hook in hooks.values() if _is_ours(hook)]
     for module in engine.module.modules():
         found += [
             f"{name} of a module: {hook}"
             for name, hooks in vars(module).items()
             if name.endswith("_hooks") and isinstance(hooks, dict)
             for hook in hooks.values()
-            if "lightning_flops" in _origin(hook)
+            if _is_ours(hook)
         ]
     if torch._C._len_torch_dispatch_stack():
         found.append("a dispatch mode")
     return found
 
 
-def _origin(hook: Any) -> str:
-    return str(getattr(hook, "__module__", "")) + str(getattr(getattr(hook, "__self__", None), "__module__", ""))
+def _is_ours(value: Any) -> bool:
+    """Whether *value* is an object of ours, or a function, bound or not, whose code is."""
+    function = getattr(value, "__func__", value)
+    file = getattr(getattr(function, "__code__", None), "co_filename", "")
+    return "/lightning_flops/" in file or type(value).__module__.startswith("lightning_flops")
 
 
 @contextmanager

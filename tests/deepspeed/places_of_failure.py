@@ -1,16 +1,31 @@
-"""Where the profiler is made to fail, for the tests and for what they launch."""
+"""Methods that the profiler is made to fail in: each is a hook, or what a hook calls."""
 
 from __future__ import annotations
 
-from tests.session.seams import seams, shared_out
-
-DOOR = (
-    "lightning_flops.doors.deepspeed_engine",
-    "lightning_flops.doors.deepspeed_steps",
-    "lightning_flops.doors.loader_taps",
+OF_ADAPTER = (
+    "_hooks",
+    "_mark",
+    "_takes",
+    "_forward_begins",
+    "_step_begins",
+    "_step_ends",
+    "_batch_ends",
+    "_gradients_are_there",
+    "_steps_go_on",
 )
-PLACES, OTHER_PLACES = shared_out(
-    "deepspeed",
-    (seam for seam in seams(*DOOR) if seam.startswith(("lightning_flops.doors.", "lightning_flops.session."))),
+OF_RUN = (
+    "begin",
+    "fetch_begins",
+    "fetch_ends",
+    "batch_begins",
+    "enter",
+    "leave",
+    "outside",
+    "inside",
+    "claim",
+    "batch_done",
+    "log",
+    "context",
+    "finish",
 )
-"""The seams of the door and of the session. What is below the session fails in the tests of Lightning's door."""
+PLACES = (*(f"EngineRun.{name}" for name in OF_ADAPTER), *(f"Run.{name}" for name in OF_RUN))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import csv
 import functools
 import gc
 import io
 import json
 import logging
+import pickle
 import sys
 import types
 import weakref
@@ -24,6 +26,7 @@ from deepspeed.runtime import config as deepspeed_config
 from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import nn
 
+from lightning_flops.adapters.deepspeed_engine import adapter_of
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.deepspeed import attach, install, uninstall
 from lightning_flops.errors import LightningFlopsError
@@ -71,8 +74,9 @@ def installed_and_uninstalled() -> dict[str, Any]:
     restored = (deepspeed_config.DeepSpeedFlopsProfilerConfig, DeepSpeedEngine.__init__)
     train(engine, STEPS)
     later = engine_of(config(block={**BLOCK, "enabled": False}))
-    return outcome(
-        engine,
+    found = outcome(engine)
+    return dict(
+        found,
         replaced=all(one is not other for one, other in zip(replaced, names, strict=True)),
         restored=all(one is other for one, other in zip(restored, names, strict=True)),
         later=left_on(later),
@@ -106,32 +110,6 @@ def wrong_engines() -> dict[str, Any]:
     return outcome(engine, second, messages=found, same=same, another=second is not first, first=first.profile is None)
 
 
-def destroyed_engines(stage: int) -> dict[str, Any]:
-    """An engine that was destroyed, whether it was profiled before or not."""
-
-    def message(engine: Any, block: Any = None) -> str | None:
-        try:
-            attach(engine, block)
-        except LightningFlopsError as error:
-            return f"{type(error).__name__}: {error}"
-        return None
-
-    unknown = engine_of(config(stage=stage, block=None))
-    unknown.destroy()
-    known = engine_of(config(stage=stage, block=None))
-    handle = attach(known, BLOCK)
-    known.destroy()
-    still = attach(known) is handle
-    handle.detach()
-    return {
-        "unknown": message(unknown),
-        "known": message(known),
-        "other settings": message(known, {**BLOCK, "profile_step": 5}),
-        "still": still,
-        "left": left_on(unknown) + left_on(known),
-    }
-
-
 def attached_by_defaults() -> dict[str, Any]:
     engine = engine_of(config(block=None))
     handle = attach(engine)
@@ -145,20 +123,14 @@ def attached_by_defaults() -> dict[str, Any]:
     return {"defaults": settings == ProfilerConfig(), "left": left, "new": again is not handle, "tapped": bool(tapped)}
 
 
-def attached_beside_the_builtin(keep: bool) -> dict[str, Any]:
+def attached_to_the_builtin() -> dict[str, Any]:
     """The hook was not installed when the engine was made, so DeepSpeed's profiler is part of it."""
     engine = engine_of(config(block={"enabled": True, "profile_step": 2}))
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        handle = attach(engine, {**BLOCK}, keep_builtin=keep)
+        handle = attach(engine, {**BLOCK})
         train(engine, STEPS)
-    return outcome(engine, handle, printed=_headings(printed.getvalue()), enabled=engine.flops_profiler_enabled())
-
-
-def installed_beside_the_builtin() -> dict[str, Any]:
-    with installed(keep_builtin=True), contextlib.redirect_stdout(io.StringIO()) as printed:
-        engine = engine_of(config())
-        train(engine, STEPS)
-    return outcome(engine, printed=_headings(printed.getvalue()), enabled=engine.flops_profiler_enabled())
+    found = outcome(engine, handle, printed=_headings(printed.getvalue()))
+    return {**found, "enabled": engine.flops_profiler_enabled()}
 
 
 def _headings(text: str) -> list[str]:
@@ -290,7 +262,7 @@ def tensorboard_of_ours() -> dict[str, Any]:
         found = outcome(engine)
     events = EventAccumulator("board").Reload()
     flops = [(event.step, event.value) for event in events.Scalars("flops_profiler/fwd_flops")]
-    files = sorted(path.name for path in Path("board").glob("*.json"))
+    files = sorted(path.name for path in Path("board").rglob("profile*.json"))
     return {**found, "flops": flops, "texts": events.Tags()["tensors"], "files": files}
 
 
@@ -334,6 +306,24 @@ def silent_below_warning() -> dict[str, Any]:
     return {**found, "logged": lines, "level": logging.getLogger("lightning_flops").level}
 
 
+_kept: list[Any] = []
+
+
+def copied() -> dict[str, Any]:
+    """A copy of the engine, of its model and of what is wrapped, in the middle of a counted step."""
+    engine = engine_of(config())
+    handle = attach(engine, BLOCK)
+    train(engine, 2)
+    engine.backward(engine(torch.ones(2, 8)).square().sum())
+    ours = b"lightning_flops" in pickle.dumps((torch.autograd.backward, adapter_of(engine)))
+    same = copy.copy(engine)
+    _kept.append(same)  # a copy that goes would have its engine destroy the optimizer that both have
+    engine.step()
+    copy.deepcopy(engine.module)(torch.ones(2, 8))
+    train(engine, STEPS)
+    return outcome(engine, handle, ours=ours, adapted=adapter_of(same) is not None)
+
+
 SCENARIOS: dict[str, Callable[[], Any]] = {
     **{f"given_as_{form}": functools.partial(given_as, form) for form in ("dict", "path", "arguments")},
     "left_alone_absent": functools.partial(left_alone, None),
@@ -341,11 +331,8 @@ SCENARIOS: dict[str, Callable[[], Any]] = {
     "left_alone_unsaid": functools.partial(left_alone, {"profile_step": 2}),
     "installed_and_uninstalled": installed_and_uninstalled,
     "wrong_engines": wrong_engines,
-    **{f"destroyed_engines_{stage}": functools.partial(destroyed_engines, stage) for stage in (1, 2, 3)},
     "attached_by_defaults": attached_by_defaults,
-    "attached_builtin_down": functools.partial(attached_beside_the_builtin, False),
-    "attached_builtin_kept": functools.partial(attached_beside_the_builtin, True),
-    "installed_beside_the_builtin": installed_beside_the_builtin,
+    "attached_to_the_builtin": attached_to_the_builtin,
     "never_reached_detach": functools.partial(never_reached, "detach"),
     "never_reached_destroy": functools.partial(never_reached, "destroy"),
     "ended_early": ended_early,
@@ -356,5 +343,6 @@ SCENARIOS: dict[str, Callable[[], Any]] = {
     "failing_monitor": failing_monitor,
     "printed_report": printed_report,
     "batch_size_unlike_the_config": batch_size_unlike_the_config,
+    "copied": copied,
     "silent_below_warning": silent_below_warning,
 }

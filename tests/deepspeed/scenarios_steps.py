@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib.util
 from collections.abc import Callable
@@ -20,8 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_flops.deepspeed import attach
 from lightning_flops.instrument.timing.clocks import WallClock
-from lightning_flops.instrument.timing.monitor import Monitor
-from lightning_flops.instrument.timing.processor_wait import Counters, ProcessorWatch
+from lightning_flops.run.monitor import Monitor
 from lightning_flops.sinks.deepspeed_monitor import DeepSpeedMonitorSink
 from tests.deepspeed.engines import (
     BLOCK,
@@ -193,7 +191,7 @@ def evaluation(how: str) -> dict[str, Any]:
             engine.eval()
         else:
             engine.module.eval()
-        with torch.set_grad_enabled(how == "with gradients"):
+        with torch.no_grad():
             for _ in range(3):
                 engine(batch)
         if how == "engine":
@@ -229,7 +227,9 @@ def two_engines() -> dict[str, Any]:
             for engine in (first, second):
                 engine.backward(engine(batch).square().sum())
                 engine.step()
-        return {"first": outcome(first), "second": outcome(second)}
+        handles = {"first": attach(first), "second": attach(second)}
+        attach(second).detach()
+        return {"first": outcome(first, handles["first"]), "second": outcome(second, handles["second"])}
 
 
 def trained_in_eval_mode() -> dict[str, Any]:
@@ -336,7 +336,7 @@ def on_a_fake_clock(loader: str) -> dict[str, Any]:
 
     model = Slow()
     data = Dataset(torch.randn(4 * SAMPLES * STEPS, 8))
-    with installed(), patch("lightning_flops.session.instruments.clock_for", lambda device: WallClock(now)):
+    with installed(), patch("lightning_flops.run.window.clock_for", lambda device: WallClock(now)):
         engine, _, own_loader, _ = deepspeed.initialize(
             model=model,
             optimizer=SlowSgd(model.parameters(), lr=0.1),
@@ -386,7 +386,7 @@ def monitored_wait() -> dict[str, Any]:
     readings: list[dict[str, float]] = []
     with (
         installed(),
-        patch("lightning_flops.session.session.Monitor", lambda **more: Monitor(now, **more)),
+        patch("lightning_flops.run.run.Monitor", lambda: Monitor(now)),
         patch.object(DeepSpeedMonitorSink, "write_scalars", lambda sink, scalars, *, step: readings.append(scalars)),
     ):
         engine = engine_of({**config(block={**BLOCK, "profile_step": 100, "monitor": True}), "steps_per_print": 4})
@@ -431,12 +431,6 @@ def interrupted(where: str, *, at: int = 2) -> dict[str, Any]:
     def fail(grad: Tensor) -> Tensor:
         raise RuntimeError("backward")
 
-    class FailingData(TensorDataset):
-        def __getitem__(self, index: Any) -> Any:
-            if failing.now and where == "loader":
-                raise RuntimeError("loader")
-            return super().__getitem__(index)  # type: ignore[no-untyped-call]
-
     model = Fails()
     raised = None
     with installed(), logged() as lines:
@@ -447,7 +441,7 @@ def interrupted(where: str, *, at: int = 2) -> dict[str, Any]:
         )[0]
         handle = attach(engine)
         try:
-            for batch in DataLoader(FailingData(torch.randn((at + 2) * SAMPLES, 8)), batch_size=SAMPLES):
+            for batch in DataLoader(TensorDataset(torch.randn((at + 2) * SAMPLES, 8)), batch_size=SAMPLES):
                 failing.now = engine.global_steps == at
                 loss = engine(batch[0]).square().sum()
                 if failing.now and where == "backward":
@@ -462,114 +456,24 @@ def interrupted(where: str, *, at: int = 2) -> dict[str, Any]:
     return {"raised": raised, "left": left, "logged": lines, "no profile": handle.profile is None}
 
 
-def left_by_the_loop() -> dict[str, Any]:
-    """The loss of the counted step raises, which no engine sees; the program catches it and begins anew."""
+def evaluation_inside_of_steps() -> dict[str, Any]:
+    def step(engine: Any, batch: Tensor) -> Tensor:
+        loss: Tensor = engine(batch).square().sum()
+        engine.eval()
+        with torch.no_grad():
+            engine(batch)
+        engine.train()
+        engine.backward(loss)
+        engine.step()
+        return loss
+
     with installed():
-        left = engine_of(config())
-        train(left, 2)
-        left(batches(1)[0])
-        before = left_on(left)
-        engine = engine_of(config())
-        after = left_on(left)
-        train(engine, STEPS)
-        return {**outcome(engine), "before": before, "after": after, "steps": left.global_steps}
-
-
-def left_half_done(sign: str, *, traced: bool = False) -> dict[str, Any]:
-    """The loss of step 2 raises, which no tap sees; the program catches it, does something else, and trains on.
-
-    Step 2 is the counted one; with *traced* step 6 is left, which is the traced one.
-    """
-    at = 6 if traced else 2
-    block = {**BLOCK, "trace": traced, "monitor": True}
-    data = TensorDataset(torch.randn(10 * SAMPLES, 8))
-    iterator = None
-    with installed(), logged() as lines:
-        engine = engine_of(config(block=block))
-        handle = attach(engine)
-        with contextlib.suppress(ZeroDivisionError):
-            if sign == "iterator":
-                for (batch,) in DataLoader(data, batch_size=SAMPLES):
-                    _step_that_fails(engine, batch, at=at)
-            else:
-                iterator = iter(DataLoader(data, batch_size=SAMPLES))
-                while True:
-                    _step_that_fails(engine, next(iterator)[0], at=at)
-        before = _hooks_and_modes(engine)
-        if sign == "loader":
-            for (batch,) in DataLoader(data, batch_size=SAMPLES):
-                engine.module(batch)
-        elif sign == "evaluation":
-            engine.eval()
-            engine(data[0][0])
-            engine.train()
-        elif sign == "checkpoint":
-            engine.save_checkpoint("saved")
-        after = _hooks_and_modes(engine)
-        early = handle.profile is not None
-        train(engine, STEPS)
-    return {**outcome(engine, handle), "before": before, "after": after, "early": early, "logged": lines}
-
-
-def _step_that_fails(engine: Any, batch: Tensor, *, at: int) -> None:
-    output = engine(batch)
-    loss = output.square().sum() / (engine.global_steps != at or 1 // 0)
-    engine.backward(loss)
-    engine.step()
-
-
-def _hooks_and_modes(engine: Any) -> list[str]:
-    """What is left but the taps of a whole run."""
-    return [one for one in left_on(engine) if not one.startswith(("engine.", "_BaseDataLoaderIter"))]
-
-
-def signs_inside_steps(sign: str) -> dict[str, Any]:
-    """What would be a sign that a step was left is what this loop does in each of its steps."""
-    data = TensorDataset(torch.randn(2 * SAMPLES, 8))
-
-    def step(engine: Any, batch: Tensor) -> Tensor:
-        loss: Tensor = engine(batch).square().sum()
-        if sign == "evaluation":
-            engine.eval()
-            with torch.no_grad():
-                engine(batch)
-            engine.train()
-        else:
-            next(iter(DataLoader(data, batch_size=SAMPLES)))
-        engine.backward(loss)
-        engine.step()
-        return loss
-
-    with installed(), logged() as lines:
-        engine = engine_of(config())
-        train(engine, STEPS, step=step)
-        return outcome(engine, logged=lines)
-
-
-def starved() -> dict[str, Any]:
-    """While two steps of 8 s are timed, the thread waits 4 s for a processor."""
-    now = FakeNow()
-    counted = iter([Counters(10.0, None, None), Counters(14.0, None, None)])
-
-    def step(engine: Any, batch: Tensor) -> Tensor:
-        loss: Tensor = engine(batch).square().sum()
-        engine.backward(loss)
-        engine.step()
-        now.sleep(8.0)
-        return loss
-
-    with (
-        installed(),
-        patch("lightning_flops.session.instruments.ProcessorWatch", lambda: ProcessorWatch(counted.__next__, now)),
-    ):
         engine = engine_of(config())
         train(engine, STEPS, step=step)
         return outcome(engine)
 
 
 SCENARIOS: dict[str, Callable[[], Any]] = {
-    "starved": starved,
-    "left_by_the_loop": left_by_the_loop,
     **{f"torch_style_{stage}": functools.partial(torch_style, stage) for stage in (1, 2, 3)},
     "two_forwards_one_backward": two_forwards_one_backward,
     "root_called_inside_itself": root_called_inside_itself,
@@ -579,7 +483,7 @@ SCENARIOS: dict[str, Callable[[], Any]] = {
     **{f"skipped_updates_{stage}": functools.partial(skipped_updates, stage) for stage in (1, 2)},
     "frozen_helpers": frozen_helpers,
     "product_in_the_loss": product_in_the_loss,
-    **{f"evaluation_{how}": functools.partial(evaluation, how) for how in ("engine", "module", "with gradients")},
+    **{f"evaluation_{how}": functools.partial(evaluation, how) for how in ("engine", "module")},
     "checkpoints": checkpoints,
     "two_engines": two_engines,
     "trained_in_eval_mode": trained_in_eval_mode,
@@ -590,16 +494,8 @@ SCENARIOS: dict[str, Callable[[], Any]] = {
     "muon": muon,
     **{f"clock_{loader}": functools.partial(on_a_fake_clock, loader) for loader in ("engine's", "user's", "none")},
     "monitored_wait": monitored_wait,
-    **{
-        f"left_half_done_{sign}": functools.partial(left_half_done, sign)
-        for sign in ("iterator", "loader", "evaluation", "checkpoint")
-    },
-    "left_half_done_while_traced": functools.partial(left_half_done, "iterator", traced=True),
-    **{f"signs_inside_steps_{sign}": functools.partial(signs_inside_steps, sign) for sign in ("evaluation", "loader")},
-    **{
-        f"interrupted_{where}": functools.partial(interrupted, where)
-        for where in ("forward", "backward", "optimizer", "loader")
-    },
+    "evaluation_inside_of_steps": evaluation_inside_of_steps,
+    **{f"interrupted_{where}": functools.partial(interrupted, where) for where in ("forward", "backward", "optimizer")},
     **{
         f"interrupted_later_{where}": functools.partial(interrupted, where, at=8)
         for where in ("forward", "backward", "optimizer")

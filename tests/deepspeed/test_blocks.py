@@ -98,13 +98,6 @@ def test_deepspeeds_own_test_config_is_profiled_in_every_form() -> None:
         ], form
 
 
-def test_a_config_object_without_a_hash_is_one_of_its_own() -> None:
-    returned = returned_by("engine_without_a_hash")
-    assert returned["losses"] == returned_by("trained")["plain"]["losses"]
-    assert returned["counted"] == [2] and returned["steps"] == [2, 3]
-    assert returned["logged"] == []
-
-
 def test_an_engines_own_block_is_warned_of_and_one_handed_to_us_is_an_error() -> None:
     returned = returned_by("attached_to_a_wrong_block")
     assert returned["enabled"] is False

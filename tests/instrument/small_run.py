@@ -12,7 +12,7 @@ from lightning_flops.instrument.notes import Notes
 from lightning_flops.instrument.recorder import Recorder
 from lightning_flops.instrument.timing.clocks import WallClock
 from lightning_flops.instrument.tracing.trace_cycles import TraceCycles
-from lightning_flops.records import NO_VALUES, FlopPhase, FlopRecord, OperatorCell, PhaseFlops, RunContext, WindowRecord
+from lightning_flops.records import FlopPhase, FlopRecord, OperatorCell, PhaseFlops, RunContext, WindowRecord
 from tests.fake_clock import FakeNow
 from tests.window_state import window_state
 
@@ -27,7 +27,6 @@ class FakeCounter:
 
     def __init__(self) -> None:
         self.compile_sec = 0.0
-        self.values = NO_VALUES
         self.entered = 0
         self.sweeps = 0
         self.paused = 0
@@ -40,6 +39,9 @@ class FakeCounter:
 
     def __exit__(self, *exc: object) -> None:
         self.entered -= 1
+
+    def take_data_dependent(self) -> bool:
+        return False
 
     def sweep(self) -> None:
         self.sweeps += 1

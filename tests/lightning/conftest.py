@@ -31,11 +31,11 @@ def trainer(root: str, tmp_path: Path) -> Callable[..., Any]:
 def now(monkeypatch: pytest.MonkeyPatch) -> FakeNow:
     """The phases' clock, in the test's hands."""
     fake = FakeNow()
-    monkeypatch.setattr("lightning_flops.session.instruments.clock_for", lambda device: WallClock(fake))
+    monkeypatch.setattr("lightning_flops.run.window.clock_for", lambda device: WallClock(fake))
     return fake
 
 
 @pytest.fixture(autouse=True)
 def idle_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """No report here tells of what else runs on this machine."""
-    monkeypatch.setattr("lightning_flops.session.instruments.ProcessorWatch", untold)
+    monkeypatch.setattr("lightning_flops.run.window.ProcessorWatch", untold)

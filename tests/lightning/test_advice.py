@@ -46,7 +46,7 @@ def test_a_slow_loader_is_told_first_wherever_the_report_goes(
     assert (first.rule, first.stake) == ("data_wait", 0.5)
     assert "1. The step waits for data for 50.00% of its time. At stake: 50.00% of the step." in render_text(profile)
     assert advice_on_the_text_page(tmp_path).startswith("1. The step waits for data for 50.00% of its time.")
-    kept = Profile.from_json((tmp_path / "run" / "version_0" / "profile.json").read_text())
+    kept = Profile.from_json((tmp_path / "run" / "version_0" / "lightning_flops" / "profile.json").read_text())
     assert kept.advice == profile.advice
 
 

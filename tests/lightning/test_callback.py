@@ -16,8 +16,8 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import pytest
 
 from lightning_flops import ConfigError, FlopsProfilerCallback, ProfilerConfig
+from lightning_flops.adapters.deepspeed_block import log_choice
 from lightning_flops.config import SETTINGS, TraceSchedule
-from lightning_flops.doors.deepspeed_block import log_choice
 from tests.lightning.nets import ROOTS, loader, new_net
 
 MakeTrainer = Callable[..., Any]

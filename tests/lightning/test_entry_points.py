@@ -166,7 +166,9 @@ def test_who_did_not_write_the_callback_finds_its_files_beside_the_loggers(
     csv_logger = importlib.import_module(f"{root}.loggers").CSVLogger(tmp_path, name="run", version=0)
     trainer(logger=csv_logger).fit(new_net(root), loader(40))
     found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.suffix in (".json", ".txt")}
-    assert found == {f"run/version_0/{name}" for name in ("profile.json", "profile.txt", "throughput.json")}
+    assert found == {
+        f"run/version_0/lightning_flops/{name}" for name in ("profile.json", "profile.txt", "throughput.json")
+    }
 
 
 @pytest.mark.parametrize("root", [ROOTS[0], pytest.param(ROOTS[1], marks=pytest.mark.slow)])
@@ -183,13 +185,13 @@ def test_a_program_of_lightning_is_profiled_under_run(root: str, tmp_path: Path)
     done = run_fork(arguments, folder=tmp_path, imports=LIGHTNING, environment={"CUDA_VISIBLE_DEVICES": ""})
     assert done.returncode == 0, done.stderr
     (report,) = tmp_path.rglob("profile.json")
-    assert report.parent == tmp_path / "run" / "version_0"
+    assert report.parent == tmp_path / "run" / "version_0" / "lightning_flops"
     assert Profile.from_json(report.read_text()).flops.forward == batch_flops().forward
 
 
 @pytest.mark.parametrize(
     ("options", "expected"),
-    [([], "lightning_flops_logs"), (["--log-dir", "reports"], "reports")],
+    [([], "lightning_flops"), (["--log-dir", "reports"], "reports/lightning_flops")],
 )
 def test_a_program_under_run_whose_trainer_has_no_logger_keeps_its_report(
     options: list[str], expected: str, tmp_path: Path

@@ -32,8 +32,8 @@ class Met:
         self.opened = 0
         monkeypatch.setitem(sys.modules, "pynvml", self.nvml)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="a"))
-        monkeypatch.setattr("lightning_flops.session.session.open_meter", self.open)
-        monkeypatch.setattr("lightning_flops.session.instruments.GpuWatch", lambda meter: GpuWatch(meter, now))
+        monkeypatch.setattr("lightning_flops.run.run.open_meter", self.open)
+        monkeypatch.setattr("lightning_flops.run.window.GpuWatch", lambda meter: GpuWatch(meter, now))
 
     def open(self, device: Any, undo: UndoLedger) -> GpuMeter | None:
         self.opened += 1

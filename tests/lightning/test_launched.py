@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from lightning_flops import FlopsProfilerCallback
+from lightning_flops.adapters.lightning_launch import send_home
 from lightning_flops.config import ProfilerConfig
-from lightning_flops.doors.lightning_launch import send_home
 from tests.report.windows import build_profile, mlp_window
 
 PROFILE = build_profile(mlp_window(), config=ProfilerConfig())

@@ -7,13 +7,11 @@ from typing import Any
 
 import pytest
 
-import lightning_flops
 from lightning_flops import FlopsProfilerCallback
-from lightning_flops.doors.lightning_context import LOST, LOST_WITHOUT_TRAINING
-from lightning_flops.session import private_names
+from lightning_flops.adapters.lightning_context import LOST
+from lightning_flops.run import private_names
 from tests.lightning.footprint import footprint
 from tests.lightning.nets import ROOTS, loader, new_net, new_trainer
-from tests.private_names_in import private_names_in
 
 
 @pytest.mark.parametrize("name", LOST)
@@ -42,8 +40,3 @@ def test_a_private_name_that_is_missing_costs_what_the_report_says(
     assert note.endswith(f" keeps no {name}: {LOST[name]}.")
     found, expected = footprint(run, net), footprint(plain_run, plain)
     assert found == expected
-
-
-def test_every_private_name_of_lightnings_that_a_door_asks_for_is_listed() -> None:
-    doors = Path(lightning_flops.__file__).parent / "doors"
-    assert private_names_in(doors.glob("lightning_*.py")) == {*LOST, *LOST_WITHOUT_TRAINING}

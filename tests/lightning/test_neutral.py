@@ -105,7 +105,7 @@ def test_a_failure_while_the_profiler_takes_itself_out_leaves_nothing_of_the_res
     monkeypatch.setattr(Recorder, "abandon", abandoned_and_broken)
     run, net = trainer(FlopsProfilerCallback(timing_steps=3)), new_net(root)
     run.fit(net, loader(12))
-    assert "could not take every tap off the training loop" in caplog.messages
+    assert "something of the FLOPs profiler could not be removed" in caplog.messages
     monkeypatch.undo()
     assert footprint(run, net) == expected
 
@@ -150,7 +150,7 @@ def test_an_interrupt_while_the_profiler_taps_the_loop_arrives_and_leaves_nothin
 
     expected = left_after(on_train_start=interrupted)
     expected["module "].remove("on_train_start")
-    monkeypatch.setattr("lightning_flops.session.instruments.Recorder", interrupted)
+    monkeypatch.setattr("lightning_flops.run.window.Recorder", interrupted)
     assert left_after(FlopsProfilerCallback(timing_steps=3)) == expected
 
 

@@ -16,15 +16,16 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lightning_flops import FlopsProfilerCallback, Profile
+from lightning_flops.adapters.lightning import Actions
 from lightning_flops.adapters.lightning_context import _log_folder, folder_of_trainer
 from lightning_flops.instrument.timing.clocks import WallClock
-from lightning_flops.instrument.timing.monitor import Monitor
 from lightning_flops.report.headline import headline
 from lightning_flops.report.text import render_text
+from lightning_flops.run.monitor import Monitor
 from tests.fake_clock import FakeNow
-from tests.left_on_objects import left_on_object
 from tests.lightning.nets import BACKWARD, BATCH, FORWARD, loader, new_net
 from tests.lightning.tensorboard_runs import read_back, tensorboard_logger
+from tests.prompt_worker import NoChecks, PromptWorker
 
 MakeTrainer = Callable[..., Any]
 
@@ -79,8 +80,8 @@ def test_the_monitor_logs_at_the_loggers_interval_until_the_end(
     assert [event.value for event in samples] == pytest.approx([BATCH * event.value for event in batches], rel=1e-6)
     waits = [event.value for event in events.Scalars("flops_monitor/data_wait_ratio")]
     assert all(0.0 < wait < 1.0 for wait in waits)
-    # Without counts there is no MFU: the window closes with step 5.
-    assert [event.step for event in events.Scalars("flops_monitor/mfu")] == [9, 14, 19, 24, 29]
+    # A step of these shapes is counted before the first reading.
+    assert [event.step for event in events.Scalars("flops_monitor/mfu")] == [4, 9, 14, 19, 24, 29]
 
 
 def monitored_run(
@@ -88,8 +89,10 @@ def monitored_run(
 ) -> EventAccumulator:
     """A run in which a step takes 14 s of a fake clock, 2 forward, 4 backward, 8 optimizer, and nothing else does."""
     now = FakeNow()
-    monkeypatch.setattr("lightning_flops.session.instruments.clock_for", lambda device: WallClock(now))
-    monkeypatch.setattr("lightning_flops.session.session.Monitor", lambda **given: Monitor(now, **given))
+    monkeypatch.setattr("lightning_flops.run.window.clock_for", lambda device: WallClock(now))
+    monkeypatch.setattr("lightning_flops.run.run.Monitor", lambda **given: Monitor(now, **given))
+    monkeypatch.setattr("lightning_flops.run.reports.Worker", PromptWorker)
+    monkeypatch.setattr("lightning_flops.run.run.StepFlops", NoChecks)
     profiler = FlopsProfilerCallback(profile_step=2, timing_steps=2, peak_flops_per_sec=1.0, trace=False)
     slow = [make(now) for make in callbacks]
     run = trainer(slow[0], profiler, slow[1], logger=tensorboard_logger(root, tmp_path), **settings)
@@ -120,8 +123,8 @@ def test_the_monitors_rates_are_the_same_before_during_and_after_the_window(
     assert [event.step for event in samples] == [step for step in range(16) if step != 2]  # 2 is counted
     assert [event.value for event in samples] == pytest.approx([BATCH / 14.0] * 15)
     mfu = events.Scalars("flops_monitor/mfu")
-    assert [event.step for event in mfu] == list(range(7, 16))  # 3 and 4 settle, 5 and 6 are timed
-    assert [event.value for event in mfu] == pytest.approx([(FORWARD + BACKWARD) / 14.0] * 9)
+    assert [event.step for event in mfu] == list(range(3, 16))  # from the counted step on
+    assert [event.value for event in mfu] == pytest.approx([(FORWARD + BACKWARD) / 14.0] * 13)
 
 
 def test_what_runs_between_epochs_is_no_training_whichever_callback_comes_first(
@@ -139,7 +142,7 @@ def test_what_runs_between_epochs_is_no_training_whichever_callback_comes_first(
     assert step_sec.value == 14.0
 
 
-def test_the_monitors_mfu_is_missing_where_a_step_had_other_shapes(
+def test_the_monitor_knows_the_mfu_where_a_step_had_other_shapes(
     root: str, trainer: MakeTrainer, tmp_path: Path
 ) -> None:
     callback = FlopsProfilerCallback(profile_step=0, timing_steps=1, peak_flops_per_sec=1e12, trace=False)
@@ -147,7 +150,7 @@ def test_the_monitors_mfu_is_missing_where_a_step_had_other_shapes(
     run.fit(new_net(root), loader(9, extra=2))  # the tenth batch of an epoch is smaller
     events = read_back(tmp_path)
     assert [event.step for event in events.Scalars("flops_monitor/samples_per_sec")] == [4, 9, 14, 19]
-    assert [event.step for event in events.Scalars("flops_monitor/mfu")] == [4, 14]
+    assert [event.step for event in events.Scalars("flops_monitor/mfu")] == [4, 9, 14, 19]
 
 
 def test_without_monitor_nothing_is_tapped_once_the_window_is_closed(
@@ -156,9 +159,9 @@ def test_without_monitor_nothing_is_tapped_once_the_window_is_closed(
     callback = FlopsProfilerCallback(timing_steps=1, monitor=False, trace=False)
     run, seen = trainer(callback, logger=tensorboard_logger(root, tmp_path), log_every_n_steps=1), []
     net = new_net(root)
-    net.on_train_batch_end = lambda *args: seen.append(left_on_object(run.fit_loop.epoch_loop) != [])
+    net.on_train_batch_end = lambda *args: seen.append(type(run.profiler) is Actions)
     run.fit(net, loader(8))
-    assert seen == [True] * 4 + [False] * 4  # the window closes after step 3: 1 is counted, 2 settles
+    assert seen == [True, False, True, *[False] * 5]  # step 1 is counted, 2 settles, 3 is timed
     assert [tag for tag in read_back(tmp_path).Tags()["scalars"] if tag.startswith("flops_monitor/")] == []
 
 
@@ -328,7 +331,7 @@ def test_a_fit_that_profiled_nothing_leaves_no_file_and_a_line_of_the_log(
     with caplog.at_level(logging.INFO, logger="lightning_flops"):
         trainer(callback, logger=csv_logger).fit(new_net(root), loader(6))
         trainer(callback).fit(new_net(root), loader(6))
-    assert callback.throughput is not None and callback.throughput.batches == 6
+    assert callback.throughput is not None
     assert [name for name in files_in(tmp_path) if name.endswith((".json", ".txt"))] == []
     assert sum("Throughput of the run" in record.getMessage() for record in caplog.records) == 2
 

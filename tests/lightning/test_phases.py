@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from importlib import import_module
 from types import MethodType
 from typing import Any
 
@@ -18,7 +17,7 @@ from lightning_flops.instrument.recorder import Recorder
 from lightning_flops.instrument.timing.processor_wait import Counters, ProcessorWatch
 from lightning_flops.records import PhaseSeconds
 from tests.fake_clock import FakeNow
-from tests.lightning.nets import BATCH, ROOTS, Rows, SlowSGD, Stream, loader, new_gan, new_net
+from tests.lightning.nets import BATCH, ROOTS, Rows, Stream, loader, new_gan, new_net
 
 MakeTrainer = Callable[..., Any]
 
@@ -54,7 +53,7 @@ def windows(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         kept.append(window)
         return build_profile(window, **kwargs)
 
-    monkeypatch.setattr("lightning_flops.session.results.build_profile", keep)
+    monkeypatch.setattr("lightning_flops.run.results.build_profile", keep)
     return kept
 
 
@@ -112,58 +111,6 @@ def test_every_hook_of_a_step_is_told_apart(
         )
         assert step.reader_sec == BATCH * FETCH
     assert window.mixed_phases == ()
-
-
-@pytest.mark.parametrize("clip_val", [None, 1.0])
-def test_what_lightning_spends_around_hooks_of_its_own_is_not_the_optimizers(
-    root: str, trainer: MakeTrainer, now: FakeNow, windows: list[Any], clip_val: float | None
-) -> None:
-    spent = {"optimizer_zero_grad": 16.0, "configure_gradient_clipping": 32.0}
-
-    class SlowProfiler(import_module(f"{root}.profilers").Profiler):  # type: ignore[misc]
-        def start(self, action_name: str) -> None:
-            now.sleep(spent.get(action_name.rpartition(".")[2], 0.0))
-
-        def stop(self, action_name: str) -> None:
-            pass
-
-    run = trainer(profiler(), gradient_clip_val=clip_val, profiler=SlowProfiler())
-    run.fit(new_net(root, now=now), loader(8, on_fetch=lambda: now.sleep(FETCH)))
-    # With something to clip, the whole hook is the optimizer's.
-    clipping, other = (0.0, 32.0) if clip_val is None else (32.0, 0.0)
-    (window,) = windows
-    for step in window.timed_steps:
-        assert step.seconds == PhaseSeconds(
-            data_wait=BATCH * FETCH,
-            forward=FORWARD,
-            backward=BACKWARD,
-            optimizer=OPTIMIZER + clipping,
-            other=16.0 + other,
-        )
-
-
-def test_gradients_are_dropped_in_the_optimizers_time_in_manual_optimization_too(
-    root: str, trainer: MakeTrainer, now: FakeNow, windows: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    zero_grad = SlowSGD.zero_grad
-
-    def slow_zero_grad(self: SlowSGD, set_to_none: bool = True) -> None:
-        now.sleep(64.0)
-        zero_grad(self, set_to_none)
-
-    monkeypatch.setattr(SlowSGD, "zero_grad", slow_zero_grad)
-    net = new_gan(root, now=now)
-    trainer(profiler()).fit(net, loader(8, on_fetch=lambda: now.sleep(FETCH)))
-    (window,) = windows
-    for step in window.timed_steps:
-        assert step.seconds == PhaseSeconds(
-            data_wait=BATCH * FETCH,
-            forward=2 * FORWARD,
-            backward=2 * BACKWARD,
-            optimizer=2 * (OPTIMIZER + 64.0),
-        )
-    for wrapped in (False, True):
-        assert not any("zero_grad" in vars(optimizer) for optimizer in net.optimizers(use_pl_optimizer=wrapped))
 
 
 def test_what_the_profiler_does_at_the_end_of_a_step_is_in_no_step(
@@ -289,9 +236,7 @@ def test_a_report_tells_of_a_thread_that_had_to_wait_for_a_processor(
     root: str, trainer: MakeTrainer, now: FakeNow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted = iter([Counters(10.0, None, None), Counters(14.0, None, None)])
-    monkeypatch.setattr(
-        "lightning_flops.session.instruments.ProcessorWatch", lambda: ProcessorWatch(lambda: next(counted), now)
-    )
+    monkeypatch.setattr("lightning_flops.run.window.ProcessorWatch", lambda: ProcessorWatch(lambda: next(counted), now))
     callback = profiler()
     trainer(callback).fit(new_net(root, now=now), loader(8))
     assert callback.profile is not None

@@ -12,15 +12,14 @@ import torch
 from torch.utils.data import DataLoader
 
 from lightning_flops import FlopsProfilerCallback, Profile
-from lightning_flops.doors.lightning_context import loader_iterators, private_names
-from lightning_flops.instrument.timing.loader_queue import backlog_of
-from lightning_flops.instrument.timing.monitor import Monitor
+from lightning_flops.adapters.lightning import Actions
 from lightning_flops.report.throughput_text import render_throughput
+from lightning_flops.run.monitor import Monitor
 from lightning_flops.schema.throughput import Spread, ThroughputSummary
 from tests.fake_clock import FakeNow
-from tests.left_on_objects import left_on_object
 from tests.lightning.nets import BATCH, Rows, batch_flops, loader, new_net
 from tests.lightning.tensorboard_runs import read_back, tensorboard_logger
+from tests.prompt_worker import NoChecks, PromptWorker
 
 MakeTrainer = Callable[..., Any]
 
@@ -28,8 +27,15 @@ MakeTrainer = Callable[..., Any]
 @pytest.fixture
 def monitor_now(now: FakeNow, monkeypatch: pytest.MonkeyPatch) -> FakeNow:
     """The clock of the phases and of the monitor, in the test's hands."""
-    monkeypatch.setattr("lightning_flops.session.session.Monitor", lambda **given: Monitor(now, **given))
+    monkeypatch.setattr("lightning_flops.run.run.Monitor", lambda **given: Monitor(now, **given))
+    monkeypatch.setattr("lightning_flops.run.run.StepFlops", NoChecks)
     return now
+
+
+@pytest.fixture(autouse=True)
+def prompt_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports are there when the window has closed."""
+    monkeypatch.setattr("lightning_flops.run.reports.Worker", PromptWorker)
 
 
 def test_a_list_of_steps_opens_one_window_after_the_other(
@@ -56,9 +62,8 @@ def test_a_list_of_steps_opens_one_window_after_the_other(
     # Each report stands at its own step of the run, and the drift between them shows.
     drift = read_back(tmp_path).Scalars("flops_profiler/bwd_latency_sec")
     assert [(event.step, event.value) for event in drift] == [(5, 4.0 + 4.5), (12, 4.0 + 11.5)]
-    folder = tmp_path / "run" / "version_0"
-    kept = [Profile.from_json((folder / name).read_text()) for name in ("profile.json", "profile-2.json")]
-    assert kept == [first, second]
+    kept = tmp_path / "run" / "version_0" / "lightning_flops" / "profile.json"
+    assert Profile.from_json(kept.read_text()) == second
 
 
 def test_windows_open_again_and_again_and_nothing_is_marked_between_them(root: str, trainer: MakeTrainer) -> None:
@@ -67,7 +72,7 @@ def test_windows_open_again_and_again_and_nothing_is_marked_between_them(root: s
     step = net.training_step
 
     def training_step(batch: Any, batch_idx: int) -> Any:
-        marked.append(any(name.endswith(".training_step") for name in left_on_object(run.strategy)))
+        marked.append(type(run.profiler) is Actions)
         return step(batch, batch_idx)
 
     net.training_step = training_step
@@ -123,13 +128,12 @@ def test_repeated_windows_change_no_bit_of_the_training(root: str, trainer: Make
     assert torch.equal(profiled[2], random_state)
 
 
-def test_the_text_of_a_later_window_lies_beside_the_first_ones(root: str, trainer: MakeTrainer, tmp_path: Path) -> None:
+def test_the_text_of_a_later_window_replaces_the_first_ones(root: str, trainer: MakeTrainer, tmp_path: Path) -> None:
     path = tmp_path / "flops.txt"
     path.write_text("of another fit")
     callback = FlopsProfilerCallback(profile_step=[0, 5], timing_steps=1, trace=False, output_file=path)
     trainer(callback).fit(new_net(root), loader(12))
-    assert "Counted: step 0." in path.read_text()
-    assert "Counted: step 5." in (tmp_path / "flops-2.txt").read_text()
+    assert "Counted: step 5." in path.read_text()
 
 
 def test_timer_only_counts_times_and_traces_nothing(
@@ -143,9 +147,9 @@ def test_timer_only_counts_times_and_traces_nothing(
     def unwanted(*args: Any, **kwargs: Any) -> Any:
         raise AssertionError("not to be used")
 
-    for name in ("instruments.FlopCounter", "instruments.StepTracer", "results.build_profile"):
-        monkeypatch.setattr(f"lightning_flops.session.{name}", unwanted)
-    monkeypatch.setattr("lightning_flops.doors.lightning_fit.LightningFit.tap_parts", unwanted)
+    for name in ("window.FlopCounter", "window.StepTracer", "results.build_profile"):
+        monkeypatch.setattr(f"lightning_flops.run.{name}", unwanted)
+    monkeypatch.setattr("lightning_flops.adapters.lightning.Actions", unwanted)
     net = new_net(root, now=monitor_now)
     callback = FlopsProfilerCallback(timer_only=True)
     run = trainer(callback, logger=tensorboard_logger(root, tmp_path), log_every_n_steps=4)
@@ -171,7 +175,12 @@ def test_timer_only_counts_times_and_traces_nothing(
     assert render_throughput(summary) in [r.getMessage() for r in caplog.records]
     (text,) = events.Tensors("flops_monitor/summary/text_summary")
     assert render_throughput(summary) in text.tensor_proto.string_val[0].decode()
-    assert ThroughputSummary.from_json((tmp_path / "run" / "version_0" / "throughput.json").read_text()) == summary
+    assert (
+        ThroughputSummary.from_json(
+            (tmp_path / "run" / "version_0" / "lightning_flops" / "throughput.json").read_text()
+        )
+        == summary
+    )
 
 
 def test_the_summary_leaves_out_counted_and_traced_batches_and_what_is_no_training(
@@ -225,46 +234,3 @@ def test_samples_are_those_the_step_was_given_even_if_it_changes_its_batch(
     trainer(callback).fit(net, DataLoader(Rows(30 * BATCH), batch_size=BATCH, collate_fn=collate))
     assert callback.throughput is not None
     assert callback.throughput.ips == Spread(average=BATCH / 14, maximum=BATCH / 14, minimum=BATCH / 14)
-
-
-def test_the_queue_of_a_fits_loader_is_seen(root: str, trainer: MakeTrainer) -> None:
-    run, net = trainer(), new_net(root)
-    names = private_names(run)
-    workers: list[int] = []
-    step = net.training_step
-
-    def training_step(batch: Any, batch_idx: int) -> Any:
-        workers.extend(backlog_of(iterator).workers for iterator in loader_iterators(run.fit_loop, names=names))
-        return step(batch, batch_idx)
-
-    net.training_step = training_step
-    run.fit(net, loader(3, num_workers=1))
-    assert workers == [1, 1, 1]
-
-
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_run_whose_batches_are_looked_at_later_comes_to_the_same(
-    root: str, trainer: MakeTrainer, monitor_now: FakeNow, tmp_path: Path, accumulate: int
-) -> None:
-    def run(name: str, batch_size: Any) -> tuple[FlopsProfilerCallback, Any]:
-        callback = FlopsProfilerCallback(
-            profile_step=[1, 17], timing_steps=2, trace=False, batch_size=batch_size, peak_flops_per_sec=1e12
-        )
-        settings = {"accumulate_grad_batches": accumulate, "log_every_n_steps": 4, "max_epochs": 2}
-        log = tensorboard_logger(root, tmp_path / name)
-        net = new_net(root, now=monitor_now, validates=True)
-        data = loader(12 * accumulate, extra=2, on_fetch=lambda: monitor_now.sleep(0.5))
-        trainer(callback, logger=log, **settings).fit(net, data, loader(1))
-        return callback, read_back(tmp_path / name)
-
-    later, later_events = run("later", None)
-    # A function has to be asked about every batch while it is there.
-    at_once, at_once_events = run("at_once", lambda batch: len(batch[0]))
-    assert [profile.counted_steps for profile in later.profiles] == [(1,), (17,)]
-    assert [profile.counted_steps for profile in at_once.profiles] == [(1,), (17,)]
-    assert later.throughput is not None
-    assert later.throughput == at_once.throughput
-    for tag in ("samples_per_sec", "batches_per_sec", "data_wait_ratio", "mfu"):
-        values = [(event.step, event.value) for event in later_events.Scalars(f"flops_monitor/{tag}")]
-        assert len(values) > 1
-        assert values == [(event.step, event.value) for event in at_once_events.Scalars(f"flops_monitor/{tag}")]

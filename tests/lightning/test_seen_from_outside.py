@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import multiprocessing
-import pickle
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +17,6 @@ import pytest
 import torch
 
 from lightning_flops import FlopsProfilerCallback
-from lightning_flops.doors.lightning_deepspeed import _StoodDown
 from tests.lightning import seen
 from tests.lightning.nets import ROOTS, batch_flops
 from tests.window_state import window_state
@@ -42,8 +40,8 @@ under_both_roots = pytest.mark.parametrize("root", [FIRST, pytest.param(SECOND, 
 
 def state_of(callback: FlopsProfilerCallback) -> str:
     """What the profiler is doing, in a word."""
-    fit = callback._fit
-    return "nothing" if fit is None else window_state(fit.session.window.recorder)
+    run = callback.run
+    return "nothing" if run is None else window_state(run.window.recorder)
 
 
 @pytest.fixture
@@ -97,7 +95,8 @@ def compare(root: str, fit: Callable[..., Any], window: str, ways: Callable[[str
         if (hook, state_of(callback)) in known:
             return
         known.add((hook, state_of(callback)))
-        assert seen.ours_within(trainer) == [], hook
+        # While parts are marked this stands in front of the Trainer's profiler; a pickle or a copy is without it.
+        assert set(seen.ours_within(trainer)) <= {"Actions"}, hook
         whole = seen.whole(trainer, module)
         profiled[hook, calls[hook]] = {way: seen.outcome(way, whole) for way in ways(hook)}
 
@@ -222,11 +221,3 @@ def test_workers_that_are_started_afresh_get_a_method_of_the_datamodule(
     assert states == ["settling"]  # step 1 is counted, validation comes after step 2
     assert callback.profile is not None and callback.profile.flops.forward == batch_flops().forward
     assert made.global_step == 4
-
-
-def test_the_block_that_stands_in_is_pickled_and_copied_as_the_users() -> None:
-    block = {"enabled": True, "profile_step": 2}
-    config = {"flops_profiler": _StoodDown(block)}
-    assert config["flops_profiler"]["enabled"] is False
-    for copied in (copy.deepcopy(config), pickle.loads(pickle.dumps(config))):
-        assert copied == {"flops_profiler": block} and type(copied["flops_profiler"]) is dict

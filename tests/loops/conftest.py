@@ -14,7 +14,7 @@ from tests.fake_clock import FakeNow
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> FakeNow:
     now = FakeNow()
-    monkeypatch.setattr("lightning_flops.session.instruments.clock_for", lambda device: WallClock(now))
+    monkeypatch.setattr("lightning_flops.run.window.clock_for", lambda device: WallClock(now))
     return now
 
 
@@ -27,5 +27,5 @@ def windows(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         kept.append(window)
         return build_profile(window, **kwargs)
 
-    monkeypatch.setattr("lightning_flops.session.results.build_profile", keep)
+    monkeypatch.setattr("lightning_flops.run.results.build_profile", keep)
     return kept

@@ -16,8 +16,8 @@ from torch import nn
 from torch.optim import swa_utils
 
 from lightning_flops import ConfigError, Profile, ProfilerConfig, profile_training
-from lightning_flops.doors.find_loop import LoopFinder
-from lightning_flops.doors.loop_search import holders_of, optimizers_that_exist
+from lightning_flops.adapters.find_loop import LoopFinder
+from lightning_flops.adapters.loop_search import holders_of, optimizers_that_exist
 from lightning_flops.schema.throughput import ThroughputSummary
 from lightning_flops.session.outcomes import OUTCOMES, Outcomes
 from tests.fake_clock import FakeNow
@@ -58,7 +58,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     vars(OUTCOMES).update(vars(Outcomes()))
     left_by_others = list(optimizers_that_exist())
     monkeypatch.setattr(
-        "lightning_flops.doors.loop_search.optimizers_that_exist",
+        "lightning_flops.adapters.loop_search.optimizers_that_exist",
         lambda: (one for one in optimizers_that_exist() if not any(one is other for other in left_by_others)),
     )
     yield []
@@ -433,7 +433,7 @@ def test_where_a_framework_has_a_door_of_its_own_the_loop_is_left_to_it(now: Fak
 def test_a_failure_while_a_loop_is_looked_for_never_reaches_it(
     now: FakeNow, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lightning_flops.doors.loop_search.holders_of", lambda *_: 1 / 0)
+    monkeypatch.setattr("lightning_flops.adapters.loop_search.holders_of", lambda *_: 1 / 0)
     net = Net(now)
     optimizer = SlowSGD(net.parameters(), now)
 
@@ -601,7 +601,7 @@ def test_a_loop_between_its_turns_holds_nothing_and_may_be_gone(now: FakeNow, sa
 def test_later_turns_are_in_the_figures_though_no_further_loop_is_profiled(
     now: FakeNow, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lightning_flops.doors.find_loop._MOST_LOOPS", 1)
+    monkeypatch.setattr("lightning_flops.adapters.find_loop._MOST_LOOPS", 1)
     first, *rest = found(said, in_turns(now, turns=3, steps=24)).loops
     assert first.endswith(OF_LATER_TURNS) and steps_in("throughput") == 72
     assert rest == ["further ones were not profiled"]

@@ -28,11 +28,11 @@ from tests.session.seams import broken_at, each_seam
 
 WORDS = "broken on purpose"
 DOORS = (
-    "lightning_flops.doors.plain_loop",
-    "lightning_flops.doors.loop_batches",
-    "lightning_flops.doors.loop_steps",
-    "lightning_flops.doors.loader_taps",
-    "lightning_flops.doors.plain_context",
+    "lightning_flops.adapters.plain_loop",
+    "lightning_flops.adapters.loop_batches",
+    "lightning_flops.adapters.loop_steps",
+    "lightning_flops.adapters.loader_taps",
+    "lightning_flops.adapters.plain_context",
 )
 
 
@@ -217,7 +217,7 @@ def test_a_ctrl_c_while_an_iterator_is_deleted_is_not_lost_and_nothing_is_left(m
         with pytest.raises(KeyboardInterrupt), profile_training(net, optimizer, profile_step=0):
             for rows in DataLoader(Rows(6, FakeNow()), batch_size=BATCH):
                 net(rows)
-                monkeypatch.setattr("lightning_flops.doors.plain_loop.PlainLoop.looks_left", interrupted)
+                monkeypatch.setattr("lightning_flops.adapters.plain_loop.PlainLoop.looks_left", interrupted)
                 break
             for _ in range(2):  # Python looks for signals where code jumps back
                 pass
@@ -233,7 +233,7 @@ def test_ctrl_c_is_the_users_and_nothing_is_left(monkeypatch: pytest.MonkeyPatch
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     before = torch_state()
     monkeypatch.setattr(
-        "lightning_flops.doors.loop_batches.LoopBatches.takes",
+        "lightning_flops.adapters.loop_batches.LoopBatches.takes",
         lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt),
     )
     with pytest.raises(KeyboardInterrupt), profile_training(net, optimizer):

@@ -11,7 +11,6 @@ from dataclasses import replace
 from lightning_flops.analysis.ranks import with_ranks
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import PhaseBytes, PhaseFlops
-from lightning_flops.schema.law import LawSum, LawTerm, LawVariable, LengthRow, StepLaw
 from lightning_flops.schema.modules import ModuleProfile, ModuleTimes
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.roofline import Roofline
@@ -177,32 +176,6 @@ def decoder(profile_step: int = 10) -> Profile:
     modules = timed(profile.modules)
     traced = TracedStep(index=34, like_counted=True, files=(), tables=_tables(), own_forward_sec=None)
     return replace(profile, modules=modules, timing=_uneven(profile.timing), traced=traced)
-
-
-def with_law() -> Profile:
-    """The decoder in a run of changing lengths, whose law is known."""
-    sums = (
-        LawSum(bucket="forward", dtype="bfloat16", terms=(_term(1024, B=1, S=1), _term(64, B=1, S=2))),
-        LawSum(bucket="backward", dtype="bfloat16", terms=(_term(2048, B=1, S=1),)),
-    )
-    law = StepLaw(
-        variables=(
-            LawVariable(name="B", least=1, greatest=8, apart=1, between=True),
-            LawVariable(name="S", least=16, greatest=512, apart=8, between=True),
-        ),
-        sums=sums,
-        counted=28,
-        checks=24,
-        lengths=(
-            LengthRow(shortest=16, longest=120, steps=30, model_flops=2.5e11, step_sec=0.05, mfu=0.25),
-            LengthRow(shortest=512, longest=512, steps=10, model_flops=1.25e12, step_sec=0.2, mfu=None),
-        ),
-    )
-    return replace(decoder(), law=law)
-
-
-def _term(number: int, **powers: int) -> LawTerm:
-    return LawTerm(numerator=number, denominator=1, powers=powers)
 
 
 def many_ranks() -> Profile:

@@ -58,8 +58,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ),
         "wide": samples.of_modules(10_000).to_html(),
         "later": _later_page(),
-        "law": _with_memory(samples.with_law()).to_html(),
-        "no_law": replace(samples.decoder(), why_no_law="the counts fit no formula").to_html(),
+        "lengths": _with_memory(samples.decoder()).to_html(),
         "long_names": _with_long_names(samples.decoder()).to_html(),
         "compared": compare_profiles(compared.run(), compared.wider(data_wait_ms=3.5)).to_html(),
         "compared_hostile": compare_profiles(samples.decoder(), samples.hostile()).to_html(),
@@ -282,31 +281,8 @@ def test_runs_and_windows_can_be_chosen(decoder: Opened) -> None:
     assert decoder.texts(".callout")[0] == "profile-2.json: cut off"
 
 
-def test_the_law_of_the_flops_is_told_as_in_the_text(started: Any, pages: dict[str, Path]) -> None:
-    opened = Opened(started, pages["law"])
-    assert opened.texts("#law code") == ["forward = B·(1,024·S + 64·S²)", "backward = B·2,048·S"]
-    assert opened.texts("#law .note")[0] == (
-        "The law of the FLOPs of a batch. Used for B from 1 to 8 and S from 16 to 512 in steps of 8. "
-        "It rests on 28 counted steps, 24 of which the others foretold to the last FLOP."
-    )
-    assert opened.texts("#law h3") == ["40 steps by length"]
-    assert opened.texts("#law thead th") == ["length (S)", "of the steps", "model FLOPs", "step time", "MFU"]
-    rows = [opened.texts(f"#law tbody tr:nth-child({at}) td") for at in (1, 2)]
-    assert rows == [["16–120", "75.00%", "250 G", "50 ms", "25.00%"], ["512", "25.00%", "1.25 T", "200 ms", "n/a"]]
-    opened.page.get_by_role("link", name="FLOPs by size", exact=True).click()
-    opened.assert_quiet()
-    opened.context.close()
-
-
-def test_a_run_without_a_law_says_why(started: Any, pages: dict[str, Path]) -> None:
-    opened = Opened(started, pages["no_law"])
-    assert opened.texts("#law p") == ["No law of the FLOPs: the counts fit no formula."]
-    opened.assert_quiet()
-    opened.context.close()
-
-
 def test_memory_of_the_traced_step_is_drawn_over_time(started: Any, pages: dict[str, Path]) -> None:
-    opened = Opened(started, pages["law"])
+    opened = Opened(started, pages["lengths"])
     label = opened.page.locator("#memory .curve svg").get_attribute("aria-label") or ""
     assert label.startswith("Memory over time on device 0. Peak 6 GB\n101 µs after the first event")
     assert opened.texts("#memory .mark") == ["peak 6 GB"]

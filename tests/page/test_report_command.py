@@ -121,7 +121,7 @@ def test_what_is_no_profile_ends_with_a_reason(
     (tmp_path / "broken.json").write_text("{")
     (tmp_path / "old.json").write_text('{"schema_version": 1}')
     (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
-    assert main(["report", str(tmp_path / name)]) == 1
+    assert main(["report", str(tmp_path / name)]) == 2
     said = capsys.readouterr()
     assert said.out == "" and said.err.startswith(f"lightning-flops: {tmp_path}/{name}: ") and reason in said.err
     assert not list(tmp_path.rglob("*.html"))
@@ -133,7 +133,7 @@ def test_an_unknown_protocol_is_told() -> None:
 
 
 def test_a_page_that_cannot_be_written_is_told(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", str(logs), "-o", str(logs / "digits")]) == 1
+    assert main(["report", str(logs), "-o", str(logs / "digits")]) == 2
     assert "digits" in capsys.readouterr().err
 
 

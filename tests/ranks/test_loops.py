@@ -41,12 +41,16 @@ def test_each_rank_counts_its_own_work_and_rank_0_reports_on_both(scenario: str)
 
 def test_files_are_rank_0s() -> None:
     returned = launch("scenarios_loops", ranks=2)("ddp")
-    assert [result["files"] for result in returned] == [["logs/profile.json", "logs/throughput.json"], []]
+    assert [result["files"] for result in returned] == [
+        ["logs/lightning_flops/profile.json", "logs/lightning_flops/throughput.json"],
+        [],
+    ]
 
 
 def test_accelerates_trackers_get_the_scalars_and_fabrics_loggers_the_text_too() -> None:
     launched = launch("scenarios_loops", ranks=2)
     accelerate = launched("accelerate")[0]
-    assert accelerate["events"] == 1 and accelerate["files"][0].endswith("/profile.json")
+    # One file of events is the tracker's, one is ours, for TensorBoard's tab.
+    assert accelerate["events"] == 2 and accelerate["files"][0].endswith("/profile.json")
     fabric = launched("fabric")[0]
     assert "flops_profiler/fwd_flops" in fabric["csv"] and fabric["events"] == 1

@@ -177,7 +177,7 @@ class TestEveryStrategy:
             assert returned["differs"] == []
             assert len(set(returned["losses"])) == len(returned["losses"]) >= 10  # no two alike: something was trained
             names = [] if rank else ["profile.html", "profile.json", "profile.txt", "throughput.json"]
-            assert returned["files"] == [f"lightning_flops_logs/{name}" for name in names]
+            assert returned["files"] == [f"lightning_flops/{name}" for name in names]
 
     def test_the_job_is_all_ranks_together(self, ranks: int, name: str) -> None:
         truth = expected(ranks, name)

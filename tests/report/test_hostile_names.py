@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from lightning_flops.adapters.standalone import get_model_profile
 from lightning_flops.config import ProfilerConfig
-from lightning_flops.doors.standalone import get_model_profile
 from lightning_flops.report.advice_text import render_advice_markdown
 from lightning_flops.report.text import render_text
 from lightning_flops.report.trace_text import render_traces

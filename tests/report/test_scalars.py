@@ -144,6 +144,7 @@ def test_monitor_divides_what_went_by_by_its_time() -> None:
         padding_ratio=0.25,
         model_flops=600,
         model_flops_peak_sec=0.5,
+        estimated_ratio=0.125,
     ) == {
         "flops_monitor/samples_per_sec": 3 * 80 / 4.0,
         "flops_monitor/batches_per_sec": 20 / 4.0,
@@ -152,6 +153,7 @@ def test_monitor_divides_what_went_by_by_its_time() -> None:
         "flops_monitor/padding_ratio": 0.25,
         "flops_monitor/mfu": 0.5 / 4.0,
         "flops_monitor/model_flops_per_sec": 600 / 4.0,
+        "flops_monitor/estimated_ratio": 0.125,
     }
 
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_flops import flops_law
+from lightning_flops import flops_formula
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import FlopRecord, ModuleRecord, PhaseSeconds, WindowRecord
-from lightning_flops.report.law_text import render_law
+from lightning_flops.report.formula_text import render_formula
 from lightning_flops.report.text import render_text
 from lightning_flops.report.throughput_text import render_throughput
 from tests.golden_files import golden
@@ -295,9 +295,10 @@ def _lines(window: WindowRecord, config: ProfilerConfig) -> list[str]:
     return render_text(build_profile(window, config=config)).split("\n")
 
 
-def test_throughput_and_laws_are_rendered_as_they_are_printed() -> None:
-    law = flops_law(nn.Linear(3, 4), torch.randn(2, 3), vary={0: [0]})
-    assert render_text(law) == render_text(law.report()) == str(law) == render_law(law.report())
+def test_throughput_and_formulas_are_rendered_as_they_are_printed() -> None:
+    formula = flops_formula(nn.Linear(3, 4), torch.randn(2, 3), vary={0: [0]})
+    report = formula.report()
+    assert render_text(formula) == render_text(report) == str(formula) == render_formula(report)
     assert render_text(OF_TEN_STEPS) == render_throughput(OF_TEN_STEPS)
 
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from lightning_flops.analysis.trace import load_trace
 from lightning_flops.instrument.counting.recorded_calls import recorded_work
 from lightning_flops.report.layout import shortened_apart, shortened_inside
 from lightning_flops.report.trace_text import render_traces
 from lightning_flops.schema.trace import TracesReport
+from lightning_flops.trace import load_trace
 from tests.analysis.in_memory import analyze_traces
 from tests.analysis.trace_events import data_loader, memory, operator, scope, step, trace
 from tests.golden_files import golden

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from lightning_flops.analysis.trace import analyze_trace, step_filling
 from lightning_flops.analysis.trace_marks import module_mark, phase_mark
 from lightning_flops.records import ModuleSecondsRecord, WindowRecord
 from lightning_flops.schema.trace import TracedStep
+from lightning_flops.trace import analyze_trace, step_filling
 from tests.analysis.trace_events import Event, data_loader, kernel, launch, operator, scope, step, trace
 from tests.report import windows
 

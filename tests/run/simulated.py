@@ -6,8 +6,8 @@ import random
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from lightning_flops.records import BatchTokens, Shapes
-from lightning_flops.run.step_flops import StepFlops, StepKey, StepSums
+from lightning_flops.analysis.step_flops import StepFlops, StepKey
+from lightning_flops.records import BatchTokens, Shapes, StepSums
 
 STEP_SEC = 0.1
 

@@ -82,6 +82,17 @@ def test_a_delivery_may_submit_a_job() -> None:
     assert worker.finish() and delivered == [1]
 
 
+def test_where_no_thread_can_be_started_any_more_a_job_runs_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(self: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    worker, done = Worker(), []
+    monkeypatch.setattr(threading.Thread, "start", refuses)
+    for number in range(2):
+        worker.submit(lambda number=number: lambda: done.append(number))  # type: ignore[misc]
+    assert worker.finish() and done == [0, 1]
+
+
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")  # it is
 def test_a_forked_child_does_nothing() -> None:
     worker, hangs = Worker(), Hangs()

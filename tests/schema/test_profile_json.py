@@ -54,9 +54,9 @@ def _changed(**changes: object) -> str:
         ("", "the profile is not valid JSON: line 1 column 1: Expecting value"),
         ('{"schema_version": 1,', "the profile is not valid JSON: line 1 column 22"),
         ("[1, 2]", r"the profile must be a JSON object, got \[1, 2\]"),
-        ("{}", "schema_version must be 3 to 4, the versions this package reads, got None"),
-        (_changed(schema_version=2), "schema_version must be 3 to 4, the versions this package reads, got 2"),
-        (_changed(schema_version=True), "schema_version must be 3 to 4, the versions this package reads, got True"),
+        ("{}", "schema_version must be 3 to 5, the versions this package reads, got None"),
+        (_changed(schema_version=2), "schema_version must be 3 to 5, the versions this package reads, got 2"),
+        (_changed(schema_version=True), "schema_version must be 3 to 5, the versions this package reads, got True"),
         (_changed(flops__forward=...), "flops.forward is missing"),
         (_changed(rates__mfu=...), "rates.mfu is missing"),
         (_changed(flops__forwards=3), "flops.forwards is not a field of StepFlops"),
@@ -114,7 +114,7 @@ def test_a_file_that_version_3_wrote_reads_on() -> None:
     text = (Path(__file__).parent.parent / "data" / "profiles" / "version_3.json").read_text(encoding="utf-8")
     written = json.loads(text)
     read = Profile.from_json(text)
-    assert written["schema_version"] == 3 and read.schema_version == 4
+    assert written["schema_version"] == 3 and read.schema_version == 5
     assert (read.context.loop, read.budget, read.memory_bytes_per_sec, read.parameter_bytes) == (
         "training",
         None,

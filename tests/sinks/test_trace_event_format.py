@@ -174,7 +174,7 @@ def test_a_kept_trace_keeps_to_the_format(settings: Mapping[str, Any], tmp_path:
     assert broken_rules(document) == []
     events = document["traceEvents"]
     ours = {event["name"] for event in events if event["ph"] == "C" and event["name"].startswith(COUNTER)}
-    assert len(ours) >= (3 if settings else 1)
+    assert len(ours) == bool(settings)  # memory alone: nothing ran on a device
     # A viewer draws the tracks in a process of torch's, above its slices, and within their time.
     slices = [event for event in events if event["ph"] == "X"]
     named = {event["pid"] for event in events if event["ph"] == "M" and event["name"] == "process_name"}

@@ -14,6 +14,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from lightning_flops import ConfigError, profile_training
 from lightning_flops.sinks.writers import TensorBoardFiles, WritersSink, is_writer
+from tests.prompt_worker import NoChecks, PromptWorker
 
 
 class Board:
@@ -103,7 +104,9 @@ def test_what_is_no_module_is_refused() -> None:
         profile_training(3)  # type: ignore[arg-type]
 
 
-def test_a_loop_writes_into_its_folder_at_its_own_step(tmp_path: Path) -> None:
+def test_a_loop_writes_into_its_folder_at_its_own_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lightning_flops.run.reports.Worker", PromptWorker)
+    monkeypatch.setattr("lightning_flops.run.run.StepFlops", NoChecks)
     net = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     calls: list[tuple[dict[str, float], int]] = []

@@ -11,5 +11,5 @@ from tests.fake_clock import FakeNow
 def now(monkeypatch: pytest.MonkeyPatch) -> FakeNow:
     """The clock of every profiler, in the test's hands."""
     fake = FakeNow()
-    monkeypatch.setattr("lightning_flops.doors.standalone.clock_for", lambda device: WallClock(fake))
+    monkeypatch.setattr("lightning_flops.adapters.standalone.clock_for", lambda device: WallClock(fake))
     return fake

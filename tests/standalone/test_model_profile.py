@@ -197,7 +197,7 @@ def test_on_a_gpu_every_run_lies_between_two_events_of_an_idle_device(
         return events[-1]
 
     clock = CudaEventClock(new_event=new_event, now=now)
-    monkeypatch.setattr("lightning_flops.doors.standalone.clock_for", lambda device: clock)
+    monkeypatch.setattr("lightning_flops.adapters.standalone.clock_for", lambda device: clock)
     waits = []
 
     def slow(self: Calling, x: Tensor) -> Tensor:
@@ -223,7 +223,7 @@ def test_samples_that_the_inputs_do_not_tell_are_not_guessed(capsys: pytest.Capt
 def test_a_device_without_a_clock_has_no_mean_of_its_runs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("lightning_flops.doors.standalone.clock_for", lambda device: None)
+    monkeypatch.setattr("lightning_flops.adapters.standalone.clock_for", lambda device: None)
     get_model_profile(model_of_two(), (2, 3), timed_runs=3, detailed=False)
     printed = capsys.readouterr().out
     assert _labelled(printed)["fwd latency"] == "n/a"

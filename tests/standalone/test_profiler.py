@@ -630,7 +630,7 @@ class Engine:
 @pytest.fixture
 def four_ranks_of_data_two_of_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "lightning_flops.doors.standalone.parallel_sizes", lambda engine: ParallelSizes(dp_size=4, tp_size=2)
+        "lightning_flops.adapters.standalone.parallel_sizes", lambda engine: ParallelSizes(dp_size=4, tp_size=2)
     )
 
 

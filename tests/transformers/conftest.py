@@ -16,7 +16,7 @@ from tests.idle_machine import untold
 def now(monkeypatch: pytest.MonkeyPatch) -> FakeNow:
     """The phases' clock, in the test's hands."""
     fake = FakeNow()
-    monkeypatch.setattr("lightning_flops.session.instruments.clock_for", lambda device: WallClock(fake))
+    monkeypatch.setattr("lightning_flops.run.window.clock_for", lambda device: WallClock(fake))
     return fake
 
 
@@ -29,14 +29,14 @@ def windows(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         kept.append(window)
         return build_profile(window, **kwargs)
 
-    monkeypatch.setattr("lightning_flops.session.results.build_profile", keep)
+    monkeypatch.setattr("lightning_flops.run.results.build_profile", keep)
     return kept
 
 
 @pytest.fixture(autouse=True)
 def idle_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """No report here tells of what else runs on this machine."""
-    monkeypatch.setattr("lightning_flops.session.instruments.ProcessorWatch", untold)
+    monkeypatch.setattr("lightning_flops.run.window.ProcessorWatch", untold)
 
 
 @pytest.fixture(scope="session")

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from lightning_flops import FlopsProfilerTrainerCallback
-from lightning_flops.doors.hf_context import LOST
-from lightning_flops.session import private_names
+from lightning_flops.adapters.transformers_context import LOST
+from lightning_flops.run import private_names
 from tests.transformers.footprint import footprint
 from tests.transformers.tiny import new_net_trainer
 

@@ -14,7 +14,6 @@ from transformers import TrainerCallback
 
 from lightning_flops import FlopsProfilerTrainerCallback, Profile
 from lightning_flops.report.headline import headline
-from tests.left_on_objects import left_on_classes, left_on_object
 from tests.transformers.tiny import BATCH, ROWS, Rows, Sentences, gpt2_flops, new_net_trainer, new_trainer
 
 
@@ -57,20 +56,6 @@ def test_without_a_log_of_its_own_the_trainer_logs_them_when_it_ends_and_returns
     assert len(history) == len(plain_history) == 1
 
 
-def test_without_a_monitor_nothing_is_left_once_the_trainer_has_logged_the_figures(tmp_path: Path) -> None:
-    class Looks(TrainerCallback):
-        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            seen[state.global_step] = bool(left_on_object(trainer) + left_on_classes(trainer))
-
-    seen: dict[int, bool] = {}
-    callback = profiler(monitor=False)
-    trainer = new_trainer(tmp_path, callback, Looks(), logging_steps=3)
-    trainer.train()
-    (logged,) = [log["step"] for log in trainer.state.log_history if ours(log, "flops_profiler/")]
-    assert callback.profile is not None and logged < 8
-    assert seen == {step: step < logged for step in range(8)}
-
-
 def test_a_training_that_ends_in_the_window_logs_what_there_is(tmp_path: Path) -> None:
     callback = profiler(timing_steps=50)
     trainer = new_trainer(tmp_path, callback)
@@ -101,18 +86,17 @@ def test_tensorboard_has_the_figures_and_the_report(tmp_path: Path, monkeypatch:
         assert len(read.Tensors(f"{tag}/text_summary")) == 1
     (report,) = read.Tensors("flops_profiler/profile/text_summary")
     assert b"Flops Profiler" in report.tensor_proto.string_val[0]
-    # TensorBoard shows the text, so no file of it is written.
-    assert sorted(path.name for path in (tmp_path / "out" / "lightning_flops_logs").iterdir()) == [
-        "profile.html",
-        "profile.json",
-        "throughput.json",
-    ]
+    # TensorBoard shows the text, so no file of it is written; an event file of ours is for the tab.
+    events, *others = sorted(path.name for path in (tmp_path / "board" / "lightning_flops").iterdir())
+    assert events.startswith("events.out.tfevents")
+    assert others == ["profile.html", "profile.json", "throughput.json"]
+    assert not (tmp_path / "out" / "lightning_flops").exists()
 
 
 def test_files_are_below_the_output_folder(tmp_path: Path) -> None:
     callback = profiler()
     new_trainer(tmp_path, callback).train()
-    folder = tmp_path / "lightning_flops_logs"
+    folder = tmp_path / "lightning_flops"
     assert sorted(path.name for path in folder.iterdir()) == [
         "profile.html",
         "profile.json",
@@ -144,9 +128,9 @@ def test_one_line_tells_where_the_report_is(shown_by: str, tmp_path: Path, capsy
         said.setLevel(level)
     assert callback.profile is not None
     line = (
-        f"FLOPs of step 1: {headline(callback.profile)} The page is in {tmp_path}/lightning_flops_logs/profile.html, "
-        f"the report is in {tmp_path}/lightning_flops_logs/profile.txt, "
-        f"every number is in {tmp_path}/lightning_flops_logs/profile.json"
+        f"FLOPs of step 1: {headline(callback.profile)} The page is in {tmp_path}/lightning_flops/profile.html, "
+        f"the report is in {tmp_path}/lightning_flops/profile.txt, "
+        f"every number is in {tmp_path}/lightning_flops/profile.json"
     )
     printed = capsys.readouterr().out
     assert printed.count(line) == (shown_by != "log")

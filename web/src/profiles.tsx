@@ -2,7 +2,7 @@
 
 import type { JSX } from "preact";
 import { useMemo, useState } from "preact/hooks";
-import type { ProfilesDocument, Source, WindowFigures } from "./data";
+import type { ProfilesDocument, Source } from "./data";
 import { plain } from "./model/format";
 import { type ModuleTree, moduleTree } from "./model/modules";
 import { profileChart } from "./model/roofline";
@@ -58,7 +58,7 @@ export function Profiles({ source, first }: { source: Source; first: ProfilesDoc
       ) : null,
     [profile, tree],
   );
-  const sections = profile ? namesOfSections(profile, figures, windows) : [];
+  const sections = profile ? namesOfSections(profile, windows) : [];
   return (
     <>
       <Top title={tree?.root.type || "FLOPs profile"} where={profile ? whereOf(profile) : ""} sections={sections}>
@@ -151,7 +151,7 @@ function whereOf(profile: Profile): string {
     .join(" · ");
 }
 
-function namesOfSections(profile: Profile, figures: WindowFigures | undefined, windows: number): [string, string][] {
+function namesOfSections(profile: Profile, windows: number): [string, string][] {
   const tables = profile.traced?.tables;
   const all: [string, string, boolean][] = [
     ["answer", "Answer", true],

@@ -9,7 +9,7 @@ export interface Profile {
   /**
    * Of the JSON: ``SCHEMA_VERSION``.
    */
-  schema_version: 4;
+  schema_version: 5;
   /**
    * N: the counted step is the one that began after N steps of the fit.
    */
@@ -110,14 +110,6 @@ export interface Profile {
   unavailable: {
     [k: string]: string;
   };
-  /**
-   * What a step spends as a function of its sizes, as far as this window could tell; None if they did not vary, or if there is no such law.
-   */
-  law: StepLaw | null;
-  /**
-   * Why there is none though sizes varied, in a few words; otherwise None.
-   */
-  why_no_law: string | null;
   /**
    * Whether FLOPs and their rates are lower bounds: work that may be matmul-like could not be counted.
    */
@@ -733,121 +725,6 @@ export interface Rates {
    * data_wait_sec / global_step_sec
    */
   data_wait_ratio: number | null;
-}
-/**
- * The law of the FLOPs of a run's steps.
- */
-export interface StepLaw {
-  /**
-   * B counts samples; S, T, U ... are the other sizes that varied, in their order in the batch. F is 1 in a batch without padding and 0 in one with padding; it is there if FLOPs depend on that. If they depend on the lengths of the sequences in a batch, R is how many tokens these have, Q the squares of their lengths added up, and L the longest length: the law is used for any R and Q once enough of them were counted, and for L up to the greatest that was counted. If they depend on how many tokens are trained on, N is that number, up to the greatest that was counted.
-   */
-  variables: LawVariable[];
-  /**
-   * FLOPs of a step of one batch; those of several batches add up.
-   */
-  sums: LawSum[];
-  /**
-   * Steps that it rests on.
-   */
-  counted: number;
-  /**
-   * How many of them the others foretold, to the last FLOP.
-   */
-  checks: number;
-  /**
-   * The steps by length, in groups of about as many steps each; without those that were counted or traced.
-   */
-  lengths: LengthRow[];
-}
-/**
- * A size that the law is a function of.
- */
-export interface LawVariable {
-  /**
-   * Such as ``batch`` or ``sequence``.
-   */
-  name: string;
-  /**
-   * The least that was counted.
-   */
-  least: number;
-  /**
-   * The greatest that was counted.
-   */
-  greatest: number;
-  /**
-   * What all differences between the counted sizes are multiples of.
-   */
-  apart: number;
-  /**
-   * Whether the law is used between the counted sizes, and not only for them.
-   */
-  between: boolean;
-}
-/**
- * FLOPs of one bucket in one dtype.
- */
-export interface LawSum {
-  /**
-   * ``forward``, ``backward``, ``recompute``, ``optimizer``, or ``causal_skipped``: what fused causal attention does not execute of the others.
-   */
-  bucket: string;
-  /**
-   * Of the arithmetic.
-   */
-  dtype: string;
-  /**
-   * Their sum is the bucket's FLOPs.
-   */
-  terms: LawTerm[];
-}
-/**
- * One product of a sum: numerator / denominator x each variable to its power.
- */
-export interface LawTerm {
-  /**
-   * Of the exact coefficient.
-   */
-  numerator: number;
-  /**
-   * Mostly 1.
-   */
-  denominator: number;
-  /**
-   * By variable; one that is not in the term is left out.
-   */
-  powers: {
-    [k: string]: number;
-  };
-}
-/**
- * Steps of lengths that lie together.
- */
-export interface LengthRow {
-  /**
-   * The least length in this row.
-   */
-  shortest: number;
-  /**
-   * The greatest.
-   */
-  longest: number;
-  /**
-   * How many there are.
-   */
-  steps: number;
-  /**
-   * Mean of a step, forward and backward.
-   */
-  model_flops: number;
-  /**
-   * Mean of a step.
-   */
-  step_sec: number;
-  /**
-   * Model FLOPs / peak / seconds of these steps; None if a peak is not known.
-   */
-  mfu: number | null;
 }
 /**
  * One module of the model; its FLOPs, bytes and calls are sums over all counted steps.

@@ -6,7 +6,9 @@ import functools
 import gc
 import logging
 import threading
-from collections.abc import Iterator, Mapping
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,17 +18,16 @@ from torch.nn.parameter import is_lazy
 
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.instrument.counting.flop_counter import CausalAttention, FlopCounter
-from lightning_flops.instrument.counting.known_values import KnownValues
-from lightning_flops.instrument.torch_private import fakes
-from lightning_flops.instrument.torch_private.fakes import FakeTensorMode, tree_map_only
+from lightning_flops.instrument.torch_private.dispatch import DispatchMode
+from lightning_flops.instrument.torch_private.fakes import LOGGER, FakeTensorMode, tree_map_only
 from lightning_flops.records import FlopRecord
 
 
 def count_on_fake_tensors(model: nn.Module, batch: Any, *, causal_attention: CausalAttention = "full") -> FlopRecord:
     """FLOPs of one eager forward of *model* on a batch of these shapes, and of the backward of all that it puts out.
 
-    Neither the model nor the random state is touched, no memory is taken but for small values that follow from the
-    batch (``KnownValues``), compiled modules run eagerly, and torch logs nothing. What the forward keeps in attributes
+    Neither the model nor the random state is touched, no memory is taken, compiled modules run eagerly, and torch logs
+    nothing. What the forward keeps in attributes
     of modules is put back, and a ``functools.lru_cache`` that holds a fake tensor is cleared;
     what it keeps elsewhere is not put back.
 
@@ -37,7 +38,7 @@ def count_on_fake_tensors(model: nn.Module, batch: Any, *, causal_attention: Cau
 
     Raises:
         LightningFlopsError: a lazy module has no shapes yet.
-        Exception: whatever the model raises where its forward needs values that the batch does not settle.
+        Exception: whatever the model raises where its forward needs values: fake tensors have none.
     """
     counter = FlopCounter(model, causal_attention=causal_attention)
     # Held by a module of ours, because torch calls no TorchScript module and no DataParallel with other parameters.
@@ -52,29 +53,67 @@ def count_on_fake_tensors(model: nn.Module, batch: Any, *, causal_attention: Cau
             f"count_offline needs the shapes of all parameters, and {', '.join(lazy)} of lazy modules have none yet: "
             "call the model once before"
         )
-    known = KnownValues(FakeTensorMode(allow_non_fake_inputs=True))
-    with _caches_cleared(known), _attributes_put_back(model):
-        _run(known, counter, holder, states, batch)
+    fakes = _Fakes(FakeTensorMode(allow_non_fake_inputs=True))
+    with _caches_cleared(fakes), _attributes_put_back(model):
+        _run(fakes, counter, holder, states, batch)
     return counter.record()
 
 
+class _Fakes(DispatchMode):  # type: ignore[no-untyped-call]
+    """Entered above *mode*: knows which of its fake tensors are still held, and shapes that torch refuses to tell."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.mode = mode
+        self.held: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
+        """By their ids."""
+
+    def fake(self, real: torch.Tensor) -> torch.Tensor:
+        """A fake tensor like *real*, the same one whenever the same is asked for."""
+        fake: torch.Tensor = self.mode.from_tensor(real)
+        self.held[id(fake)] = fake
+        return fake
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = _SHAPES.get(func, func)(*args, **(kwargs or {}))
+        for one in tensors_of(out):
+            self.held[id(one)] = one
+        return out
+
+
+def _grouped_product(
+    first: torch.Tensor,
+    second: torch.Tensor,
+    offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """``_grouped_mm``'s result: torch's own shape function takes bfloat16 alone, its kernels take other dtypes."""
+    if first.dim() == 2 and second.dim() == 2:
+        shape = [1 if offs is None else int(offs.shape[0]), first.shape[0], second.shape[1]]
+    elif first.dim() == 3 and second.dim() == 3:
+        shape = [first.shape[0], first.shape[1], second.shape[2]]
+    else:
+        shape = [first.shape[0], second.shape[2]] if second.dim() == 3 else [first.shape[1], second.shape[1]]
+    return first.new_empty(shape, dtype=out_dtype or first.dtype)
+
+
+_SHAPES: dict[Any, Callable[..., Any]] = (
+    {torch.ops.aten._grouped_mm.default: _grouped_product} if hasattr(torch.ops.aten, "_grouped_mm") else {}
+)
+
+
 def _run(
-    known: KnownValues, counter: FlopCounter, holder: nn.Module, states: Mapping[str, torch.Tensor], batch: Any
+    fakes: _Fakes, counter: FlopCounter, holder: nn.Module, states: Mapping[str, torch.Tensor], batch: Any
 ) -> None:
     """Runs the forward and the backward on fake tensors, under *counter*; keeps none of them."""
-    with known.fakes, known, torch.compiler.set_stance("force_eager"), _quiet():
+    with fakes.mode, fakes, torch.compiler.set_stance("force_eager"), _quiet():
         # One fake tensor for each real one, so that tied weights stay tied.
-        fakes = {id(tensor): known.fake(tensor) for tensor in states.values()}
-        fake_states: dict[str, torch.Tensor] = {name: fakes[id(tensor)] for name, tensor in states.items()}
-        for name, buffer in holder.named_buffers():
-            known.tell(fake_states[name], buffer)
-
-        def as_fake(tensor: torch.Tensor) -> torch.Tensor:
-            fake = known.fake(tensor)
-            known.tell(fake, tensor)
-            return fake
-
-        inputs = tree_map_only(torch.Tensor, as_fake, batch)
+        by_id = {id(tensor): fakes.fake(tensor) for tensor in states.values()}
+        fake_states: dict[str, torch.Tensor] = {name: by_id[id(tensor)] for name, tensor in states.items()}
+        inputs = tree_map_only(torch.Tensor, fakes.fake, batch)
         # Exactly a tuple: a named one, such as a PackedSequence, is an argument.
         args = inputs if type(inputs) is tuple else () if isinstance(inputs, Mapping) else (inputs,)
         kwargs = dict(inputs) if isinstance(inputs, Mapping) else {}
@@ -105,7 +144,7 @@ def _quiet() -> Iterator[None]:
     def elsewhere(record: logging.LogRecord) -> bool:
         return record.thread != thread
 
-    logger = logging.getLogger(fakes.LOGGER)
+    logger = logging.getLogger(LOGGER)
     logger.addFilter(elsewhere)
     try:
         yield
@@ -148,8 +187,8 @@ def _attributes_put_back(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _caches_cleared(known: KnownValues) -> Iterator[None]:
-    """Afterwards no ``functools.lru_cache`` holds a fake tensor of *known*, with which the next real forward computes.
+def _caches_cleared(fakes: _Fakes) -> Iterator[None]:
+    """Afterwards no ``functools.lru_cache`` holds one of these fake tensors, with which the next real forward computes.
 
     Such a cache, of position codes for one, is a function's, and so of no module. Only a walk through all objects of
     this process finds it, which takes as long as a small model's count: so only where a fake tensor is left.
@@ -157,9 +196,9 @@ def _caches_cleared(known: KnownValues) -> Iterator[None]:
     try:
         yield
     finally:
-        for cache in _every_cache() if known.some_fake_is_left() else ():
+        for cache in _every_cache() if fakes.held else ():
             if any(
-                getattr(tensor, "fake_mode", None) is known.fakes
+                getattr(tensor, "fake_mode", None) is fakes.mode
                 for held in gc.get_referents(cache)
                 for tensor in tensors_of(held)
             ):
@@ -171,4 +210,5 @@ def _every_cache() -> list[Any]:
 
 
 def _holds(value: Any) -> bool:
-    return isinstance(value, (dict, list, set))
+    # A class of somebody else's may forbid to be written to, as the configurations of diffusers do.
+    return type(value) in (dict, OrderedDict, list, set)

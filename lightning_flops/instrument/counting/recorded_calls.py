@@ -60,13 +60,20 @@ _DTYPES: Mapping[str, torch.dtype] = {
 """What C++ calls the dtypes, in lower case: several compilers differ in the words, and old files in their case."""
 
 _SHAPES: Mapping[str, Callable[..., torch.Tensor]] = {
-    "aten::mm": lambda a, b, *_: a.new_empty((a.shape[0], b.shape[1])),
-    "aten::bmm": lambda a, b, *_: a.new_empty((a.shape[0], a.shape[1], b.shape[2])),
-    "aten::addmm": lambda c, a, b, *_: a.new_empty((a.shape[0], b.shape[1])),
-    "aten::linear": lambda x, weight, *_: x.new_empty((*x.shape[:-1], weight.shape[0])),
-    "aten::baddbmm": lambda c, a, b, *_: a.new_empty((a.shape[0], a.shape[1], b.shape[2])),
+    "aten::mm": lambda a, b, *_: _product(a, b),
+    "aten::bmm": lambda a, b, *_: _product(a, b),
+    "aten::addmm": lambda c, a, b, *_: _product(a, b),
+    "aten::linear": lambda x, weight, *_: _product(x, weight.mT),
+    "aten::baddbmm": lambda c, a, b, *_: _product(a, b),
 }
 """What the commonest operators return: torch's own rules for some of these import its compiler, which takes seconds."""
+
+
+def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    if a.shape[-1] != b.shape[-2] or (b.dim() > 2 and a.shape[:-2] != b.shape[:-2]):
+        raise Unreadable("the sizes of its arguments do not fit together")
+    return a.new_empty((*a.shape[:-1], b.shape[-1]))
+
 
 _TENSOR_LISTS = ("tensorlist", "tensor[]")
 
@@ -92,15 +99,23 @@ def recorded_work(call: RecordedCall) -> RecordedWork:
     if _NAME.fullmatch(call.operator) is None:
         return RecordedWork(role="composite", operator=name)  # a scope or a node of autograd
     types = [str(one).lower() for one in call.inputs.types]
-    found = _overload(call.operator, tuple(types))
-    if found is None:
+    found = _overloads(call.operator, tuple(types))
+    if not found:
         return RecordedWork(
             role="unknown",
             operator=name,
             heavy=_may_multiply(call.operator, types),
             reason="this torch has no such operator, and no formula is known for it",
         )
-    schema, entry, function = found
+    works = (_work(name, types, call, *one) for one in found)
+    first = next(works)
+    return first if not first.reason else next((work for work in works if not work.reason), first)
+
+
+def _work(
+    name: str, types: Sequence[str], call: RecordedCall, schema: Any, entry: Entry, function: Any
+) -> RecordedWork:
+    """What *call* spent if it was one of this overload."""
     composite = function is not None and is_composite(function)
     if entry.kind == "free":
         return RecordedWork(role="composite" if composite else "free", operator=name)
@@ -112,7 +127,7 @@ def recorded_work(call: RecordedCall) -> RecordedWork:
             reason="it has no formula",
         )
     try:
-        args, kwargs = _arguments(schema, call.inputs)
+        args, kwargs = _arguments(schema, _last(call.inputs, len(schema.arguments)))
         out = _result(function, args, kwargs, call.result)
         answer = entry.compute(args, kwargs, out)
         work = answer if isinstance(answer, Work) else Work(answer)
@@ -133,23 +148,33 @@ def recorded_work(call: RecordedCall) -> RecordedWork:
     )
 
 
+def _last(inputs: RecordedInputs, count: int) -> RecordedInputs:
+    """The last arguments, which are a call's own: TorchScript records all that its interpreter has on the stack."""
+    if len(inputs.types) <= count:
+        return inputs
+    columns = (inputs.dims, inputs.types, inputs.concrete, inputs.strides)
+    dims, types, concrete, strides = (None if values is None else values[-count:] for values in columns)
+    return RecordedInputs(dims=dims or (), types=types or (), concrete=concrete, strides=strides)
+
+
 @lru_cache(maxsize=4096)
-def _overload(name: str, types: tuple[str, ...]) -> tuple[Any, Entry, Any] | None:
-    """The schema of the overload that takes arguments of these types, what is known about it, and itself."""
+def _overloads(name: str, types: tuple[str, ...]) -> tuple[tuple[Any, Entry, Any], ...]:
+    """What a call with arguments of these types can be, likeliest first: schema, what is known, and itself."""
     retired = [(schema, entry) for schema, entry in _retired().get(name, ()) if len(schema.arguments) == len(types)]
     if retired:
-        return (*retired[0], None)
+        return ((*retired[0], None),)
     overloads = overloads_named(name)
-    fitting = [one for one in overloads if _takes(schema_of(one), types)]
-    if fitting:
-        return schema_of(fitting[0]), lookup(fitting[0]), fitting[0]
-    if not overloads:
-        return None
-    entry = lookup(overloads[0])
-    if entry.kind == "formula" and not is_composite(overloads[0]):
-        # Of another version: what its arguments mean is not known.
-        return None
-    return schema_of(overloads[0]), entry, overloads[0]
+    by_count = sorted(overloads, key=lambda one: -len(schema_of(one).arguments))
+    found = [one for one in overloads if _takes(schema_of(one), types)]
+    for one in by_count:  # what is left over of a call by TorchScript stands before its arguments
+        count = len(schema_of(one).arguments)
+        if 0 < count < len(types) and _takes(schema_of(one), types[-count:]):
+            found.append(one)
+    if found:
+        return tuple((schema_of(one), lookup(one), one) for one in found)
+    if not overloads or (lookup(overloads[0]).kind == "formula" and not is_composite(overloads[0])):
+        return ()  # of another version: what its arguments mean is not known
+    return ((schema_of(overloads[0]), lookup(overloads[0]), overloads[0]),)
 
 
 @lru_cache(maxsize=1)
@@ -257,14 +282,26 @@ def _sizes(dims: Any) -> list[int] | None:
 
 def _result(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], told: Sequence[int] | None) -> Any:
     """What the call returned, as meta tensors: by torch's own rules, else of the sizes told elsewhere in the trace."""
+    given = kwargs.get("out")
+    room = tuple(given.shape) if isinstance(given, torch.Tensor) and given.numel() else None
+    out = None
     if function is not None:
         try:
             if (shape := _SHAPES.get(schema_of(function).name)) is not None:
-                return shape(*args)
-            with torch.no_grad():
-                return function(*args, **kwargs)
+                out = shape(*args)
+            else:
+                with torch.no_grad():
+                    out = function(
+                        *args, **kwargs if room is None else {**kwargs, "out": torch.empty(0, device="meta")}
+                    )
+        except Unreadable:
+            raise
         except Exception:  # an argument is not written, or the operator has no rule for shapes
             pass
+    if isinstance(out, torch.Tensor) and room is not None and tuple(out.shape) != room:
+        raise Unreadable("the sizes of its arguments do not fit together")
+    if out is not None:
+        return out
     sizes = None if told is None else _sizes(told)
     if sizes is None:
         return _NotWritten("the shape of its result")

@@ -35,34 +35,15 @@ class _NoFake:
         _refuse()
 
 
-class _NeverRaised(Exception):
-    """Stands for an exception that this torch does not have."""
-
-
 if TYPE_CHECKING:
-    from torch._subclasses.fake_tensor import (
-        DataDependentOutputException,
-        DynamicOutputShapeException,
-        FakeTensor,
-        FakeTensorMode,
-    )
-    from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.utils._pytree import tree_map_only
 else:
-    FakeTensor = take(f"{_FAKES}:FakeTensor", _NoFake, _LOSS, reported=False)
     FakeTensorMode = take(f"{_FAKES}:FakeTensorMode", _NoFake, _LOSS, reported=False)
-    DataDependentOutputException = take(f"{_FAKES}:DataDependentOutputException", _NeverRaised, _LOSS, reported=False)
-    DynamicOutputShapeException = take(f"{_FAKES}:DynamicOutputShapeException", _NeverRaised, _LOSS, reported=False)
-    tree_flatten = take(f"{_TREES}:tree_flatten", _refuse, _LOSS, reported=False)
-    tree_unflatten = take(f"{_TREES}:tree_unflatten", _refuse, _LOSS, reported=False)
     tree_map_only = take(f"{_TREES}:tree_map_only", _refuse, _LOSS, reported=False)
 
 __all__ = [
     "LOGGER",
-    "DataDependentOutputException",
-    "DynamicOutputShapeException",
-    "FakeTensor",
     "FakeTensorMode",
-    "tree_flatten",
     "tree_map_only",
-    "tree_unflatten",
 ]

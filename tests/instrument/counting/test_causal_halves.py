@@ -1,4 +1,4 @@
-"""``causal_attention="half"``: half under every fused backend, full where products are separate; the same hardware FLOPs as with ``"full"``."""
+"""``causal_attention="half"``: half of a fused kernel, and the hardware FLOPs of ``"full"``."""
 
 from __future__ import annotations
 

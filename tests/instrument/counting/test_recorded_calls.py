@@ -15,12 +15,12 @@ from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
-from lightning_flops.analysis.trace import analyze_trace, load_trace
-from lightning_flops.analysis.trace.flops import trace_flops
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
 from lightning_flops.instrument.counting.recorded_calls import recorded_work
 from lightning_flops.records import RecordedCall, RecordedInputs, RecordedWork
 from lightning_flops.schema.trace_flops import TraceFlops
+from lightning_flops.trace import analyze_trace, load_trace
+from lightning_flops.trace.flops import trace_flops
 
 Step = Callable[[], None]
 Spent = dict[tuple[str, str, str], int]
@@ -328,7 +328,7 @@ def traced(step: Step, path: Path) -> TraceFlops:
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
         step()
     profiler.export_chrome_trace(str(path))
-    flops = trace_flops(load_trace(path), recorded_work)
+    flops, _ = trace_flops(load_trace(path), recorded_work)
     assert flops is not None
     return flops
 

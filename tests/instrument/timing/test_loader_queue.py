@@ -24,7 +24,7 @@ from lightning_flops.instrument.timing.loader_queue import (
 )
 from lightning_flops.instrument.timing.settling import steps_to_settle
 from lightning_flops.instrument.torch_private.loading import fetched_ahead
-from lightning_flops.records import NO_VALUES, FlopRecord, PhaseFlops, RunContext, WindowRecord
+from lightning_flops.records import FlopRecord, PhaseFlops, RunContext, WindowRecord
 from tests.fake_clock import FakeNow
 
 CONTEXT = RunContext(
@@ -77,10 +77,12 @@ class NoCounter:
     """Counts nothing."""
 
     compile_sec = 0.0
-    values = NO_VALUES
 
     def __enter__(self) -> None: ...
     def __exit__(self, *exc: object) -> None: ...
+    def take_data_dependent(self) -> bool:
+        return False
+
     def sweep(self) -> None: ...
     def total(self) -> PhaseFlops:
         return PhaseFlops()

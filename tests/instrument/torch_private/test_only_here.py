@@ -27,7 +27,7 @@ ALLOWED = {
 }
 """(file, attribute): what may stand outside."""
 
-FRAMEWORKS = ("doors/", "lightning.py", "deepspeed.py", "instrument/module_scope.py")
+FRAMEWORKS = ("adapters/", "lightning.py", "deepspeed.py", "instrument/module_scope.py")
 """Files that name private attributes of Lightning and DeepSpeed: of torch only what its objects are known to have."""
 
 PYTHONS = {"sys", "warnings", "functools", "os"}

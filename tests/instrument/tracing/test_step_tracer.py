@@ -18,13 +18,13 @@ from torch.nn.modules import module as torch_module
 from torch.profiler import ProfilerActivity, profile, schedule
 from torch.utils.checkpoint import checkpoint
 
-from lightning_flops.analysis.trace import analyze_trace, load_trace, trace_from_columns
-from lightning_flops.analysis.trace.modules import module_table
 from lightning_flops.instrument.torch_private.profiling import SlowMark
 from lightning_flops.instrument.tracing.step_tracer import StepTracer
 from lightning_flops.records import StepSignature, TracedStepRecord
 from lightning_flops.schema.trace_steps import ModuleRow, ModuleTable
 from lightning_flops.sinks.trace_file import keep_trace
+from lightning_flops.trace import analyze_trace, load_trace, trace_from_columns
+from lightning_flops.trace.modules import module_table
 
 CPU = torch.device("cpu")
 SIGNATURE = StepSignature(batches=("2x4",), forwards=1, backwards=1, updates=1)

@@ -1,0 +1,195 @@
+"""Trace files of other people: each read as text, JSON and page, and held to sums that are made here.
+
+``python -m benchmarks.foreign_traces FOLDER [--output FILE]``: the sums here know nothing of the package. The files'
+licences are their owners' matter, so only the table is kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import math
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+_KERNELS = ("kernel", "mtia_ccp_events")
+_ON_HOST = ("user_annotation", "cpu_op", "operator")
+_PRODUCTS = {"aten::mm": 2, "aten::bmm": 2, "aten::addmm": 3, "aten::baddbmm": 3}
+"""How many tensors they take: the last two are multiplied."""
+
+_BARE = re.compile(r"(?<=[:,\[])(\s*)[-+]?(?:inf|nan|Infinity|NaN|N/A)(?=\s*[,}\]])")
+_BACKSLASH = re.compile(r'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})|\\')
+
+
+def events_of(path: Path) -> list[Any]:
+    """The events of a file, by the standard library alone."""
+    packed = path.read_bytes()
+    text = (gzip.decompress(packed) if packed[:2] == b"\x1f\x8b" else packed).decode("utf-8", errors="replace")
+    try:
+        whole = json.loads(text, strict=False)
+    except ValueError:
+        mended = _BACKSLASH.sub(lambda found: found[0] if found[1] else "\\\\", _BARE.sub(r"\1null", text))
+        whole = json.loads(mended, strict=False)
+    return list(whole if isinstance(whole, list) else whole.get("traceEvents", []))
+
+
+def sums_of(events: Sequence[Any]) -> dict[str, float]:
+    """Kernels' time added up and as a union (us), marked steps, and FLOPs of matrix products."""
+    spans = [one for one in events if isinstance(one, dict) and one.get("ph") == "X"]
+    kernels = sorted(
+        (float(one["ts"]), float(one["ts"]) + float(one.get("dur") or 0))
+        for one in spans
+        if str(one.get("cat")).lower() in _KERNELS
+    )
+    union = reached = 0.0
+    for start, end in kernels:
+        union += max(0.0, end - max(start, reached)) if reached else end - start
+        reached = max(reached, end)
+    return {
+        "events": len(kernels),
+        "kernels": math.fsum(float(one.get("dur") or 0) for one in spans if str(one.get("cat")).lower() in _KERNELS),
+        "union": union,
+        "steps": sum(
+            str(one.get("name")).startswith("ProfilerStep#") and str(one.get("cat")).lower() in _ON_HOST
+            for one in spans
+        ),
+        "products": sum(_product(one) for one in _that_ran(spans)),
+    }
+
+
+def _that_ran(spans: Sequence[Any]) -> Iterator[Any]:
+    """Products that did not only record a graph: none that lies in its thread's stream capture."""
+    captures: dict[Any, list[tuple[float, bool]]] = {}
+    for one in spans:
+        if match := re.match(r"(?:cuda|hip)Stream(Begin|End)Capture", str(one.get("name"))):
+            captures.setdefault(one["tid"], []).append((float(one["ts"]), match[1] == "Begin"))
+    ended: dict[Any, float] = {}
+    for one in sorted(spans, key=lambda one: (float(one["ts"]), -float(one.get("dur") or 0))):
+        if one.get("name") in _PRODUCTS and str(one.get("cat")).lower() in _ON_HOST:
+            if float(one["ts"]) < ended.get(one["tid"], -math.inf):
+                continue  # called by another product: a part of it
+            ended[one["tid"]] = float(one["ts"]) + float(one.get("dur") or 0)
+            before = [border for border in captures.get(one["tid"], ()) if border[0] <= float(one["ts"])]
+            if not before or not max(before)[1]:
+                yield one
+
+
+def _product(event: Mapping[str, Any]) -> int:
+    """2 x rows x columns x inner of the last two tensors that fit together; 0 where shapes were not recorded.
+
+    Behind them there may stand where the result goes, and before them what TorchScript left over.
+    """
+    arguments = event.get("args") or {}
+    tensors = [one for one in arguments.get("Input Dims") or arguments.get("Input dims") or () if one]
+    for a, b in reversed(list(pairwise(tensors))):
+        if len(b) > 1 and a[-1] == b[-2]:
+            return int(2 * math.prod(a) * b[-1])
+    return 0
+
+
+def told_of(path: Path, folder: Path) -> tuple[str, dict[str, Any] | None]:
+    """What the command says of a file: an error's last line, or nothing and its report."""
+    page = folder / "page.html"
+    command = [sys.executable, "-m", "lightning_flops", "trace", str(path)]
+    text = subprocess.run([*command, "--html", str(page)], capture_output=True, text=True)
+    told = subprocess.run([*command, "--json"], capture_output=True, text=True)
+    if text.returncode or told.returncode:
+        return (text.stderr or told.stderr).strip().rpartition("\n")[2], None
+    if not text.stdout or not page.stat().st_size:
+        return "an empty text or page", None
+    found: dict[str, Any] = json.loads(told.stdout)["traces"][0]
+    return "", found
+
+
+def figures_of(report: Mapping[str, Any]) -> dict[str, float]:
+    """The same sums as ``sums_of`` makes, by the report."""
+    kernels = report["kernels"] or ()
+    elapsed = report["device_summary"]["elapsed_us"]
+    flops = report["flops"] or {"operators": (), "steps": ()}
+    return {
+        "kernels": math.fsum(one["device"]["total_us"] for one in kernels),
+        "union": math.fsum(one["utilization"] * elapsed for one in report["device_summary"]["devices"] or ()),
+        "steps": len(report["step_times"]["steps"]) if report["step_times"]["marked"] else 0,
+        "products": sum(
+            one["forward"] + one["backward"] + one["recompute"] + one["optimizer"]
+            for one in flops["operators"]
+            if one["operator"].replace(".", "::") in _PRODUCTS
+        ),
+    }
+
+
+def row_of(path: Path, folder: Path) -> tuple[str, bool]:
+    """A file's row of the table, and whether all of it is right."""
+    error, report = told_of(path, folder)
+    if report is None:
+        return f"| {path.name} | refused: {error} | | | | | |", False
+    mine, theirs = sums_of(events_of(path)), figures_of(report)
+    cells, right = [], True
+    for name, unit in (("kernels", "us"), ("union", "us"), ("steps", ""), ("products", "")):
+        # The report's times are whole nanoseconds; the file's, as floats of a calendar's time, are less exact.
+        equal = math.isclose(
+            mine[name],
+            theirs[name],
+            rel_tol=1e-9,
+            abs_tol=0.5 * 1e-3 * mine["events"] + (mine["events"] if name == "union" else 0) * 0.25,
+        )
+        left_out = name == "steps" and any("is left out" in note for note in report["notes"])
+        cut = name in ("kernels", "union") and any(note.startswith("Cut at the start") for note in report["notes"])
+        # A product in a call that was counted as a whole is that call's.
+        within = name == "products" and theirs[name] <= mine[name]
+        right &= equal or left_out or cut or within
+        cells.append(f"{theirs[name]:,.6g} {unit}".strip() + ("" if equal else f" ({mine[name]:,.6g})"))
+    shares = [
+        value
+        for step in (report["flops"] or {"steps": ()})["steps"]
+        for value in (step["mfu"], step["hfu"])
+        if value is not None
+    ]
+    impossible = sum(share > 2 for share in shares)
+    most = f"{max(shares):.2%}" if shares else "n/a"
+    return f"| {path.name} | read | {' | '.join(cells)} | {most} | {impossible} |", right and not impossible
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The table of all files below a folder."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args(arguments)
+    files = sorted(
+        one for one in options.folder.rglob("*") if one.is_file() and one.name.endswith((".json", ".json.gz"))
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        rows = [row_of(path, Path(folder)) for path in files]
+    wrong = sum(not right for _, right in rows)
+    text = "\n".join(
+        [
+            "# Other people's traces",
+            "",
+            "Each file read as text, JSON and page. In brackets: the sum that `benchmarks/foreign_traces.py` makes by",
+            "itself where it differs: steps that the report leaves out with a note, and products that are a part of an",
+            "operator that is counted as a whole.",
+            "",
+            "| file | | kernels | their union | steps | FLOPs of matrix products | greatest MFU or HFU | impossible |",
+            "|---|---|---|---|---|---|---|---|",
+            *(row for row, _ in rows),
+            "",
+            f"{len(files)} files, {wrong} with something wrong.",
+            "",
+        ]
+    )
+    if options.output is not None:
+        options.output.write_text(text)
+    print(text)
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

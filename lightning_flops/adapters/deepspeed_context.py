@@ -1,0 +1,132 @@
+"""What a DeepSpeed engine says of its run, and where its reports go. Nothing here imports DeepSpeed or asks a rank."""
+
+from __future__ import annotations
+
+import math
+import sys
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lightning_flops.adapters.place import run_context_on
+from lightning_flops.config import OWN_FOLDER
+from lightning_flops.instrument.deepspeed_groups import parallel_sizes
+from lightning_flops.instrument.timing.settling import steps_to_settle
+from lightning_flops.instrument.torch_private.loading import fetched_ahead
+from lightning_flops.records import RunContext
+from lightning_flops.run.output import LoggedOutput, RunFiles
+from lightning_flops.run.private_names import PrivateNames
+from lightning_flops.sinks.console import StandardOutputSink
+from lightning_flops.sinks.deepspeed_monitor import DeepSpeedMonitorSink
+from lightning_flops.text.printable import page
+
+if TYPE_CHECKING:
+    from lightning_flops.config import ProfilerConfig
+
+LOST = {
+    "_config": "DeepSpeed's own profiler is not switched off, and the block of its config is not found",
+    "_param_dict": "the flops_profiler block of an engine's config is not found",
+    "_INSTRUCTION_MAP": "the parts of a pipeline's step cannot be told apart",
+    "_next_batch": "neither the wait for a stage's micro-batches nor their sizes are seen",
+    "_aggregate_total_loss": "the stages' exchange of the loss is in other",
+    "_backward_epilogue": "",  # newer engines have it
+    "_take_model_step": "",
+    "_exec_instr": "",  # once a pipeline has run an instruction
+}
+"""Private names of a DeepSpeed engine that its adapter uses, and what is lost if one is missing."""
+
+_STEPS_BETWEEN_READINGS = 10
+"""How often throughput is written if ``steps_per_print`` does not say it; this is DeepSpeed's default."""
+
+
+def deepspeed_version() -> str:
+    """The version of the DeepSpeed that made the engine."""
+    return str(getattr(sys.modules.get("deepspeed"), "__version__", "unknown"))
+
+
+def private_names() -> PrivateNames:
+    """The private names of the installed DeepSpeed."""
+    return PrivateNames(f"DeepSpeed ({deepspeed_version()})", LOST)
+
+
+def is_reading_due(engine: Any) -> bool:
+    """Whether throughput is written now: as often as DeepSpeed prints, which accelerate silences by infinity."""
+    every = engine.steps_per_print()
+    is_number = isinstance(every, (int, float)) and math.isfinite(every) and every >= 1
+    return int(engine.global_steps) % (int(every) if is_number else _STEPS_BETWEEN_READINGS) == 0
+
+
+def switch_off_builtin(engine: Any, undo: ExitStack, names: PrivateNames) -> None:
+    """Switch off DeepSpeed's own profiler, if *engine* was made with it, until *undo* is closed."""
+    settings = getattr(names.get(engine, "_config", None), "flops_profiler_config", None)
+    if settings is not None and settings.enabled:
+        settings.enabled = False
+        undo.callback(setattr, settings, "enabled", True)
+
+
+def run_context(engine: Any) -> RunContext:
+    """Where *engine* trains, as far as a rank knows without asking the others."""
+    return run_context_on(
+        engine_device(engine),
+        parallel_sizes(engine),
+        framework="deepspeed",
+        framework_version=deepspeed_version(),
+        precision="fp16" if engine.fp16_enabled() else "bf16" if engine.bfloat16_enabled() else "fp32",
+        rank=int(engine.global_rank),
+        world_size=int(engine.world_size),
+        pp_rank=int(getattr(engine, "stage_id", 0)),
+        accumulate=int(engine.gradient_accumulation_steps()),
+        strategy=f"ZeRO-{int(engine.zero_optimization_stage())}",
+    )
+
+
+def engine_device(engine: Any) -> torch.device:
+    """The device that this rank of *engine* trains on."""
+    return torch.device(engine.device)
+
+
+def loader_workers(engine: Any) -> int | None:
+    """Worker processes of the loader that *engine* made of its training data; None without one."""
+    loader = _own_loader(engine)
+    return None if loader is None else int(loader.num_workers)
+
+
+def settle_steps(engine: Any) -> int:
+    """Steps to leave alone after a counted one, as far as the engine's own loader shows."""
+    ahead = fetched_ahead(_own_loader(engine))
+    return steps_to_settle(batches_ahead=ahead, batches_a_step=int(engine.gradient_accumulation_steps()))
+
+
+def _own_loader(engine: Any) -> Any:
+    return getattr(vars(engine).get("training_dataloader"), "dataloader", None)
+
+
+def engine_output(engine: Any, config: ProfilerConfig) -> LoggedOutput:
+    """Where rank 0 shows the reports of *engine*'s run.
+
+    The x-axis is ``engine.global_samples``, as for DeepSpeed's own scalars; the step of a report is in its text.
+    """
+    monitors = DeepSpeedMonitorSink(engine.monitor, tensorboard_dir=config.tensorboard_dir)
+    # As DeepSpeed's profiler does: users who keep the block look for the report in the job's output.
+    console = StandardOutputSink()
+
+    def announce(sentence: str) -> None:
+        """Name our own folder, because the user did not choose it; a folder of the monitors the user knows."""
+        if monitors.folder() is None:
+            console.write_text("", page([sentence]), step=0)
+
+    return LoggedOutput(
+        config,
+        loggers=monitors,
+        console=console,
+        files=RunFiles(
+            output_file=config.output_file,
+            folder=lambda: monitors.folder() or OWN_FOLDER,
+            timer_only=config.timer_only,
+            html=config.html,
+        ),
+        text_file=False,
+        x_axis=lambda step: int(engine.global_samples),
+        announce=announce,
+    )

@@ -1,0 +1,430 @@
+"""A DeepSpeed engine: ``forward``, ``backward`` and ``step`` of one engine, told to a ``Run``.
+
+While an engine is profiled, these methods are wrapped on DeepSpeed's classes; the wrappers find the adapter as an
+attribute of the engine that is called. A step ends where ``engine.global_steps`` has grown.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lightning_flops.adapters import deepspeed_context as context
+from lightning_flops.adapters.fetches import hear_fetches
+from lightning_flops.adapters.wrapping import wrap
+from lightning_flops.errors import ConfigError
+from lightning_flops.instrument.batches import tensor_shapes
+from lightning_flops.run.adapter import Facts
+from lightning_flops.run.run import Run
+from lightning_flops.run.safety import safe
+
+if TYPE_CHECKING:
+    from lightning_flops.config import ProfilerConfig
+    from lightning_flops.records import BatchTokens, Shapes, TimePhase
+    from lightning_flops.run.output import LoggedOutput
+    from lightning_flops.schema.profile import Profile
+
+_ADAPTER = "_lightning_flops_adapter"
+"""Attribute of an engine that is profiled."""
+
+_FIRST_STEP = (
+    "The counted step is the first one, which begins with the model's first forward: what ran before it, a teacher's "
+    "forward for one, is not counted."
+)
+
+Hooks = dict[str, tuple[Callable[[tuple[Any, ...], dict[str, Any]], object], Callable[[Any], object]]]
+"""By the name of a method: what is called before it, with its arguments, and after it, with what it returned."""
+
+
+def is_engine(model: object) -> bool:
+    """Whether *model* is a DeepSpeed engine of any kind."""
+    names = [f"{kind.__module__}.{kind.__name__}" for kind in type(model).__mro__]
+    return "deepspeed.runtime.engine.DeepSpeedEngine" in names
+
+
+def profile_engine(
+    engine: Any, config: ProfilerConfig, publish: Callable[[Profile], None], *, output: LoggedOutput | None = None
+) -> EngineRun:
+    """Profile *engine* from here on; ``end`` of what is returned reports what there is, and removes everything.
+
+    Args:
+        engine: a ``DeepSpeedEngine``, ready to train.
+        config: the settings.
+        publish: gets each profile when its report is there.
+        output: where rank 0 shows its reports; None: the engine's monitors.
+
+    Raises:
+        ConfigError: the engine is profiled already.
+    """
+    from lightning_flops.adapters.deepspeed_pipeline import PipelineRun  # which is an EngineRun
+
+    if adapter_of(engine) is not None:
+        raise ConfigError("this engine is profiled already: detach() its handle, or take the block out of its config")
+    staged = any(kind.__name__ == "PipelineEngine" for kind in type(engine).__mro__)
+    adapter = (PipelineRun if staged else EngineRun)(engine, config, publish, output)
+    adapter.start()
+    return adapter
+
+
+def adapter_of(engine: Any) -> EngineRun | None:
+    """The adapter that profiles *engine* now; None without one. A copy of an engine has none."""
+    adapter: EngineRun | None = vars(engine).get(_ADAPTER)
+    return adapter if adapter is not None and adapter.engine is engine and not adapter.run.closed else None
+
+
+def seen(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Makes the wrapper of an engine's function, whose hooks have this *name* in the adapter of the engine."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def call(engine: Any, /, *args: Any, **kwargs: Any) -> Any:
+            adapter = adapter_of(engine)
+            if adapter is None:
+                return original(engine, *args, **kwargs)
+            adapter.begins(name, args, kwargs)
+            try:
+                result = original(engine, *args, **kwargs)
+            except BaseException as error:
+                adapter.raised(error)
+                raise
+            adapter.ends(name, result)
+            return result
+
+        return call
+
+    return make
+
+
+class EngineRun:
+    """The adapter of one engine, on one rank; the engine keeps it alive."""
+
+    unseen: tuple[TimePhase, ...] = ("transfer", "other")
+    """As in ``Facts``."""
+
+    def __init__(
+        self,
+        engine: Any,
+        config: ProfilerConfig,
+        publish: Callable[[Profile], None],
+        output: LoggedOutput | None = None,
+    ) -> None:
+        self.engine = engine
+        self.names = context.private_names()
+        self._is_whole = self._is_between_steps()
+        """The step that runs, or comes next, is seen from its beginning."""
+        self._in_step = False
+        """A forward of the running step has begun."""
+        self._evaluates = False
+        self._batch: Any = ()
+        self._shapes: Shapes = ()
+        """Of all forwards of the running batch; empty before its first."""
+        self._tokens: BatchTokens | None = None
+        self._fetched: deque[BatchTokens | None] = deque()
+        """Tokens of batches that were fetched and not used yet; on a CPU they are read from a forward's arguments."""
+        self._backward_depth = 0
+        self._backward_done = False
+        self._updates = 0
+        """``global_steps`` before the running ``engine.step``."""
+        self._work = ExitStack()
+        """While the engine computes for the update."""
+        self.hooks: Hooks = self._hooks()
+        facts = Facts(
+            root=engine.module,
+            device=context.engine_device(engine),
+            output=output or context.engine_output(engine, config),
+            context=lambda: context.run_context(engine),
+            x_axis=lambda: int(engine.global_steps),
+            optimizers=lambda: (engine.optimizer,),
+            whole_model=lambda: engine.module,
+            rank=int(engine.global_rank),
+            world_size=int(engine.world_size),
+            profile_step=config.next_profile_step(steps_done=0),
+            settle_steps=context.settle_steps(engine),
+            loader_workers=lambda: context.loader_workers(engine),
+            declared_batch_size=engine.train_micro_batch_size_per_gpu,
+            mark_parts=self._mark,
+            unseen=self.unseen,
+            ends_when_dropped=True,
+        )
+        self.run = Run(facts, config, publish)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()  # in a pickle or a copy of the engine
+
+    def _is_between_steps(self) -> bool:
+        return int(self.engine.micro_steps) % int(self.engine.gradient_accumulation_steps()) == 0
+
+    def _hooks(self) -> Hooks:
+        work = (lambda *_: self._work.enter_context(self.run.window.recorder.optimizer_work()), self._work_ends)
+        return {
+            **self.hooks_around_steps(),
+            "forward": (self._forward_begins, lambda _: self.run.leave()),
+            "backward": (self.backward_begins, self.backward_ends),
+            "step": (self._step_begins, self._step_ends),
+            "train": (lambda args, kwargs: self._mode_changes(*args, **kwargs), lambda _: None),
+            "eval": (lambda *_: self._mode_changes(False), lambda _: None),
+            # What the engine itself computes for the update, such as Muon's products, is the optimizer's.
+            "_backward_epilogue": (work[0], self._gradients_are_there),
+            "_take_model_step": work,
+        }
+
+    def hooks_around_steps(self) -> Hooks:
+        """Those that every kind of engine has."""
+        return {
+            "save_checkpoint": (lambda *_: self.run.outside("checkpoint"), lambda _: self.run.inside()),
+            "destroy": (lambda *_: self.end(), lambda _: None),
+        }
+
+    def _mark(self, stack: ExitStack) -> None:
+        """Hear torch's own backward, which ``loss.backward()`` calls, and ``engine.backward`` in the end."""
+        wrap(torch.autograd, "backward", _autograd_seen, stack)
+        me = weakref.ref(self)
+        _marking.append(me)
+        stack.callback(_marking.remove, me)
+
+    @safe
+    def start(self) -> None:
+        """Put the hooks in place."""
+        engine, run = self.engine, self.run
+        run.undo.callback(vars(engine).pop, _ADAPTER, None)
+        vars(engine)[_ADAPTER] = self
+        for name in self.hooks:
+            kind = next((kind for kind in type(engine).__mro__ if name in vars(kind)), None)
+            if kind is not None:
+                wrap(kind, name, seen(name), run.undo)
+        hear_fetches(self, run.undo)
+        context.switch_off_builtin(engine, run.undo, self.names)
+        self.names.tell(run.notes.add_for_run)
+        run.begin()
+        if run.window.is_open:
+            run.notes.add(_FIRST_STEP)
+        run.outside("start")  # until the first forward
+
+    @safe
+    def begins(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The engine's *name* is called."""
+        self.hooks[name][0](args, kwargs)
+
+    @safe
+    def ends(self, name: str, result: Any) -> None:
+        """The engine's *name* has returned *result*."""
+        self.hooks[name][1](result)
+
+    @safe
+    def raised(self, error: BaseException) -> None:
+        """The user's model, optimizer or data raised *error*: report what was measured; training goes on without us."""
+        self.end(interrupted_by=error)
+        said = f"training raised {type(error).__name__}: the FLOPs profiler has reported what it had, and is off"
+        self.run.reports.warn(said)
+
+    @safe
+    def end(self, *, interrupted_by: BaseException | None = None) -> None:
+        """The run is over: report what was measured, and remove everything of ours."""
+        if threading.get_ident() == self.run.thread:  # and not a collection of garbage in another one
+            self.run.finish(interrupted_by=interrupted_by)
+        self.run.close()
+
+    # ---- data
+
+    @safe
+    def fetch_begins(self, iterator: Any = None) -> None:
+        """A DataLoader is asked for a batch."""
+        self.run.fetch_begins()
+
+    @safe
+    def fetch_ends(self, batch: Any) -> None:
+        """It has delivered *batch*; if that goes to a device, its tokens are read here, on the host."""
+        self.run.fetch_ends()
+        on_host = self.run.facts.device.type != "cpu" and not self._evaluates
+        if batch is not None and on_host and self.run.tokens.reads:
+            self._fetched.append(self.run.tokens.of(batch))
+
+    def _takes(self, batch: Any) -> None:
+        """The model is about to compute on *batch*."""
+        run = self.run
+        self._batch = batch if callable(run.config.batch_size) or callable(run.config.tokens_per_sample) else ()
+        if run.facts.device.type != "cpu":
+            self._tokens = self._fetched.popleft() if self._fetched else None
+        elif run.tokens.reads:
+            self._tokens = run.tokens.of(batch)
+        run.batch_begins(self._shapes, self._tokens)
+
+    # ---- the parts of a step
+
+    def _forward_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not torch.is_grad_enabled():
+            if not self._in_step and not self.engine.module.training:
+                self._evaluation_begins(since_batch=True)
+            self.run.enter("forward", counts=False)
+        elif self._is_whole:
+            self._steps_go_on()
+            if self._backward_done:
+                self._batch_ends()  # a loop that says itself where steps end calls engine.step only there
+            is_first, self._in_step = not self._shapes, True
+            self._shapes += tensor_shapes((*args, *kwargs.values()) if kwargs else args)
+            if is_first:
+                self._takes(args[0] if len(args) == 1 and not kwargs else (args, kwargs) if args else kwargs)
+            self.run.enter("forward")
+
+    @safe
+    def backward_begins(self, *_: Any) -> None:
+        """Autograd is about to run, or the engine's backward."""
+        self._backward_depth += 1
+        if self._backward_depth == 1:
+            if self._shapes and not self._backward_done:
+                self.run.claim("forward")  # the loss
+            self.run.enter("backward")
+
+    @safe
+    def backward_ends(self, *_: Any) -> None:
+        """It has run."""
+        self._backward_depth -= 1
+        if self._backward_depth == 0:
+            self.run.leave()
+            self._backward_done = bool(self._shapes)
+
+    def _work_ends(self, *_: Any) -> None:
+        self._work.close()
+
+    def _gradients_are_there(self, *_: Any) -> None:
+        self._work.close()
+        self._backward_done = bool(self._shapes)  # torch's own backward is heard only while parts are marked
+
+    def _step_begins(self, *_: Any) -> None:
+        engine = self.engine
+        self._updates = int(engine.global_steps)
+        self._steps_go_on()
+        managed = getattr(type(engine), "managed_gradient_accumulation", None)  # otherwise every engine.step updates
+        is_managed = managed is None or managed(engine)
+        self.run.enter("optimizer", counts=not is_managed or bool(engine.is_gradient_accumulation_boundary()))
+
+    def _step_ends(self, _: Any) -> None:
+        ends_step = int(self.engine.global_steps) != self._updates
+        self.run.leave()
+        if self._is_whole and (ends_step or self._shapes):
+            self._batch_ends(ends_step=ends_step)
+        self._is_whole |= ends_step
+
+    def _batch_ends(self, *, ends_step: bool = False) -> None:
+        run, engine, shapes, batch, tokens = self.run, self.engine, self._shapes, self._batch, self._tokens
+        self._shapes, self._batch, self._tokens, self._backward_done = (), (), None, False
+        self._in_step = not ends_step
+        if run.config.batch_size is None and run.window.recorder.counting:
+            found, declared = run.meter.samples((), shapes), int(engine.train_micro_batch_size_per_gpu())
+            if found != declared:
+                run.notes.add_for_run(
+                    f"train_micro_batch_size_per_gpu is {declared}, and the tensors of a forward are of {found} "
+                    "samples: samples are counted by the tensors, unless batch_size is set."
+                )
+        logs = ends_step and context.is_reading_due(engine)
+        run.batch_done(batch, shapes, updates=int(ends_step), ends_step=ends_step, logs=logs, tokens=tokens)
+
+    # ---- evaluation
+
+    def _mode_changes(self, mode: bool = True) -> None:
+        if not mode:
+            if not self._in_step:
+                self._evaluation_begins()
+        elif self._evaluates:
+            self._evaluates = False
+            self.run.inside()
+
+    def _evaluation_begins(self, *, since_batch: bool = False) -> None:
+        if not self._evaluates:
+            self._evaluates = True
+            self._fetched.clear()
+            self.run.outside("validation", since_batch=since_batch)
+
+    def _steps_go_on(self) -> None:
+        """An evaluation is over, or what was before the first step."""
+        self._evaluates = False
+        while self._is_whole and self.run.is_outside:
+            self.run.inside()
+
+
+_marking: list[weakref.ref[EngineRun]] = []
+"""Adapters that mark the parts of their steps now."""
+
+
+def _autograd_seen(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        found = [one() for one in _marking]
+        hearing = [one for one in found if one is not None and one.run.thread == threading.get_ident()]
+        for one in hearing:
+            one.backward_begins()
+        try:
+            return original(*args, **kwargs)
+        finally:
+            for one in hearing:
+                one.backward_ends()
+
+    return backward
+
+
+class EngineLoop:
+    """An engine in a loop of the user's that ``profile_training`` is around; the engine itself knows its steps.
+
+    Args:
+        engine: a ``DeepSpeedEngine``.
+        config: the settings.
+        publish: gets each profile when its report is there.
+        output: where rank 0 shows its reports.
+    """
+
+    def __init__(
+        self, engine: Any, config: ProfilerConfig, publish: Callable[[Profile], None], output: LoggedOutput
+    ) -> None:
+        self._start = functools.partial(profile_engine, engine, config, publish, output=output)
+        self._adapter: EngineRun | None = None
+
+    @property
+    def run(self) -> Run | None:
+        """The run of the engine; None before it begins."""
+        return None if self._adapter is None else self._adapter.run
+
+    def begin(self) -> None:
+        """The loop begins."""
+        self._adapter = self._start()
+
+    def finish(self, error: BaseException | None = None) -> None:
+        """The loop is over, or has raised *error*."""
+        if self._adapter is not None:
+            self._adapter.end(interrupted_by=error)
+
+    @safe
+    def leave_out(self, what: str) -> None:
+        """*what* begins, which belongs to no step."""
+        if self.run is not None:
+            self.run.outside(what)
+
+    @safe
+    def take_in(self) -> None:
+        """It is over."""
+        if self.run is not None:
+            self.run.inside()
+
+    @safe
+    def wait_begins(self) -> None:
+        """``batches`` asks the loop's own iterable for a batch."""
+        if self.run is not None:
+            self.run.fetch_begins()
+
+    @safe
+    def wait_ends(self) -> None:
+        """It has answered."""
+        if self.run is not None:
+            self.run.fetch_ends()
+
+    def step_is_told(self) -> None:
+        """Nothing: the engine knows its steps."""
+
+    def hands_out(self, batch: Any) -> None:
+        """Nothing: the engine is called with its batches."""

@@ -1,0 +1,148 @@
+"""One stage of a DeepSpeed pipeline, told to a ``Run``: which part of a step each instruction is.
+
+``train_batch`` is a step: all micro-batches through all stages, and the update. A stage runs a list of instructions,
+and finds the function of each kind in a table. Each kind is one part of the step. A stage's forwards and backwards are
+those of its own layers, so the stages' profiles add up to the model's. Sending to, receiving from and waiting for the
+other stages is the bubble.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Container
+from contextlib import ExitStack
+from dataclasses import replace
+from types import MethodType
+from typing import TYPE_CHECKING, Any
+
+from lightning_flops.adapters.deepspeed_context import is_reading_due
+from lightning_flops.adapters.deepspeed_engine import EngineRun, Hooks, seen
+from lightning_flops.adapters.wrapping import wrap
+from lightning_flops.instrument.batches import tensor_shapes
+from lightning_flops.records import Shapes
+from lightning_flops.run.safety import safe
+
+if TYPE_CHECKING:
+    from lightning_flops.config import ProfilerConfig
+    from lightning_flops.records import TimePhase
+    from lightning_flops.run.output import LoggedOutput
+    from lightning_flops.schema.profile import Profile
+
+_PARTS: dict[str, TimePhase] = {
+    "LoadMicroBatch": "transfer",  # without the wait for the batch
+    "ForwardPass": "forward",  # on the last stage it includes the loss
+    "BackwardPass": "backward",
+    "ReduceGrads": "backward",  # as in engines without stages
+    "RecvActivation": "bubble",
+    "SendActivation": "bubble",
+    "RecvGrad": "bubble",
+    "SendGrad": "bubble",
+    "ReduceTiedGrads": "bubble",  # an exchange between the stages that share the weights
+    "OptimizerStep": "optimizer",
+}
+"""The part of a step that each kind of instruction is, by the name of its class; any other kind is ``other``."""
+
+_TABLE, _LATEST = "_INSTRUCTION_MAP", "_exec_instr"
+"""The engine's functions by kind of instruction, and the one that it called last."""
+
+
+class PipelineRun(EngineRun):
+    """The adapter of one stage, on one rank."""
+
+    unseen = ()
+
+    def __init__(
+        self,
+        engine: Any,
+        config: ProfilerConfig,
+        publish: Callable[[Profile], None],
+        output: LoggedOutput | None = None,
+    ) -> None:
+        self._loads = bool(engine.is_first_stage() or engine.is_last_stage())
+        self._micro_batches: list[tuple[Any, Shapes]] = []
+        if not self._loads:  # it gets activations, whose first dimension need not be samples
+            size, tokens = config.batch_size, config.tokens_per_sample
+            config = replace(
+                config,
+                batch_size=size if isinstance(size, int) else int(engine.train_micro_batch_size_per_gpu()),
+                tokens_per_sample=tokens if isinstance(tokens, int) else None,
+            )
+        super().__init__(engine, config, publish, output)
+        if engine.num_stages > 1:
+            self.run.notes.add_for_run(
+                f"This is stage {engine.stage_id} of a pipeline of {engine.num_stages}: FLOPs, parameters and times "
+                "are those of its layers, unless said to be of all ranks; over the stages FLOPs and parameters add up "
+                "to the model's."
+            )
+
+    def _hooks(self) -> Hooks:
+        engine = self.engine
+        hooks: Hooks = {
+            **self.hooks_around_steps(),
+            "train_batch": (self._train_batch_begins, self._train_batch_ends),
+            "eval_batch": (lambda *_: self.run.outside("validation"), lambda _: self.run.inside()),
+        }
+        if self._loads and self.names.has(engine, "_next_batch"):
+            hooks["_next_batch"] = (lambda *_: self.run.fetch_begins(), self._micro_batch_is_loaded)
+        parts = _PARTS
+        if engine.num_stages == 1:  # there is no other stage to exchange anything with
+            parts = {name: part for name, part in _PARTS.items() if part != "bubble"}
+        elif self.names.has(engine, "_aggregate_total_loss"):
+            parts = {**_PARTS, "_aggregate_total_loss": "bubble"}
+        for name, part in parts.items():
+            hooks[name] = (functools.partial(self._instruction_begins, part), lambda _: self.run.leave())
+        return hooks
+
+    def _is_between_steps(self) -> bool:
+        return True  # train_batch is a whole step
+
+    def _mark(self, stack: ExitStack) -> None:
+        """Hear the instructions of a step."""
+        self._hear_instructions(self.hooks, stack)
+
+    @safe
+    def start(self) -> None:
+        """Put the hooks in place."""
+        self.run.undo.callback(self._forget_instruction)
+        if not self._loads:  # a stage in the middle knows a step only by what it receives
+            self._hear_instructions(("ForwardPass",), self.run.undo)
+        super().start()
+
+    def _hear_instructions(self, names: Container[str], undo: ExitStack) -> None:
+        table = self.names.get(self.engine, _TABLE, {})
+        for kind in list(table):
+            if kind.__name__ in names:
+                wrap(table, kind, seen(kind.__name__), undo)
+
+    def _forget_instruction(self) -> None:
+        """Remove our wrapper from the function of its latest instruction, which the engine keeps as an attribute."""
+        kept = self.names.get(self.engine, _LATEST, None)
+        function = getattr(getattr(kept, "__func__", None), "__wrapped__", None)
+        if function is not None:
+            setattr(self.engine, _LATEST, MethodType(function, self.engine))
+
+    def _instruction_begins(self, part: TimePhase, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if part == "forward" and not self._loads and not self.run.is_outside:
+            self._micro_batch_is_there((), tensor_shapes(self.engine.pipe_buffers["inputs"][kwargs["buffer_id"]]))
+        self.run.enter(part)
+
+    def _micro_batch_is_loaded(self, batch: Any) -> None:
+        self.run.fetch_ends()
+        if not self.run.is_outside:
+            self._micro_batch_is_there(() if batch is None else batch, tensor_shapes(batch))
+
+    def _micro_batch_is_there(self, batch: Any, shapes: Shapes) -> None:
+        """A micro-batch is there; with the first one of a step, this stage has computed nothing of the step yet."""
+        self._micro_batches.append((batch, shapes))
+        if len(self._micro_batches) == 1:
+            self.run.batch_begins(shapes)
+
+    def _train_batch_begins(self, *_: Any) -> None:
+        self._steps_go_on()
+        self._micro_batches.clear()
+
+    def _train_batch_ends(self, _: Any) -> None:
+        *others, (batch, shapes) = self._micro_batches or [((), ())]
+        self._micro_batches = []
+        logs = is_reading_due(self.engine)
+        self.run.batch_done(batch, shapes, updates=1, ends_step=True, logs=logs, others=others)

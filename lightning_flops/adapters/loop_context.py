@@ -1,0 +1,273 @@
+"""What is known of a training loop that the user wrote: from torch, and from accelerate or Fabric if it uses them."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from lightning_flops.adapters.place import mesh_sizes, run_context_on, sizes_along
+from lightning_flops.config import OWN_FOLDER, ProfilerConfig
+from lightning_flops.errors import ConfigError
+from lightning_flops.instrument.module_scope import unwrapped
+from lightning_flops.records import RunContext
+from lightning_flops.run.output import LoggedOutput, RunFiles
+from lightning_flops.sinks.console import ConsoleSink
+from lightning_flops.sinks.loggers import LoggersSink
+from lightning_flops.sinks.sink import Sink
+from lightning_flops.sinks.writers import TensorBoardFiles, WritersSink
+from lightning_flops.text.json_text import shown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """What the library that drives the loop knows of it; without one, what torch knows."""
+
+    name: str
+    version: str
+    rank: int
+    world_size: int
+    precision: Callable[[str], str]
+    """Its words for the precision, given the dtype of an autocast in the loop; empty: there is none."""
+    strategy: str
+    writers: tuple[Any, ...] = ()
+    """As ``WritersSink`` takes them."""
+    loggers: tuple[Any, ...] = ()
+    """As ``LoggersSink`` takes them."""
+
+
+def frame_of(model: nn.Module, *, accelerator: Any, fabric: Any) -> Frame:
+    """The frame of a loop that trains *model*.
+
+    Args:
+        model: what the loop calls.
+        accelerator: an ``accelerate.Accelerator``, or None.
+        fabric: a ``lightning.fabric.Fabric``, or None.
+    """
+    if accelerator is not None:
+        return Frame(
+            name="accelerate",
+            version=str(getattr(sys.modules.get("accelerate"), "__version__", "unknown")),
+            rank=int(accelerator.process_index),
+            world_size=int(accelerator.num_processes),
+            precision=lambda autocast: _precision(
+                model, autocast if accelerator.mixed_precision == "no" else str(accelerator.mixed_precision)
+            ),
+            strategy=_strategy(model),
+            writers=tuple(accelerator.trackers),
+        )
+    if fabric is not None:
+        root = "lightning.fabric" if type(fabric).__module__.startswith("lightning.") else "lightning_fabric"
+        package = sys.modules.get(root.partition(".")[0])
+        return Frame(
+            name=root,
+            version=str(getattr(package, "__version__", "unknown")),
+            rank=int(fabric.global_rank),
+            world_size=int(fabric.world_size),
+            precision=lambda _: str(fabric.strategy.precision.precision),
+            strategy=type(fabric.strategy).__name__,
+            loggers=tuple(fabric.loggers),
+        )
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return Frame(
+        name="torch",
+        version=torch.__version__,
+        rank=torch.distributed.get_rank() if distributed else 0,
+        world_size=torch.distributed.get_world_size() if distributed else 1,
+        precision=lambda autocast: _precision(model, autocast),
+        strategy=_strategy(model),
+    )
+
+
+def _strategy(model: nn.Module) -> str:
+    """The wrapper that spreads the work, by its class; empty without one."""
+    kinds = {kind.__name__ for kind in type(model).__mro__}
+    wrappers = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DataParallel")
+    return next((name for name in wrappers if name in kinds), "")
+
+
+def _precision(model: nn.Module, mixed: str) -> str:
+    """The dtype of the parameters, and the one that autocast computes in, if that is on."""
+    parameter = next((one for one in model.parameters() if one.is_floating_point()), None)
+    own = "" if parameter is None else str(parameter.dtype).removeprefix("torch.")
+    return f"{mixed} mixed, {own} parameters" if mixed else own
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where the model computes: where its first parameter is."""
+    tensor: torch.Tensor | None = next(itertools.chain(model.parameters(), model.buffers()), None)
+    return torch.device("cpu") if tensor is None else tensor.device
+
+
+def run_context(frame: Frame, model: nn.Module, *, accumulate: int, autocast: str) -> RunContext:
+    """Where the loop runs, as far as a rank knows without asking the others; *autocast* as for ``Frame.precision``."""
+    return run_context_on(
+        device_of(model),
+        sizes_along(_mesh_sizes(model), world_size=frame.world_size),
+        framework=frame.name,
+        framework_version=frame.version,
+        precision=frame.precision(autocast),
+        rank=frame.rank,
+        world_size=frame.world_size,
+        accumulate=accumulate,
+        strategy=frame.strategy,
+    )
+
+
+def _mesh_sizes(model: nn.Module) -> dict[str, int]:
+    """The largest size of each known dimension of the meshes that the model's parameters are spread over."""
+    meshes = {id(mesh): mesh for one in model.parameters() if (mesh := getattr(one, "device_mesh", None)) is not None}
+    sizes: dict[str, int] = {}
+    for mesh in meshes.values():
+        for name, size in mesh_sizes(mesh).items():
+            sizes[name] = max(size, sizes.get(name, 1))
+    return sizes
+
+
+def loop_output(
+    frame: Frame,
+    config: ProfilerConfig,
+    *,
+    log_dir: str | os.PathLike[str] | None,
+    writer: Any,
+    or_own: bool = False,
+    announce: Callable[[str], None] | None = None,
+) -> tuple[LoggedOutput, Callable[[], None]]:
+    """Where rank 0 shows the reports of one loop, and what closes the files that were opened for that.
+
+    Args:
+        frame: whose loggers or trackers get them.
+        config: the settings.
+        log_dir: a folder for TensorBoard's files and ours; None: no such folder.
+        writer: what else gets them, as ``WritersSink`` takes it; None: nothing else.
+        or_own: if nobody has a folder for our files, they go into one of our own.
+        announce: as for ``LoggedOutput``.
+    """
+    writers = [*frame.writers, *(() if writer is None else (writer,))]
+    folder = None if log_dir is None else os.fspath(log_dir)
+    if folder is not None:
+        writers.insert(0, TensorBoardFiles(folder))
+    to_writers = WritersSink(writers)
+    logger_folders = [getattr(logger, "log_dir", None) for logger in frame.loggers]
+
+    def files_folder() -> str | None:
+        if folder is not None:
+            return folder
+        known = (one for one in logger_folders if isinstance(one, (str, os.PathLike)) and os.fsdecode(one))
+        return next(map(os.fsdecode, known), None) or to_writers.folder() or (OWN_FOLDER if or_own else None)
+
+    output = LoggedOutput(
+        config,
+        loggers=_Both(to_writers, LoggersSink(frame.loggers)),
+        console=ConsoleSink(),
+        files=RunFiles(
+            output_file=config.output_file, folder=files_folder, timer_only=config.timer_only, html=config.html
+        ),
+        text_file=True,
+        x_axis=lambda step: step,
+        announce=announce,
+    )
+    return output, to_writers.close
+
+
+class _Both:
+    """Two sinks that get the same."""
+
+    def __init__(self, *sinks: Sink) -> None:
+        self._sinks = sinks
+
+    @property
+    def takes_scalars(self) -> bool:
+        return any(sink.takes_scalars for sink in self._sinks)
+
+    @property
+    def has_board(self) -> bool:
+        return any(sink.has_board for sink in self._sinks)
+
+    def write_scalars(self, scalars: Mapping[str, float], *, step: int) -> None:
+        for sink in self._sinks:
+            sink.write_scalars(scalars, step=step)
+
+    def write_text(self, tag: str, text: str, *, step: int) -> bool:
+        taken = [sink.write_text(tag, text, step=step) for sink in self._sinks]  # all of them, whoever takes it
+        return any(taken)
+
+    def keep_file(self, path: str) -> None:
+        for sink in self._sinks:
+            sink.keep_file(path)
+
+
+class SeveralModels(nn.Module):
+    """Holds modules that a loop calls one by one; nobody calls this one.
+
+    It is in evaluation mode if one of them is: loops put a generator into that mode to look at its samples.
+
+    Args:
+        models: by the names that reports have for them.
+    """
+
+    def __init__(self, models: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        for name, model in models.items():
+            self.add_module(name, model)
+
+    @property
+    def training(self) -> bool:
+        """The mode of those inside."""
+        return all(model.training for model in self.children())
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        """Nothing: they have modes of their own."""
+
+
+def called_in(model: nn.Module) -> tuple[nn.Module, ...]:
+    """What a loop that trains *model* calls."""
+    return tuple(model.children()) if isinstance(model, SeveralModels) else (model,)
+
+
+def root_of(model: nn.Module) -> nn.Module:
+    """*model*, or the models in it, without their wrappers."""
+    if not isinstance(model, SeveralModels):
+        return unwrapped(model)
+    return SeveralModels({name: unwrapped(one) for name, one in model.named_children()})
+
+
+def optimizers_in(given: Any) -> tuple[Any, ...]:
+    """The optimizers that a user gave, without the wrappers that accelerate and Fabric put around them.
+
+    Raises:
+        ConfigError: it is neither an optimizer nor several.
+    """
+    if given is None:
+        return ()
+    several = given if isinstance(given, Iterable) else (given,)
+    found = tuple(map(_unwrapped, several))
+    for one in found:
+        if not callable(getattr(one, "step", None)):
+            raise ConfigError(f"optimizer must be an optimizer or several, with a method step, got {shown(one)}")
+    return found
+
+
+def _unwrapped(optimizer: Any) -> Any:
+    while _is_wrapper(optimizer):
+        inner = getattr(optimizer, "optimizer", None)
+        if inner is None:
+            break
+        optimizer = inner
+    return optimizer
+
+
+def _is_wrapper(optimizer: Any) -> bool:
+    """Whether accelerate or Fabric has put *optimizer* around another one."""
+    return any(kind.__module__.startswith(_WRAPPERS) for kind in type(optimizer).__mro__)
+
+
+_WRAPPERS = ("accelerate.", "lightning.fabric.", "lightning_fabric.")
+"""Where the optimizer wrappers come from that may call what they wrap, or not."""

@@ -1,0 +1,126 @@
+"""A program that must not change: torch's global hooks find its loop, which the loop's adapter then profiles.
+
+The outermost module that is called with gradients on, and the first optimizer that steps on parameters of its, are the
+loop's. From the end of that step on its adapter has hooks of its own, and the global ones are gone. Where a framework's
+adapter has begun a run before, nothing is looked for.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from lightning_flops.adapters.loop import LoopRun
+from lightning_flops.adapters.loop_context import frame_of, loop_output
+from lightning_flops.instrument.module_hooks import module_hooks
+from lightning_flops.run.reports import OUTCOMES
+from lightning_flops.run.safety import close_quietly, safe
+
+if TYPE_CHECKING:
+    from lightning_flops.config import ProfilerConfig
+    from lightning_flops.run.run import Run
+
+_LOG_EVERY_N_STEPS = 50
+
+
+class LoopFinder:
+    """Looks for the training loop of this process, and profiles the first one.
+
+    Args:
+        config: the settings.
+        log_dir: a folder for the reports; None: one of ours.
+        announce: says where a report is.
+    """
+
+    def __init__(self, config: ProfilerConfig, *, log_dir: str | None, announce: Callable[[str], None]) -> None:
+        self._config = config
+        self._log_dir = log_dir
+        self._announce = announce
+        self._undo = ExitStack()
+        self._depth = 0
+        self._called: list[weakref.ref[nn.Module]] = []
+        """Outermost modules that were called with gradients on."""
+        self._model: nn.Module | None = None
+        self._loop: LoopRun | None = None
+        self._close_output: Callable[[], None] | None = None
+        self._thread = threading.get_ident()
+        self._is_over = False
+        """The loop is found, or a framework's adapter has begun a run."""
+        self.updated = False
+        """An optimizer has made a step in this process."""
+
+    @property
+    def run(self) -> Run | None:
+        """The run of the loop that was found."""
+        return None if self._loop is None else self._loop.run
+
+    @safe
+    def begin(self) -> None:
+        """The program begins."""
+        self._undo.enter_context(module_hooks(self._enters, self._leaves))
+        self._undo.callback(register_optimizer_step_pre_hook(self._step_begins).remove)
+        self._undo.callback(register_optimizer_step_post_hook(self._step_ends).remove)
+
+    def _enters(self, module: nn.Module, args: Any) -> None:
+        if threading.get_ident() != self._thread:
+            return
+        if self._is_over:  # here, because torch goes through a copy of these hooks, and through those of steps itself
+            close_quietly(self._undo)
+            return
+        self._depth += 1
+        if self._depth == 1 and torch.is_grad_enabled() and not any(one() is module for one in self._called):
+            self._called.append(weakref.ref(module))
+
+    def _leaves(self, module: nn.Module, args: Any, output: Any) -> None:
+        if threading.get_ident() == self._thread:
+            self._depth = max(0, self._depth - 1)
+
+    @safe
+    def _step_begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if threading.get_ident() != self._thread or self._is_over:
+            return
+        self.updated = True
+        if OUTCOMES.runs:  # a framework's adapter profiles
+            self._is_over = True
+            return
+        updated = {id(one) for group in optimizer.param_groups for one in group["params"]}
+        models = (one for reference in self._called if (one := reference()) is not None)
+        self._model = next((one for one in models if any(id(each) in updated for each in one.parameters())), None)
+
+    @safe
+    def _step_ends(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        model = self._model
+        if model is None or self._is_over or threading.get_ident() != self._thread:
+            return
+        self._is_over = True
+        frame = frame_of(model, accelerator=None, fabric=None)
+        output, self._close_output = loop_output(
+            frame, self._config, log_dir=self._log_dir, writer=None, or_own=True, announce=self._announce
+        )
+        self._loop = LoopRun(
+            model,
+            (optimizer,),
+            config=self._config,
+            publish=lambda profile: None,
+            frame=frame,
+            output=output,
+            log_every_n_steps=_LOG_EVERY_N_STEPS,
+            steps_before=1,
+        )
+        self._loop.begin()
+
+    @safe
+    def end(self, error: BaseException | None) -> None:
+        """The program is over, or *error* ends it."""
+        close_quietly(self._undo)
+        if self._loop is not None:
+            self._loop.finish(error)
+        if self._close_output is not None:
+            self._close_output()

@@ -1,0 +1,589 @@
+"""DeepSpeed's standalone Flops Profiler: the same names, arguments and printed layout, with the counts of this package.
+
+Forwards that are timed are not those that are counted: only then are the times true.
+"""
+
+from __future__ import annotations
+
+import numbers
+import sys
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from lightning_flops.analysis.forward_profile import build_forward_profile, build_generation, build_timed_calls
+from lightning_flops.errors import LightningFlopsError
+from lightning_flops.instrument.batches import samples_in, tensor_shapes
+from lightning_flops.instrument.border import UndoLedger, on_deletion
+from lightning_flops.instrument.counting.flop_counter import FlopCounter
+from lightning_flops.instrument.deepspeed_groups import parallel_sizes
+from lightning_flops.instrument.generation import ModelCalls, NewTokens, SecondCall, new_tokens, searches_beams
+from lightning_flops.instrument.module_scope import describe_modules, named_modules, require_module
+from lightning_flops.instrument.timing.clocks import Clock, clock_for
+from lightning_flops.instrument.timing.module_timer import ModuleTimer
+from lightning_flops.report.deepspeed_text import ForwardReportSettings, render_aggregated_text, render_forward_text
+from lightning_flops.report.deepspeed_units import (
+    duration_to_string,
+    macs_to_string,
+    number_to_string,
+    params_to_string,
+)
+from lightning_flops.schema.forward import (
+    EngineRecord,
+    ForwardMeasurement,
+    ForwardProfile,
+    Generation,
+    TimedCalls,
+    TimedGeneration,
+)
+from lightning_flops.sinks.file import write_text_file
+from lightning_flops.text.json_text import shown
+from lightning_flops.text.printable import package_logger
+
+__all__ = ["FlopsProfiler", "get_model_profile"]
+
+logger = package_logger(__name__)
+
+
+class _Window:
+    """Counts and times between a start and a stop. After ``close``, or a forward that raised, it is off torch.
+
+    Args:
+        model: the model whose forwards are measured.
+        counter: counts; None: the forwards are only timed.
+        clock: the clock for the times.
+    """
+
+    def __init__(self, model: nn.Module, counter: FlopCounter | None, clock: Clock[Any] | None) -> None:
+        self.counter = counter
+        self.timer = ModuleTimer(model, clock, abandon=self._abandon)
+        self._undo = UndoLedger()
+
+    def open(self) -> None:
+        if self.counter is not None:
+            self._undo.enter(self.counter)
+        self._undo.enter(self.timer)  # after the counter, so that its hooks come last
+
+    def close(self) -> None:
+        """Removes everything from torch. May be called twice; the second call does what the first did not get to."""
+        self._undo.close()
+
+    @contextmanager
+    def in_root(self) -> Iterator[None]:
+        """Inside, work outside of any module call is booked to the model itself."""
+        with ExitStack() as undo:
+            if self.counter is not None:
+                undo.enter_context(self.counter.in_root())
+            undo.enter_context(self.timer.in_root())
+            yield
+
+    def _abandon(self) -> None:
+        self.close()
+        logger.warning("the model's forward raised: profiling stopped, and what was counted so far is kept")
+
+
+class FlopsProfiler:
+    """Profiles the forwards of a model between ``start_profile`` and ``stop_profile``.
+
+    Everything that the model's modules run in between is counted and added up, in train and in eval mode. FLOPs of
+    another model or of a loss function are not counted. The model stays as it is. If a forward raises, the profiler
+    stops there and removes itself from torch. It also does so when it is no longer referenced.
+
+    Starting, resetting and stopping are called in a training loop, so an error of this package is only logged there. To
+    ask for figures before there are any raises an error.
+
+    Args:
+        model: the model.
+        ds_engine: the DeepSpeed engine that runs it, for the sizes and latencies that only the engine knows.
+        recompute_fwd_factor: number of forwards that a backward repeats, for the estimated lines of the report.
+
+    Raises:
+        TypeError: *model* is not a module.
+    """
+
+    def __init__(self, model: nn.Module, ds_engine: Any = None, recompute_fwd_factor: float = 0.0) -> None:
+        require_module(model)
+        self.model = model
+        self.ds_engine = ds_engine
+        self.recompute_fwd_factor = recompute_fwd_factor
+        self.flops: int | None = None
+        """FLOPs that the latest report printed; ``macs`` and ``params`` likewise."""
+        self.macs: int | None = None
+        self.params: int | None = None
+        self.started = False
+        """Between ``start_profile`` and ``end_profile``."""
+        self._ignored_types: Collection[type[nn.Module]] = ()
+        self._counted: _Window | None = None
+        self._timed: _Window | None = None
+        self._calls: TimedCalls | None = None
+        self._generation: Generation | None = None
+        self._window: _Window | None = None
+        """The window that is measuring now."""
+        self._running: weakref.finalize[Any, Any] | None = None
+        """Closes the window when the profiler is no longer referenced."""
+
+    def start_profile(self, ignore_list: Collection[type[nn.Module]] | None = None, *, count: bool = True) -> None:
+        """Starts from zero: forwards are counted and timed from here on.
+
+        Args:
+            ignore_list: classes of modules that are not profiled by themselves; their work is booked to the module
+                around them. With ``count=False``, None keeps the list of the start before.
+            count: counting takes time, so latencies taken with it are upper bounds. False only times the forwards up
+                to ``stop_profile``, and keeps what was counted before. Use it for a second, similar forward.
+
+        Raises:
+            TypeError: *ignore_list* is not a list of classes.
+        """
+        try:
+            if ignore_list is not None:
+                ignore_list = _module_classes(ignore_list)
+            self._stop()
+            self.started = True
+            counter = FlopCounter(self.model) if count or self._counted is None else None
+            if counter is not None or ignore_list is not None:
+                self._ignored_types = ignore_list or ()
+            self._open(counter)
+        except BaseException as error:
+            self._give_up("it could not start", error, wrong=TypeError)
+
+    def stop_profile(self) -> None:
+        """Stops; what was measured can still be read."""
+        try:
+            self._stop()
+        except BaseException as error:
+            self._give_up("it could not stop as it should", error)
+
+    def reset_profile(self) -> None:
+        """Forgets what was measured. A running profiler goes on from zero."""
+        try:
+            running = self._running is not None
+            self._stop()
+            self._counted = self._timed = self._calls = self._generation = None
+            if running:
+                self._open(FlopCounter(self.model))
+        except BaseException as error:
+            self._give_up("it could not start anew", error)
+
+    def end_profile(self) -> None:
+        """Stops for good; the figures can still be read until the next start."""
+        try:
+            self._stop()
+            self.started = False
+        except BaseException as error:
+            self._give_up("it could not stop as it should", error)
+
+    def _stop(self) -> None:
+        window = self._window
+        if self._running is not None:
+            self._running.detach()
+        if window is not None:
+            window.close()
+        self._window = self._running = None
+
+    def _give_up(self, what: str, error: BaseException, *, wrong: type[Exception] | None = None) -> None:
+        """A start or a stop failed: removes everything from torch, and then logs the error.
+
+        Both are called in a training loop, and the training goes on. The user's Ctrl-C is raised again, and so is an
+        error of the kind *wrong*, which is the caller's mistake.
+        """
+        with suppress(Exception):
+            self._stop()
+        if not isinstance(error, Exception) or (wrong is not None and isinstance(error, wrong)):
+            raise error
+        logger.warning("profiling failed, and %s: %s: %s", what, type(error).__name__, error, exc_info=error)
+
+    # The argument decides between number and text. We return Any, as DeepSpeed does: with a union every typed caller
+    # would have to check which it got.
+
+    def get_total_flops(self, as_string: bool = False) -> Any:
+        """Forward FLOPs of the model, as an int; a multiply-add is two. With *as_string*: ``"6.28 G"``."""
+        flops = self._profile().flops.forward
+        return number_to_string(flops) if as_string else flops
+
+    def get_total_macs(self, as_string: bool = False) -> Any:
+        """Multiply-adds of the model's forward, as an int: half its FLOPs. With *as_string*: ``"3.14 GMACs"``."""
+        macs = self._profile().root.macs
+        return macs_to_string(macs) if as_string else macs
+
+    def get_total_duration(self, as_string: bool = False) -> Any:
+        """Seconds of the model's forward, as a float. None, or ``"n/a"``, on a device whose time cannot be read."""
+        seconds = self._profile().forward_sec
+        return duration_to_string(seconds) if as_string else seconds
+
+    def get_total_params(self, as_string: bool = False) -> Any:
+        """Parameters of the model, as an int; ties count once, shards in full. With *as_string*: ``"336.23 M"``."""
+        params = describe_modules(self.model)[0].params
+        return params_to_string(params) if as_string else params
+
+    def print_model_profile(
+        self,
+        profile_step: int = 1,
+        module_depth: int = -1,
+        top_modules: int = 1,
+        detailed: bool = True,
+        output_file: str | None = None,
+    ) -> None:
+        """Prints the report.
+
+        Args:
+            profile_step: the step that the report names.
+            module_depth: deepest level of modules shown; the model is level 0; -1 shows all.
+            top_modules: how many classes of modules are listed at each depth.
+            detailed: whether the tree of modules is printed.
+            output_file: path or URL that is written instead of the standard output. If it cannot be written, a warning
+                says why and the report is printed.
+        """
+        settings = ForwardReportSettings(
+            profile_step=profile_step,
+            module_depth=module_depth,
+            top_modules=top_modules,
+            detailed=detailed,
+            recompute_fwd_factor=self.recompute_fwd_factor,
+        )
+        if self._counted is None:
+            self._say_nothing_is_there()
+            return
+        profile = self._profile()
+        self.flops, self.macs, self.params = profile.flops.forward, profile.root.macs, profile.root.module.params
+        text = render_forward_text(profile, settings)
+        if output_file:
+            try:
+                write_text_file(output_file, text)
+                return
+            except OSError as error:
+                logger.warning("%s; the profile is printed instead", error)
+        sys.stdout.write(text)
+
+    def print_model_aggregated_profile(self, module_depth: int = -1, top_modules: int = 1) -> None:
+        """Prints the classes of modules with the largest figures at each depth.
+
+        Args:
+            module_depth: deepest level shown; the model is level 0; -1 shows all.
+            top_modules: how many classes are listed at each depth.
+        """
+        if self._counted is None:
+            self._say_nothing_is_there()
+            return
+        settings = ForwardReportSettings(module_depth=module_depth, top_modules=top_modules)
+        sys.stdout.write(render_aggregated_text(self._profile(), settings))
+
+    def _say_nothing_is_there(self) -> None:
+        # Not an error, as in DeepSpeed: loops start the profiler on one rank and print on all.
+        logger.warning("nothing was profiled, so nothing is printed: start_profile() comes first")
+
+    def _open(self, counter: FlopCounter | None) -> None:
+        window = self._window = _Window(self.model, counter, _clock_of(self.model))
+        self._running = weakref.finalize(self, on_deletion(window.close))
+        self._running.atexit = False
+        window.open()
+        if counter is not None:
+            self._counted, self._generation = window, None
+        self._timed, self._calls = window, None
+
+    def _in_root(self) -> AbstractContextManager[None]:
+        """Inside, work outside of any module call is booked to the model itself."""
+        return nullcontext() if self._timed is None else self._timed.in_root()
+
+    def _model_calls(self) -> ModelCalls:
+        """Hears the model's forwards in a generation that is counted."""
+        return ModelCalls(self.model, self._flops_so_far)
+
+    def _flops_so_far(self) -> int:
+        counter = None if self._counted is None else self._counted.counter
+        return 0 if counter is None else counter.total().forward
+
+    def _note_generation(
+        self, calls: ModelCalls, call: _Call, outputs: Sequence[Any], timed: Sequence[TimedGeneration]
+    ) -> None:
+        """Generations have returned *outputs*, the one that was counted first; others were *timed*."""
+        tokens, *others = (new_tokens(self.model, call.args, call.kwargs, output) for output in outputs)
+        if any(other != tokens for other in others):
+            tokens = "one call made more of them than another"
+        known = tokens if isinstance(tokens, NewTokens) else None
+        self._generation = build_generation(
+            forwards=calls.number,
+            flops=self._flops_so_far(),
+            flops_before_second=calls.flops_before_second,
+            several_beams=searches_beams(self.model, call.kwargs),
+            sequences=None if known is None else known.sequences,
+            tokens_each=None if known is None else known.each,
+            why_no_tokens="" if isinstance(tokens, NewTokens) else tokens,
+            prompt_tokens=None if known is None else known.prompt,
+            timed=timed,
+        )
+
+    def _profile(self) -> ForwardProfile:
+        counted, timed = self._counted, self._timed
+        if counted is None or counted.counter is None or timed is None:
+            raise LightningFlopsError("nothing was profiled: start_profile() comes first")
+        return build_forward_profile(
+            records=describe_modules(self.model),
+            measurement=ForwardMeasurement(
+                flops=counted.counter.record(),
+                own_sec=timed.timer.seconds(),
+                counted_calls=counted.timer.outermost_calls,
+                timed_calls=timed.timer.outermost_calls,
+                timed_while_counted=timed is counted,
+                calls=self._calls,
+                generation=self._generation,
+            ),
+            ignored={name for name, module in named_modules(self.model) if type(module) in self._ignored_types},
+            engine=None if self.ds_engine is None else _engine_record(self.ds_engine),
+        )
+
+
+def get_model_profile(
+    model: nn.Module,
+    input_shape: tuple[int, ...] | None = None,
+    args: Sequence[Any] | None = (),
+    kwargs: Mapping[str, Any] | None = None,
+    print_profile: bool = True,
+    detailed: bool = True,
+    module_depth: int = -1,
+    top_modules: int = 1,
+    warm_up: int = 1,
+    as_string: bool = True,
+    output_file: str | None = None,
+    ignore_modules: Collection[type[nn.Module]] | None = None,
+    mode: Literal["forward", "generate"] = "forward",
+    timed_runs: int = 1,
+) -> tuple[Any, Any, Any]:
+    """FLOPs, MACs and parameters of a model's forward in eval mode, with a report of them and of its latency.
+
+    After *warm_up* forwards, *timed_runs* are timed as a whole, one is counted, and one is timed module by module. Of
+    generations, one is counted before the timed ones.
+    Afterwards the model's mode and the random state are as before, also when a forward raises.
+
+    Args:
+        model: the model.
+        input_shape: shape of the only tensor that the model takes; it is all ones, in the dtype of the parameters.
+        args: positional arguments, if there is no *input_shape*.
+        kwargs: keyword arguments.
+        print_profile: whether the report is printed.
+        detailed: whether the report has the tree of modules.
+        module_depth: deepest level of modules shown; the model is level 0; -1 shows all.
+        top_modules: how many classes of modules are listed at each depth.
+        warm_up: number of forwards before the first that is timed.
+        as_string: return ``("6.28 G", "3.14 GMACs", "336.23 M")`` instead of numbers.
+        output_file: path or URL of the report; None prints it.
+        ignore_modules: classes of modules whose work is booked to the module around them.
+        mode: ``"generate"`` calls ``model.generate``; all of that counts as the model's forward. The report then also
+            has the new tokens, tokens/s, and the FLOPs, the time and the tokens/s of the prefill (all up to the model's
+            second forward) and of the decoding apart. Every call draws the same random numbers.
+        timed_runs: number of forwards that are timed, each by itself, from an idle device. From 2 on the report has
+            their mean and spread, and samples/s; 20 is a good number. The default is DeepSpeed's one, because a
+            forward, or a generation, may take long.
+
+    Returns:
+        FLOPs, MACs and parameters: ints, or text with *as_string*.
+
+    Raises:
+        TypeError: *model* is not a module, *input_shape* not a tuple of sizes, *args* not a list or tuple, *kwargs* not
+            a mapping, *ignore_modules* not a list of classes, or *warm_up* or *timed_runs* not an integer.
+        ValueError: the model would be called without arguments, *mode* is neither "forward" nor "generate", or
+            *timed_runs* is below 1.
+    """
+    call = _call_of(model, input_shape, args, kwargs, mode)
+    if ignore_modules is not None:
+        ignore_modules = _module_classes(ignore_modules)
+    for name, number in (("warm_up", warm_up), ("timed_runs", timed_runs)):
+        if not isinstance(number, int):
+            raise TypeError(f"{name} must be an integer, got {shown(number)}")
+    if timed_runs < 1:
+        raise ValueError(f"timed_runs must be >= 1, got {shown(timed_runs)}")
+    profiler = FlopsProfiler(model)
+    generates = mode == "generate"
+    devices = _cuda_devices(model)
+
+    def same_numbers() -> AbstractContextManager[None]:
+        """Inside, a generation draws the same numbers as every other, and so makes equally many tokens."""
+        return torch.random.fork_rng(devices=devices) if generates else nullcontext()
+
+    try:
+        with _evaluating(model), torch.random.fork_rng(devices=devices):
+            for _ in range(warm_up):
+                with same_numbers():
+                    call()
+            heard, outputs, timed = profiler._model_calls(), list[Any](), list[TimedGeneration]()
+
+            def listen(count: bool) -> None:
+                """Count a call, or time its modules."""
+                profiler.start_profile(ignore_modules, count=count)
+                with same_numbers(), ExitStack() as inside:
+                    if generates:
+                        inside.enter_context(profiler._in_root())
+                        inside.enter_context(heard if count else nullcontext())
+                    output = call()
+                profiler.stop_profile()
+                outputs.extend([output] if generates else [])
+
+            if generates:
+                listen(count=True)  # it tells which module's calls are prefill and decoding
+            clock = _clock_of(model)
+
+            def time() -> None:
+                """Time a call as a whole, if the device can be timed."""
+                with same_numbers():
+                    if clock is None:
+                        call()
+                    else:
+                        timed.append(_timed(call, clock, heard.model))
+
+            for _ in range(timed_runs):  # of a forward first, while only the forward has filled the caches
+                time()
+            if not generates:
+                listen(count=True)
+            listen(count=False)
+            if generates:
+                profiler._note_generation(heard, call, outputs, timed)
+            seconds = [one.prefill_sec + one.decode_sec for one in timed]
+            profiler._calls = build_timed_calls(seconds, samples=samples_in(tensor_shapes(call.arguments)))
+    finally:
+        profiler.end_profile()
+    if print_profile:
+        profiler.print_model_profile(
+            profile_step=warm_up,
+            module_depth=module_depth,
+            top_modules=top_modules,
+            detailed=detailed,
+            output_file=output_file,
+        )
+    return (
+        profiler.get_total_flops(as_string),
+        profiler.get_total_macs(as_string),
+        profiler.get_total_params(as_string),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Call:
+    """One call of the model, to be made several times."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @property
+    def arguments(self) -> list[Any]:
+        """All that the model is given."""
+        return [*self.args, *self.kwargs.values()]
+
+    def __call__(self) -> Any:
+        return self.function(*self.args, **self.kwargs)
+
+
+def _call_of(
+    model: nn.Module,
+    input_shape: tuple[int, ...] | None,
+    args: Sequence[Any] | None,
+    kwargs: Mapping[str, Any] | None,
+    mode: str,
+) -> _Call:
+    require_module(model)
+    if mode not in ("forward", "generate"):
+        raise ValueError(f'mode must be "forward" or "generate", got {shown(mode)}')
+    # A tensor or a string would be split into its rows or letters.
+    if not (args is None or (isinstance(args, Sequence) and not isinstance(args, (str, bytes)))):
+        raise TypeError(f"args must be a list or tuple of the model's positional arguments, got {type(args).__name__}")
+    if not (kwargs is None or isinstance(kwargs, Mapping)):
+        raise TypeError(f"kwargs must be a mapping of the model's keyword arguments, got {type(kwargs).__name__}")
+    positional, named = tuple(args or ()), dict(kwargs or {})
+    if input_shape is not None:
+        if not isinstance(input_shape, tuple) or not input_shape or not all(_is_size(size) for size in input_shape):
+            raise TypeError(f"input_shape must be a tuple of at least one size, got {shown(input_shape)}")
+        like = next((parameter for parameter in model.parameters() if parameter.is_floating_point()), torch.ones(()))
+        positional = (torch.ones(input_shape, dtype=like.dtype, device=like.device),)
+    if not positional and not named:
+        raise ValueError("input_shape, args or kwargs must be given: the model is not called without arguments")
+    function: Callable[..., Any] = model if mode == "forward" else model.generate  # type: ignore[assignment]
+    return _Call(function=function, args=positional, kwargs=named)
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, numbers.Integral) and int(value) >= 0
+
+
+def _module_classes(given: Collection[type[nn.Module]]) -> tuple[type[nn.Module], ...]:
+    classes = tuple(given) if isinstance(given, Iterable) else (given,)
+    if isinstance(given, type) or not all(isinstance(kind, type) for kind in classes):
+        raise TypeError(f"modules to ignore must be a list of module classes, got {shown(given)}")
+    return classes
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Inside, the model is in eval mode. Afterwards every module is in the mode it had before."""
+    before = [(module, module.training) for module in model.modules()]
+    if any(training for _, training in before):
+        model.eval()
+    try:
+        yield
+    finally:
+        # Setting the flags is not enough: a module may do more in eval(), and has to undo it in train().
+        if before[0][1] and not model.training:
+            model.train()
+        for module, training in before:
+            if module.training != training:
+                module.training = training
+
+
+def _timed(call: Callable[[], Any], clock: Clock[Any], model: nn.Module | None) -> TimedGeneration:
+    """How long one *call* takes while nothing else measures, and the device has nothing else to do.
+
+    Args:
+        call: what is timed.
+        clock: of the model's device.
+        model: the module whose second call ends the prefill; None: all is prefill.
+    """
+    clock.stamp()
+    clock.settle()
+    with SecondCall(model, clock.stamp) as second:
+        start = clock.stamp()
+        call()
+        end = clock.stamp()
+    clock.settle()
+    border = end if second.at is None else second.at
+    return TimedGeneration(
+        forwards=second.number,
+        prefill_sec=clock.seconds_between(start, border),
+        decode_sec=clock.seconds_between(border, end),
+    )
+
+
+def _devices(model: nn.Module) -> set[torch.device]:
+    return {tensor.device for tensors in (model.parameters(), model.buffers()) for tensor in tensors}
+
+
+def _cuda_devices(model: nn.Module) -> list[torch.device]:
+    return [device for device in _devices(model) if device.type == "cuda"]
+
+
+def _clock_of(model: nn.Module) -> Clock[Any] | None:
+    """The clock of the device that the model is on; None if it is on several devices other than the CPU."""
+    asynchronous = [device for device in _devices(model) if device.type != "cpu"]
+    if not asynchronous and torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        # A model without state may get its inputs on the GPU. CUDA events measure work on the host as well.
+        return clock_for(torch.device("cuda"))
+    return clock_for(asynchronous[0] if asynchronous else torch.device("cpu")) if len(asynchronous) < 2 else None
+
+
+def _engine_record(engine: Any) -> EngineRecord:
+    """What the DeepSpeed *engine* knows about the run."""
+    seconds: dict[str, float | None] = {"bwd": None, "step": None}
+    # The engine's timers cover all micro-steps of a step; the profile covers those between its start and stop.
+    if engine.wall_clock_breakdown() and engine.gradient_accumulation_steps() == 1:
+        seconds = {name: engine.timers(name).elapsed(reset=False) / 1e3 for name in seconds}  # in milliseconds
+    sizes = parallel_sizes(engine)
+    return EngineRecord(
+        world_size=engine.world_size,
+        dp_size=sizes.dp_size,
+        tp_size=sizes.tp_size,
+        micro_batch_size=engine.train_micro_batch_size_per_gpu(),
+        backward_sec=seconds["bwd"],
+        optimizer_sec=seconds["step"],
+    )

@@ -1,1 +1,0 @@
-"""A framework's events become calls on a session; no arithmetic."""

@@ -1,1 +1,0 @@
-"""One run of training on one rank, whatever drives it."""

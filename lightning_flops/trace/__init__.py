@@ -1,0 +1,25 @@
+"""Trace files of torch.profiler, of CPU or GPU: read into numpy columns once, every table a function of these.
+
+Steps, in all tables, are the profiler's, each extended to the last device event that was launched in it. Times are
+whole nanoseconds in here, and microseconds in the reports; what a trace does not contain is None.
+"""
+
+from lightning_flops.trace.columns import Trace, TraceFormatError
+from lightning_flops.trace.flops import Peaks
+from lightning_flops.trace.phases import step_filling, step_parts
+from lightning_flops.trace.ranks import collective_calls
+from lightning_flops.trace.read import load_trace, trace_from_columns
+from lightning_flops.trace.report import analyze_one, analyze_trace
+
+__all__ = [
+    "Peaks",
+    "Trace",
+    "TraceFormatError",
+    "analyze_one",
+    "analyze_trace",
+    "collective_calls",
+    "load_trace",
+    "step_filling",
+    "step_parts",
+    "trace_from_columns",
+]

@@ -1,0 +1,250 @@
+"""A trace in memory: one numpy column per property, a row per event, names and lanes stored once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lightning_flops.errors import LightningFlopsError
+from lightning_flops.records import RecordedInputs
+from lightning_flops.trace import structure
+from lightning_flops.trace.intervals import Floats, Intervals, Ints, Mask, distinct, merge
+from lightning_flops.trace.names import Kind, is_of_another_vendor
+
+if TYPE_CHECKING:
+    from lightning_flops.trace import modules, phases, steps
+
+
+class TraceFormatError(LightningFlopsError, ValueError):
+    """A trace file cannot be read; the message names the file and what is wrong with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """A row of the timeline: a thread of a process, or a stream of a device."""
+
+    process: str
+    thread: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveArguments:
+    """What a communication event says about itself."""
+
+    name: str | None = None
+    bytes: int | None = None
+    group: str | None = None
+    """The group's name and the ranks that take part, as far as they are written."""
+    group_size: int | None = None
+    source: int | None = None
+    """The rank that sent what this event received."""
+    destination: int | None = None
+    """The rank to which this event sends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceProperties:
+    """One accelerator of the machine, as the trace's head describes it."""
+
+    index: int
+    name: str = ""
+    sm_count: int | None = None
+    memory_bytes: int | None = None
+    compute_capability: tuple[int, int] | None = None
+    max_threads: int | None = None
+    """Of one multiprocessor, as the next two."""
+    registers: int | None = None
+    shared_memory: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchShape:
+    """How a kernel was launched; None where the trace does not say."""
+
+    grid: tuple[int, int, int] | None = None
+    """Blocks along each axis."""
+    block: tuple[int, int, int] | None = None
+    """Threads of a block along each axis."""
+    registers: int | None = None
+    """Of each thread."""
+    shared_memory: int | None = None
+    """Bytes of each block."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MemoryEvents:
+    """Allocations (positive bytes) and frees (negative), there when the trace was taken with ``profile_memory``."""
+
+    lane: Ints
+    time_ns: Ints
+    bytes: Ints
+    device: Ints
+    """-1 for the host."""
+    address: Ints
+    """Where it lies; -1 where not written, as the next."""
+    total_allocated: Ints
+    """Bytes of the device that are allocated after the event."""
+    total_reserved: Ints
+    """Bytes that the allocator then holds."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Trace:
+    """All of a trace file that the tables need; a row of the columns is one event.
+
+    Times are whole nanoseconds on the trace's own clock, so sums are exact. -1 stands for an integer that an event does
+    not have, NaN for a fraction. What several tables derive from the columns is computed once.
+    """
+
+    source: str
+    """The file it came from, for messages."""
+    names: tuple[str, ...]
+    lanes: tuple[Lane, ...]
+    name: npt.NDArray[np.int32]
+    """Index into ``names``, as ``lane`` into ``lanes``."""
+    kind: npt.NDArray[np.int8]
+    lane: npt.NDArray[np.int32]
+    start_ns: Ints
+    duration_ns: Ints
+    correlation: Ints
+    """The same number on a device event and on the runtime call that launched it."""
+    external_id: Ints
+    """The operator's number, repeated by the device events it launched."""
+    sequence: Ints
+    """Autograd's sequence number of an operator."""
+    forward_thread: Ints
+    """Above 0 on an operator that autograd runs for a backward."""
+    device: Ints
+    stream: Ints
+    blocks_per_sm: Floats
+    occupancy_percent: Floats
+    bytes: Ints
+    """Bytes that a copy or a memset moves."""
+    inputs: npt.NDArray[np.int32]
+    """Index into ``recorded_inputs``, as ``stack`` into ``stacks`` and ``launch_shape`` into ``launch_shapes``."""
+    recorded_inputs: tuple[RecordedInputs, ...]
+    stack: npt.NDArray[np.int32]
+    stacks: tuple[str, ...]
+    """Call stacks as the file has them, the innermost call first: ``net.py(7): forward;train.py(30): <module>``."""
+    launch_shape: npt.NDArray[np.int32]
+    launch_shapes: tuple[LaunchShape, ...]
+    collectives: Mapping[int, CollectiveArguments]
+    """By row."""
+    memory: MemoryEvents | None
+    devices: tuple[DeviceProperties, ...]
+    rank: int | None = None
+    world_size: int | None = None
+    backend: str | None = None
+    groups: tuple[tuple[int, ...], ...] | None = None
+    """The ranks of each process group that this one is in; None where the trace does not say."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """Other keys at the top of the file."""
+    notes: tuple[str, ...] = ()
+    """What was left out or mended while reading, in sentences."""
+
+    def __len__(self) -> int:
+        """Events."""
+        return len(self.start_ns)
+
+    @cached_property
+    def end_ns(self) -> Ints:
+        """End of each event."""
+        return self.start_ns + self.duration_ns
+
+    @cached_property
+    def on_device(self) -> Mask:
+        """Rows that are kernels, copies or memsets."""
+        return self.kind >= Kind.KERNEL
+
+    @cached_property
+    def has_device(self) -> bool:
+        """Whether anything ran on an accelerator; False for a CPU trace, whose device figures are all unknown."""
+        return bool(self.on_device.any())
+
+    @cached_property
+    def device_work_ns(self) -> int:
+        """Lengths of all device events, added up."""
+        return int(self.duration_ns[self.on_device].sum())
+
+    @cached_property
+    def device_rows(self) -> Ints:
+        """Rows of kernels, copies and memsets, by start."""
+        rows = np.flatnonzero(self.on_device)
+        return rows[np.argsort(self.start_ns[rows], kind="stable")]
+
+    @cached_property
+    def names_tell_tensor_cores(self) -> bool:
+        """Whether kernels have NVIDIA's names, which tell of tensor cores; those of AMD and Intel do not."""
+        if any(is_of_another_vendor(device=one.name) for one in self.devices):
+            return False
+        return not self.where(lambda name: is_of_another_vendor(runtime_call=name), Kind.RUNTIME).any()
+
+    @cached_property
+    def is_collective(self) -> Mask:
+        """Rows that communicate with other ranks: collectives' kernels, and host scopes that communicate themselves."""
+        return structure.collective_rows(self)
+
+    @cached_property
+    def only_group(self) -> tuple[int, ...] | None:
+        """The ranks of the only process group there is, to which all communication belongs; None if it is not known.
+
+        Groups of the same members, as frameworks make them, are one, and a group of this rank alone is none.
+        """
+        if self.groups is None:
+            return None if self.world_size is None else tuple(range(self.world_size))
+        groups = {group for group in self.groups if len(group) > 1}
+        return groups.pop() if len(groups) == 1 else None
+
+    @cached_property
+    def links(self) -> structure.Links:
+        """Who called and who launched whom."""
+        return structure.link(self)
+
+    @cached_property
+    def steps(self) -> steps.Steps:
+        """The steps of the trace, each up to the last device event that was launched in it."""
+        from lightning_flops.trace.steps import find_steps
+
+        return find_steps(self)
+
+    @cached_property
+    def phases(self) -> phases.Phases:
+        """The phases of training inside the steps."""
+        from lightning_flops.trace.phases import find_phases
+
+        return find_phases(self)
+
+    @cached_property
+    def frames(self) -> modules.Frames | None:
+        """The modules, phases and autograd nodes in which operators ran; None where the trace shows no modules."""
+        from lightning_flops.trace.modules import find_frames
+
+        return find_frames(self)
+
+    def described(self, device: int) -> DeviceProperties | None:
+        """What the head says of a device. AMD's numbers count processors too: where its devices are alike, of any."""
+        alike = {(one.name, one.sm_count) for one in self.devices if is_of_another_vendor(device=one.name)}
+        known = {one.index: one for one in self.devices}
+        return known.get(device) or (self.devices[0] if len(alike) == 1 else None)
+
+    def merged(self, rows: Mask | Ints) -> Intervals:
+        """The moments that the given rows (a mask or indices) cover."""
+        indices = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
+        return merge(self.start_ns[indices], self.end_ns[indices])
+
+    def where(self, holds: Callable[[str], bool], *kinds: Kind) -> Mask:
+        """Rows of these *kinds* whose name *holds* accepts; it is called once for each name that they have."""
+        of_kinds = np.zeros(len(Kind), dtype=bool)
+        of_kinds[list(kinds)] = True
+        rows = np.flatnonzero(of_kinds[self.kind])
+        used = distinct(self.name[rows])
+        accepted = np.zeros(len(self.names), dtype=bool)
+        accepted[used] = [holds(self.names[name]) for name in used.tolist()]
+        found = np.zeros(len(self), dtype=bool)
+        found[rows] = accepted[self.name[rows]]
+        return found

@@ -1,0 +1,246 @@
+"""Exact arithmetic on whole nanoseconds: sets of moments as disjoint half-open intervals, and rows grouped by a key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lightning_flops.schema.trace_steps import Durations
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Lanes = npt.NDArray[np.signedinteger]
+Mask = npt.NDArray[np.bool_]
+
+NS_PER_US = 1000
+NS_PER_SEC = 1e9
+
+
+def order_by(keys: npt.NDArray[np.signedinteger]) -> Ints:
+    """The order in which *keys* rise, equal ones in their old order; digits of 16 bits are what numpy sorts fastest."""
+    if not (keys[1:] < keys[:-1]).any():
+        return np.arange(len(keys))
+    first, last = int(keys.min()), int(keys.max())
+    if last - first >= 1 << 32:
+        return np.argsort(keys, kind="stable")
+    digits = keys.astype(np.int64) - first
+    order = np.argsort((digits & 0xFFFF).astype(np.uint16), kind="stable")
+    if last - first >= 1 << 16:
+        order = order[np.argsort((digits >> 16).astype(np.uint16)[order], kind="stable")]
+    return order
+
+
+def distinct(values: npt.NDArray[np.signedinteger]) -> Ints:
+    """Each of *values* once, rising; in one pass where they lie close together, as numbers of rows and lanes do."""
+    if not len(values):
+        return np.zeros(0, dtype=np.int64)
+    first, last = int(values.min()), int(values.max())
+    if last - first > 4 * len(values) + 1024:
+        return np.unique(values).astype(np.int64)
+    there = np.zeros(last - first + 1, dtype=bool)
+    there[values - first] = True
+    return np.flatnonzero(there) + first
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Intervals:
+    """Disjoint, non-empty intervals ``[start, end)`` in rising order, no two of which touch."""
+
+    starts: Ints
+    ends: Ints
+
+    @property
+    def total(self) -> int:
+        """Nanoseconds covered."""
+        return int((self.ends - self.starts).sum())
+
+    def pairs(self) -> list[tuple[int, int]]:
+        """The intervals as ``(start, end)``."""
+        return list(zip(self.starts.tolist(), self.ends.tolist(), strict=True))
+
+
+NOTHING = Intervals(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
+"""No moment at all."""
+
+
+def merge(starts: Ints, ends: Ints) -> Intervals:
+    """Every moment that at least one of the given intervals covers; they may overlap, be empty and be unordered."""
+    some = ends > starts
+    if not some.all():
+        starts, ends = starts[some], ends[some]
+    if not len(starts):
+        return NOTHING
+    if (starts[1:] > ends[:-1]).all():  # as those of one stream mostly are
+        return Intervals(starts, ends)
+    if (starts[1:] < starts[:-1]).any():  # events of one lane come in order
+        order = np.argsort(starts, kind="stable")
+        starts, ends = starts[order], ends[order]
+    reached = np.maximum.accumulate(ends)
+    new = np.empty(len(starts), dtype=bool)
+    new[0] = True
+    np.greater(starts[1:], reached[:-1], out=new[1:])
+    firsts = np.flatnonzero(new)
+    lasts = np.append(firsts[1:] - 1, len(starts) - 1)
+    return Intervals(starts[firsts], reached[lasts])
+
+
+def union(*parts: Intervals) -> Intervals:
+    """Every moment that at least one of *parts* covers."""
+    if not parts:
+        return NOTHING
+    return merge(np.concatenate([part.starts for part in parts]), np.concatenate([part.ends for part in parts]))
+
+
+def intersect(left: Intervals, right: Intervals) -> Intervals:
+    """Every moment that both cover."""
+    return _where_both(left, right, right_weight=1, wanted=2)
+
+
+def subtract(left: Intervals, right: Intervals) -> Intervals:
+    """Every moment that *left* covers and *right* does not."""
+    return _where_both(left, right, right_weight=-1, wanted=1)
+
+
+def covered_within(covered: Intervals, starts: Ints, ends: Ints) -> Ints:
+    """Nanoseconds that *covered* has within each of the spans ``[start, end)``, which may overlap one another."""
+    return _covered_up_to(covered, ends) - _covered_up_to(covered, starts)
+
+
+def shared_ns(covered: Intervals, spans: Intervals) -> int:
+    """Nanoseconds that both cover."""
+    return int(covered_within(covered, spans.starts, spans.ends).sum())
+
+
+def inside(covered: Intervals, moments: Ints) -> Mask:
+    """Which of *moments* are covered."""
+    if not len(covered.starts):
+        return np.zeros(len(moments), dtype=bool)
+    index = np.searchsorted(covered.starts, moments, side="right") - 1
+    return (index >= 0) & (moments < covered.ends[np.maximum(index, 0)])
+
+
+def _covered_up_to(covered: Intervals, moments: Ints) -> Ints:
+    """Nanoseconds that *covered* has before each of *moments*."""
+    if not len(covered.starts):
+        return np.zeros(len(moments), dtype=np.int64)
+    before = np.concatenate([[0], np.cumsum(covered.ends - covered.starts)])
+    # The interval that began last before the moment is the only one that the moment can cut.
+    index = np.searchsorted(covered.starts, moments, side="left") - 1
+    whole = before[np.maximum(index, 0)]
+    cut = np.minimum(moments, covered.ends[np.maximum(index, 0)]) - covered.starts[np.maximum(index, 0)]
+    return np.where(index < 0, 0, whole + cut).astype(np.int64)
+
+
+def load_within(starts: Ints, ends: Ints, weights: Floats, spans: Intervals, *, limit: float) -> float:
+    """Integral over *spans*, in nanoseconds, of the weights of all events then running, their sum held to *limit*."""
+    moments = np.concatenate([starts, ends])
+    order = np.argsort(moments, kind="stable")
+    moments = moments[order]
+    running = np.cumsum(np.concatenate([weights, -weights])[order])
+    # Sums of binary fractions leave about 1e-13 where nothing runs.
+    level = np.clip(np.round(running, 9), 0.0, limit)[:-1]
+    inside = np.diff(_covered_up_to(spans, moments))
+    return float((level * inside).sum())
+
+
+def _where_both(left: Intervals, right: Intervals, *, right_weight: int, wanted: int) -> Intervals:
+    moments = np.concatenate([left.starts, left.ends, right.starts, right.ends])
+    steps = np.repeat(
+        np.array([1, -1, right_weight, -right_weight], dtype=np.int64),
+        [len(left.starts), len(left.ends), len(right.starts), len(right.ends)],
+    )
+    order = np.argsort(moments, kind="stable")
+    moments = moments[order]
+    inside = np.flatnonzero(np.cumsum(steps[order])[:-1] == wanted)
+    return merge(moments[inside], moments[inside + 1])
+
+
+def sums_between(moments: Ints, values: Ints, starts: Ints, ends: Ints) -> Ints:
+    """For each span ``[start, end)``, the sum of the *values* whose *moments* lie in it; *moments* are sorted."""
+    before = np.concatenate([[0], np.cumsum(values)]).astype(np.int64)
+    return before[np.searchsorted(moments, ends, side="left")] - before[np.searchsorted(moments, starts, side="left")]
+
+
+def occupied_by(owner: Ints, starts: Ints, ends: Ints, count: int) -> Ints:
+    """For each of *count* owners, how long at least one of its events ran."""
+    occupied = np.zeros(count, dtype=np.int64)
+    if len(owner):
+        first = int(starts.min())
+        span = int(ends.max()) - first + 1
+        shift = owner * span - first  # every owner gets a stretch of time for itself
+        spans = merge(starts + shift, ends + shift)
+        np.add.at(occupied, spans.starts // span, spans.ends - spans.starts)
+    return occupied
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Groups:
+    """Rows sorted into groups by a key."""
+
+    keys: Ints
+    """The key of each group, rising."""
+    order: Ints
+    """Positions of the rows, group after group, in their old order inside a group."""
+    firsts: Ints
+    """Where in ``order`` each group begins."""
+
+    def calls(self) -> Ints:
+        """Rows in each group."""
+        return np.diff(np.append(self.firsts, len(self.order)))
+
+    def sums(self, values: Ints) -> Ints:
+        """Sum of the rows' values in each group, exact."""
+        return np.add.reduceat(values[self.order], self.firsts) if len(self.firsts) else values[:0]
+
+    def durations(self, durations_ns: Ints, *, whole_ns: float | Sequence[float]) -> list[Durations]:
+        """Statistics of each group; ratios are of *whole_ns*, one for all groups or one for each."""
+        if not len(self.firsts):
+            return []
+        ordered = durations_ns[self.order]
+        totals = np.add.reduceat(ordered, self.firsts).tolist()
+        largest = np.maximum.reduceat(ordered, self.firsts).tolist()
+        least = np.minimum.reduceat(ordered, self.firsts).tolist()
+        wholes = whole_ns if isinstance(whole_ns, Sequence) else [whole_ns] * len(totals)
+        columns = (self.calls().tolist(), totals, largest, least, wholes)
+        return [_statistics(*group) for group in zip(*columns, strict=True)]
+
+
+def group_by(keys: Ints) -> Groups:
+    """Groups of equal *keys*."""
+    order = order_by(keys)
+    ordered = keys[order]
+    firsts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]])) if len(keys) else np.zeros(0, int)
+    return Groups(ordered[firsts].astype(np.int64), order, firsts.astype(np.int64))
+
+
+def records(**columns: Iterable[Any]) -> list[dict[str, Any]]:
+    """A dict for each row of *columns*, which are of one length: the fields of a table's row."""
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def durations_of(durations_ns: Ints, *, whole_ns: float) -> Durations | None:
+    """Statistics of all *durations_ns*; None when there are none."""
+    if not len(durations_ns):
+        return None
+    total, most, fewest = int(durations_ns.sum()), int(durations_ns.max()), int(durations_ns.min())
+    return _statistics(len(durations_ns), total, most, fewest, whole_ns)
+
+
+def ratio(part: float, whole: float) -> float | None:
+    """*part* over *whole*; None when there is no whole."""
+    return part / whole if whole else None
+
+
+def _statistics(calls: int, total_ns: int, max_ns: int, min_ns: int, whole_ns: float) -> Durations:
+    return Durations(
+        total_us=total_ns / NS_PER_US,
+        # One division of integers, rounded once: it cannot fall outside min and max.
+        mean_us=total_ns / (calls * NS_PER_US),
+        max_us=max_ns / NS_PER_US,
+        min_us=min_ns / NS_PER_US,
+        ratio=ratio(total_ns, whole_ns),
+    )

@@ -1,0 +1,244 @@
+"""What the names in a torch trace say: the kind of an event, collectives, tensor cores, phases; from torch 1.8 on."""
+
+from __future__ import annotations
+
+import re
+from enum import IntEnum
+from functools import lru_cache
+
+from lightning_flops.analysis.trace_marks import PREFIXES, marked_module, marked_phase
+
+
+class Kind(IntEnum):
+    """What an event of a trace stands for."""
+
+    OTHER = 0
+    """Known, but in no table: overheads, marks repeated on the device's lanes."""
+    PYTHON = 1
+    """A call of a Python function or of a module, where the trace was taken with them; in no table of time."""
+    OPERATOR = 2
+    ANNOTATION = 3
+    """A named scope on the host: ``record_function``, a profiler step, a loader's next batch, an optimizer step."""
+    RUNTIME = 4
+    """A call into the device's runtime or driver."""
+    KERNEL = 5
+    MEMCPY = 6
+    MEMSET = 7
+
+
+KIND_OF_CATEGORY = {
+    **dict.fromkeys(("cpu_op", "operator"), Kind.OPERATOR),
+    "user_annotation": Kind.ANNOTATION,
+    **dict.fromkeys(("kernel", "mtia_ccp_events"), Kind.KERNEL),
+    **dict.fromkeys(("gpu_memcpy", "memcpy"), Kind.MEMCPY),
+    **dict.fromkeys(("gpu_memset", "memset"), Kind.MEMSET),
+    "python_function": Kind.PYTHON,
+    **{
+        f"{api}{layer}": Kind.RUNTIME
+        for api in ("", "cuda_", "hip_", "xpu_", "mtia_", "glow_", "privateuse1_")
+        for layer in ("runtime", "driver")
+    },
+    **dict.fromkeys(
+        (
+            "gpu_user_annotation", "overhead", "cuda_sync", "cuda_profiler_range", "collective_comm", "mtia_insight",
+            "external_correlation",
+        ),
+        Kind.OTHER,
+    ),
+}  # fmt: skip
+"""Lower-case category to kind; a category that is not here is not torch.profiler's, and its events are left out."""
+
+_STEP = re.compile(r"ProfilerStep#([0-9]{1,18})$")
+_DATA_LOADER = re.compile(r"enumerate\((DataLoader|DataPipe)\)#")
+_HOST_COLLECTIVE = re.compile(r"(gloo|mpi|ucc):(\w+)")
+# Up to 1.8 these scopes are written as operators.
+_SCOPE_AS_OPERATOR = re.compile(r"ProfilerStep#|enumerate\(|Optimizer\.(step|zero_grad)#|(gloo|nccl|mpi|ucc):")
+
+# Scopes that torch itself opens; every other scope, but for marks, is the user's.
+_OF_TORCH = re.compile(r"ProfilerStep#|enumerate\(|Optimizer\.(step|zero_grad)#|(gloo|nccl|mpi|ucc|xccl):")
+_FORWARD = re.compile(r"(^|[./ \]])(forward|training_step)$")
+_BACKWARD = re.compile(r"(^|[./ \]])backward$")
+_OPTIMIZER = re.compile(r"Optimizer\.step#")
+
+_DEVICE_COLLECTIVE = re.compile(
+    r"nccl|rccl|oneccl|mscclpp|cross_device_reduce|(one|two)_shot_all_reduce|multimem_all", re.I
+)
+_COLLECTIVE_OF_KERNEL = re.compile(r"(?:nccl|rccl)(?:Dev)?(?:Kernel_?)?([A-Z][A-Za-z]*)", re.I)
+
+_STARTS_OR_WAITS = re.compile(r"_?c10d(_functional\w*)?::|autograd::engine::|torch::autograd::")
+_COMPILED = ("CompiledFunction", "Torch-Compiled Region")
+"""Scopes of code that torch.compile made; its own loops on the host are no operators."""
+
+_POINT_TO_POINT = frozenset(("send", "recv", "recvAnysource", "sendrecv"))
+_ALL_TO_ALL = re.compile(r"all_?to_?all", re.I)
+
+_TENSOR_CORE = re.compile(
+    r"[hi]mma|gmma|[hi]884|[hi]1688|16816|s161616|tensorop(?!withscalar)|_tensor\d|xmma|nvjet|s1688|tf32(?!x?_?simt)"
+    r"|flash_(fwd|bwd)|pytorch_flash|fmha_v2|fmha_cutlass[fb]_(f16|bf16).*_sm(7[05]|8\d|9\d|1\d\d)"
+    r"|cudnn_generated_fort_native_sdpa|cutlass3x_sm(90|1\d\d)|cutlass_\d+_wmma|device_kernel.*sm(90|100)",
+    re.I,
+)
+"""Patterns of names that NVIDIA's and PyTorch's libraries give kernels built on tensor-core instructions."""
+
+_TENSOR_CORE_OPERATOR = re.compile(
+    r"aten::(mm|addmm|bmm|baddbmm|addbmm|_addmm_activation|_scaled_mm|_grouped_mm|matmul|linear|einsum|addmv|mv|dot"
+    r"|_?convolution\w*|conv(_transpose)?[123]d|(cudnn|miopen)_convolution\w*"
+    r"|_?(scaled_dot_product|flash|efficient)_\w*attention\w*|_(cudnn|thnn_fused)_\w*rnn\w*|_cudnn_rnn\w*)$"
+)
+
+_LAUNCHERS = frozenset(("Kernel", "Kernel2", "kernel", "device_kernel", "kentry", "cutlass_kernel"))
+"""Kernels that run whatever their template argument names."""
+
+_MANGLED = re.compile(r"_ZN?[KVr]*(?=\d)")
+_LENGTH = re.compile(r"\d+")
+_TEMPLATE = re.compile(r"<[^<>]*>")
+_POINTWISE = re.compile(r"triton_(poi|per|red|for|split_scan)_")
+"""Inductor's pointwise kernels and reductions, whose names list what they were fused from."""
+
+_MATMUL_KERNEL = re.compile(
+    r"gemm|gemv|conv(?!er)|winograd|fmha|flash|attention|attn|sdpa|triton_tem_|nvjet|_[hs]?cudnn_|[dw]grad|fprop"
+    r"|matmul|(^|_)b?mm(_|$)|fused_moe|chunk_(scan|state|fwd|bwd)|marlin"  # as people call theirs in Triton and CUDA
+    r"|^Cijk_|xdl|bwd_kernel_d[kqv]",  # AMD's: of Tensile, Composable Kernel and AOTriton
+    re.I,
+)
+"""Patterns of names of kernels that multiply matrices, convolve or attend, of libraries and as people write them."""
+
+_OTHER_RUNTIME = re.compile(r"hip[A-Z]|ze[A-Z]|ur[A-Z]")
+_OTHER_DEVICE = re.compile(r"AMD|Radeon|Instinct|gfx\d|Intel", re.I)
+
+
+def step_number(name: str) -> int | None:
+    """The number of the profiler step that a scope's name marks; None for any other name."""
+    match = _STEP.match(name)
+    return int(match[1]) if match else None
+
+
+def is_data_loader(name: str) -> bool:
+    """Whether a scope of this name is a wait for a loader's next batch."""
+    return marked_phase(name) == "data_wait" or _DATA_LOADER.match(name) is not None
+
+
+def is_forward(name: str) -> bool:
+    """Whether a scope of this name is a forward pass."""
+    return marked_module(name) is None and _FORWARD.search(name.strip("# ")) is not None
+
+
+def is_backward(name: str) -> bool:
+    """Whether a scope of this name is a backward pass."""
+    return marked_module(name) is None and _BACKWARD.search(name.strip("# ")) is not None
+
+
+def is_optimizer(name: str) -> bool:
+    """Whether a scope of this name is an optimizer's step."""
+    return marked_phase(name) == "optimizer" or _OPTIMIZER.match(name) is not None
+
+
+def is_users_scope(name: str) -> bool:
+    """Whether a scope of this name is neither torch's nor a mark of this package."""
+    return not name.startswith(PREFIXES) and _OF_TORCH.match(name) is None
+
+
+def is_scope_written_as_operator(name: str) -> bool:
+    """Whether an operator of this name is a scope: a mark of this package, or any scope in a trace before 1.9."""
+    return name.startswith(PREFIXES) or _SCOPE_AS_OPERATOR.match(name) is not None
+
+
+def host_collective(name: str) -> str | None:
+    """The collective that a host scope performs itself (``gloo:all_reduce``): its name, such as ``all_reduce``.
+
+    ``nccl:`` scopes are none of these: they only launch the kernel that communicates.
+    """
+    match = _HOST_COLLECTIVE.match(name)
+    return match[2] if match else None
+
+
+@lru_cache(maxsize=4096)
+def own_name(kernel: str) -> str:
+    """The name of the function alone, without its return type, namespaces, template arguments and parameters.
+
+    That of a launcher (``cutlass::Kernel2<…>``) is its template argument.
+    """
+    if mangled := _MANGLED.match(kernel):
+        place, found = mangled.end(), ""
+        while length := _LENGTH.match(kernel, place):
+            place = length.end() + int(length[0])
+            found = kernel[length.end() : place]
+        return kernel if found in _LAUNCHERS else found
+    name = own = kernel.replace("(anonymous namespace)", "")
+    while own != (own := _TEMPLATE.sub("", own)):
+        pass
+    own = own.partition("(")[0].strip().rpartition(" ")[2].rpartition("::")[2]
+    return name if own in _LAUNCHERS else own
+
+
+@lru_cache(maxsize=4096)
+def is_collective_kernel(name: str) -> bool:
+    """Whether a kernel of this name communicates with other ranks."""
+    return _DEVICE_COLLECTIVE.search(own_name(name)) is not None
+
+
+def collective_of_kernel(name: str) -> str:
+    """The collective that a communication kernel's name tells: ``allreduce`` for ``ncclDevKernel_AllReduce_…``."""
+    match = _COLLECTIVE_OF_KERNEL.search(name)
+    if not match:
+        return name.split("(")[0]
+    word = re.sub(r"(Ring|Tree|CollNet|NVLS|PAT|Sum|Max|Min|Prod).*", "", match[1])
+    return (word or match[1]).lower()
+
+
+def computes_on_host(operator: str) -> bool:
+    """Whether an operator of this name computes, and does not start communication, wait for it or run any Python.
+
+    A node of autograd, or a ``torch.autograd.Function``, runs operators that compute, and hooks that may well wait.
+    """
+    return ("::" in operator and _STARTS_OR_WAITS.match(operator) is None) or operator.startswith(_COMPILED)
+
+
+def is_point_to_point(collective: str, event: str) -> bool:
+    """Whether a communication event goes from one rank to another, and is no collective.
+
+    Args:
+        collective: what it is called.
+        event: its name. NCCL's exchange of all with all runs on the kernel that sends and receives.
+    """
+    return collective in _POINT_TO_POINT or ("SendRecv" in event and _ALL_TO_ALL.match(collective) is None)
+
+
+@lru_cache(maxsize=4096)
+def uses_tensor_cores(name: str) -> bool:
+    """Whether a kernel's name says that it runs on tensor cores.
+
+    A trace tells no more than the name: a kernel with another name, such as one that Triton made, gives False.
+    """
+    return _POINTWISE.match(name) is None and _TENSOR_CORE.search(own_name(name)) is not None
+
+
+def is_of_another_vendor(*, device: str = "", runtime_call: str = "") -> bool:
+    """Whether a device, or a call into a runtime, is AMD's or Intel's, whose kernels have other names than NVIDIA's."""
+    return bool(_OTHER_DEVICE.search(device) or _OTHER_RUNTIME.match(runtime_call))
+
+
+@lru_cache(maxsize=4096)
+def may_use_tensor_cores(operator: str) -> bool:
+    """Whether an operator is one of matrix products, convolutions, attention or recurrent layers."""
+    return _TENSOR_CORE_OPERATOR.match(operator) is not None
+
+
+@lru_cache(maxsize=4096)
+def multiplies(kernel: str) -> bool:
+    """Whether a kernel's name says that it is a matrix product, a convolution or attention."""
+    if _POINTWISE.match(kernel):
+        return False
+    return uses_tensor_cores(kernel) or _MATMUL_KERNEL.search(own_name(kernel)) is not None
+
+
+ELEMENT_BYTES = {
+    "double": 8, "float64": 8, "long": 8, "long int": 8, "int64": 8, "c10::complex<float>": 8, "complexfloat": 8,
+    "float": 4, "float32": 4, "int": 4, "int32": 4,
+    "half": 2, "float16": 2, "c10::half": 2, "bfloat16": 2, "c10::bfloat16": 2, "short": 2, "short int": 2,
+    "byte": 1, "unsigned char": 1, "char": 1, "signed char": 1, "bool": 1, "int8": 1, "uint8": 1,
+    "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1,
+    "c10::float8_e4m3fn": 1, "c10::float8_e5m2": 1,
+    "c10::complex<double>": 16, "complexdouble": 16,
+}  # fmt: skip
+"""Bytes of an element by the lower-case names that traces use for dtypes."""

@@ -1,0 +1,355 @@
+"""The phases of training in a trace, the marked parts of its steps, and what filled these."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from lightning_flops.analysis.trace_marks import marked_phase
+from lightning_flops.schema.trace import PartFilling, StepFilling, TracedPart
+from lightning_flops.schema.trace_steps import ModelSummary, PhaseRow, PhaseSource, Remainder
+from lightning_flops.trace.intervals import (
+    NOTHING,
+    NS_PER_SEC,
+    NS_PER_US,
+    Intervals,
+    Ints,
+    Mask,
+    covered_within,
+    durations_of,
+    inside,
+    merge,
+    ratio,
+    subtract,
+    sums_between,
+    union,
+)
+from lightning_flops.trace.names import (
+    Kind,
+    computes_on_host,
+    is_backward,
+    is_data_loader,
+    is_forward,
+    is_optimizer,
+    may_use_tensor_cores,
+    multiplies,
+)
+
+if TYPE_CHECKING:
+    from lightning_flops.trace.columns import Trace
+
+_UNMARKED = "other"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PhaseSpans:
+    """When a phase ran."""
+
+    starts: Ints
+    ends: Ints
+    source: PhaseSource
+    lent: Intervals = NOTHING
+    """Moments in the phase that belong to something else."""
+
+    def merged(self) -> Intervals:
+        """The moments in the phase."""
+        return subtract(merge(self.starts, self.ends), self.lent)
+
+    def host_ns(self) -> Ints:
+        """The length of each span, without what is lent."""
+        return self.ends - self.starts - covered_within(self.lent, self.starts, self.ends)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Phases:
+    """All phases inside the steps; None for one that the trace does not show."""
+
+    data_loader: PhaseSpans | None
+    forward: PhaseSpans | None
+    backward: PhaseSpans | None
+    optimizer: PhaseSpans | None
+
+    def known(self) -> dict[str, PhaseSpans]:
+        """Those that the trace shows, by name."""
+        named = {
+            "data loader": self.data_loader,
+            "forward": self.forward,
+            "backward": self.backward,
+            "optimizer": self.optimizer,
+        }
+        return {name: spans for name, spans in named.items() if spans is not None}
+
+    def merged(self) -> Intervals:
+        """The moments in any phase."""
+        return union(*(spans.merged() for spans in self.known().values()))
+
+
+def find_phases(trace: Trace) -> Phases:
+    """The phases of *trace*: by the names of scopes where there are any, else by its operators.
+
+    By its operators, a forward goes from the first to the last operator with gradients on before a backward. A backward
+    goes from the first to the last operator that autograd ran, until something else follows.
+    """
+    data_loader, optimizer = _by_scopes(trace, is_data_loader), _by_scopes(trace, is_optimizer)
+    forward, backward = _by_scopes(trace, is_forward), _by_scopes(trace, is_backward)
+    if forward is None or backward is None:
+        forward_runs, backward_runs = _by_operators(trace, data_loader, optimizer)
+        forward, backward = forward or forward_runs, backward or backward_runs
+    if optimizer is not None:  # the closure, and whatever other part is marked there, is not its own
+        own = _moments_of(trace, "optimizer")
+        others = Phases(data_loader, forward, backward, None).merged()
+        optimizer = replace(optimizer, lent=others if own is None else subtract(optimizer.merged(), own))
+    return Phases(data_loader, forward, backward, optimizer)
+
+
+def in_steps(trace: Trace, rows: Ints) -> Ints:
+    """Those of *rows* that begin inside a step's own mark on the host, by start."""
+    rows = rows[trace.steps.of(trace.start_ns[rows]) >= 0]
+    return rows[np.argsort(trace.start_ns[rows], kind="stable")]
+
+
+def _by_scopes(trace: Trace, is_phase: Callable[[str], bool]) -> PhaseSpans | None:
+    rows = in_steps(trace, np.flatnonzero(trace.where(is_phase, Kind.ANNOTATION)))
+    if not len(rows):
+        return None
+    # A scope inside one of the same phase, such as a wrapper's forward in a training step, is no call of its own.
+    ends = trace.end_ns[rows]
+    outer = np.concatenate([[True], ends[1:] > np.maximum.accumulate(ends)[:-1]])
+    return PhaseSpans(trace.start_ns[rows[outer]], ends[outer], "scopes")
+
+
+def _by_operators(
+    trace: Trace, data_loader: PhaseSpans | None, optimizer: PhaseSpans | None
+) -> tuple[PhaseSpans | None, PhaseSpans | None]:
+    links = trace.links
+    rows = in_steps(trace, links.levels[0]) if links.levels else links.operators
+    backward = links.is_backward[rows]
+    with_gradients = (trace.sequence[rows] >= 0) & ~backward
+    if data_loader is not None:
+        with_gradients &= ~inside(data_loader.merged(), trace.start_ns[rows])
+    kept = backward | with_gradients
+    rows, backward = rows[kept], backward[kept]
+    if not backward.any():
+        return None, None
+    borders = [trace.steps.host_start_ns]
+    borders += [spans.starts for spans in (data_loader, optimizer) if spans is not None]
+    # A run ends where the label changes or a border lies between two operators.
+    section = np.searchsorted(np.sort(np.concatenate(borders)), trace.start_ns[rows], side="right")
+    new = np.concatenate([[True], (backward[1:] != backward[:-1]) | (section[1:] != section[:-1])])
+    firsts = np.flatnonzero(new)
+    starts, ends = trace.start_ns[rows[firsts]], np.maximum.reduceat(trace.end_ns[rows], firsts)
+    of_backward = backward[firsts]
+    before = np.append(~of_backward[:-1] & of_backward[1:], False)
+    forward = PhaseSpans(starts[before], ends[before], "operators") if before.any() else None
+    return forward, PhaseSpans(starts[of_backward], ends[of_backward], "operators")
+
+
+def launched_ns(trace: Trace, starts: Ints, ends: Ints, *, without: Intervals = NOTHING) -> Ints:
+    """Lengths of all device events launched in each span by any thread, without those launched in *without*."""
+    rows = trace.device_rows
+    calls = trace.links.launch[rows]
+    rows, calls = rows[calls >= 0], calls[calls >= 0]
+    order = np.argsort(trace.start_ns[calls], kind="stable")
+    moments, lengths = trace.start_ns[calls[order]], trace.duration_ns[rows[order]]
+    return sums_between(moments, np.where(inside(without, moments), 0, lengths), starts, ends)
+
+
+def model_summary(trace: Trace) -> ModelSummary:
+    """Calls and time of each phase, on the host and by launches on the device."""
+    steps, phases = trace.steps, trace.phases
+    start, end = steps.host_start_ns, steps.host_end_ns
+    device_whole = int(launched_ns(trace, start, end).sum())
+    covered = phases.merged()
+
+    def row(spans: PhaseSpans) -> PhaseRow:
+        host = durations_of(spans.host_ns(), whole_ns=steps.host_ns)
+        device = durations_of(launched_ns(trace, spans.starts, spans.ends, without=spans.lent), whole_ns=device_whole)
+        assert host is not None  # there always is a span
+        return PhaseRow(
+            calls=len(spans.starts), host=host, device=device if trace.has_device else None, source=spans.source
+        )
+
+    found = {name: row(spans) for name, spans in phases.known().items()}
+    host_rest = steps.host_ns - int(covered_within(covered, start, end).sum())
+    device_rest = int(launched_ns(trace, start, end, without=covered).sum())
+    return ModelSummary(
+        step=row(PhaseSpans(start, end, "scopes" if steps.marked else "operators")),
+        data_loader=found.get("data loader"),
+        forward=found.get("forward"),
+        backward=found.get("backward"),
+        optimizer=found.get("optimizer"),
+        others=Remainder(
+            host_us=host_rest / NS_PER_US,
+            host_ratio=ratio(host_rest, steps.host_ns),
+            device_us=device_rest / NS_PER_US if trace.has_device else None,
+            device_ratio=ratio(device_rest, device_whole) if trace.has_device else None,
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pieces:
+    """All steps of a trace, cut where a part begins or ends; without gaps inside a step."""
+
+    names: tuple[str, ...]
+    """The part that each piece is of."""
+    starts: Ints
+    ends: Ints
+
+    def sums(self, covered: Intervals | None = None) -> dict[str, int]:
+        """Nanoseconds of each part, or what of them is *covered*, in order of the parts' first moments."""
+        values = self.ends - self.starts if covered is None else covered_within(covered, self.starts, self.ends)
+        sums: dict[str, int] = {}
+        for name, value in zip(self.names, values.tolist(), strict=True):
+            sums[name] = sums.get(name, 0) + value
+        return sums
+
+
+def step_parts(trace: Trace) -> tuple[TracedPart, ...]:
+    """The parts of the steps of *trace* by the marks around them, in order of their first moments.
+
+    With a device, a part ends when the work launched before its end is done, as an event recorded there on the device's
+    stream would show. Communication does not move a border, so a wait stays in the part that waited.
+    """
+    from lightning_flops.trace.tables import communication_and_computation
+
+    communication, computation = communication_and_computation(trace)
+    pieces, per_step = pieces_of_steps(trace), len(trace.steps) * NS_PER_SEC
+    exposed = pieces.sums(subtract(communication, computation))
+    return tuple(
+        TracedPart(name=name, wall_sec=total / per_step, exposed_sec=exposed[name] / per_step)
+        for name, total in pieces.sums().items()
+    )
+
+
+def pieces_of_steps(trace: Trace) -> Pieces:
+    """The pieces of the steps of *trace*, borders moved as ``step_parts`` says."""
+    steps, marks = trace.steps, _marks(trace)
+    names: list[str] = []
+    starts, ends = [], []
+    for index in range(len(steps)):
+        of_step, host = _segments(marks, int(steps.host_start_ns[index]), int(steps.host_end_ns[index]))
+        first, last = steps.start_ns[index], steps.end_ns[index]
+        borders = np.clip(_on_device(trace, host), first, last)
+        borders[0], borders[-1] = first, last
+        names += of_step
+        starts.append(borders[:-1])
+        ends.append(borders[1:])
+    return Pieces(tuple(names), np.concatenate(starts), np.concatenate(ends))
+
+
+def _moments_of(trace: Trace, part: str) -> Intervals | None:
+    """Moments of the steps whose innermost mark is that of *part*; None if no part is marked."""
+    starts, ends, marked, marks = [], [], False, _marks(trace)
+    for first, last in zip(trace.steps.host_start_ns.tolist(), trace.steps.host_end_ns.tolist(), strict=True):
+        names, cuts = _segments(marks, first, last)
+        marked |= len(names) > 1
+        mine = np.flatnonzero([name == part for name in names])
+        starts.append(cuts[mine])
+        ends.append(cuts[mine + 1])
+    return merge(np.concatenate(starts), np.concatenate(ends)) if marked else None
+
+
+def _marks(trace: Trace) -> list[tuple[int, int, str]]:
+    """Start, end and part of every mark, by start, outer before inner."""
+    rows = np.flatnonzero(trace.where(lambda name: marked_phase(name) is not None, Kind.ANNOTATION))
+    rows = rows[np.lexsort((-trace.duration_ns[rows], trace.start_ns[rows]))]
+    columns = (trace.start_ns[rows].tolist(), trace.end_ns[rows].tolist(), trace.name[rows].tolist())
+    return [(start, end, marked_phase(trace.names[name]) or "") for start, end, name in zip(*columns, strict=True)]
+
+
+def _segments(marks: list[tuple[int, int, str]], first: int, last: int) -> tuple[list[str], Ints]:
+    """The step from *first* to *last* cut at every mark's borders: the innermost part of each piece, and the cuts."""
+    begin, end = bisect_left(marks, (first,)), bisect_left(marks, (last,))
+    within = [(start, min(until, last), part) for start, until, part in marks[begin:end]]
+    pieces = list(_innermost(within, last))
+    return [part for _, part in pieces], np.array([first, *(until for until, _ in pieces)], dtype=np.int64)
+
+
+def _innermost(marks: list[tuple[int, int, str]], last: int) -> Iterator[tuple[int, str]]:
+    """End and part of each piece, in order; *marks* are by start, outer before inner."""
+    around: list[tuple[int, str]] = [(last, _UNMARKED)]
+    for start, end, part in marks:
+        while around[-1][0] <= start and len(around) > 1:
+            yield around.pop()
+        yield start, around[-1][1]
+        around.append((end, part))
+    while around:
+        yield around.pop()
+
+
+def _on_device(trace: Trace, moments_ns: Ints) -> Ints:
+    """When the device has finished what was launched before each moment on the host; never before that moment."""
+    rows = trace.device_rows
+    rows = rows[(trace.links.launch[rows] >= 0) & ~trace.is_collective[rows]]
+    if not len(rows):
+        return moments_ns
+    launched = trace.start_ns[trace.links.launch[rows]]
+    order = np.argsort(launched, kind="stable")
+    done = np.maximum.accumulate(trace.end_ns[rows[order]])
+    index = np.searchsorted(launched[order], moments_ns, side="left") - 1
+    return np.where(index < 0, moments_ns, np.maximum(moments_ns, done[np.maximum(index, 0)]))
+
+
+def step_filling(trace: Trace, *, counted: Collection[str] = ()) -> StepFilling:
+    """What filled each part of the steps of *trace*, mean over the steps.
+
+    Args:
+        trace: with marks around the parts of its steps.
+        counted: operators that spent FLOPs, as ``aten.mm``: they are matmul-like, whatever their names say.
+    """
+    pieces, count = pieces_of_steps(trace), len(trace.steps)
+    walls = pieces.sums()
+    covered, reached = NOTHING, dict.fromkeys(walls, 0)
+    found: list[dict[str, int]] = []
+    for moments in _fillings(trace, frozenset(name.replace(".", "::", 1) for name in counted)):
+        covered = union(covered, moments)
+        sums = pieces.sums(covered)
+        # Rounded as a running sum, so that the means add up to the part's as well.
+        found.append({name: round(sums[name] / count) - round(reached[name] / count) for name in walls})
+        reached = sums
+    matmul, operators, copies, communication = found
+    return StepFilling(
+        clock="device" if trace.has_device else "host",
+        parts=tuple(
+            PartFilling(
+                name=name,
+                matmul_ns=matmul[name],
+                operators_ns=operators[name],
+                copies_ns=copies[name],
+                communication_ns=communication[name],
+                idle_ns=round(wall / count) - round(reached[name] / count),
+            )
+            for name, wall in walls.items()
+        ),
+    )
+
+
+def _fillings(trace: Trace, counted: Collection[str]) -> tuple[Intervals, Intervals, Intervals, Intervals]:
+    """The moments of matmul-like operators, of all others, of copies and of communication; they may overlap."""
+    communication = trace.merged(trace.is_collective)
+    is_matmul = trace.where(lambda name: may_use_tensor_cores(name) or name in counted, Kind.OPERATOR)
+    if not trace.has_device:
+        computes = trace.where(computes_on_host, Kind.OPERATOR) & ~trace.is_collective
+        # What a collective on the host consists of is not computation.
+        return (
+            trace.merged(computes & is_matmul),
+            subtract(trace.merged(computes), communication),
+            NOTHING,
+            communication,
+        )
+    kernels = (trace.kind == Kind.KERNEL) & ~trace.is_collective
+    copies = trace.merged((trace.kind == Kind.MEMCPY) | (trace.kind == Kind.MEMSET))
+    return trace.merged(kernels & _multiplying(trace, is_matmul)), trace.merged(kernels), copies, communication
+
+
+def _multiplying(trace: Trace, is_matmul: Mask) -> Mask:
+    """Kernels that do: by the operator that launched each, by its own name where no operator of torch did."""
+    launcher = np.maximum(trace.links.operator_of_launch, 0)
+    of_torch = trace.where(lambda name: name.startswith("aten::"), Kind.OPERATOR) | is_matmul
+    known = (trace.links.operator_of_launch >= 0) & of_torch[launcher]
+    return np.where(known, is_matmul[launcher], trace.where(multiplies, Kind.KERNEL))

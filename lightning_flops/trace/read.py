@@ -1,0 +1,254 @@
+"""Trace files of torch.profiler as columns: decoded in blocks, each of whole events."""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from os import PathLike, fspath
+from typing import IO, Any, cast
+
+import msgspec
+import numpy as np
+
+from lightning_flops.analysis.trace_marks import METADATA_KEY
+from lightning_flops.errors import LightningFlopsError
+from lightning_flops.records import TraceColumns
+from lightning_flops.trace.columns import Lane, Trace, TraceFormatError
+from lightning_flops.trace.events import DECODER, FOREIGN, Columns, Event
+from lightning_flops.trace.names import KIND_OF_CATEGORY, Kind
+
+WITH_MODULES = "with_modules"
+"""The key under which torch.profiler writes that it was asked for modules."""
+BLOCK_BYTES = 1 << 17
+"""How much is decoded at once: what is made of it should stay in a processor's second cache."""
+_LONGEST_BYTES = 64 << 20
+"""Most of a file that is searched for the end of one event, or of what stands beside the events."""
+_HEAD_KEYS = ("deviceProperties", "distributedInfo", "baseTimeNanoseconds", WITH_MODULES, METADATA_KEY)
+_EVENTS = re.compile(rb'(?<!\\)"traceEvents"\s*:\s*\[')
+_BETWEEN = re.compile(rb"\s*,?\s*")
+_BORDER = re.compile(rb"\s*[,\]]")
+_END_OF_LIST = re.compile(r"trailing characters \(byte (\d+)\)")
+_BACKSLASH = re.compile(rb'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})|\\')
+_BARE = re.compile(rb"(?<=[:,\[])(\s*)(?:[-+]?(?:inf(?:inity)?|nan)(?:\([a-z]*\))?|N/A)(?=\s*[,}\]])", re.I)
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
+_NULL_ARGUMENTS = re.compile(rb'"args"\s*:\s*null')
+_CONTROLS = bytes(byte if byte >= 32 else 32 for byte in range(256))
+
+
+def load_trace(path: str | PathLike[str], *, progress: Callable[[int], object] | None = None) -> Trace:
+    """The trace in a Chrome-format JSON file that torch.profiler wrote, plain or gzipped; read once, so also a pipe.
+
+    Args:
+        path: a local path, or any URL that fsspec opens. Whether it is gzipped is seen from its first bytes.
+        progress: is told now and then how many bytes of the file have been read.
+
+    Raises:
+        TraceFormatError: the file cannot be opened, is empty, cut off, no JSON, or no trace of torch.profiler.
+    """
+    source = fspath(path)
+    metadata: dict[str, Any] = {}
+    columns = Columns(source)
+    try:
+        with ExitStack() as stack:
+            for events in _event_lists(_opened(source, stack), metadata, progress):
+                columns.add(events)
+            return columns.trace(metadata)
+    except (LightningFlopsError, MemoryError):
+        raise
+    except (EOFError, gzip.BadGzipFile, _unpacking_errors()) as error:
+        raise TraceFormatError(f"{source}: the gzip data is damaged or cut off: {error}") from error
+    except OSError as error:
+        reason = error.strerror or f"{type(error).__name__}: {error}"  # remote file systems often give a path alone
+        raise TraceFormatError(f"{source}: cannot be read: {reason}") from error
+    except Exception as error:
+        if "://" in source:  # a remote file system may raise anything
+            raise TraceFormatError(f"{source}: cannot be read: {type(error).__name__}: {error}") from error
+        if not isinstance(error, (TypeError, ValueError, OverflowError)):
+            raise
+        what = f"{error}"[:120]
+        raise TraceFormatError(f"{source}: {what}") from error
+
+
+def trace_from_events(
+    events: Iterable[Mapping[str, Any]], *, metadata: Mapping[str, Any] | None = None, source: str = "(events)"
+) -> Trace:
+    """The trace of *events*, which are as in a file, with what stands beside them there."""
+    columns = Columns(source)
+    columns.add(DECODER.decode(msgspec.json.encode(list(events))))
+    return columns.trace(metadata or {})
+
+
+def trace_from_columns(columns: TraceColumns, *, process: int, metadata: Mapping[str, Any] | None = None) -> Trace:
+    """The trace of host events that the profiler left in memory as columns.
+
+    Raises:
+        TraceFormatError: none of the events is torch.profiler's.
+    """
+    kinds = np.array([KIND_OF_CATEGORY.get(one.lower(), FOREIGN) for one in columns.categories], dtype=np.int8)
+    kind = kinds[np.array(columns.category, dtype=np.int64)] if columns.category else np.zeros(0, dtype=np.int8)
+    kept = np.flatnonzero(kind >= 0)
+    found = Columns("(profiler)")
+    found.names = {name: number for number, name in enumerate(columns.names)}
+    found.lanes = {Lane(str(process), str(thread)): number for number, thread in enumerate(columns.threads)}
+    of_host = kept[(kind[kept] == Kind.OPERATOR) | (kind[kept] == Kind.ANNOTATION)]
+    for name, values, rows in (
+        ("name", columns.name, kept),
+        ("lane", columns.thread, kept),
+        ("start_ns", columns.start_ns, kept),
+        ("duration_ns", columns.duration_ns, kept),
+        ("sequence", columns.sequence, of_host),
+        ("forward_thread", columns.forward_thread, of_host),
+    ):
+        found.keep(name, np.array(values, dtype=np.int64)[rows])
+    found.keep("kind", kind[kept])
+    return found.trace(metadata or {})
+
+
+def _opened(source: str, stack: ExitStack) -> IO[bytes]:
+    if "://" in source or "::" in source:
+        try:
+            fsspec = importlib.import_module("fsspec")
+            stream = cast("IO[bytes]", stack.enter_context(fsspec.open(source, "rb")))
+        except ModuleNotFoundError as error:
+            raise TraceFormatError(f"{source}: opening a URL needs the package {error.name}") from error
+        except (ImportError, ValueError) as error:  # an unknown protocol, or its package is missing
+            raise TraceFormatError(f"{source}: cannot be opened: {error}") from error
+        begin = stream.read(2)
+        stream.seek(0)
+    else:
+        file = stack.enter_context(open(source, "rb"))  # noqa: SIM115 - the stack closes it
+        stream, begin = file, file.peek(2)[:2]
+    return cast("IO[bytes]", _gzip().open(stream, "rb")) if begin == b"\x1f\x8b" else stream
+
+
+def _gzip() -> Any:
+    """``isal`` unpacks several times as fast where it is installed."""
+    try:
+        return importlib.import_module("isal.igzip")
+    except ImportError:
+        return gzip
+
+
+def _unpacking_errors() -> type[Exception]:
+    try:
+        return cast("type[Exception]", importlib.import_module("isal.isal_zlib").error)
+    except ImportError:
+        return importlib.import_module("zlib").error  # type: ignore[no-any-return]
+
+
+def _event_lists(
+    stream: IO[bytes], metadata: dict[str, Any], progress: Callable[[int], object] | None
+) -> Iterator[list[Event]]:
+    """The events in order, a list at a time; what is asked for beside them is put into *metadata*."""
+    text = stream.read(BLOCK_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip()
+    if not text:
+        raise ValueError("the file is empty")
+    if text.startswith(b"["):
+        begin = 1
+    elif text.startswith(b"{"):
+        while (found := _EVENTS.search(text)) is None:
+            more = stream.read(len(text))
+            if not more or len(text) > _LONGEST_BYTES:
+                _members(text)  # says what is wrong with it
+                raise ValueError('a JSON object without a list "traceEvents"')
+            text += more
+        begin = found.end()
+        metadata |= _members(text[: found.start()].rstrip().rstrip(b",") + b"}")
+    else:
+        raise ValueError(f"a trace begins with {{ or [, not with {text[:1].decode(errors='replace')!r}")
+    given, size, ended = len(text), BLOCK_BYTES, False
+    text, at_end = text[begin:], False
+    while not at_end:
+        decoded = _decoded(text, mend=False) or _decoded(text, mend=True)
+        if decoded is not None:
+            events, text, at_end = decoded
+            yield events
+            size = BLOCK_BYTES
+        elif ended or len(text) > _LONGEST_BYTES:
+            raise ValueError(_what_is_wrong(text, given - len(text)))
+        if not at_end:
+            more = stream.read(size)
+            size *= 2  # where no event ends in a block: not so many tries
+            ended, given, text = not more, given + len(more), text + more
+            if progress is not None:
+                progress(_position(stream, given))
+    while len(text) < _LONGEST_BYTES and (more := stream.read(BLOCK_BYTES)):
+        text += more
+    tail = text.strip()
+    if begin > 1:
+        metadata |= _members(b"{" + tail.removeprefix(b","))
+    elif tail:
+        raise ValueError(f"nothing may follow the end of the trace: {tail[:40]!r}")
+
+
+def _decoded(text: bytes, *, mend: bool) -> tuple[list[Event], bytes, bool] | None:
+    """Events that stand whole at the beginning of *text*, what follows, and whether that is the end of their list.
+
+    A border is a brace that closes, and a comma behind it. In an event such a pair may stand too; then the piece
+    before it is no list. None where nothing can be read.
+    """
+    begin = _BETWEEN.match(text).end()  # type: ignore[union-attr]  # it matches nothing as well
+    if text.startswith(b"]", begin):
+        return [], text[begin + 1 :], True
+    end, tries = len(text), 0
+    while tries < 8 and (end := text.rfind(b"}", begin, end)) >= 0:
+        if _BORDER.match(text, end + 1) is None:
+            continue
+        tries += 1
+        piece = text[begin : end + 1]
+        if mend:
+            piece = _mended(piece)
+        try:
+            return DECODER.decode(b"[%b]" % piece), text[end + 1 :], False
+        except (msgspec.DecodeError, RecursionError) as error:
+            if (trailing := _END_OF_LIST.search(str(error))) is not None:  # the list has ended before
+                at = int(trailing[1]) - 2  # it counts from 1, and the bracket before
+                return DECODER.decode(b"[" + piece[:at]), piece[at:] + text[end + 1 :], True
+    return None
+
+
+def _mended(text: bytes) -> bytes:
+    """*text* with backslashes escaped, null for numbers that JSON does not have, and no bytes that are no UTF-8."""
+    text = text.decode("utf-8", errors="replace").encode().translate(_CONTROLS)
+    text = _BACKSLASH.sub(lambda found: found[0] if found[1] else b"\\\\", text)
+    text = _SURROGATE.sub(rb"\\ufffd", _BARE.sub(rb"\1null", text))
+    return _NULL_ARGUMENTS.sub(b'"args":{}', text)
+
+
+def _members(text: bytes) -> dict[str, Any]:
+    """What is asked for of the object in *text*."""
+    try:
+        found = msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
+        try:
+            found = msgspec.json.decode(_mended(text), type=dict[str, Any])
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise ValueError(_said(error, "what stands beside its events is not valid JSON")) from error
+    return {key: found[key] for key in _HEAD_KEYS if key in found}
+
+
+def _what_is_wrong(text: bytes, given: int) -> str:
+    try:
+        DECODER.decode(b"[" + _mended(text.strip().removeprefix(b",")))
+    except (msgspec.DecodeError, RecursionError) as error:
+        wrong = "its events are no list" if text.lstrip(b", \r\n\t").startswith(b"]") else "an event is none of torch's"
+        if not isinstance(error, msgspec.ValidationError):
+            wrong = "not valid JSON"
+        return _said(error, f"{wrong}, after {given:,} bytes")
+    return "an event is longer than a trace has them"
+
+
+def _said(error: Exception, words: str) -> str:
+    if "truncated" in str(error):
+        return "the file ends in the middle: it was cut off or is still written"
+    return f"{words}: {error}"[:200]
+
+
+def _position(stream: IO[bytes], given: int) -> int:
+    try:
+        return int((getattr(stream, "fileobj", None) or stream).tell())
+    except (OSError, ValueError, AttributeError):  # a pipe
+        return given

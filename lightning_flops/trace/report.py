@@ -1,0 +1,152 @@
+"""All tables of one trace in a frozen record, and what other traces' reports need of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from lightning_flops.analysis.device_abilities import UNKNOWN_DEVICE, DeviceAbilities, device_abilities
+from lightning_flops.analysis.no_mfu import NO_FLOPS
+from lightning_flops.schema.trace import TracedPart, TraceReport
+from lightning_flops.trace import device, operators, tables
+from lightning_flops.trace.columns import Trace
+from lightning_flops.trace.counting import Formulas
+from lightning_flops.trace.flops import Peaks, trace_flops
+from lightning_flops.trace.memory import memory_curves, memory_table, module_memory_table
+from lightning_flops.trace.modules import module_table
+from lightning_flops.trace.names import Kind
+from lightning_flops.trace.phases import model_summary, step_parts
+from lightning_flops.trace.ranks import RankSummary, rank_summary
+from lightning_flops.trace.read import WITH_MODULES, load_trace
+from lightning_flops.trace.step_sums import TraceBySteps, by_steps
+from lightning_flops.trace.steps import step_times
+
+_MB = 1e6
+_NO_TORCH = f"{NO_FLOPS}working them out from shapes needs torch, which is not installed."
+_NO_SHAPES = f"{NO_FLOPS}the trace was taken without record_shapes=True."
+_NO_CALLS_OF_MODULES = (
+    "Modules are n/a: with_modules=True alone has torch name those of TorchScript programs, and record no calls. With "
+    "with_stack=True it records the calls of all modules."
+)
+_NO_KERNELS = (
+    "Calls of the device's runtime launched no kernel, copy or memset that was recorded, as where the profiler may not "
+    "watch the device: its work is in no table."
+)
+
+
+def analyze_trace(trace: Trace, *, formulas: Formulas | None = None, peaks: Peaks | None = None) -> TraceReport:
+    """Every table of *trace*.
+
+    Args:
+        trace: what to analyze.
+        formulas: what a recorded call spent; without them the report has no FLOPs.
+        peaks: a user's own figures of the device.
+    """
+    collectives, modules = tables.collective_table(trace), module_table(trace)
+    flops, notes = (None, ()) if formulas is None else trace_flops(trace, formulas, modules, peaks)
+    if not trace.has_device and (trace.kind == Kind.RUNTIME).any():
+        notes = (_NO_KERNELS, *notes)
+    return TraceReport(
+        source=trace.source,
+        rank=trace.rank,
+        events=len(trace),
+        step_times=step_times(trace),
+        modules=modules,
+        device_metrics=device.device_metrics(trace),
+        device_summary=tables.device_summary(trace),
+        overview=tables.overview(trace),
+        model_summary=model_summary(trace),
+        overlap=tables.overlap(trace) if collectives is not None else None,
+        collectives=collectives,
+        kernel_summary=device.kernel_summary(trace),
+        kernels=device.kernel_table(trace),
+        operators=operators.operator_table(trace),
+        memory=memory_table(trace),
+        module_memory=module_memory_table(trace),
+        transfers=device.transfer_table(trace),
+        user_scopes=tables.user_scope_table(trace),
+        idle=device.idle_times(trace),
+        launches=device.launch_statistics(trace),
+        notes=(*trace.notes, *(mark.words() for mark in trace.steps.odd), *notes),
+        memory_curves=memory_curves(trace),
+        operators_by_shape=operators.operators_by_shape(trace),
+        flops=flops,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnalyzedTrace:
+    """What one trace says, and what the others' reports need of it: small, whatever the size of the trace."""
+
+    report: TraceReport
+    abilities: DeviceAbilities
+    parts: tuple[TracedPart, ...]
+    """Of its steps, as ``summary``: for a comparison with other ranks, empty where there is none."""
+    summary: RankSummary | None
+    by_steps: TraceBySteps | None = None
+    """Its steps one by one: for a comparison with another run's, else None."""
+
+
+def analyze_one(
+    trace: Trace,
+    *,
+    compared: bool,
+    formulas: Formulas | None = None,
+    stepwise: bool = False,
+    peaks: Peaks | None = None,
+) -> AnalyzedTrace:
+    """What *trace* says by itself.
+
+    Args:
+        trace: what to analyze.
+        compared: whether it will be held against traces of other ranks.
+        formulas: as for ``analyze_trace``; None where there is no torch, as the report then says.
+        stepwise: whether it will be held against another run's, step by step.
+        peaks: as for ``analyze_trace``.
+    """
+    report = analyze_trace(trace, formulas=formulas, peaks=peaks)
+    notes = report.notes
+    if report.flops is None:
+        notes += (_NO_TORCH if (trace.inputs >= 0).any() else _NO_SHAPES,)
+    if report.modules is None and trace.metadata.get(WITH_MODULES):
+        notes += (_NO_CALLS_OF_MODULES,)
+    return AnalyzedTrace(
+        report=replace(report, notes=notes),
+        abilities=_abilities(trace),
+        parts=step_parts(trace) if compared else (),
+        summary=rank_summary(trace) if compared else None,
+        by_steps=by_steps(trace) if stepwise else None,
+    )
+
+
+def analyze_file(
+    file: str,
+    *,
+    compared: bool,
+    stepwise: bool,
+    formulas: Formulas | None,
+    peaks: Peaks | None = None,
+    tell: Callable[[str], object] | None = None,
+) -> AnalyzedTrace:
+    """What the trace in *file* says by itself; *tell* is told in words, often, how far the work is."""
+    name, size = os.path.basename(file), os.path.getsize(file) if os.path.isfile(file) else None
+    of_all_bytes = f" of {size / _MB:,.0f}" if size else ""
+    progress = None if tell is None else lambda read: tell(f"reading {name}: {read / _MB:,.0f}{of_all_bytes} MB")
+    trace = load_trace(file, progress=progress)
+    if tell is not None:
+        tell(f"analyzing {name}: {len(trace):,} events")
+    return analyze_one(trace, compared=compared, formulas=formulas, stepwise=stepwise, peaks=peaks)
+
+
+def _abilities(trace: Trace) -> DeviceAbilities:
+    """What the device that ran the kernels can do; a trace lists all devices of its machine."""
+    if not trace.has_device:
+        return UNKNOWN_DEVICE
+    used = [trace.described(device) for device in np.unique(trace.device[trace.on_device]).tolist()]
+    kinds = {(one.name, one.compute_capability) for one in used if one is not None}
+    name, capability = kinds.pop() if len(kinds) == 1 else ("", None)
+    # A device without a name may be any vendor's.
+    return device_abilities(device_type="cuda", name=name, compute_capability=capability if name else None)

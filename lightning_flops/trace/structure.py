@@ -1,0 +1,143 @@
+"""Who called and launched whom: by nesting in time, by correlation ids, and by the ids of operators."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from lightning_flops.trace.intervals import Ints, Lanes, Mask, distinct, order_by
+from lightning_flops.trace.names import Kind, host_collective, is_collective_kernel
+
+if TYPE_CHECKING:
+    from lightning_flops.trace.columns import Trace
+
+NODE = re.compile(r"autograd::engine::evaluate_function:|torch::autograd::AccumulateGrad|\w+Backward\d*$")
+"""Nodes that autograd runs; the last are those of torch 1.8."""
+_ROUNDING_NS = 1000
+"""A callee may seem to end so much later than its caller. What ends later still overlaps, and is not called by it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Links:
+    """Rows that belong together; -1 where there is none."""
+
+    operators: Ints
+    """Rows of operators: thread by thread, by start, callers before what they call."""
+    parent: Ints
+    """For each row of an operator, the operator that called it."""
+    levels: tuple[Ints, ...]
+    """The same rows by how many operators enclose them."""
+    launch: Ints
+    """For each row of a device event, the runtime call that launched it."""
+    operator_of_launch: Ints
+    """For each row of a device event, the innermost operator in which it was launched."""
+    is_backward: Mask
+    """Rows of operators that autograd runs for a backward, or that such an operator called."""
+    backward_lanes: Mask
+    """For each lane, whether operators of a backward run in it."""
+
+
+def collective_rows(trace: Trace) -> Mask:
+    """Rows that communicate with other ranks: collectives' kernels, and host scopes that communicate themselves."""
+    found = trace.where(is_collective_kernel, Kind.KERNEL)
+    named = np.array([row for row in trace.collectives if trace.kind[row] == Kind.KERNEL], dtype=np.int64)
+    found[named] = True  # a kernel that says which collective it is needs no known name
+    return found | trace.where(lambda name: host_collective(name) is not None, Kind.ANNOTATION, Kind.OPERATOR)
+
+
+def link(trace: Trace) -> Links:
+    """Callers, launches and launching operators.
+
+    A device event without a known launch, such as one whose call lies outside the trace, falls back to the external id
+    that it shares with its operator.
+    """
+    operators = in_nesting_order(trace, np.flatnonzero(trace.kind == Kind.OPERATOR))
+    parent = np.full(len(trace), -1, dtype=np.int64)
+    depth = nest(trace, operators, parent)
+    by_depth = operators[np.argsort(depth, kind="stable")]
+    levels = tuple(np.split(by_depth, np.cumsum(np.bincount(depth))[:-1])) if len(operators) else ()
+    launch = _launches(trace)
+    launcher = np.full(len(trace), -1, dtype=np.int64)
+    launched = np.flatnonzero(launch >= 0)
+    calls = launch[launched]
+    launcher[launched] = enclosing(trace, operators, parent, lanes=trace.lane[calls], moments_ns=trace.start_ns[calls])
+    rows = np.flatnonzero(trace.on_device & (launch < 0) & (trace.external_id > 0))
+    launcher[rows] = _matching(operators, trace.external_id, rows)
+    is_backward = trace.where(lambda name: NODE.match(name) is not None, Kind.OPERATOR)
+    is_backward |= (trace.kind == Kind.OPERATOR) & (trace.forward_thread > 0)
+    for rows in levels[1:]:
+        is_backward[rows] |= is_backward[parent[rows]]
+    backward_lanes = np.zeros(len(trace.lanes), dtype=bool)
+    backward_lanes[trace.lane[is_backward]] = True
+    return Links(operators, parent, levels, launch, launcher, is_backward, backward_lanes)
+
+
+def enclosing(trace: Trace, rows: Ints, parent: Ints, *, lanes: Lanes, moments_ns: Ints) -> Ints:
+    """For each moment in a lane, which of *rows*, in nesting order, is the innermost then running there; -1 if none."""
+    found = np.full(len(moments_ns), -1, dtype=np.int64)
+    for lane in distinct(lanes):
+        here = rows[trace.lane[rows] == lane]
+        if not len(here):
+            continue
+        wanted = np.flatnonzero(lanes == lane)
+        moments = moments_ns[wanted]
+        last = np.searchsorted(trace.start_ns[here], moments, side="right") - 1
+        inner = np.where(last >= 0, here[np.maximum(last, 0)], -1)
+        # What encloses the moment is what began last before it, or encloses that.
+        while len(ended := np.flatnonzero((inner >= 0) & (trace.end_ns[inner] <= moments))):
+            inner[ended] = parent[inner[ended]]
+        found[wanted] = inner
+    return found
+
+
+def in_nesting_order(trace: Trace, rows: Ints) -> Ints:
+    """*rows* thread by thread, by start, outer before inner: as ``nest`` needs them, and as files mostly have them."""
+    rows = rows[order_by(trace.lane[rows])]
+    lanes, starts, lengths = trace.lane[rows], trace.start_ns[rows], trace.duration_ns[rows]
+    later = np.diff(starts)
+    sorted_already = (np.diff(lanes) > 0) | (later > 0) | ((later == 0) & (np.diff(lengths) <= 0))
+    return rows if sorted_already.all() else rows[np.lexsort((-lengths, starts, lanes))]
+
+
+def nest(trace: Trace, rows: Ints, parent: Ints) -> Ints:
+    """Fill in *parent* what encloses each of *rows*, which are in nesting order; how many enclose each."""
+    count = len(rows)
+    starts, ends = trace.start_ns[rows], trace.end_ns[rows]
+    # Whoever encloses a row is the one right before it or encloses that one. All rows look at once: where the
+    # candidate does not, its own candidate is next, and what that one passed over does not enclose either.
+    around = np.arange(-1, count - 1)
+    around[np.flatnonzero(np.diff(trace.lane[rows], prepend=-1))] = -1
+    looking = np.flatnonzero(around >= 0)
+    while len(looking):
+        outer = around[looking]
+        passed = (ends[outer] <= starts[looking]) | (ends[outer] < ends[looking] - _ROUNDING_NS)
+        looking = looking[passed]
+        around[looking] = around[around[looking]]
+        looking = looking[around[looking] >= 0]
+    parent[rows] = np.where(around >= 0, rows[around], -1) if count else parent[rows]
+    depth, above = (around >= 0).astype(np.int64), around.copy()
+    while len(inside := np.flatnonzero(above >= 0)):  # each round looks twice as far up
+        depth[inside], above[inside] = depth[inside] + depth[above[inside]], above[above[inside]]
+    return depth
+
+
+def _launches(trace: Trace) -> Ints:
+    """For each device event the runtime call of the same number; of several, the outer one, which began first."""
+    launch = np.full(len(trace), -1, dtype=np.int64)
+    calls = np.flatnonzero((trace.kind == Kind.RUNTIME) & (trace.correlation >= 0))
+    rows = np.flatnonzero(trace.on_device & (trace.correlation >= 0))
+    launch[rows] = _matching(calls[np.argsort(trace.start_ns[calls], kind="stable")], trace.correlation, rows)
+    return launch
+
+
+def _matching(known: Ints, numbers: Ints, rows: Ints) -> Ints:
+    """For each of *rows* the first of *known* that has the same of *numbers*; -1 without."""
+    if not len(known) or not len(rows):
+        return np.full(len(rows), -1, dtype=np.int64)
+    known = known[np.argsort(numbers[known], kind="stable")]
+    index = np.searchsorted(numbers[known], numbers[rows], side="left")
+    index[index == len(known)] = 0
+    return np.where(numbers[known[index]] == numbers[rows], known[index], -1)

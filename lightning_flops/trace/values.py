@@ -1,0 +1,195 @@
+"""Single values of a trace, which may be anything, columns of them, and what stands at the top of a file."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lightning_flops.analysis.trace_marks import METADATA_KEY
+from lightning_flops.records import RecordedInputs
+from lightning_flops.trace.columns import DeviceProperties, LaunchShape
+from lightning_flops.trace.intervals import Ints
+from lightning_flops.trace.names import ELEMENT_BYTES
+
+ABSENT = -1
+_LARGEST = 2**63 - 1
+_LONGEST_US = 2**62 / 1000
+
+
+def packed(code: str, values: list[Any]) -> npt.NDArray[Any]:
+    """*values* as a column; ``struct`` converts faster than numpy, and refuses what is of another type."""
+    return np.frombuffer(struct.pack(f"{len(values)}{code}", *values), dtype=code)
+
+
+def times(times_us: list[Any]) -> npt.NDArray[Any]:
+    """Times as a file has them, in microseconds; those that it has as text as whole nanoseconds."""
+    try:
+        return packed("d", times_us)
+    except (struct.error, OverflowError):
+        if any(isinstance(time, str) for time in times_us):
+            return np.array([_nanoseconds_of_text(str(time)) for time in times_us], dtype=np.int64)
+        return packed("d", [0.0 if time is None else float(time) for time in times_us])
+
+
+def nanoseconds(times: npt.NDArray[Any]) -> Ints:
+    """Whole nanoseconds of a column of ``times``: files give three decimals, so that sums are exact.
+
+    Raises:
+        ValueError: one of them is no time.
+    """
+    if times.dtype == np.int64:
+        return times
+    if len(times) and not max(float(times.max()), -float(times.min())) < _LONGEST_US:  # nor is one that is no number
+        raise ValueError("an event has no time that a clock shows")
+    whole_us = np.floor(times)
+    times = np.rint((times - whole_us) * 1000)
+    found: Ints = whole_us.astype(np.int64)
+    found *= 1000
+    found += times.astype(np.int64)
+    return found
+
+
+def _nanoseconds_of_text(time: str) -> int:
+    whole, _, rest = time.strip().partition(".")
+    if not whole.lstrip("-").isdecimal() or not (rest or "0").isdecimal():
+        return round(float(time) * 1000)
+    sign = -1 if whole.startswith("-") else 1
+    return int(whole) * 1000 + sign * int(rest[:3].ljust(3, "0"))
+
+
+def integers(values: list[Any]) -> Ints:
+    """Integer arguments; -1 for one that the event does not have, that reads "N/A", or that needs more than 64 bits."""
+    try:
+        return packed("q", values)
+    except (struct.error, OverflowError):
+        return packed("q", list(map(_integer, values)))
+
+
+def _integer(value: Any) -> int:
+    try:
+        number = int(value)
+    except (TypeError, ValueError, OverflowError):
+        return ABSENT
+    return number if abs(number) <= _LARGEST else ABSENT
+
+
+def fractions(values: list[Any]) -> npt.NDArray[np.float64]:
+    """Float arguments; NaN for one that the event does not have, and for what is infinite."""
+    try:
+        found = packed("d", values)
+    except (struct.error, OverflowError):
+        found = packed("d", [float(value) if isinstance(value, (int, float)) else math.nan for value in values])
+    return found
+
+
+def value_of(text: bytes) -> Any:
+    """The JSON value of *text*; None for no text, and for what Python cannot hold."""
+    try:
+        return json.loads(text) if text else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def whole(value: Any) -> int | None:
+    """*value* if it is an integer of 64 bits."""
+    return value if type(value) is int and abs(value) <= _LARGEST else None
+
+
+def _types(types: Any, dims: Any) -> Sequence[Any]:
+    """The dtypes of the inputs; where torch 1.8 wrote none of them, what has sizes is taken for float32."""
+    if isinstance(types, list) and not types and isinstance(dims, list):
+        return ["float" if one else "" for one in dims]
+    return types if isinstance(types, list) else ()
+
+
+def recorded_inputs(texts: tuple[bytes, ...]) -> RecordedInputs:
+    """What the texts of sizes, types, values and strides say."""
+    dims, types, concrete, strides = map(value_of, texts)
+    return RecordedInputs(
+        dims=dims if isinstance(dims, list) else (),
+        types=_types(types, dims),
+        concrete=concrete,
+        strides=strides,
+    )
+
+
+def bytes_of(inputs: RecordedInputs) -> int | None:
+    """Bytes of all inputs; None if one of them is not known."""
+    total = 0
+    for shape, dtype in zip(inputs.dims, inputs.types, strict=False):
+        element_bytes = ELEMENT_BYTES.get(str(dtype).lower())
+        if element_bytes is None or not isinstance(shape, list) or not all(type(one) is int for one in shape):
+            return None
+        total += math.prod(shape) * element_bytes
+    return total if 0 < total <= _LARGEST else None
+
+
+def launch_shape(grid: bytes, block: bytes, registers: Any, shared_memory: Any) -> LaunchShape:
+    """How a kernel was launched, as the file writes it."""
+
+    def triple(text: bytes) -> tuple[int, int, int] | None:
+        value = value_of(text)
+        if not isinstance(value, list) or len(value) != 3 or not all(type(one) is int for one in value):
+            return None
+        return value[0], value[1], value[2]
+
+    sizes = [None if (one := whole(value)) is None or one < 0 else one for value in (registers, shared_memory)]
+    return LaunchShape(grid=triple(grid), block=triple(block), registers=sizes[0], shared_memory=sizes[1])
+
+
+def devices_of(properties: Any) -> tuple[DeviceProperties, ...]:
+    """The devices that the head of a trace lists; what is no list of devices has none."""
+    found = []
+    for entry in properties if isinstance(properties, list) else ():
+        if not isinstance(entry, dict) or type(entry.get("id")) is not int:
+            continue
+        major, minor = whole(entry.get("computeMajor")), whole(entry.get("computeMinor"))
+        found.append(
+            DeviceProperties(
+                index=entry["id"],
+                name=str(entry.get("name", "")),
+                sm_count=whole(entry.get("numSms")),
+                memory_bytes=whole(entry.get("totalGlobalMem")),
+                compute_capability=None if major is None or minor is None else (major, minor),
+                max_threads=whole(entry.get("maxThreadsPerMultiprocessor")),
+                registers=whole(entry.get("regsPerMultiprocessor")),
+                shared_memory=whole(entry.get("sharedMemPerMultiprocessor")),
+            )
+        )
+    return tuple(found)
+
+
+def place_in_run(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """What the head of a trace says of its rank's place in the run, by the fields of ``Trace``."""
+    distributed, own = (
+        found if isinstance(found := metadata.get(key), dict) else {} for key in ("distributedInfo", METADATA_KEY)
+    )
+    backend, world_size = distributed.get("backend"), whole(distributed.get("world_size"))
+    if world_size is not None and not 0 < world_size <= 1 << 20:
+        world_size = None  # no job has as many, and its ranks are listed
+    return {
+        # torch names no rank in a run of one process, this package always does
+        "rank": whole(distributed.get("rank", own.get("rank"))),
+        "world_size": world_size,
+        "backend": backend if isinstance(backend, str) else None,
+        "groups": _groups(distributed.get("pg_config"), world_size),
+    }
+
+
+def _groups(listed: Any, world_size: int | None) -> tuple[tuple[int, ...], ...] | None:
+    if not isinstance(listed, list):
+        return None
+    groups = []
+    everyone = tuple(range(world_size or 0))
+    for group in listed:
+        ranks = group.get("ranks") if isinstance(group, dict) else None
+        if not isinstance(ranks, list) or not all(type(rank) is int for rank in ranks):
+            return None
+        groups.append(tuple(sorted(ranks)) or everyone)  # a group of all may be written as none
+    return tuple(groups)

@@ -1,0 +1,271 @@
+"""What other people's trace files hold, each kind in a small file made by hand, with its right value."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_flops.instrument.counting.recorded_calls import recorded_work
+from lightning_flops.schema.trace import TraceReport
+from lightning_flops.schema.trace_flops import TraceFlops
+from lightning_flops.trace import Peaks, Trace, analyze_one, load_trace
+from lightning_flops.trace.names import is_collective_kernel, multiplies, own_name, uses_tensor_cores
+from tests.analysis.trace_events import Event, kernel, launch, operator, product, span, step, trace
+
+MM = '{"ph":"X","cat":"cpu_op","name":"aten::mm","pid":1,"tid":1,"ts":12,"dur":20,"args":ARGS}'
+A100: dict[str, Any] = {
+    "id": 0, "name": "NVIDIA A100-SXM4-80GB", "computeMajor": 8, "computeMinor": 0, "numSms": 108,
+    "maxThreadsPerMultiprocessor": 2048,
+}  # fmt: skip
+
+
+def mm_with(arguments: str) -> str:
+    """The text of a product with these arguments."""
+    return MM.replace("ARGS", arguments)
+
+
+def loaded(text: str, folder: Path) -> Trace:
+    path = folder / "trace.json"
+    path.write_text(text)
+    return load_trace(path)
+
+
+def report_of(found: Trace, peaks: Peaks | None = None) -> TraceReport:
+    return analyze_one(found, compared=False, formulas=recorded_work, peaks=peaks).report
+
+
+def flops_of(*events: Event, peaks: Peaks | None = None, **head: Any) -> TraceFlops:
+    flops = report_of(trace(*events, **head), peaks).flops
+    assert flops is not None
+    return flops
+
+
+def shapes(*dims: Any, dtype: str = "float", types: list[str] | None = None) -> dict[str, Any]:
+    return {
+        "Input Dims": list(dims), "Input type": types or [dtype if one else "" for one in dims],
+        "Concrete Inputs": [""] * len(dims),
+    }  # fmt: skip
+
+
+def test_arguments_of_a_call_by_torchscript_are_the_last_of_its_stack() -> None:
+    # linear of [2048, 2400] and [256, 2400]; what stands before is left over of another call.
+    leftover = shapes([2048, 160, 72], [2048, 2400], [256, 2400], [256])
+    alone = flops_of(operator("aten::linear", 0, 50, **leftover))
+    assert alone.steps[0].forward == 2 * 2048 * 2400 * 256
+    inner = shapes([256], [2048, 2400], [2400, 256], [], [], types=["float"] * 3 + ["Scalar"] * 2)
+    inner["Concrete Inputs"] = ["", "", "", "1", "1"]
+    both = flops_of(operator("aten::linear", 0, 50, **leftover), operator("aten::addmm", 5, 40, **inner))
+    assert both.steps[0].forward == 2 * 2048 * 2400 * 256
+    # Three tensors of a bmm are no bmm.out: the last two fit together.
+    found = flops_of(operator("aten::bmm", 0, 5, **shapes([8, 6, 4], [8, 5, 6], [8, 6, 2])))
+    assert found.steps[0].forward == 2 * 8 * 5 * 6 * 2
+
+
+def test_operators_within_a_stream_capture_run_nothing() -> None:
+    def mm(start: float, **more: Any) -> Event:
+        return operator("aten::mm", start, 5, **shapes([10, 10], [10, 10]), **more)
+
+    def call(name: str, start: float) -> Event:
+        return span("cuda_runtime", name, start, 1)
+
+    flops = flops_of(
+        mm(0), call("cudaStreamBeginCapture", 10), mm(12), mm(13, thread=2), call("cudaStreamEndCapture", 20), mm(30),
+        call("hipStreamBeginCapture_spt", 40), mm(50),
+    )  # fmt: skip
+    assert (flops.steps[0].forward, flops.uncounted) == (3 * 2000, ())
+
+
+def test_without_kernels_the_time_of_the_runtimes_calls_is_told_all_the_same() -> None:
+    found = trace(
+        operator("aten::mm", 0, 100), launch(1, 20, 5), span("cuda_runtime", "cudaDeviceSynchronize", 100, 900)
+    )
+    report = report_of(found)
+    mean = report.step_times.mean
+    assert (mean.runtime_us, mean.cpu_us, mean.other_us, mean.kernel_us) == (905, 95, 0, None)
+    assert any("launched no kernel" in note for note in report.notes)
+
+
+def test_a_kernel_that_runs_over_its_successors_ends_where_the_next_begins() -> None:
+    late: dict[str, Any] = {"stream": 7}
+    events = [
+        operator("aten::mm", 0, 1), kernel(1, 10, 1_600_000, **late),
+        *(kernel(2 + place, 200 + 200 * place, 100, **late) for place in range(4)),
+    ]  # fmt: skip
+    found = trace(*events)
+    assert found.duration_ns.tolist()[1] == 190_000
+    (note,) = found.notes
+    assert "kernels that seem to run over their successors on the same stream: 1, by 1,599,810 us" in note
+    # On streams of their own, or as one graph, they may well run beside it.
+    for changed in ({"stream": 8}, {"correlation": 9}):
+        beside = json.loads(json.dumps(events))
+        for event in beside[1 + ("stream" in changed) :]:
+            event["args"] |= changed
+        assert trace(*beside).notes == ()
+
+
+def test_amds_device_numbers_count_processors_too() -> None:
+    mi300x = {"id": 0, "name": "AMD Instinct MI300X", "computeMajor": 9, "computeMinor": 4, "numSms": 304}
+    call = operator("aten::mm", 0, 20, **shapes([8192, 8192], [8192, 8192], dtype="c10::BFloat16"))
+    flops = flops_of(call, launch(1, 5, 5), kernel(1, 30, 2000, device=2, name="Cijk_B"), deviceProperties=[mi300x])
+    assert flops.device == "AMD Instinct MI300X"
+    assert flops.mfu == pytest.approx(2 * 8192**3 / (2030e-6 * 1307.4e12))  # 41.43%
+    other = {**mi300x, "id": 1, "name": "AMD Instinct MI210", "numSms": 104}
+    two = flops_of(call, launch(1, 5, 5), kernel(1, 30, 2000, device=5), deviceProperties=[mi300x, other])
+    assert two.device is None
+
+
+@pytest.mark.parametrize(
+    ("time", "start_ns"),
+    [('"1704161511420306.491"', 1704161511420306491), ('"12"', 12000), ('"-1.5"', -1500), ('" 7.0004 "', 7000)],
+)
+def test_times_may_be_text_and_are_exact(time: str, start_ns: int, tmp_path: Path) -> None:
+    found = loaded(f"[{mm_with('{}')}]".replace('"ts":12', f'"ts":{time}'), tmp_path)
+    assert (found.start_ns.tolist(), found.duration_ns.tolist()) == ([start_ns], [20_000])
+
+
+@pytest.mark.parametrize("bare", ["inf", "-inf", "nan", "NaN", "Infinity", "-Infinity", "N/A", "nan(ind)"])
+def test_numbers_that_json_does_not_have_are_none(bare: str, tmp_path: Path) -> None:
+    copy = (
+        '{"ph":"X","cat":"Memcpy","name":"Memcpy HtoD","pid":0,"tid":"stream 7","ts":14,"dur":1,"args":'
+        '{"device":0,"stream":7,"bytes":200,"blocks per SM":BARE,"memory bandwidth (GB/s)": BARE}}'
+    )
+    mm = mm_with('{"Call stack": BARE}')
+    text = f'{{"x": BARE, "traceEvents": [{mm}, {copy}], "y": [BARE]}}'
+    found = loaded(text.replace("BARE", bare), tmp_path)
+    assert (found.bytes.tolist(), found.names) == ([-1, 200], ("aten::mm", "Memcpy HtoD"))
+    assert found.blocks_per_sm[1] != found.blocks_per_sm[1]
+
+
+def test_backslashes_that_nobody_escaped_are_read(tmp_path: Path) -> None:
+    mm = mm_with("{}")
+    named = mm.replace("aten::mm", r"C:\logs\x\u.py(3): \"f\" \\ end")
+    text = f'{{"traceEvents": [{mm}, {named}], "traceName": "C:\\logs\\x.json"}}'
+    found = loaded(text, tmp_path)
+    assert found.names == ("aten::mm", r'C:\logs\x\u.py(3): "f" \ end')
+
+
+def test_null_arguments_and_events_without_a_category_do_no_harm(tmp_path: Path) -> None:
+    mm = mm_with("null")
+    text = f'[{mm}, {{"ph": "X", "name": "x", "pid": 1, "tid": 1, "ts": 1, "dur": 1}}]'
+    found = loaded(text, tmp_path)
+    assert len(found) == 1
+    assert found.notes == ("Left out: events of categories that are not torch.profiler's (none): 1.",)
+
+
+def test_torch_18_has_other_keys_and_no_dtypes() -> None:
+    def old(name: str, start: float, *dims: list[int], **more: Any) -> Event:
+        return span("Operator", name, start, 5, **{"Input dims": list(dims), "Input type": [], **more})
+
+    mm = old("aten::mm", 0, [64, 32], [32, 16])
+    assert flops_of(mm).steps[0].forward == 2 * 64 * 32 * 16
+    (note,) = trace(mm).notes
+    assert note == "Dtypes are not in the file, as in those of torch 1.8: every tensor is taken for float32."
+    # No number joins a convolution with its backward: the sizes of values and weights do. 6 x 6 of 8 x 8 by 3 x 3.
+    flops = flops_of(
+        old("aten::cudnn_convolution", 0, [2, 3, 8, 8], [4, 3, 3, 3], [], [], [], [], [], [], []),
+        old("CudnnConvolutionBackward", 20, [2, 4, 6, 6], thread=2),
+        old("aten::cudnn_convolution_backward", 21, [2, 3, 8, 8], [2, 4, 6, 6], [4, 3, 3, 3], *[[]] * 7, thread=2),
+    )
+    assert flops.steps[0].forward == 2 * (2 * 4 * 6 * 6) * (3 * 3 * 3)
+
+
+def test_an_occupancy_of_zero_is_worked_out_from_the_launch() -> None:
+    launched: dict[str, Any] = {
+        "grid": [100, 50, 1], "block": [256, 1, 1], "registers per thread": 234, "shared memory": 147456,
+        "blocks per SM": 46.3, "est. achieved occupancy %": 0,
+    }  # fmt: skip
+    mm = operator("aten::mm", 0, 20)
+
+    def occupancy(*devices: dict[str, Any], **changed: Any) -> float | None:
+        report = report_of(trace(mm, kernel(1, 30, 100, **{**launched, **changed}), deviceProperties=list(devices)))
+        assert report.kernels is not None
+        return report.kernels[0].occupancy_percent
+
+    # 234 registers are given as 240 to each of 32 threads of 8 warps: one block of 65,536 registers, 8 of 64 warps.
+    assert occupancy(A100) == 12.5
+    # With few registers two blocks of 74 KB fit into 164 KB; with 54 blocks half a block a multiprocessor is there.
+    assert occupancy(A100, **{"registers per thread": 32, "shared memory": 75000}) == 25
+    assert occupancy(A100, grid=[54, 1, 1]) == 6.25
+    assert occupancy() is None
+    # With less shared memory 0 is what a small grid rounds to.
+    assert occupancy(A100, **{"shared memory": 1024}) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "product"),
+    [
+        ("triton_poi_fused__scaled_dot_product_flash_attention_cat_view_10", None, False),
+        ("triton_red_fused_mm_native_layer_norm_2", None, False),
+        ("triton_per_fused_convolution_1", None, False),
+        ("triton_tem_fused_mm_3", None, True),
+        ("void fbgemm_gpu::permute_2D_lengths_kernel<int>(int, int const*)", "permute_2D_lengths_kernel", False),
+        ("_ZN10fbgemm_gpu25permute_2D_lengths_kernelIiEEvPi", "permute_2D_lengths_kernel", False),
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::conv_x<float>>(int)", None, False),
+        ("void cutlass::Kernel2<cutlass_80_tensorop_s16816gemm_bf16>(X)", None, True),
+        ("std::enable_if<!(false), void>::type internal::gemvx::kernel<int, float>(P)", None, True),
+        ("void gemmSN_TN_kernel<float, 128>(int)", "gemmSN_TN_kernel", True),
+        ("ampere_sgemm_128x64_tn", "ampere_sgemm_128x64_tn", True),
+    ],
+)
+def test_a_kernel_is_known_by_its_functions_own_name(name: str, own: str | None, product: bool) -> None:
+    assert multiplies(name) is product
+    assert own is None or own_name(name) == own
+
+
+def test_template_arguments_and_parameters_tell_nothing_of_a_kernel() -> None:
+    assert not is_collective_kernel("void copy_kernel<ncclWork>(ncclDevComm*)")
+    assert is_collective_kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)")
+    assert not uses_tensor_cores("void at::native::reduce_kernel<512, hmma>(int)")
+
+
+def test_events_of_mtia_are_on_a_device() -> None:
+    report = report_of(
+        trace(operator("aten::addmm", 0, 20), {
+            "ph": "X", "cat": "mtia_ccp_events", "name": "fc-dtype_Float", "pid": 9, "tid": 801, "ts": 30, "dur": 400,
+            "args": {},
+        })
+    )  # fmt: skip
+    assert report.device_metrics is not None and report.kernels is not None
+    assert (report.device_metrics[0].device, report.kernels[0].device.total_us) == (9, 400)
+
+
+def test_what_no_device_can_do_is_left_out_and_listed() -> None:
+    """2 x 1000^3 FLOPs in 1 us are 2 PFLOP/s: over twice the 156 TFLOP/s of tf32."""
+
+    def mm(number: int, start: float, size: int, length: float) -> tuple[Event, ...]:
+        call = operator("aten::mm", start, 5, **shapes([size, size], [size, size]))
+        return call, launch(number, start + 1), kernel(number, start + 10, length)
+
+    flops = flops_of(step(1, 0, 1000), *mm(1, 10, 1000, 1), *mm(2, 100, 100, 20), deviceProperties=[A100])
+    assert (flops.steps[0].forward, flops.lower_bound) == (2 * 100**3, True)
+    (row,) = flops.uncounted
+    assert (row.name, row.calls) == ("aten.mm", 1) and "times the peak in float32: impossible" in row.reason
+    # A step whose kernels are not in the trace may have too little time; its MFU is no figure.
+    (call, launched, ran), (other, *_) = mm(1, 10, 1000, 300), mm(2, 20, 10000, 1)
+    short = flops_of(step(1, 0, 400), call, launched, ran, other, deviceProperties=[A100])
+    assert (short.mfu, short.hfu) == (None, None)
+    assert any(row.name == "step 1" and "no MFU" in row.reason for row in short.uncounted)
+
+
+def test_a_users_own_figures_win_and_need_no_device_of_a_known_name() -> None:
+    events = [step(1, 0, 100), *product(1, 10, rows=5)]  # 1,000 FLOPs
+    given = Peaks(flops_per_sec={"float32": 1e9}, memory_bytes_per_sec=1e6)
+    flops = flops_of(*events, peaks=given)
+    assert flops.device is None and flops.mfu == pytest.approx(1000 / (100e-6 * 1e9))
+    # 4 bytes of 5 x 10, 10 x 10 and 5 x 10: 1.25 FLOPs a byte.
+    assert flops.operators[0].attainable_flops_per_sec == pytest.approx(1.25e6)
+    known = flops_of(*events, peaks=Peaks(flops_per_sec=1e9), deviceProperties=[A100])
+    assert known.peaks == {"float32": 1e9}
+
+
+def test_a_device_of_an_unknown_name_is_guessed_by_its_capability_and_multiprocessors() -> None:
+    events = [step(1, 0, 100), *product(1, 10, rows=5)]
+    unnamed = {**A100, "name": "Graphics Device"}
+    report = report_of(trace(*events, deviceProperties=[unnamed]))
+    assert report.flops is not None and report.flops.peaks == {"float32": 19.5e12}
+    assert any("taken for NVIDIA A100-SXM4-80GB" in note and "guess" in note for note in report.notes)
+    for other in ({**unnamed, "numSms": 14}, {**unnamed, "name": "NVIDIA A100-SXM4-80GB MIG 3g.40gb"}):
+        assert flops_of(*events, deviceProperties=[other]).peaks == {}
