@@ -7,11 +7,11 @@ activation checkpointing asks for. Its size follows from the shapes with which t
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -39,8 +39,6 @@ _DEFINITION = re.compile(r"^(\w+) = async_compile\.\w+\((.*?)^'''", re.MULTILINE
 _TEMPLATE = re.compile(r"triton_tem_|micro_gemm|cutlass_|flex_attention")
 """What stands in the name or the source of a kernel that multiplies, and in no other."""
 
-_templates_of_file: dict[str, tuple[str, ...]] = {}
-
 FlopsOf = Callable[[Any], int]
 """FLOPs that are counted for what a formula answers."""
 
@@ -64,7 +62,7 @@ class CompiledCode:
         self._watched: set[Any] = set()
         self._repeated: dict[Any, Counter[int] | None] = {}
         self._modules: frozenset[nn.Module] = frozenset()
-        self._old_files: frozenset[str] = frozenset()
+        self._hears_graphs = False
         self.in_place = False
         """Whether any module was compiled in place, by ``module.compile()``: no hook fires inside such a module."""
 
@@ -73,10 +71,35 @@ class CompiledCode:
         modules = frozenset(self._names.modules()) if compiler.was_used() else frozenset()
         self.in_place = any(map(compiler.is_compiled_in_place, modules))
         self._modules = modules if self.in_place else frozenset()
+        self.hear_graphs()
+
+    def hear_graphs(self) -> None:
+        """Lists the kernels of inductor's own that multiply and that no dispatcher sees, whenever they run."""
+        kind = compiler.class_of_generated_graphs()
+        if kind is not None and not self._hears_graphs:
+            self._hears_graphs = True
+            failed = partial(self._failed, "a compiled kernel")
+            self._patches.replace(
+                kind, "__call__", lambda original: listening(original, before=self._graph_runs, failed=failed)
+            )
+
+    def _graph_runs(self, graph: Any, inputs: Any) -> None:
+        for kernel in _templates_in(compiler.generated_source(graph)):
+            self.list_unseen(f"inductor.{kernel}")
+
+    def list_unseen(self, name: str) -> None:
+        """Work of which the dispatcher sees nothing runs: it is listed under the module that is running."""
+        state = self._threads.here()
+        if not state.paused:
+            module, phase = state.place(True)
+            if phase == "forward" and self.in_place:
+                module = self.running_region(state, module)
+            state.books.list(name, module, 0, True)
 
     def close(self) -> None:
         """Looks at nothing any more, and leaves what torch made as it was."""
         self._patches.undo()
+        self._hears_graphs = False
         self._watched.clear()
         self._repeated.clear()
 
@@ -129,26 +152,13 @@ class CompiledCode:
 
         return ends
 
-    def templates(self) -> list[str]:
-        """Inductor's own kernels for matrix products and attention, in the code that it has generated."""
-        found: list[str] = []
-        for module in compiler.generated_modules():
-            file = getattr(module, "__file__", None)
-            if file is not None:
-                if file not in _templates_of_file:
-                    _templates_of_file[file] = tuple(_templates_in(file))
-                found.extend(_templates_of_file[file])
-        return found
 
-
-def _templates_in(file: str) -> Iterator[str]:
-    try:
-        source = Path(file).read_text()
-    except (OSError, UnicodeDecodeError):
-        return
-    for match in _DEFINITION.finditer(source):
-        if _TEMPLATE.search(match[1]) or _TEMPLATE.search(match[2]):
-            yield match[1]
+@functools.lru_cache(maxsize=256)
+def _templates_in(source: str) -> tuple[str, ...]:
+    """Inductor's own kernels for matrix products and attention in a source that it has generated."""
+    return tuple(
+        match[1] for match in _DEFINITION.finditer(source) if _TEMPLATE.search(match[1]) or _TEMPLATE.search(match[2])
+    )
 
 
 def _described(value: Any) -> Any:

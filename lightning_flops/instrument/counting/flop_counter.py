@@ -203,6 +203,7 @@ class FlopCounter:
 
     def _on_compiled(self, seconds: float) -> None:
         self.compile_sec += seconds
+        self._compiled.hear_graphs()
 
     # ---- what the loop says
 
@@ -304,9 +305,7 @@ class FlopCounter:
 
     def _replays(self, graph: Any) -> None:
         """A CUDA graph is replayed, of which no operator is seen."""
-        state = self._threads.here()
-        if not state.paused and is_pushed(self._mode):
-            state.books.list("cuda.graph_replay", state.place(True)[0], 0, True)
+        self._compiled.list_unseen("cuda.graph_replay")
 
     # ---- results
 
@@ -322,10 +321,6 @@ class FlopCounter:
     def record(self) -> FlopRecord:
         """What was counted so far, on all threads."""
         books = [state.books for state in self._threads.all()]
-        here = self._threads.here().books
-        for kernel in self._compiled.templates():
-            if (f"inductor.{kernel}", "") not in here.listed:
-                here.list(f"inductor.{kernel}", "", 0, True)
         record = merged(books, unknown=(UNKNOWN, self._threads.unknown), notes=(*LOST, *self._notes.sentences))
         notes = [*record.notes, *self._afterthoughts(record)]
         if any(module == UNKNOWN and cell.flops for one in books for (module, *_), cell in list(one.cells.items())):

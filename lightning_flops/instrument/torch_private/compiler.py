@@ -313,22 +313,27 @@ def autograd_is_compiled() -> bool:
 
 # ---- inductor's generated code
 
-_CODE_CACHE = "torch._inductor.codecache"
+_INDUCTOR = "torch._inductor.output_code"
 
-_generated = take_later(
-    f"{_CODE_CACHE}:PyCodeCache.modules",
-    (),
+_graph_class = take_later(
+    f"{_INDUCTOR}:CompiledFxGraph",
+    None,
     "does not show the code that inductor generates: its own kernels for matrix products and attention are not listed",
-    works=list,
+)
+
+_SOURCE = Attribute(
+    f"{_INDUCTOR}:CompiledFxGraph",
+    "source_code",
+    "does not show the code that inductor generates: its own kernels for matrix products and attention are not listed",
+    reported=False,
 )
 
 
-def generated_modules() -> list[Any]:
-    """The modules of inductor's generated code; none where nothing was compiled."""
-    # Looked up each time: torch may replace the list when caches are cleared.
-    if _CODE_CACHE not in sys.modules or _generated() == ():
-        return []
-    try:
-        return list(sys.modules[_CODE_CACHE].PyCodeCache.modules)
-    except (AttributeError, TypeError):
-        return []
+def class_of_generated_graphs() -> Any:
+    """The class of what inductor makes of a graph, whose instances are called to run it; None if nothing was made."""
+    return _graph_class() if _INDUCTOR in sys.modules else None
+
+
+def generated_source(graph: Any) -> str:
+    """The source of what inductor made of a graph."""
+    return str(_SOURCE.get(graph, ""))
