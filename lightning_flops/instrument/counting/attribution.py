@@ -255,9 +255,8 @@ class ThreadState:
             return top.module, top.phase
         repeating = bool(self.repetitions) and (self.repetitions[-1].whole or self.repetitions[-1].task == task)
         if top.task == task:
-            # A module called inside this backward, even with create_graph, is there to repeat a forward.
-            phase: FlopPhase = "recompute" if repeating or is_grad_enabled() else "backward"
-            return top.module, "optimizer" if top.phase == "optimizer" else phase
+            # A module called inside this backward, even with create_graph, repeats a forward or inverts it.
+            return top.module, "optimizer" if top.phase == "optimizer" else "recompute"
         node = current_node()
         if node is None:
             return self._without_node(), "recompute" if repeating else "backward"
