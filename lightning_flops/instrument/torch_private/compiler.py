@@ -288,13 +288,6 @@ _RUNS = Attribute(
     "does not tell whether a whole backward is compiled: FLOPs of such a backward stand outside of the model",
 )
 
-_SWITCHED_ON = Attribute(
-    _COMPILED_AUTOGRAD,
-    "compiled_autograd_enabled",
-    "does not tell whether backwards are compiled: one of a thread that the counter does not know is compiled anew",
-    reported=False,
-)
-
 
 def _is_set(switch: Attribute) -> bool:
     module = sys.modules.get(_COMPILED_AUTOGRAD)
@@ -304,11 +297,6 @@ def _is_set(switch: Attribute) -> bool:
 def whole_backward_is_compiled() -> bool:
     """Whether all of the backward that runs now is compiled code: then autograd runs no nodes."""
     return _is_set(_RUNS)
-
-
-def autograd_is_compiled() -> bool:
-    """Whether backward passes are compiled too, so that a hook on a node would compile them anew."""
-    return _is_set(_SWITCHED_ON)
 
 
 # ---- inductor's generated code

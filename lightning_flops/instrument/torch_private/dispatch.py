@@ -339,13 +339,6 @@ functions_off: Callable[[], AbstractContextManager[Any]] = take(
 """Inside, neither a tensor subclass nor a function mode sees what is called."""
 
 
-@contextmanager
-def out_of_all_sight() -> Iterator[None]:
-    """Inside, neither dispatch modes nor the functions of tensor subclasses see what runs."""
-    with out_of_sight(), functions_off():
-        yield
-
-
 # ---- tracers and fake tensors: modes that torch keeps apart from the stack
 
 _TRACER_LOSS = (

@@ -154,11 +154,6 @@ def overloads_named(qualified_name: str) -> list[OpOverload]:
     return found
 
 
-def schema_if_any(function: Any) -> Any:
-    """The schema of an operator; None for one of higher order, which has none."""
-    return schema_of(function) if isinstance(function, OpOverload) else None
-
-
 def is_composite(function: OpOverload) -> bool:
     """Whether the operator is made of others, which ``function.decompose`` runs; False if torch does not tell."""
     try:
