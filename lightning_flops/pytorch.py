@@ -98,9 +98,7 @@ def count_offline(model: nn.Module, batch: Any, *, causal_attention: Literal["fu
     For a compiled model, whose compiled path may do less work or hide it, this is the figure of the eager one. The
     backward is that of everything the forward puts out; there is no loss function and no optimizer.
 
-    A forward may ask for values, for example of a mask or of lengths. Values that follow from the batch and from
-    buffers are worked out, so the shapes are those of this example. Other values are not known: those that come from a
-    parameter or from chance, and those of a tensor of more than a million elements.
+    Fake tensors have no values: a forward that asks for one, such as of a mask or of lengths, raises.
 
     Args:
         model: stays as it is.
@@ -113,7 +111,7 @@ def count_offline(model: nn.Module, batch: Any, *, causal_attention: Literal["fu
     Raises:
         TypeError: *model* is no module.
         LightningFlopsError: a lazy module has no shapes yet.
-        Exception: whatever the model raises where its forward needs values that the batch does not settle.
+        Exception: whatever the model raises where its forward asks for values.
     """
     require_module(model)
     record = count_on_fake_tensors(model, batch, causal_attention=causal_attention)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -52,13 +51,7 @@ def is_engine(model: object) -> bool:
 def profile_engine(
     engine: Any, config: ProfilerConfig, publish: Callable[[Profile], None], *, output: LoggedOutput | None = None
 ) -> EngineRun:
-    """Profile *engine* from here on; ``end`` of what is returned reports what there is, and removes everything.
-
-    Args:
-        engine: a ``DeepSpeedEngine``, ready to train.
-        config: the settings.
-        publish: gets each profile when its report is there.
-        output: where rank 0 shows its reports; None: the engine's monitors.
+    """Profile *engine* from here on, and report to *output*, or to its monitors; ``end`` of what is returned ends it.
 
     Raises:
         ConfigError: the engine is profiled already.
@@ -126,8 +119,6 @@ class EngineRun:
         self._shapes: Shapes = ()
         """Of all forwards of the running batch; empty before its first."""
         self._tokens: BatchTokens | None = None
-        self._fetched: deque[BatchTokens | None] = deque()
-        """Tokens of batches that were fetched and not used yet; on a CPU they are read from a forward's arguments."""
         self._backward_depth = 0
         self._backward_done = False
         self._updates = 0
@@ -162,7 +153,10 @@ class EngineRun:
         return int(self.engine.micro_steps) % int(self.engine.gradient_accumulation_steps()) == 0
 
     def _hooks(self) -> Hooks:
-        work = (lambda *_: self._work.enter_context(self.run.window.recorder.optimizer_work()), self._work_ends)
+        work = (
+            lambda *_: self._work.enter_context(self.run.window.recorder.optimizer_work()),
+            lambda _: self._work.close(),
+        )
         return {
             **self.hooks_around_steps(),
             "forward": (self._forward_begins, lambda _: self.run.leave()),
@@ -242,18 +236,14 @@ class EngineRun:
     def fetch_ends(self, batch: Any) -> None:
         """It has delivered *batch*; if that goes to a device, its tokens are read here, on the host."""
         self.run.fetch_ends()
-        on_host = self.run.facts.device.type != "cpu" and not self._evaluates
-        if batch is not None and on_host and self.run.tokens.reads:
-            self._fetched.append(self.run.tokens.of(batch))
+        if self.run.facts.device.type != "cpu" and not self._evaluates:
+            self.run.tokens.fetch(batch)
 
     def _takes(self, batch: Any) -> None:
         """The model is about to compute on *batch*."""
         run = self.run
         self._batch = batch if callable(run.config.batch_size) or callable(run.config.tokens_per_sample) else ()
-        if run.facts.device.type != "cpu":
-            self._tokens = self._fetched.popleft() if self._fetched else None
-        elif run.tokens.reads:
-            self._tokens = run.tokens.of(batch)
+        self._tokens = run.tokens.take(batch, fetched=run.facts.device.type != "cpu")
         run.batch_begins(self._shapes, self._tokens)
 
     # ---- the parts of a step
@@ -289,9 +279,6 @@ class EngineRun:
         if self._backward_depth == 0:
             self.run.leave()
             self._backward_done = bool(self._shapes)
-
-    def _work_ends(self, *_: Any) -> None:
-        self._work.close()
 
     def _gradients_are_there(self, *_: Any) -> None:
         self._work.close()
@@ -339,7 +326,7 @@ class EngineRun:
     def _evaluation_begins(self, *, since_batch: bool = False) -> None:
         if not self._evaluates:
             self._evaluates = True
-            self._fetched.clear()
+            self.run.tokens.fetched.clear()
             self.run.outside("validation", since_batch=since_batch)
 
     def _steps_go_on(self) -> None:
@@ -370,14 +357,7 @@ def _autograd_seen(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class EngineLoop:
-    """An engine in a loop of the user's that ``profile_training`` is around; the engine itself knows its steps.
-
-    Args:
-        engine: a ``DeepSpeedEngine``.
-        config: the settings.
-        publish: gets each profile when its report is there.
-        output: where rank 0 shows its reports.
-    """
+    """An engine in a loop of the user's that ``profile_training`` is around; the engine itself knows its steps."""
 
     def __init__(
         self, engine: Any, config: ProfilerConfig, publish: Callable[[Profile], None], output: LoggedOutput
@@ -400,28 +380,25 @@ class EngineLoop:
             self._adapter.end(interrupted_by=error)
 
     @safe
+    def _tell(self, what: Callable[[Run], object]) -> None:
+        if self.run is not None:
+            what(self.run)
+
     def leave_out(self, what: str) -> None:
         """*what* begins, which belongs to no step."""
-        if self.run is not None:
-            self.run.outside(what)
+        self._tell(lambda run: run.outside(what))
 
-    @safe
     def take_in(self) -> None:
         """It is over."""
-        if self.run is not None:
-            self.run.inside()
+        self._tell(Run.inside)
 
-    @safe
     def wait_begins(self) -> None:
         """``batches`` asks the loop's own iterable for a batch."""
-        if self.run is not None:
-            self.run.fetch_begins()
+        self._tell(Run.fetch_begins)
 
-    @safe
     def wait_ends(self) -> None:
         """It has answered."""
-        if self.run is not None:
-            self.run.fetch_ends()
+        self._tell(Run.fetch_ends)
 
     def step_is_told(self) -> None:
         """Nothing: the engine knows its steps."""

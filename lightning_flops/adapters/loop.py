@@ -19,9 +19,16 @@ from torch import nn
 
 from lightning_flops.adapters.fetches import hear_fetches
 from lightning_flops.adapters.loop_context import Frame, called_in, device_of, root_of, run_context
+from lightning_flops.adapters.wrapping import wrap
 from lightning_flops.instrument.batches import tensor_shapes
 from lightning_flops.instrument.timing.settling import steps_to_settle
-from lightning_flops.instrument.torch_private.compiler import compiler_callbacks, hide, hide_around, was_used
+from lightning_flops.instrument.torch_private.compiler import (
+    compiler_callbacks,
+    hide,
+    hide_around,
+    leave_compiled_code,
+    was_used,
+)
 from lightning_flops.instrument.torch_private.loading import fetched_ahead, workers_of
 from lightning_flops.run.adapter import Facts
 from lightning_flops.run.run import Run
@@ -29,12 +36,19 @@ from lightning_flops.run.safety import safe
 
 if TYPE_CHECKING:
     from lightning_flops.config import ProfilerConfig
-    from lightning_flops.records import BatchTokens, Shapes
+    from lightning_flops.records import BatchTokens, Shapes, TimePhase
     from lightning_flops.run.output import LoggedOutput
     from lightning_flops.schema.profile import Profile
 
 _MOST_AHEAD = 64
 """Fetched batches whose tokens are kept until they are used."""
+
+_MOST_LEARNED = 1000
+"""Shapes of fetched batches whose steps were counted."""
+
+_NOT_CALLED = (
+    "The model was not called, or compiled code called it: forward is what ran from the batch to the backward."
+)
 
 
 class Hook:
@@ -49,6 +63,7 @@ class Hook:
 
     def __call__(self, *args: Any) -> None:
         """Tell the adapter, if it is there and this is the thread that trains."""
+        leave_compiled_code()
         adapter = self._adapter()
         if adapter is not None and adapter.run.thread == threading.get_ident():
             self._tell(adapter, *args)
@@ -139,6 +154,8 @@ class LoopRun:
         # While torch compiles, the hooks are down: code that had seen them would break its graph there.
         compiler = compiler_callbacks() if was_used() else None
         if compiler is not None:
+            for callback in (take_down, put_up):
+                hide(callback)  # torch holds a lock around these calls, and would take it again to compile them
             undo.callback(compiler.remove_start_callback, take_down)
             undo.callback(compiler.remove_end_callback, put_up)
             compiler.register_start_callback(take_down)
@@ -153,16 +170,15 @@ class LoopRun:
         if state.in_backward or state.depth or state.outside:
             state.depth += 1  # a recomputation, or a model inside another one
             return
-        if not (torch.is_grad_enabled() or module.training):
-            if not state.evaluating:
-                state.evaluating = True
-                run.outside("validation", since_batch=not state.pending)
+        if self._evaluates(module):
             state.depth += 1
             return
         self._evaluation_is_over()
         if state.after_backward and (state.fetched or not state.fetches):
             self._batch_is_over(ends_step=False)
         state.depth += 1
+        state.forwards += 1
+        state.feeder = state.asked
         self._take(args, kwargs)
         run.enter("forward")
         state.in_forward = True
@@ -172,16 +188,26 @@ class LoopRun:
         run, state = self.run, self._state
         first, state.pending = not state.pending, True
         if not state.handed:
-            state.shapes = (*state.shapes, *tensor_shapes((args, kwargs)))
+            state.shapes = (*state.shapes, *tensor_shapes((*args, *kwargs.values()) if kwargs else args))
         if not first:
             return
-        device = torch.device(run.facts.device).type
-        state.autocast = _autocast(device)
+        device = run.facts.device.type
+        if run.is_marking:
+            state.autocast = _autocast(device)
         state.fetched = False
         if run.tokens.reads or self._fetched:
             held = kwargs or (args[0] if len(args) == 1 else args)
             state.tokens = run.tokens.of(held) if device == "cpu" else self._tokens_fetched()
-        run.batch_begins(state.shapes, state.tokens)
+        if not state.fetches:
+            run.batch_begins(state.shapes, state.tokens)
+
+    def _comes(self, shapes: Shapes) -> None:
+        """A batch of *shapes* is there: have its step counted if they are new, before anything computes on it."""
+        run, state = self.run, self._state
+        if not (state.pending or shapes in state.learned) and len(state.learned) < _MOST_LEARNED:
+            run.batch_begins(shapes)
+            if run.window.recorder.counting:
+                state.learned.add(shapes)
 
     def _tokens_fetched(self) -> BatchTokens | None:
         """Tokens of the batch in use, read when it was fetched; None if its sizes are not those of the model's."""
@@ -206,10 +232,9 @@ class LoopRun:
             return
         self._evaluation_is_over()
         if not state.pending:  # compiled code called the model, and no hook of ours
-            state.pending = True
+            state.pending, state.fetched = True, False
             if state.shapes_fetched:
                 state.shapes = state.shapes_fetched
-            run.batch_begins(state.shapes)
         state.in_backward = True
         run.claim("forward")
         run.enter("backward")
@@ -221,6 +246,8 @@ class LoopRun:
         if state.in_backward:
             state.in_backward, state.after_backward, state.depth = False, True, int(state.in_forward)
             self.run.leave()
+        if state.ends_after_backward:
+            self._batch_is_over(ends_step=True)
 
     @safe
     def update_begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -241,12 +268,20 @@ class LoopRun:
         self.run.leave()
         state.updates += 1
         if optimizer is self._optimizers[-1]:
-            self._batch_is_over(ends_step=True)
+            if state.in_backward:  # a hook of a gradient's makes the update
+                state.ends_after_backward = True
+            else:
+                self._batch_is_over(ends_step=True)
 
     @safe
     def fetch_begins(self, iterator: Any) -> None:
         """A DataLoader is asked for a batch."""
         state = self._state
+        self._update_is_over()
+        if state.feeder() is iterator:
+            self._evaluation_is_over()  # the loop goes back to the loader of its steps
+        elif not state.outside and state.forwards:
+            self._evaluates(self._model)
         if state.outside or state.evaluating:
             return
         if not state.fetches:
@@ -254,6 +289,8 @@ class LoopRun:
             settle = steps_to_settle(batches_ahead=fetched_ahead(iterator), batches_a_step=1)
             self.run.window.recorder.settle_for(settle)
         state.fetches += 1
+        if state.asked() is not iterator:
+            state.asked = weakref.ref(iterator)
         state.fetching = True
         self.run.fetch_begins()
 
@@ -268,6 +305,7 @@ class LoopRun:
         run.fetch_ends()
         if batch is not None:
             state.shapes_fetched = tensor_shapes(batch)
+            self._comes(state.shapes_fetched)
             if run.tokens.reads and run.facts.device.type != "cpu":
                 self._fetched.append(run.tokens.of(batch))
 
@@ -280,10 +318,13 @@ class LoopRun:
         if state.after_backward:
             self._batch_is_over(ends_step=False)
         state.shapes, state.handed, state.batch = tensor_shapes(batch), True, batch
+        self._comes(state.shapes)
 
     @safe
     def wait_begins(self) -> None:
         """``batches`` asks the loop's own iterable for a batch."""
+        self._update_is_over()
+        self._evaluation_is_over()
         self.run.fetch_begins()
 
     @safe
@@ -305,8 +346,11 @@ class LoopRun:
     @safe
     def leave_out(self, what: str) -> None:
         """*what* begins, which belongs to no step."""
-        self._state.outside += 1
-        self.run.outside(what, since_batch=not self._state.pending)
+        state = self._state
+        if state.pending and not (state.outside or state.after_backward):
+            self.run.claim("forward")
+        state.outside += 1
+        self.run.outside(what)
 
     @safe
     def take_in(self) -> None:
@@ -322,6 +366,22 @@ class LoopRun:
 
     # ---- batches
 
+    def _evaluates(self, module: nn.Module) -> bool:
+        """Whether *module* is evaluated now; then what runs belongs to no step."""
+        state = self._state
+        if torch.is_grad_enabled() or module.training:
+            return False
+        if not state.evaluating:
+            state.evaluating = True
+            self.run.outside("validation", since_batch=not state.pending)
+        return True
+
+    def _update_is_over(self) -> None:
+        """No optimizer's step runs where a batch is asked for: one that is still open has raised."""
+        if self._state.updating:
+            self._state.updating.clear()
+            self.run.leave()
+
     def _evaluation_is_over(self) -> None:
         if self._state.evaluating:
             self._state.evaluating = False
@@ -332,10 +392,22 @@ class LoopRun:
         logs = ends_step and (run.steps_done + 1) % self._log_every == 0
         shapes, tokens, batch, updates = state.shapes, state.tokens, state.batch, state.updates
         state.micro_batches += 1
+        if run.is_marking:
+            run.window.recorder.cannot_tell_apart(self._unseen())
+            if not state.forwards:
+                run.notes.add(_NOT_CALLED)
         if ends_step:
             state.accumulate, state.micro_batches = state.micro_batches, 0
         state.next_batch()
         run.batch_done(batch, shapes, updates=updates, ends_step=ends_step, logs=logs, tokens=tokens)
+
+    def _unseen(self) -> Iterator[TimePhase]:
+        """Parts of a step whose time is in ``other``."""
+        yield from ("transfer", "other")
+        if not self._state.fetches:
+            yield "data_wait"
+        if not self._optimizers:
+            yield "optimizer"
 
 
 class _State:
@@ -349,11 +421,15 @@ class _State:
         """Depth of ``outside_of_steps``."""
         self.updating: list[Any] = []
         """Optimizers whose steps are running."""
-        self.fetches = 0
+        self.fetches = self.forwards = 0
         """Seen so far."""
+        self.asked: Callable[[], Any] = lambda: None
+        """Returns the iterator that was asked last; and ``feeder`` the one that fed the latest forward of a step."""
+        self.feeder = self.asked
         self.fetched = False
         """A batch was fetched since the running one began."""
         self.shapes_fetched: Shapes = ()
+        self.learned: set[Shapes] = set()
         self.workers: int | None = None
         self.autocast = ""
         self.micro_batches = 0
@@ -366,7 +442,7 @@ class _State:
         self.tokens: BatchTokens | None = None
         self.batch: Any = ()
         self.updates = 0
-        self.pending = self.handed = self.after_backward = False
+        self.pending = self.handed = self.after_backward = self.ends_after_backward = False
 
 
 def _autocast(device: str) -> str:
@@ -375,35 +451,17 @@ def _autocast(device: str) -> str:
 
 
 _listeners: list[weakref.ref[LoopRun]] = []
-_undo: list[Callable[[], None]] = []
 
 
 def _hear_backwards(adapter: LoopRun, undo: ExitStack) -> None:
     """Have *adapter* hear of ``torch.autograd.backward`` on its thread until *undo* is closed; held weakly."""
     one = weakref.ref(adapter)
     _listeners.append(one)
-    undo.callback(_drop, one)
-    if not _undo:
-        _undo.append(_wrap_backward())
+    undo.callback(_listeners.remove, one)
+    wrap(torch.autograd, "backward", _heard, undo)
 
 
-def _drop(one: weakref.ref[LoopRun]) -> None:
-    if one in _listeners:
-        _listeners.remove(one)
-    if not _listeners and _undo:
-        _undo.pop()()
-
-
-def _here() -> Iterator[LoopRun]:
-    for reference in _listeners:
-        adapter = reference()
-        if adapter is not None and adapter.run.thread == threading.get_ident():
-            yield adapter
-
-
-def _wrap_backward() -> Callable[[], None]:
-    original = torch.autograd.backward
-
+def _heard(original: Callable[..., Any]) -> Callable[..., Any]:
     def backward(*args: Any, **kwargs: Any) -> Any:
         hearing = _all_begin()
         try:
@@ -411,17 +469,12 @@ def _wrap_backward() -> Callable[[], None]:
         finally:
             _all_end(hearing)
 
-    torch.autograd.backward = hide_around(backward, _all_begin, _all_end)
-
-    def undo() -> None:
-        if torch.autograd.backward is backward:
-            torch.autograd.backward = original
-
-    return undo
+    return hide_around(backward, _all_begin, _all_end)
 
 
 def _all_begin() -> list[LoopRun]:
-    hearing = list(_here())
+    here, found = threading.get_ident(), (reference() for reference in _listeners)
+    hearing = [one for one in found if one is not None and one.run.thread == here]
     for one in hearing:
         one.backward_begins()
     return hearing

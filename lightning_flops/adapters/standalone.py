@@ -5,12 +5,12 @@ Forwards that are timed are not those that are counted: only then are the times 
 
 from __future__ import annotations
 
+import functools
 import numbers
 import sys
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Literal
 
 import torch
@@ -22,17 +22,12 @@ from lightning_flops.instrument.batches import samples_in, tensor_shapes
 from lightning_flops.instrument.border import UndoLedger, on_deletion
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
 from lightning_flops.instrument.deepspeed_groups import parallel_sizes
-from lightning_flops.instrument.generation import ModelCalls, NewTokens, SecondCall, new_tokens, searches_beams
+from lightning_flops.instrument.generation import ModelCalls, SecondCall, new_tokens, searches_beams
 from lightning_flops.instrument.module_scope import describe_modules, named_modules, require_module
 from lightning_flops.instrument.timing.clocks import Clock, clock_for
 from lightning_flops.instrument.timing.module_timer import ModuleTimer
+from lightning_flops.report import deepspeed_units as units
 from lightning_flops.report.deepspeed_text import ForwardReportSettings, render_aggregated_text, render_forward_text
-from lightning_flops.report.deepspeed_units import (
-    duration_to_string,
-    macs_to_string,
-    number_to_string,
-    params_to_string,
-)
 from lightning_flops.schema.forward import (
     EngineRecord,
     ForwardMeasurement,
@@ -49,29 +44,23 @@ __all__ = ["FlopsProfiler", "get_model_profile"]
 
 logger = package_logger(__name__)
 
+_Call = functools.partial[Any]
+"""One call of the model, to be made several times."""
+
 
 class _Window:
-    """Counts and times between a start and a stop. After ``close``, or a forward that raised, it is off torch.
+    """Counts, unless *counter* is None, and times between ``open`` and ``close``; a forward that raises closes it."""
 
-    Args:
-        model: the model whose forwards are measured.
-        counter: counts; None: the forwards are only timed.
-        clock: the clock for the times.
-    """
-
-    def __init__(self, model: nn.Module, counter: FlopCounter | None, clock: Clock[Any] | None) -> None:
+    def __init__(self, model: nn.Module, counter: FlopCounter | None) -> None:
         self.counter = counter
-        self.timer = ModuleTimer(model, clock, abandon=self._abandon)
+        self.timer = ModuleTimer(model, _clock_of(model), abandon=self._abandon)
         self._undo = UndoLedger()
+        self.close = self._undo.close
 
     def open(self) -> None:
         if self.counter is not None:
             self._undo.enter(self.counter)
         self._undo.enter(self.timer)  # after the counter, so that its hooks come last
-
-    def close(self) -> None:
-        """Removes everything from torch. May be called twice; the second call does what the first did not get to."""
-        self._undo.close()
 
     @contextmanager
     def in_root(self) -> Iterator[None]:
@@ -91,8 +80,8 @@ class FlopsProfiler:
     """Profiles the forwards of a model between ``start_profile`` and ``stop_profile``.
 
     Everything that the model's modules run in between is counted and added up, in train and in eval mode. FLOPs of
-    another model or of a loss function are not counted. The model stays as it is. If a forward raises, the profiler
-    stops there and removes itself from torch. It also does so when it is no longer referenced.
+    another model or of a loss function are not counted. If a forward raises, or when the profiler is no longer
+    referenced, it removes itself from torch.
 
     Starting, resetting and stopping are called in a training loop, so an error of this package is only logged there. To
     ask for figures before there are any raises an error.
@@ -117,15 +106,12 @@ class FlopsProfiler:
         self.params: int | None = None
         self.started = False
         """Between ``start_profile`` and ``end_profile``."""
-        self._ignored_types: Collection[type[nn.Module]] = ()
+        self._ignored: Collection[type[nn.Module]] = ()
         self._counted: _Window | None = None
-        self._timed: _Window | None = None
+        self._timed: _Window | None = None  # the latest; it may be the counted one
         self._calls: TimedCalls | None = None
         self._generation: Generation | None = None
-        self._window: _Window | None = None
-        """The window that is measuring now."""
-        self._running: weakref.finalize[Any, Any] | None = None
-        """Closes the window when the profiler is no longer referenced."""
+        self._closing: weakref.finalize[Any, Any] | None = None  # not None: started, and not stopped yet
 
     def start_profile(self, ignore_list: Collection[type[nn.Module]] | None = None, *, count: bool = True) -> None:
         """Starts from zero: forwards are counted and timed from here on.
@@ -139,63 +125,63 @@ class FlopsProfiler:
         Raises:
             TypeError: *ignore_list* is not a list of classes.
         """
-        try:
-            if ignore_list is not None:
-                ignore_list = _module_classes(ignore_list)
-            self._stop()
-            self.started = True
-            counter = FlopCounter(self.model) if count or self._counted is None else None
-            if counter is not None or ignore_list is not None:
-                self._ignored_types = ignore_list or ()
-            self._open(counter)
-        except BaseException as error:
-            self._give_up("it could not start", error, wrong=TypeError)
+        ignored = None if ignore_list is None else _module_classes(ignore_list)
+        with self._logging_errors("it could not start"):
+            count = count or self._counted is None
+            if count or ignored is not None:
+                self._ignored = ignored or ()
+            self._start(count=count)
 
     def stop_profile(self) -> None:
         """Stops; what was measured can still be read."""
-        try:
+        with self._logging_errors("it could not stop as it should"):
             self._stop()
-        except BaseException as error:
-            self._give_up("it could not stop as it should", error)
 
     def reset_profile(self) -> None:
         """Forgets what was measured. A running profiler goes on from zero."""
-        try:
-            running = self._running is not None
+        with self._logging_errors("it could not start anew"):
+            running = self._closing is not None
             self._stop()
             self._counted = self._timed = self._calls = self._generation = None
             if running:
-                self._open(FlopCounter(self.model))
-        except BaseException as error:
-            self._give_up("it could not start anew", error)
+                self._start()
 
     def end_profile(self) -> None:
         """Stops for good; the figures can still be read until the next start."""
-        try:
-            self._stop()
-            self.started = False
-        except BaseException as error:
-            self._give_up("it could not stop as it should", error)
+        self.stop_profile()
+        self.started = False
+
+    def _start(self, *, count: bool = True) -> _Window:
+        self._stop()
+        self.started = True
+        counter = FlopCounter(self.model) if count else None
+        window = self._timed = _Window(self.model, counter)
+        self._closing = weakref.finalize(self, on_deletion(window.close))
+        self._closing.atexit = False
+        window.open()
+        if counter is not None:
+            self._counted, self._generation = window, None
+        self._calls = None
+        return window
 
     def _stop(self) -> None:
-        window = self._window
-        if self._running is not None:
-            self._running.detach()
-        if window is not None:
-            window.close()
-        self._window = self._running = None
+        if self._closing is not None:
+            self._closing.detach()
+        if self._timed is not None:
+            self._timed.close()
+        self._closing = None
 
-    def _give_up(self, what: str, error: BaseException, *, wrong: type[Exception] | None = None) -> None:
-        """A start or a stop failed: removes everything from torch, and then logs the error.
-
-        Both are called in a training loop, and the training goes on. The user's Ctrl-C is raised again, and so is an
-        error of the kind *wrong*, which is the caller's mistake.
-        """
-        with suppress(Exception):
-            self._stop()
-        if not isinstance(error, Exception) or (wrong is not None and isinstance(error, wrong)):
-            raise error
-        logger.warning("profiling failed, and %s: %s: %s", what, type(error).__name__, error, exc_info=error)
+    @contextmanager
+    def _logging_errors(self, what: str) -> Iterator[None]:
+        """What raises inside removes everything from torch; an error is logged, the user's Ctrl-C is raised again."""
+        try:
+            yield
+        except BaseException as error:
+            with suppress(Exception):
+                self._stop()
+            if not isinstance(error, Exception):
+                raise
+            logger.warning("profiling failed, and %s: %s: %s", what, type(error).__name__, error, exc_info=error)
 
     # The argument decides between number and text. We return Any, as DeepSpeed does: with a union every typed caller
     # would have to check which it got.
@@ -203,22 +189,22 @@ class FlopsProfiler:
     def get_total_flops(self, as_string: bool = False) -> Any:
         """Forward FLOPs of the model, as an int; a multiply-add is two. With *as_string*: ``"6.28 G"``."""
         flops = self._profile().flops.forward
-        return number_to_string(flops) if as_string else flops
+        return units.number_to_string(flops) if as_string else flops
 
     def get_total_macs(self, as_string: bool = False) -> Any:
         """Multiply-adds of the model's forward, as an int: half its FLOPs. With *as_string*: ``"3.14 GMACs"``."""
         macs = self._profile().root.macs
-        return macs_to_string(macs) if as_string else macs
+        return units.macs_to_string(macs) if as_string else macs
 
     def get_total_duration(self, as_string: bool = False) -> Any:
         """Seconds of the model's forward, as a float. None, or ``"n/a"``, on a device whose time cannot be read."""
         seconds = self._profile().forward_sec
-        return duration_to_string(seconds) if as_string else seconds
+        return units.duration_to_string(seconds) if as_string else seconds
 
     def get_total_params(self, as_string: bool = False) -> Any:
         """Parameters of the model, as an int; ties count once, shards in full. With *as_string*: ``"336.23 M"``."""
         params = describe_modules(self.model)[0].params
-        return params_to_string(params) if as_string else params
+        return units.params_to_string(params) if as_string else params
 
     def print_model_profile(
         self,
@@ -245,8 +231,7 @@ class FlopsProfiler:
             detailed=detailed,
             recompute_fwd_factor=self.recompute_fwd_factor,
         )
-        if self._counted is None:
-            self._say_nothing_is_there()
+        if not self._has_something():
             return
         profile = self._profile()
         self.flops, self.macs, self.params = profile.flops.forward, profile.root.macs, profile.root.module.params
@@ -260,62 +245,15 @@ class FlopsProfiler:
         sys.stdout.write(text)
 
     def print_model_aggregated_profile(self, module_depth: int = -1, top_modules: int = 1) -> None:
-        """Prints the classes of modules with the largest figures at each depth.
+        """Prints the classes of modules with the largest figures at each depth; arguments as above."""
+        if self._has_something():
+            settings = ForwardReportSettings(module_depth=module_depth, top_modules=top_modules)
+            sys.stdout.write(render_aggregated_text(self._profile(), settings))
 
-        Args:
-            module_depth: deepest level shown; the model is level 0; -1 shows all.
-            top_modules: how many classes are listed at each depth.
-        """
-        if self._counted is None:
-            self._say_nothing_is_there()
-            return
-        settings = ForwardReportSettings(module_depth=module_depth, top_modules=top_modules)
-        sys.stdout.write(render_aggregated_text(self._profile(), settings))
-
-    def _say_nothing_is_there(self) -> None:
-        # Not an error, as in DeepSpeed: loops start the profiler on one rank and print on all.
-        logger.warning("nothing was profiled, so nothing is printed: start_profile() comes first")
-
-    def _open(self, counter: FlopCounter | None) -> None:
-        window = self._window = _Window(self.model, counter, _clock_of(self.model))
-        self._running = weakref.finalize(self, on_deletion(window.close))
-        self._running.atexit = False
-        window.open()
-        if counter is not None:
-            self._counted, self._generation = window, None
-        self._timed, self._calls = window, None
-
-    def _in_root(self) -> AbstractContextManager[None]:
-        """Inside, work outside of any module call is booked to the model itself."""
-        return nullcontext() if self._timed is None else self._timed.in_root()
-
-    def _model_calls(self) -> ModelCalls:
-        """Hears the model's forwards in a generation that is counted."""
-        return ModelCalls(self.model, self._flops_so_far)
-
-    def _flops_so_far(self) -> int:
-        counter = None if self._counted is None else self._counted.counter
-        return 0 if counter is None else counter.total().forward
-
-    def _note_generation(
-        self, calls: ModelCalls, call: _Call, outputs: Sequence[Any], timed: Sequence[TimedGeneration]
-    ) -> None:
-        """Generations have returned *outputs*, the one that was counted first; others were *timed*."""
-        tokens, *others = (new_tokens(self.model, call.args, call.kwargs, output) for output in outputs)
-        if any(other != tokens for other in others):
-            tokens = "one call made more of them than another"
-        known = tokens if isinstance(tokens, NewTokens) else None
-        self._generation = build_generation(
-            forwards=calls.number,
-            flops=self._flops_so_far(),
-            flops_before_second=calls.flops_before_second,
-            several_beams=searches_beams(self.model, call.kwargs),
-            sequences=None if known is None else known.sequences,
-            tokens_each=None if known is None else known.each,
-            why_no_tokens="" if isinstance(tokens, NewTokens) else tokens,
-            prompt_tokens=None if known is None else known.prompt,
-            timed=timed,
-        )
+    def _has_something(self) -> bool:
+        if self._counted is None:  # no error, as in DeepSpeed: loops start the profiler on one rank and print on all
+            logger.warning("nothing was profiled, so nothing is printed: start_profile() comes first")
+        return self._counted is not None
 
     def _profile(self) -> ForwardProfile:
         counted, timed = self._counted, self._timed
@@ -332,7 +270,7 @@ class FlopsProfiler:
                 calls=self._calls,
                 generation=self._generation,
             ),
-            ignored={name for name, module in named_modules(self.model) if type(module) in self._ignored_types},
+            ignored={name for name, module in named_modules(self.model) if type(module) in self._ignored},
             engine=None if self.ds_engine is None else _engine_record(self.ds_engine),
         )
 
@@ -355,9 +293,8 @@ def get_model_profile(
 ) -> tuple[Any, Any, Any]:
     """FLOPs, MACs and parameters of a model's forward in eval mode, with a report of them and of its latency.
 
-    After *warm_up* forwards, *timed_runs* are timed as a whole, one is counted, and one is timed module by module. Of
-    generations, one is counted before the timed ones.
-    Afterwards the model's mode and the random state are as before, also when a forward raises.
+    After *warm_up* forwards, *timed_runs* are timed as a whole, one is counted, and one is timed module by module; a
+    generation is counted first. Afterwards the model's mode and the random state are as before.
 
     Args:
         model: the model.
@@ -376,8 +313,7 @@ def get_model_profile(
             has the new tokens, tokens/s, and the FLOPs, the time and the tokens/s of the prefill (all up to the model's
             second forward) and of the decoding apart. Every call draws the same random numbers.
         timed_runs: number of forwards that are timed, each by itself, from an idle device. From 2 on the report has
-            their mean and spread, and samples/s; 20 is a good number. The default is DeepSpeed's one, because a
-            forward, or a generation, may take long.
+            their mean and spread, and samples/s; 20 is a good number.
 
     Returns:
         FLOPs, MACs and parameters: ints, or text with *as_string*.
@@ -389,92 +325,30 @@ def get_model_profile(
             *timed_runs* is below 1.
     """
     call = _call_of(model, input_shape, args, kwargs, mode)
-    if ignore_modules is not None:
-        ignore_modules = _module_classes(ignore_modules)
+    ignored = () if ignore_modules is None else _module_classes(ignore_modules)
     for name, number in (("warm_up", warm_up), ("timed_runs", timed_runs)):
         if not isinstance(number, int):
             raise TypeError(f"{name} must be an integer, got {shown(number)}")
     if timed_runs < 1:
         raise ValueError(f"timed_runs must be >= 1, got {shown(timed_runs)}")
     profiler = FlopsProfiler(model)
-    generates = mode == "generate"
-    devices = _cuda_devices(model)
-
-    def same_numbers() -> AbstractContextManager[None]:
-        """Inside, a generation draws the same numbers as every other, and so makes equally many tokens."""
-        return torch.random.fork_rng(devices=devices) if generates else nullcontext()
-
+    profiler._ignored = ignored
+    measure = _measure_generations if mode == "generate" else _measure_forwards
     try:
-        with _evaluating(model), torch.random.fork_rng(devices=devices):
-            for _ in range(warm_up):
-                with same_numbers():
-                    call()
-            heard, outputs, timed = profiler._model_calls(), list[Any](), list[TimedGeneration]()
-
-            def listen(count: bool) -> None:
-                """Count a call, or time its modules."""
-                profiler.start_profile(ignore_modules, count=count)
-                with same_numbers(), ExitStack() as inside:
-                    if generates:
-                        inside.enter_context(profiler._in_root())
-                        inside.enter_context(heard if count else nullcontext())
-                    output = call()
-                profiler.stop_profile()
-                outputs.extend([output] if generates else [])
-
-            if generates:
-                listen(count=True)  # it tells which module's calls are prefill and decoding
-            clock = _clock_of(model)
-
-            def time() -> None:
-                """Time a call as a whole, if the device can be timed."""
-                with same_numbers():
-                    if clock is None:
-                        call()
-                    else:
-                        timed.append(_timed(call, clock, heard.model))
-
-            for _ in range(timed_runs):  # of a forward first, while only the forward has filled the caches
-                time()
-            if not generates:
-                listen(count=True)
-            listen(count=False)
-            if generates:
-                profiler._note_generation(heard, call, outputs, timed)
-            seconds = [one.prefill_sec + one.decode_sec for one in timed]
-            profiler._calls = build_timed_calls(seconds, samples=samples_in(tensor_shapes(call.arguments)))
+        with _evaluating(model), torch.random.fork_rng(devices=_cuda_devices(model)):
+            timed = measure(profiler, call, warm_up, timed_runs)
+        seconds = [one.prefill_sec + one.decode_sec for one in timed]
+        samples = samples_in(tensor_shapes([*call.args, *call.keywords.values()]))
+        profiler._calls = build_timed_calls(seconds, samples=samples)
     finally:
         profiler.end_profile()
     if print_profile:
-        profiler.print_model_profile(
-            profile_step=warm_up,
-            module_depth=module_depth,
-            top_modules=top_modules,
-            detailed=detailed,
-            output_file=output_file,
-        )
+        profiler.print_model_profile(warm_up, module_depth, top_modules, detailed, output_file)
     return (
         profiler.get_total_flops(as_string),
         profiler.get_total_macs(as_string),
         profiler.get_total_params(as_string),
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Call:
-    """One call of the model, to be made several times."""
-
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-    @property
-    def arguments(self) -> list[Any]:
-        """All that the model is given."""
-        return [*self.args, *self.kwargs.values()]
-
-    def __call__(self) -> Any:
-        return self.function(*self.args, **self.kwargs)
 
 
 def _call_of(
@@ -492,16 +366,15 @@ def _call_of(
         raise TypeError(f"args must be a list or tuple of the model's positional arguments, got {type(args).__name__}")
     if not (kwargs is None or isinstance(kwargs, Mapping)):
         raise TypeError(f"kwargs must be a mapping of the model's keyword arguments, got {type(kwargs).__name__}")
-    positional, named = tuple(args or ()), dict(kwargs or {})
     if input_shape is not None:
-        if not isinstance(input_shape, tuple) or not input_shape or not all(_is_size(size) for size in input_shape):
+        if not isinstance(input_shape, tuple) or not input_shape or not all(map(_is_size, input_shape)):
             raise TypeError(f"input_shape must be a tuple of at least one size, got {shown(input_shape)}")
         like = next((parameter for parameter in model.parameters() if parameter.is_floating_point()), torch.ones(()))
-        positional = (torch.ones(input_shape, dtype=like.dtype, device=like.device),)
-    if not positional and not named:
+        args = (torch.ones(input_shape, dtype=like.dtype, device=like.device),)
+    if not args and not kwargs:
         raise ValueError("input_shape, args or kwargs must be given: the model is not called without arguments")
     function: Callable[..., Any] = model if mode == "forward" else model.generate  # type: ignore[assignment]
-    return _Call(function=function, args=positional, kwargs=named)
+    return functools.partial(function, *(args or ()), **(kwargs or {}))
 
 
 def _is_size(value: object) -> bool:
@@ -515,9 +388,60 @@ def _module_classes(given: Collection[type[nn.Module]]) -> tuple[type[nn.Module]
     return classes
 
 
+def _measure_forwards(profiler: FlopsProfiler, call: _Call, warm_up: int, timed_runs: int) -> list[TimedGeneration]:
+    """The calls that were timed as a whole: first, while only the forward has filled the caches."""
+    for _ in range(warm_up):
+        call()
+    clock = _clock_of(profiler.model)
+    timed = [] if clock is None else [_timed(call, clock, None) for _ in range(timed_runs)]
+    for count in (True, False):
+        profiler._start(count=count)
+        call()
+        profiler.stop_profile()
+    return timed
+
+
+def _measure_generations(profiler: FlopsProfiler, call: _Call, warm_up: int, timed_runs: int) -> list[TimedGeneration]:
+    """The calls that were timed as a whole; the counted one comes first, and tells which module is called to decode."""
+    model = profiler.model
+    # Each call draws the same numbers, and so makes equally many tokens.
+    same_numbers = functools.partial(torch.random.fork_rng, devices=_cuda_devices(model))
+    for _ in range(warm_up):
+        with same_numbers():
+            call()
+    window = profiler._start()
+    calls = ModelCalls(model, lambda: _flops(window))
+    with same_numbers(), window.in_root(), calls:
+        output = call()
+    profiler.stop_profile()
+    clock, timed = _clock_of(model), list[TimedGeneration]()
+    while clock is not None and len(timed) < timed_runs:
+        with same_numbers():
+            timed.append(_timed(call, clock, calls.model))
+    with same_numbers(), profiler._start(count=False).in_root():
+        other_output = call()
+    profiler.stop_profile()
+    tokens = new_tokens(model, call.args, call.keywords, output)
+    if tokens != new_tokens(model, call.args, call.keywords, other_output):
+        tokens = "one call made more of them than another"
+    profiler._generation = build_generation(
+        forwards=calls.number,
+        flops=_flops(window),
+        flops_before_second=calls.flops_before_second,
+        several_beams=searches_beams(model, call.keywords),
+        tokens=tokens,
+        timed=timed,
+    )
+    return timed
+
+
+def _flops(window: _Window) -> int:
+    return 0 if window.counter is None else window.counter.total().forward
+
+
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Inside, the model is in eval mode. Afterwards every module is in the mode it had before."""
+    """Inside, the model is in eval mode; afterwards every module is in its own again."""
     before = [(module, module.training) for module in model.modules()]
     if any(training for _, training in before):
         model.eval()
@@ -533,13 +457,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def _timed(call: Callable[[], Any], clock: Clock[Any], model: nn.Module | None) -> TimedGeneration:
-    """How long one *call* takes while nothing else measures, and the device has nothing else to do.
-
-    Args:
-        call: what is timed.
-        clock: of the model's device.
-        model: the module whose second call ends the prefill; None: all is prefill.
-    """
+    """How long *call* takes on an idle device; the second call of *model*, if it is given, ends the prefill."""
     clock.stamp()
     clock.settle()
     with SecondCall(model, clock.stamp) as second:
@@ -575,7 +493,7 @@ def _clock_of(model: nn.Module) -> Clock[Any] | None:
 def _engine_record(engine: Any) -> EngineRecord:
     """What the DeepSpeed *engine* knows about the run."""
     seconds: dict[str, float | None] = {"bwd": None, "step": None}
-    # The engine's timers cover all micro-steps of a step; the profile covers those between its start and stop.
+    # The engine's timers cover all micro-steps of a step; the profile may cover fewer.
     if engine.wall_clock_breakdown() and engine.gradient_accumulation_steps() == 1:
         seconds = {name: engine.timers(name).elapsed(reset=False) / 1e3 for name in seconds}  # in milliseconds
     sizes = parallel_sizes(engine)

@@ -237,6 +237,8 @@ class _Profiled:
             return "; ".join(dict.fromkeys(outcomes.reasons)) or "training ended before its step was counted to the end"
         if self._finder is None:
             return "the program did not import torch"
+        if "deepspeed" in sys.modules and self._finder.updated:
+            return 'the DeepSpeed config has no "flops_profiler" block that is enabled'
         seen = "no module that was called owns what its optimizers update"
         return f"{seen if self._finder.updated else 'no optimizer made a step'} in this process: {_WHAT_TO_WRITE}"
 

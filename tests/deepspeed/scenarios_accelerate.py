@@ -37,7 +37,8 @@ def prepared(**settings: Any) -> tuple[Any, Any, Any, Any]:
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    loader: Any = DataLoader(torch.randn(ROWS * ACCUMULATED * STEPS, 64), batch_size=ROWS)
+    rows: Any = torch.randn(ROWS * ACCUMULATED * STEPS, 64)
+    loader: Any = DataLoader(rows, batch_size=ROWS)
     return accelerator, *accelerator.prepare(model, optimizer, loader)
 
 

@@ -53,7 +53,7 @@ def test_the_gpt_learns_on_two_ranks_and_its_report_is_exact(tmp_path: Path, sta
     assert "Flops Profiler" in printed[0]
     assert "Flops Profiler" not in printed[1]
     (said,) = re.findall(r"^Logs are in (.+)$", printed[0], re.MULTILINE)
-    assert (tmp_path / said / "profile.json").is_file()
+    assert (tmp_path / said / "lightning_flops" / "profile.json").is_file()
 
     (path,) = tmp_path.rglob("profile.json")
     profile = Profile.from_json(path.read_text())

@@ -178,7 +178,7 @@ def test_an_exception_in_a_step_leaves_nothing_behind_and_is_the_users() -> None
         assert (returned["raised"], returned["left"]) == ("the user's own", True)
         profile = profile_in(returned)
         assert profile.counted_steps == (1,)
-        assert "The run was interrupted by FloatingPointError." in profile.notes
+        assert "Training was interrupted by FloatingPointError." in profile.notes
 
 
 def test_a_step_that_is_never_reached_is_one_warning_of_the_first_rank() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import gc
-import io
 import logging
 import pickle
-import signal
+import subprocess
+import sys
 import weakref
 from collections.abc import Iterator
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,21 +20,12 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from lightning_flops import profile_training
-from lightning_flops.instrument.torch_private.compiler import is_compiled_in_place
+from lightning_flops.adapters.loop import LoopRun
 from tests.fake_clock import FakeNow
 from tests.left_on_objects import left_on_object
 from tests.left_on_torch import torch_state
 from tests.loops.nets import BATCH, NARROW, WIDE, Rows
-from tests.session.seams import broken_at, each_seam
-
-WORDS = "broken on purpose"
-DOORS = (
-    "lightning_flops.adapters.plain_loop",
-    "lightning_flops.adapters.loop_batches",
-    "lightning_flops.adapters.loop_steps",
-    "lightning_flops.adapters.loader_taps",
-    "lightning_flops.adapters.plain_context",
-)
+from tests.seams import WORDS, broken_at, seams
 
 
 class Outcome:
@@ -98,11 +90,11 @@ def test_losses_weights_and_random_numbers_are_the_same_and_nothing_is_left(
     assert outcome.left == ([], [], True)
 
 
-@pytest.mark.parametrize("seam", each_seam("loop", *DOORS))
+@pytest.mark.parametrize("seam", seams(LoopRun))
 def test_a_failure_at_a_seam_is_one_warning_and_the_loop_goes_on_untouched(
     seam: str, plain_training: tuple[Any, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
-    with broken_at(seam, RuntimeError(WORDS)) as broken:
+    with broken_at(seam, LoopRun) as broken:
         outcome = Outcome(profiled=True, timing_steps=2, trace=False)
     assert outcome.training == plain_training
     assert outcome.left == ([], [], True)
@@ -114,34 +106,39 @@ def test_a_failure_at_a_seam_is_one_warning_and_the_loop_goes_on_untouched(
     assert len(warnings) == int(broken.called), warnings
 
 
-def test_copies_and_pickles_made_inside_the_loop_are_as_without() -> None:
+_LOADS_WITHOUT_US = """
+import sys
+sys.modules["lightning_flops"] = None
+import pickle, torch
+net, optimizer = pickle.load(open(sys.argv[1], "rb"))
+loss = net(torch.ones(1, 16)).sum()
+loss.backward()
+optimizer.step()
+print(len(net._forward_hooks))
+"""
+
+
+def test_copies_and_pickles_made_inside_the_loop_work_without_this_package(tmp_path: Path) -> None:
     net = nn.Sequential(nn.Linear(WIDE, NARROW))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    rows = torch.randn(BATCH, WIDE)
-    without = pickle.dumps(net), pickle.dumps(optimizer)
-    calls: list[int] = []
-    with profile_training(net, optimizer, profile_step=0, timing_steps=2):
+    rows, calls = torch.randn(BATCH, WIDE), list[int]()
+    file = tmp_path / "net.pkl"
+    with profile_training(net, optimizer, profile_step=0, timing_steps=2) as profiler:
         net(rows)  # the step that is counted has begun
-        assert (pickle.dumps(net), pickle.dumps(optimizer)) == without
-        saved = io.BytesIO()
-        torch.save(net, saved)
-        assert b"lightning_flops" not in saved.getvalue()
-        twin = copy.deepcopy(net)
+        file.write_bytes(pickle.dumps((net, optimizer)))
+        assert b"lightning_flops" not in file.read_bytes()
+        twin, _ = copy.deepcopy((net, optimizer))
         twin.register_forward_hook(lambda *_: calls.append(1))
-        assert vars(twin).keys() == vars(net).keys() - {"_compiled_call_impl"}
         assert torch.equal(twin(rows), net(rows)) and calls == [1]
-        assert not is_compiled_in_place(net)
-    assert vars(copy.deepcopy(net)).keys() == vars(net).keys()
+        assert profiler.run is not None
+    loaded = subprocess.run(
+        [sys.executable, "-c", _LOADS_WITHOUT_US, str(file)], capture_output=True, text=True, check=True
+    )
+    assert loaded.stdout == "1\n"  # a function that does nothing
 
 
-def test_replicas_of_data_parallel_run_themselves() -> None:
-    net = nn.Sequential(nn.Linear(WIDE, NARROW))
-    with profile_training(net, torch.optim.SGD(net.parameters(), lr=0.1)):
-        replica = net._replicate_for_data_parallel()
-        assert "_compiled_call_impl" not in vars(replica) and "_compiled_call_impl" in vars(net)
-
-
-def test_a_compiled_step_stays_one_graph_and_is_compiled_once() -> None:
+@pytest.mark.parametrize("wrapped", ["function", "model"])
+def test_what_is_compiled_stays_one_graph_and_is_compiled_once(wrapped: str) -> None:
     from torch._dynamo.testing import CompileCounter
 
     frames = []
@@ -150,92 +147,65 @@ def test_a_compiled_step_stays_one_graph_and_is_compiled_once() -> None:
         net = nn.Sequential(nn.Linear(WIDE, NARROW))
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         counter = CompileCounter()
-        loss_of = torch.compile(lambda rows, net=net: net(rows).square().mean(), backend=counter)
-        profiling = profile_training(net, optimizer, timing_steps=2, trace=False) if profiled else nullcontext()
+        model: Any = torch.compile(net, backend=counter) if wrapped == "model" else net
+
+        def loss_of(rows: torch.Tensor, model: Any = model) -> torch.Tensor:
+            loss: torch.Tensor = model(rows).square().mean()
+            return loss
+
+        if wrapped == "function":
+            loss_of = torch.compile(loss_of, backend=counter)
+        profiling = profile_training(model, optimizer, timing_steps=2, trace=False) if profiled else nullcontext()
         with profiling:
             for rows in DataLoader(Rows(8, FakeNow()), batch_size=BATCH):
                 loss_of(rows).backward()
                 optimizer.step()
         frames.append((counter.frame_count, counter.op_count))
-    assert frames[0] == frames[1] == (1, 3)
+    assert frames[0] == frames[1] == (1, 3 if wrapped == "function" else 1)
 
 
-def test_whoever_keeps_how_loaders_fetched_in_the_loop_fetches_as_without_when_it_is_over() -> None:
-    net = nn.Linear(WIDE, NARROW)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    iterators = type(iter(DataLoader(Rows(1, FakeNow()), batch_size=BATCH)))
-    before = vars(iterators.__mro__[1])["__next__"]
-    with profile_training(net, optimizer, profile_step=0, timing_steps=1, trace=False) as profiler:
-        for rows in DataLoader(Rows(6, FakeNow()), batch_size=BATCH):
-            net(rows).sum().backward()
-            optimizer.step()
-        kept = iterators.__next__
-        session = profiler._loop.session  # type: ignore[union-attr]
-    assert kept is not before is iterators.__next__
-    told = session.log.fetches
-    later = iter(DataLoader(Rows(3, FakeNow()), batch_size=BATCH))
-    assert [kept(later).shape for _ in range(3)] == [(BATCH, WIDE)] * 3
-    with pytest.raises(StopIteration):
-        kept(later)
-    assert session.log.fetches == told
-
-
-@pytest.mark.parametrize("several", [False, True], ids=["a model", "several models"])
-def test_a_profiler_whose_loop_is_over_keeps_neither_the_model_nor_the_optimizer(
-    several: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    net = nn.Linear(WIDE, NARROW)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    model = {"net": net} if several else net
-    profiler = profile_training(model, optimizer, profile_step=0, timing_steps=1, trace=False)
-    for _ in range(2):  # it can be put around another loop of theirs
-        with profiler:
-            for rows in DataLoader(Rows(6, FakeNow()), batch_size=BATCH):
-                net(rows).sum().backward()
-                optimizer.step()
-        assert profiler.profile is not None and profiler.profile.params == (WIDE + 1) * NARROW
-    gone = weakref.ref(net), weakref.ref(optimizer)
-    del net, optimizer, model
-    gc.collect()
-    assert [one() for one in gone] == [None, None]
-    caplog.clear()
-    profiler.start()
-    assert "this loop is not profiled" in caplog.text and "its model or an optimizer is gone" in caplog.text
-
-
-def test_a_ctrl_c_while_an_iterator_is_deleted_is_not_lost_and_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(loop: object, sign: str, in_words: str) -> None:
-        told.append(in_words)
-        raise KeyboardInterrupt
-
-    told: list[str] = []
-    net = nn.Linear(WIDE, NARROW)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+def test_a_profiler_that_was_dropped_ends_itself_and_leaves_nothing() -> None:
     before = torch_state()
-    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may ignore Ctrl-C
-    try:
-        with pytest.raises(KeyboardInterrupt), profile_training(net, optimizer, profile_step=0):
-            for rows in DataLoader(Rows(6, FakeNow()), batch_size=BATCH):
-                net(rows)
-                monkeypatch.setattr("lightning_flops.adapters.plain_loop.PlainLoop.looks_left", interrupted)
-                break
-            for _ in range(2):  # Python looks for signals where code jumps back
-                pass
-            told.append("the loop has gone on")
-    finally:
-        signal.signal(signal.SIGINT, handler)
-    assert told == ["the DataLoader's iterator was dropped"]
+    net = nn.Linear(WIDE, NARROW)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    profiler = profile_training(net, optimizer, timing_steps=1)
+    profiler.start()
+    run = weakref.ref(profiler.run)
+    net(torch.ones(1, WIDE)).sum().backward()
+    optimizer.step()
+    del profiler
+    gc.collect()
+    assert run() is None
     assert (left_on_object(net), left_on_object(optimizer), torch_state() == before) == ([], [], True)
 
 
-def test_ctrl_c_is_the_users_and_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_start_ends_the_loop_before_and_a_second_stop_does_nothing() -> None:
+    before = torch_state()
+    net = nn.Linear(WIDE, NARROW)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    profiler = profile_training(net, optimizer, profile_step=0, timing_steps=1, trace=False)
+    for _ in range(2):
+        profiler.start()
+        first = profiler.run
+        for rows in DataLoader(Rows(6, FakeNow()), batch_size=BATCH):
+            net(rows).sum().backward()
+            optimizer.step()
+    profiler.stop()
+    profiler.stop()
+    assert first is not None and first.closed and profiler.run is None
+    assert len(profiler.profiles) == 1 and profiler.profiles[0].flops.forward == 2 * BATCH * WIDE * NARROW
+    assert (left_on_object(net), left_on_object(optimizer), torch_state() == before) == ([], [], True)
+
+
+@pytest.mark.parametrize("seam", ["fetch_begins", "forward_begins", "backward_ends", "update_begins"])
+def test_ctrl_c_is_the_users_and_nothing_is_left(seam: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
     net = nn.Linear(WIDE, NARROW)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     before = torch_state()
-    monkeypatch.setattr(
-        "lightning_flops.adapters.loop_batches.LoopBatches.takes",
-        lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt),
-    )
+    monkeypatch.setattr(LoopRun, seam, interrupted)
     with pytest.raises(KeyboardInterrupt), profile_training(net, optimizer):
         for rows in DataLoader(Rows(6, FakeNow()), batch_size=BATCH):
             net(rows).sum().backward()

@@ -26,7 +26,7 @@ from lightning_flops.instrument.torch_private.operators import (
     overloads_named,
     schema_of,
 )
-from lightning_flops.records import RecordedCall, RecordedInputs, RecordedWork
+from lightning_flops.trace.recorded import RecordedCall, RecordedInputs, RecordedWork
 
 _NAME = re.compile(r"\w+::\w+")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 
-from lightning_flops.instrument.torch_private.names import take, take_later
+from lightning_flops.instrument.torch_private.names import take
 
 NO_GRAPH_TASK = -1
 """Id of the graph task outside any backward."""
@@ -77,20 +76,6 @@ _ENGINE_CODE: CodeType | None = take(
     "does not show who called backward: of a backward inside a backward, FLOPs of repeated forwards may count as "
     "backward, and a backward of another thread has no module",
 )
-
-_entry: Callable[[], Any] = take_later(
-    "torch.autograd:_engine_run_backward",
-    None,
-    "does not show where every backward begins: one that is called by a name imported before profiling is in other",
-)
-
-
-def backward_entries() -> tuple[tuple[Any, str], ...]:
-    """The functions through which every backward goes, each as a module and a name in it."""
-    if _entry() is not None:
-        return ((torch.autograd, "_engine_run_backward"),)
-    return ((torch.autograd, "backward"), (torch.autograd, "grad"))
-
 
 _APPLY_CODE: CodeType | None = take(
     "torch.autograd:Function.apply.__func__.__code__",
@@ -224,14 +209,6 @@ def function_in_forward() -> Any:
 def runs_step_of(optimizer: Any) -> bool:
     """Whether a step of *optimizer* is on this thread's stack; True also if torch does not show that."""
     return not _STEP_CODES or any(frame.f_locals.get("self") is optimizer for frame in _running_steps())
-
-
-def runs_step_in_step() -> bool:
-    """Whether an optimizer's step has called another one: a subclass's its parent's, or that of an optimizer inside it.
-
-    False also if torch does not show that.
-    """
-    return next(itertools.islice(_running_steps(), 1, None), None) is not None
 
 
 def _running_steps() -> Iterator[FrameType]:

@@ -34,7 +34,6 @@ QUICK = {
     "torch.nn:Module._wrapped_call_impl.__code__",
     "torch.optim:Optimizer.profile_hook_step",
     "torch.utils._python_dispatch:_disable_current_modes",
-    "torch.utils.data.dataloader:_MultiProcessingDataLoaderIter",
 }
 """Of each kind some; the others are ``slow`` together, not one by one."""
 
