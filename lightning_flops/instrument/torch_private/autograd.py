@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 
-from lightning_flops.instrument.torch_private.names import take
+from lightning_flops.instrument.torch_private.names import take, take_later
 
 NO_GRAPH_TASK = -1
 """Id of the graph task outside any backward."""
@@ -76,6 +76,21 @@ _ENGINE_CODE: CodeType | None = take(
     "does not show who called backward: of a backward inside a backward, FLOPs of repeated forwards may count as "
     "backward, and a backward of another thread has no module",
 )
+
+_entry: Callable[[], Any] = take_later(
+    "torch.autograd:_engine_run_backward",
+    None,
+    "does not show where every backward begins: one on a Python thread of its own that is called by a name imported "
+    "before is not counted",
+)
+
+
+def backward_entries() -> tuple[tuple[Any, str], ...]:
+    """The functions through which every backward goes, each as a module and a name in it."""
+    if _entry() is not None:
+        return ((torch.autograd, "_engine_run_backward"),)
+    return ((torch.autograd, "backward"), (torch.autograd, "grad"))
+
 
 _APPLY_CODE: CodeType | None = take(
     "torch.autograd:Function.apply.__func__.__code__",
