@@ -165,6 +165,7 @@ def test_what_is_compiled_stays_one_graph_and_is_compiled_once(wrapped: str) -> 
 
 
 def test_a_profiler_that_was_dropped_ends_itself_and_leaves_nothing() -> None:
+    gc.collect()  # what another test has dropped
     before = torch_state()
     net = nn.Linear(WIDE, NARROW)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
