@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import io
 import json
 import os
 import runpy
 import sys
+import zipfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from types import ModuleType
@@ -134,19 +136,29 @@ def profile_program(options: argparse.Namespace, program: Sequence[str]) -> int:
     with ExitStack() as undo:
         try:
             profiled.begin(given, undo)
-            if is_module:
-                sys.path[0] = os.getcwd()
-                runpy.run_module(target, run_name="__main__", alter_sys=True)
-            else:
-                if os.path.isfile(target):
-                    sys.path[0] = os.path.dirname(os.path.abspath(target))
-                runpy.run_path(target, run_name="__main__")
+            _run(target, is_module=is_module)
         except BaseException as raised:
             error = raised
             raise
         finally:
             profiled.end(error)
     return 0
+
+
+def _run(target: str, *, is_module: bool) -> None:
+    """Run the program as Python does."""
+    path = os.path.abspath(target)
+    if is_module:
+        sys.path[0] = os.getcwd()
+        runpy.run_module(target, run_name="__main__", alter_sys=True)
+    elif zipfile.is_zipfile(path) or os.path.isdir(path):
+        runpy.run_path(path, run_name="__main__")
+    else:  # runpy would take the module away from threads and exit handlers, which may outlive its last line
+        sys.path[0] = os.path.dirname(os.path.realpath(path))
+        main = sys.modules["__main__"] = ModuleType("__main__")
+        main.__file__ = os.path.join(os.getcwd(), target)
+        with io.open_code(path) as file:
+            exec(compile(file.read(), main.__file__, "exec"), vars(main))
 
 
 def _missing(target: str, *, is_module: bool) -> str:

@@ -1,0 +1,166 @@
+"""``lightning-flops run``: the loop of a program that knows nothing of the profiler is found and profiled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from lightning_flops import Profile
+from lightning_flops.schema.throughput import ThroughputSummary
+from tests.forks import run_fork
+from tests.ranks import LIGHTNING
+
+ROWS, IN, OUT = 8, 16, 4
+FORWARD = 2 * ROWS * IN * OUT
+BACKWARD = FORWARD  # the rows need no gradient
+
+BEGIN = f"""
+import sys
+import torch
+from torch.utils.data import DataLoader
+torch.manual_seed(0)
+data = DataLoader(torch.randn(30 * {ROWS}, {IN}), batch_size={ROWS})
+net = torch.nn.Linear({IN}, {OUT})
+optimizer = torch.optim.AdamW(net.parameters())
+"""
+TRAIN = """
+for rows in data:
+    net(rows).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+SHOW = "print(sys.argv, [weight.tolist() for weight in net.parameters()])\n"
+
+GAN = f"""
+critic = torch.nn.Linear({OUT}, 1)
+critics = torch.optim.AdamW(critic.parameters())
+for rows in data:
+    critic(net(rows).detach()).mean().backward()
+    critics.step()
+    critics.zero_grad()
+    critic(net(rows)).mean().neg().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+class Ended:
+    """How a program ended under the command, and what it left in its folder."""
+
+    def __init__(self, folder: Path, program: str, *options: str, arguments: Sequence[str] = (), **environment: str):
+        (folder / "train.py").write_text(program)
+        done = run_fork(
+            ["-m", "lightning_flops", "run", *options, "train.py", *arguments],
+            folder=folder,
+            imports=LIGHTNING,
+            environment={"CUDA_VISIBLE_DEVICES": "", **environment},
+        )
+        self.status, self.out, self.err = done.returncode, done.stdout, done.stderr
+        self.reports = sorted(folder.rglob("profile*.json"))
+
+    @property
+    def profile(self) -> Profile:
+        (report,) = self.reports
+        return Profile.from_json(report.read_text())
+
+
+def test_a_loop_is_profiled_in_the_program_as_it_is(tmp_path: Path) -> None:
+    ended = Ended(tmp_path, BEGIN + TRAIN + SHOW, arguments=["--epochs", "3"])
+    assert ended.status == 0, ended.err
+    alone = run_fork(["train.py", "--epochs", "3"], folder=tmp_path, imports=LIGHTNING, environment={})
+    assert ended.out == alone.stdout  # its arguments, and its weights
+    profile = ended.profile
+    assert (profile.flops.forward, profile.flops.backward, profile.samples) == (FORWARD, BACKWARD, ROWS)
+    assert (profile.modules[0].type_name, profile.context.framework) == ("Linear", "torch")
+    assert ended.err.startswith("lightning-flops: FLOPs of step 1: ")
+    assert "lightning_flops/profile.json" in ended.err
+    run = ThroughputSummary.from_json((tmp_path / "lightning_flops" / "throughput.json").read_text())
+    # The first step is that by which the loop is found.
+    assert run.model_flops == 29 * (FORWARD + BACKWARD)
+
+
+def test_settings_and_the_folder_are_options(tmp_path: Path) -> None:
+    options = ("--profile-step", "5", "--timing-steps", "2", "--log-dir", "logs")
+    ended = Ended(tmp_path, BEGIN + TRAIN, *options)
+    assert (ended.profile.counted_steps, len(ended.profile.timed_steps)) == ((5,), 2)
+    assert ended.reports == [tmp_path / "logs" / "lightning_flops" / "profile.json"]
+
+
+def test_the_outermost_module_that_is_called_is_the_model(tmp_path: Path) -> None:
+    wrapped = "inner, net = net, torch.nn.Sequential(torch.nn.Dropout(0.1), net)\n"
+    profile = Ended(tmp_path, BEGIN + wrapped + TRAIN).profile
+    assert (profile.modules[0].type_name, profile.flops.forward) == ("Sequential", FORWARD)
+
+
+def test_of_a_gan_the_first_optimizer_and_its_model_are_profiled(tmp_path: Path) -> None:
+    profile = Ended(tmp_path, BEGIN + GAN).profile
+    # Steps of the critic's: all that is computed from one of its updates to the next.
+    critic = 2 * ROWS * OUT
+    assert profile.flops.forward == 2 * (FORWARD + critic)
+    assert profile.modules[0].total.forward == 2 * critic
+    assert profile.outside.forward == 2 * FORWARD
+
+
+def test_an_exception_of_the_programs_is_its_own_and_there_is_a_report(tmp_path: Path) -> None:
+    ended = Ended(tmp_path, BEGIN + TRAIN + "1 / 0\n")
+    assert ended.status == 1
+    assert ended.err.splitlines()[-1] == "ZeroDivisionError: division by zero"
+    assert ended.profile.flops.forward == FORWARD
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        (BEGIN, "no optimizer made a step in this process: put `with lightning_flops.profile_training("),
+        (BEGIN + "optimizer.step()\n", "no module that was called owns what its optimizers update"),
+        (BEGIN + "data = list(data)[:1]\n" + TRAIN, "profile_step is 1, and this run ended after 1 step(s)"),
+    ],
+)
+def test_where_nothing_was_profiled_it_is_said_why_and_what_to_write(program: str, reason: str, tmp_path: Path) -> None:
+    ended = Ended(tmp_path, program)
+    assert (ended.status, ended.reports) == (0, [])
+    assert reason in ended.err
+
+
+def test_the_environment_switches_it_off(tmp_path: Path) -> None:
+    ended = Ended(tmp_path, BEGIN + TRAIN, LIGHTNING_FLOPS="0")
+    assert ended.reports == []
+    assert ended.err == "lightning-flops: nothing was profiled: LIGHTNING_FLOPS is 0 in the environment\n"
+
+
+def test_a_profiler_of_the_programs_own_goes_before(tmp_path: Path) -> None:
+    own = (
+        "from lightning_flops import profile_training\n"
+        "with profile_training(net, optimizer, profile_step=3, timing_steps=2, log_dir='own'):\n"
+    )
+    ended = Ended(tmp_path, BEGIN + own + TRAIN.strip().replace("\n", "\n    ").replace("for", "    for", 1) + "\n")
+    assert ended.status == 0, ended.err
+    assert ended.reports == [tmp_path / "own" / "lightning_flops" / "profile.json"]
+    assert ended.profile.counted_steps == (3,)
+    assert "FLOPs of step 3: " in ended.err
+
+
+def test_two_ranks_under_torchrun_have_one_report(tmp_path: Path) -> None:
+    program = (
+        BEGIN
+        + "torch.distributed.init_process_group('gloo')\n"
+        + "net = torch.nn.parallel.DistributedDataParallel(net)\n"
+        + TRAIN
+        + "torch.distributed.destroy_process_group()\n"
+    )
+    (tmp_path / "train.py").write_text(program)
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = run_fork(
+        [*launcher, "-m", "lightning_flops", "run", "--timing-steps", "2", "train.py"],
+        folder=tmp_path,
+        imports=LIGHTNING,
+        environment={"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    (report,) = tmp_path.rglob("profile*.json")
+    profile = Profile.from_json(report.read_text())
+    assert (profile.context.world_size, profile.flops.forward) == (2, FORWARD)
+    assert (profile.modules[0].type_name, profile.context.strategy) == ("Linear", "DistributedDataParallel")
+    assert done.stderr.count("lightning-flops: FLOPs of step") == 1
