@@ -178,10 +178,7 @@ bench-zoo: $(BENCH_VENV)/.installed-zoo
 bench-time: $(BENCH_VENV)/.installed-bench
 	$(BENCH_VENV)/bin/python -m benchmarks.phase_times
 	$(BENCH_VENV)/bin/python -m benchmarks.slow_loader
-	$(BENCH_VENV)/bin/python -m benchmarks.monitor_cost
-	$(BENCH_VENV)/bin/python -m benchmarks.trainer_cost
-	$(BENCH_VENV)/bin/python -m benchmarks.loop_cost
-	$(BENCH_VENV)/bin/python -m benchmarks.counted_share
+	$(BENCH_VENV)/bin/python -m benchmarks.step_cost
 	$(BENCH_VENV)/bin/python -m benchmarks.trace_cost
 
 # Writes docs/deepspeed.md anew; takes several minutes.

@@ -117,12 +117,12 @@ def _key(draw: random.Random) -> Any:
 
 
 def try_settings(draw: random.Random, again: str) -> list[Fault]:
-    """Random settings by a random door: they are taken, or refused by a ConfigError that names the setting."""
+    """Random settings given in a random way: they are taken, or refused by a ConfigError that names the setting."""
     block = {_key(draw): _value(draw) for _ in range(draw.randint(1, 4))}
-    door = draw.choice(["ProfilerConfig", "FlopsProfilerCallback", "from_block", "from_deepspeed_config", "a file"])
-    if door == "a file":
+    way = draw.choice(["ProfilerConfig", "FlopsProfilerCallback", "from_block", "from_deepspeed_config", "a file"])
+    if way == "a file":
         return _try_settings_file(draw, again)
-    doors: dict[str, Callable[[], Any]] = {
+    ways: dict[str, Callable[[], Any]] = {
         "ProfilerConfig": lambda: ProfilerConfig(**{key: value for key, value in block.items() if key in _FIELDS}),
         "FlopsProfilerCallback": lambda: FlopsProfilerCallback(
             **{k: v for k, v in block.items() if isinstance(k, str)}
@@ -130,7 +130,7 @@ def try_settings(draw: random.Random, again: str) -> list[Fault]:
         "from_block": lambda: ProfilerConfig.from_block(block),
         "from_deepspeed_config": lambda: FlopsProfilerCallback.from_deepspeed_config({"flops_profiler": block}),
     }
-    return _judge_settings(door, doors[door], block, again)
+    return _judge_settings(way, ways[way], block, again)
 
 
 def _try_settings_file(draw: random.Random, again: str) -> list[Fault]:
@@ -144,7 +144,7 @@ def _try_settings_file(draw: random.Random, again: str) -> list[Fault]:
     return [fault for fault in found if fault.kind != says_all]
 
 
-def _judge_settings(door: str, take: Callable[[], Any], given: Iterable[Any], again: str) -> list[Fault]:
+def _judge_settings(way: str, take: Callable[[], Any], given: Iterable[Any], again: str) -> list[Fault]:
     try:
         taken = take()
         config = taken if isinstance(taken, ProfilerConfig) else taken.config
@@ -155,7 +155,7 @@ def _judge_settings(door: str, take: Callable[[], Any], given: Iterable[Any], ag
     except Exception as error:
         return [
             Fault(
-                kind="another error than ConfigError", where=door, again=again, words=f"{type(error).__name__}: {error}"
+                kind="another error than ConfigError", where=way, again=again, words=f"{type(error).__name__}: {error}"
             )
         ]
     faults = []
@@ -165,7 +165,7 @@ def _judge_settings(door: str, take: Callable[[], Any], given: Iterable[Any], ag
         faults.append("the message does not say rule and value")
     if unsafe_in(words):
         faults.append("the message shows control characters of the value")
-    return [Fault(kind=kind, where=door, again=again, words=words[:300]) for kind in faults]
+    return [Fault(kind=kind, where=way, again=again, words=words[:300]) for kind in faults]
 
 
 _FIELDS = tuple(ProfilerConfig.__dataclass_fields__)

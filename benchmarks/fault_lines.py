@@ -197,11 +197,13 @@ RUNS: dict[str, Callable[[bool], nn.Module]] = {
 
 
 _IMPORTED = {
-    "loop": "lightning_flops",
-    "lightning": "lightning_flops.lightning",
-    "lightning-manual": "lightning_flops.lightning",
-    "transformers": "lightning_flops.transformers",
+    "loop": ("lightning_flops",),
+    "lightning": ("lightning.pytorch", "lightning_flops.lightning"),
+    "lightning-manual": ("lightning.pytorch", "lightning_flops.lightning"),
+    "transformers": ("lightning_flops.transformers", "transformers.models.bert.modeling_bert"),
 }
+_IMPORTED_BY_ALL = "torch._dynamo", "torch.utils.tensorboard"
+"""What the first training of a process imports, which takes longer than the training."""
 
 
 class _Heard(logging.Handler):
@@ -248,7 +250,8 @@ class Lines:
     def __init__(self, name: str, run: Callable[[bool], nn.Module] | None = None) -> None:
         self._run = run or RUNS[name]
         if run is None:
-            import_module(_IMPORTED[name])  # once, and not in each trial's process
+            for module in (*_IMPORTED_BY_ALL, *_IMPORTED[name]):  # once, and not in each trial's process
+                import_module(module)
         plain, profiled = (self._answer(profiled=one, at=None) for one in (False, True))
         for answer in (plain, profiled):
             if answer.failed or answer.value["raised"]:

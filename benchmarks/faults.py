@@ -29,7 +29,7 @@ CAMPAIGNS = {
     "lines-lightning": f"the same in a Lightning fit: {_UNNOTICED}",
     "lines-lightning-manual": f"the same with manual optimization: {_UNNOTICED}",
     "lines-transformers": f"the same in the Trainer of transformers: {_UNNOTICED}",
-    "settings": "random settings by every door: taken, or a ConfigError that names setting, rule and value",
+    "settings": "random settings in every way to give them: taken, or a ConfigError that names setting, rule and value",
     "traces": "mutated files for `lightning-flops trace`: a report, or a line naming the file; bounded time and memory",
     "records": "mutated records of ranks: read, or a RankRecordError; bounded time and memory",
     "profiles": "mutated profile.json: read, or a ProfileFormatError; bounded time and memory",

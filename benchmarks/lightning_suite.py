@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"warning: the source {said}, and Lightning {_installed()} is installed", file=sys.stderr)
     options.work.mkdir(parents=True, exist_ok=True)
     _drop_stale_records(options.work)
-    _make_door(options.work / "door")
+    _make_entry_point(options.work / "entry_point")
     pieces = [(piece, run) for piece in options.parts for run in RUNS]
     with ThreadPoolExecutor(options.jobs) as pool:
         list(pool.map(lambda each: _run_piece(options.source, options.work, *each), pieces))
@@ -133,13 +133,13 @@ def _is_stamped(path: Path, stamp: str) -> bool:
     return path.is_file() and path.read_text() == stamp
 
 
-def _make_door(folder: Path) -> None:
+def _make_entry_point(folder: Path) -> None:
     """Have ``importlib.metadata`` find our factory in every process that has *folder* on its path."""
     described = folder / "lightning_flops_suite-0.dist-info"
     described.mkdir(parents=True, exist_ok=True)
     (described / "METADATA").write_text("Metadata-Version: 2.1\nName: lightning-flops-suite\nVersion: 0\n")
     groups = ("lightning.pytorch", "pytorch_lightning")
-    factory = "suite = benchmarks.lightning_suite_door:callbacks_factory\n"
+    factory = "suite = benchmarks.lightning_suite_factory:callbacks_factory\n"
     (described / "entry_points.txt").write_text("".join(f"[{g}.callbacks_factory]\n{factory}" for g in groups))
 
 
@@ -151,8 +151,8 @@ def _suite(source: Path, work: Path, name: str) -> Suite:
     return Suite(
         folder=copy / "tests",
         settings=HERE / "lightning_suite.ini",
-        left="benchmarks.lightning_suite_door:left_on_trainers",
-        environment={"PYTHONPATH": str(work / "door")},
+        left="benchmarks.lightning_suite_factory:left_on_trainers",
+        environment={"PYTHONPATH": str(work / "entry_point")},
         profiled={SWITCH: "1"},
         options=tuple(f"--ignore=tests_pytorch/{path}" for path in LEFT_OUT),
     )

@@ -34,8 +34,8 @@ from lightning_flops import FlopsProfilerCallback
 from lightning_flops.instrument.recorder import Recorder
 from lightning_flops.instrument.timing.clocks import WallClock
 from lightning_flops.records import WindowRecord
-from lightning_flops.run import window as instruments
-from lightning_flops.run import results as session_results
+from lightning_flops.run import results as run_results
+from lightning_flops.run import window as run_window
 
 from .machine import restart_in_one_thread_environment
 from .ratios import Estimate, median_with_interval
@@ -187,8 +187,8 @@ class RandomlyMarked(Recorder):
 def recorders(planned: Sequence[bool], now: Callable[[], float] | None) -> Iterator[list[WindowRecord]]:
     """Inside, windows are marked by plan and by this clock, None being the device's own; they are kept."""
     windows: list[WindowRecord] = []
-    replaced: Any = instruments
-    closing: Any = session_results
+    replaced: Any = run_window
+    closing: Any = run_results
     build_profile = closing.build_profile
 
     def keep(window: WindowRecord, **kwargs: Any) -> Any:

@@ -37,57 +37,38 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_MODULES = {
-    "Comparison": "schema.comparison",
-    "ConfigError": "errors",
-    "FlopsProfiler": "pytorch",
-    "FlopsProfilerCallback": "lightning",
-    "FlopsProfilerTrainerCallback": "transformers",
-    "LightningFlopsError": "errors",
-    "Profile": "schema.profile",
-    "ProfilerConfig": "config",
-    "bytes_to_string": "report.deepspeed_units",
-    "compare_profiles": "analysis.compare",
-    "count_flops": "pytorch",
-    "count_offline": "pytorch",
-    "duration_to_string": "report.deepspeed_units",
-    "flops_formula": "pytorch",
-    "flops_to_string": "report.deepspeed_units",
-    "get_model_profile": "pytorch",
-    "macs_to_string": "report.deepspeed_units",
-    "number_to_string": "report.deepspeed_units",
-    "params_to_string": "report.deepspeed_units",
-    "profile_training": "pytorch",
-    "register_flop_formula": "pytorch",
-    "render_text": "report.text",
+_NAMES = {
+    "analysis.compare": ("compare_profiles",),
+    "config": ("ProfilerConfig",),
+    "errors": ("ConfigError", "LightningFlopsError"),
+    "lightning": ("FlopsProfilerCallback",),
+    "pytorch": (
+        "FlopsProfiler",
+        "count_flops",
+        "count_offline",
+        "flops_formula",
+        "get_model_profile",
+        "profile_training",
+        "register_flop_formula",
+    ),
+    "report.deepspeed_units": (
+        "bytes_to_string",
+        "duration_to_string",
+        "flops_to_string",
+        "macs_to_string",
+        "number_to_string",
+        "params_to_string",
+    ),
+    "report.text": ("render_text",),
+    "schema.comparison": ("Comparison",),
+    "schema.profile": ("Profile",),
+    "transformers": ("FlopsProfilerTrainerCallback",),
 }
-"""Where each public name lives, below this package."""
+"""The public names of each module below this package."""
 
-__all__ = [
-    "Comparison",
-    "ConfigError",
-    "FlopsProfiler",
-    "FlopsProfilerCallback",
-    "FlopsProfilerTrainerCallback",
-    "LightningFlopsError",
-    "Profile",
-    "ProfilerConfig",
-    "__version__",
-    "bytes_to_string",
-    "compare_profiles",
-    "count_flops",
-    "count_offline",
-    "duration_to_string",
-    "flops_formula",
-    "flops_to_string",
-    "get_model_profile",
-    "macs_to_string",
-    "number_to_string",
-    "params_to_string",
-    "profile_training",
-    "register_flop_formula",
-    "render_text",
-]
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
+
+__all__ = sorted(["__version__", *_MODULES])
 for _name, _roots in {
     "FlopsProfilerCallback": ("lightning", "pytorch_lightning"),
     "FlopsProfilerTrainerCallback": ("transformers",),

@@ -1,4 +1,4 @@
-"""Front door of the command line: each command is a file in ``commands``."""
+"""The command line: each command is a file in ``commands``."""
 
 from __future__ import annotations
 

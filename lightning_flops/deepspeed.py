@@ -1,8 +1,7 @@
 """DeepSpeed: the ``"flops_profiler"`` block of its config, working, and ``attach`` for one engine.
 
-After ``install()`` DeepSpeed's own profiler stays off, and every engine whose block is enabled gets a profiler of ours
-when it has been made. What is replaced lies below config parsing and below every way of importing
-``deepspeed.initialize``, so the user's code stays as it is.
+After ``install()`` DeepSpeed's own profiler stays off, and every engine whose block is enabled gets one of ours when it
+has been made. The user's code stays as it is.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ import atexit
 import functools
 import logging
 import weakref
-from collections.abc import Callable, Mapping, MutableMapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +29,12 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from lightning_flops.adapters.deepspeed_block import log_mistakes
 from lightning_flops.adapters.deepspeed_context import private_names
-from lightning_flops.adapters.deepspeed_engine import EngineRun, profile_engine
+from lightning_flops.adapters.deepspeed_engine import EngineRun, engine_run
 from lightning_flops.adapters.wrapping import wrap
 from lightning_flops.config import BLOCK, ProfilerConfig, TakenBlock
 from lightning_flops.errors import ConfigError, LightningFlopsError
 from lightning_flops.instrument.torch_private.modules import holds
+from lightning_flops.run.reports import OUTCOMES
 from lightning_flops.run.results import ProfiledRun
 from lightning_flops.signals import is_of_signal_handler
 from lightning_flops.text.printable import package_logger
@@ -62,7 +62,7 @@ class Handle(ProfiledRun):
         self._detached = True
         adapter = self._adapter()
         if adapter is not None:
-            adapter.end()
+            adapter.finish()
             self._throughput = adapter.run.reports.throughput
 
     @property
@@ -127,11 +127,12 @@ def attach(engine: DeepSpeedEngine, config: ProfilerConfig | Mapping[str, Any] |
         if handle._is_running:
             raise ConfigError("this engine is profiled already with other settings: detach() its handle first")
     handle = Handle(settings)
-    if not settings.enabled:
-        logger.info("flops_profiler.enabled is false: the engine is not profiled")
-    else:
-        adapter = profile_engine(engine, settings, handle._profiles.append)
+    if settings.enabled:
+        adapter = engine_run(engine, settings, handle._profiles.append)
         handle._adapter = weakref.ref(adapter)
+        adapter.begin()
+    else:
+        logger.info("flops_profiler.enabled is false: the engine is not profiled")
     _handles[engine] = handle
     return handle
 
@@ -191,17 +192,15 @@ def _attaching_at_the_end(kind: type, original: Callable[..., None]) -> Callable
     return make
 
 
-class _not_profiled_if_it_raises:
+@contextmanager
+def _not_profiled_if_it_raises() -> Iterator[None]:
     """Our side may raise inside: training goes on without us."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        if not isinstance(error, Exception) or is_of_signal_handler(error):
-            return False
+    try:
+        yield
+    except Exception as error:
+        if is_of_signal_handler(error):
+            raise
         logger.warning("this engine is not profiled: %s: %s", type(error).__name__, error)
-        return True
 
 
 def _attach_by_block(engine: Any) -> None:
@@ -214,5 +213,6 @@ def _attach_by_block(engine: Any) -> None:
         if taken is None or not taken.wrong:
             # Off is what somebody wrote, or the block was forgotten, or its name misspelt.
             level = logging.INFO if taken is not None and taken.says_enabled else logging.WARNING
-            said = 'this engine is not profiled: its config has no "flops_profiler" block that is enabled'
-            logger.log(level, said)
+            why = 'config has no "flops_profiler" block that is enabled'
+            OUTCOMES.reasons.append(f"the DeepSpeed {why}")
+            logger.log(level, "this engine is not profiled: its %s", why)

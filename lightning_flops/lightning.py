@@ -40,6 +40,9 @@ else:
         """Stands for ``Callback`` until the program has imported it from either root."""
 
 
+_LOOPS: dict[str | None, Loop] = {"fit": "training", "validate": "validate", "test": "test", "predict": "predict"}
+"""What a run does, by what the Trainer was asked for."""
+
 _RUNTIME_ATTRIBUTES = ("_adapter", "_builtin", "log", "log_dict")
 """What is not pickled: what belongs to a run, and the bound methods that a Trainer sets on the callback."""
 
@@ -116,13 +119,10 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
 
     @classmethod
     def from_deepspeed_config(cls, config: Mapping[str, Any] | str | Path) -> FlopsProfilerCallback:
-        """A callback with the settings of a DeepSpeed config's ``"flops_profiler"`` block.
+        """A callback with the settings of a DeepSpeed config's ``"flops_profiler"`` block; without one it does nothing.
 
         Args:
             config: the config as a dict, or the path or URL of its JSON file. DeepSpeed need not be installed.
-
-        Returns:
-            A callback. As in DeepSpeed, it does nothing if the block is absent or not enabled.
 
         Raises:
             ConfigError: the file cannot be read, is no JSON object, or a setting breaks its rule.
@@ -136,21 +136,17 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
     def for_any_trainer(cls, settings: Mapping[str, Any], *, folder: str | None = None) -> FlopsProfilerCallback:
         """A callback that the user has not written, with these *settings*: nothing if the Trainer has another one.
 
-        If no logger has a folder, the files go to *folder*; None: then there are none.
-
-        If the Trainer's DeepSpeed config has a ``"flops_profiler"`` block, the block decides, also whether anything is
-        profiled. A wrong block is a warning, and nothing is profiled.
+        If no logger has a folder, the files go to *folder*, if there is one. A ``"flops_profiler"`` block of the
+        Trainer's DeepSpeed config decides, also whether anything is profiled.
         """
         callback = cls.__new__(cls)
         callback._set_up(given_settings(settings), for_any_trainer=True, folder=folder)
         return callback
 
     def __getstate__(self) -> dict[str, Any]:
-        """The settings and the result, without what belongs to a run."""
         return {name: value for name, value in self.__dict__.items() if name not in _RUNTIME_ATTRIBUTES}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a callback that is in no run."""
         self.__dict__.update(state)
         if self._origin.is_here:  # a copy beside the callback that was made here, and not in a launcher's process
             self._origin = origin_of(self)
@@ -162,25 +158,103 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         """The run that goes on; None outside of a loop."""
         return None if self._adapter is None else self._adapter.run
 
-    # ---- a fit
+    # ---- the hooks of a fit and of the other loops, in the order in which a Trainer calls them
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._end_run()  # of an earlier one, if nobody said that it was over
+        self._settle(trainer, stage)
 
     @safe
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """The Trainer knows its strategy, which has not made its engine yet: settle the settings."""
-        self._end_run()  # of an earlier one, if nobody said that it was over
+    def _settle(self, trainer: Trainer, stage: str) -> None:
         self._run_word = "fit" if stage == "fit" else f"{stage} loop"
-        self._config = self._settings_in(trainer)
+        self._config = self._settings_in(trainer)  # the strategy is known, and has not made its engine yet
+
+    @safe
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._builtin.put_back()  # the strategy has made its engine
+
+    @safe
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._end_run()
+        if not self._config.enabled:
+            return
+        self._start_anew()
+        # Who did not ask for a profile gets no new folder.
+        asked_for = not self._for_any_trainer or block_of(trainer) is not None
+        self._adapter = LightningRun(
+            trainer,
+            pl_module,
+            _LOOPS[trainer.state.fn],
+            config=self._config,
+            publish=self._profiles.append,
+            own_folder=folder_of_trainer(trainer) if asked_for else self._folder,
+        )
+        self._adapter.begin()
+
+    on_predict_start = on_test_start = on_train_start
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn == "validate":
+            self.on_train_start(trainer, pl_module)
+        elif self._adapter is not None:
+            self._adapter.outside("validation")
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        if self._adapter is not None and not _validates_in_fit(trainer):
+            self._adapter.batch_starts(batch, dataloader_idx)
+
+    on_predict_batch_start = on_test_batch_start = on_validation_batch_start = on_train_batch_start
+
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        if self._adapter is not None and not _validates_in_fit(trainer):
+            self._adapter.batch_ends(batch, dataloader_idx)
+            if self._adapter.run.closed:  # a failure of ours
+                self._end_run()
+
+    on_predict_batch_end = on_test_batch_end = on_validation_batch_end = on_train_batch_end
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._adapter is not None:
+            self._adapter.outside("epoch restart")
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        if self._adapter is not None:
+            self._adapter.checkpoint_begins()
+
+    @safe
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._finish()
+
+    on_predict_end = on_test_end = on_train_end
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn == "validate":
+            self.on_train_end(trainer, pl_module)
+
+    @safe
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._finish(interrupted_by=exception)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._end_run()
+        send_home(trainer, self._origin, profiles=self._profiles, throughput=self._throughput)
 
     def _settings_in(self, trainer: Trainer) -> ProfilerConfig:
-        """The settings for a run of *trainer*, and words about where they come from."""
-        if self._for_any_trainer and any(
-            isinstance(other, FlopsProfilerCallback) and not other._for_any_trainer
-            for other in trainer.callbacks  # type: ignore[attr-defined]
-        ):
+        """The settings for a run of *trainer*; the log says where they come from."""
+        ours = [one for one in trainer.callbacks if isinstance(one, FlopsProfilerCallback)]  # type: ignore[attr-defined]
+        if self._for_any_trainer and not all(one._for_any_trainer for one in ours):
             return ProfilerConfig(enabled=False)
-        block = block_of(trainer)
-        taken = None
-        config = ProfilerConfig(**self._given)
+        block, taken, config = block_of(trainer), None, ProfilerConfig(**self._given)
         if block is not None:
             taken = ProfilerConfig.taken_over(block, given=self._given, enabled=not self._for_any_trainer)
             config = taken.settings
@@ -199,135 +273,10 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
             )
         return config
 
-    @safe
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The strategy has made its engine."""
-        self._builtin.put_back()
-
-    @safe
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A fit begins."""
-        self._begin(trainer, pl_module, "training")
-
-    def _begin(self, trainer: Trainer, pl_module: LightningModule, loop: Loop) -> None:
-        self._end_run()
-        if not self._config.enabled:
-            return
-        self._start_anew()
-        # Who did not ask for a profile gets no new folder.
-        asked_for = not self._for_any_trainer or block_of(trainer) is not None
-        self._adapter = LightningRun(
-            trainer,
-            pl_module,
-            loop,
-            config=self._config,
-            publish=self._profiles.append,
-            own_folder=folder_of_trainer(trainer) if asked_for else self._folder,
-        )
-        self._adapter.begin()
-
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """A batch has been fetched and transferred."""
-        if self._adapter is not None:
-            self._adapter.batch_starts(batch)
-
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """A batch is done, and perhaps a step with it."""
-        if self._adapter is not None:
-            self._adapter.batch_ends(batch)
-            if self._adapter.run.closed:  # a failure of ours
-                self._end_run()
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Until the next epoch's first batch is there, time belongs to no step."""
-        if self._adapter is not None:
-            self._adapter.outside("epoch restart")
-
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """A checkpoint is written, which belongs to no step."""
-        if self._adapter is not None:
-            self._adapter.checkpoint_begins()
-
-    @safe
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The fit is over: report what there is."""
-        self._finish()
-
-    # ---- a validation in a fit; a loop without training
-
-    @safe
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A validation begins: of a fit, where it belongs to no step, or by itself."""
-        if trainer.state.fn == "validate":
-            self._begin(trainer, pl_module, "validate")
-        elif self._adapter is not None:
-            self._adapter.outside("validation")
-
-    @safe
-    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A prediction begins."""
-        self._begin(trainer, pl_module, "predict")
-
-    @safe
-    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A test begins."""
-        self._begin(trainer, pl_module, "test")
-
-    def on_predict_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        """A batch has been fetched and transferred."""
-        if self._adapter is not None and trainer.state.fn != "fit":
-            self._adapter.batch_starts(batch, dataloader_idx)
-
-    on_test_batch_start = on_validation_batch_start = on_predict_batch_start
-
-    def on_predict_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        """A batch is done."""
-        if self._adapter is not None and trainer.state.fn != "fit":
-            self._adapter.batch_ends(batch, dataloader_idx)
-
-    on_test_batch_end = on_validation_batch_end = on_predict_batch_end
-
-    @safe
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A validation by itself is over; after one in a fit, steps go on with the next batch."""
-        if trainer.state.fn == "validate":
-            self._finish()
-
-    @safe
-    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The loop is over: report what there is."""
-        self._finish()
-
-    on_test_end = on_predict_end
-
-    # ---- the end of any of them
-
-    @safe
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """The run was interrupted: report what there is, and leave nothing behind."""
-        self._finish(interrupted_by=exception)
-
     def _finish(self, *, interrupted_by: BaseException | None = None) -> None:
         if self.run is not None:
             self.run.finish(interrupted_by=interrupted_by)
         self._end_run()
-
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """The Trainer is done with us."""
-        self._end_run()
-        send_home(trainer, self._origin, profiles=self._profiles, throughput=self._throughput)
 
     def _receive(self, profiles: Sequence[Profile], throughput: ThroughputSummary | None) -> None:
         """A run in processes that a launcher started, such as ddp_spawn's, has measured this on rank 0."""
@@ -347,6 +296,10 @@ FlopsProfilerCallback.__doc__ = with_settings_described(
     FlopsProfilerCallback.__doc__,
     [name for name in inspect.signature(FlopsProfilerCallback).parameters if name in SETTINGS],
 )
+
+
+def _validates_in_fit(trainer: Trainer) -> bool:
+    return trainer.state.fn == "fit" and not trainer.training
 
 
 def _be_a_callback_of(root: ModuleType) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from torch import nn
 
+from lightning_flops.adapters.deepspeed_engine import EngineRun, engine_run, is_engine
 from lightning_flops.adapters.loop import LoopRun
 from lightning_flops.adapters.loop_context import SeveralModels, frame_of, loop_output, optimizers_in
 from lightning_flops.adapters.standalone import FlopsProfiler, get_model_profile
@@ -32,7 +33,6 @@ from lightning_flops.text.json_text import shown
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
-    from lightning_flops.adapters.deepspeed_engine import EngineLoop
     from lightning_flops.records import ModuleRecord
     from lightning_flops.run.run import Run
     from lightning_flops.schema.profile import Profile
@@ -98,9 +98,7 @@ def count_offline(model: nn.Module, batch: Any, *, causal_attention: Literal["fu
     For a compiled model, whose compiled path may do less work or hide it, this is the figure of the eager one. The
     backward is that of everything the forward puts out; there is no loss function and no optimizer.
 
-    A forward may ask for values, for example of a mask or of lengths. Values that follow from the batch and from
-    buffers are worked out, so the shapes are those of this example. Other values are not known: those that come from a
-    parameter or from chance, and those of a tensor of more than a million elements.
+    Fake tensors have no values: a forward that asks for one, such as of a mask or of lengths, raises.
 
     Args:
         model: stays as it is.
@@ -113,7 +111,7 @@ def count_offline(model: nn.Module, batch: Any, *, causal_attention: Literal["fu
     Raises:
         TypeError: *model* is no module.
         LightningFlopsError: a lazy module has no shapes yet.
-        Exception: whatever the model raises where its forward needs values that the batch does not settle.
+        Exception: whatever the model raises where its forward asks for values.
     """
     require_module(model)
     record = count_on_fake_tensors(model, batch, causal_attention=causal_attention)
@@ -191,10 +189,10 @@ def profile_training(
     """Profiles a training loop of your own, around which it is put with ``with``.
 
     The loop stays as it is: the calls of *model*, autograd and the optimizers' steps tell the parts of a step apart. A
-    step ends when *optimizer* has made its step. If there are several optimizers, it ends with that of the last one in
-    the list, or where the loop calls ``profiler.step()``. Without an optimizer the loop must call ``profiler.step()``
-    after each update. The wait for data is seen if batches come from a torch DataLoader; ``profiler.batches(...)``
-    shows that for any other iterable.
+    step ends when *optimizer* has made its step. If there are several optimizers, it ends with that of the last one, or
+    where the loop calls ``profiler.step()``. Without an optimizer the loop must call ``profiler.step()`` after each
+    update. Batches are seen if they come from a torch DataLoader; ``profiler.batches(...)`` shows those of any other
+    iterable.
 
     The settings are those of ``ProfilerConfig``; one that is None has not been given.
 
@@ -227,16 +225,13 @@ def profile_training(
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise ConfigError(f"{name} must be an integer >= {least}, got {shown(value)}")
     config = config_from(settings, owner="profile_training")
-    is_engine = any(kind.__module__ == "deepspeed.runtime.engine" for kind in type(model).__mro__)
-    optimizers = () if is_engine else optimizers_in(optimizer)
+    optimizers = () if is_engine(model) else optimizers_in(optimizer)
 
-    def loop(publish: Callable[[Profile], None]) -> tuple[LoopRun | EngineLoop, Callable[[], None]]:
+    def loop(publish: Callable[[Profile], None]) -> tuple[LoopRun | EngineRun, Callable[[], None]]:
         frame = frame_of(model, accelerator=accelerator, fabric=fabric)
         output, close = loop_output(frame, config, log_dir=log_dir, writer=writer)
-        if is_engine:  # made by the loop, or by accelerate
-            from lightning_flops.adapters.deepspeed_engine import EngineLoop
-
-            return EngineLoop(model, config, publish, output), close
+        if is_engine(model):  # made by the loop, or by accelerate
+            return engine_run(model, config, publish, output=output), close
         run = LoopRun(
             model,
             optimizers,
@@ -278,13 +273,13 @@ class TrainingProfiler(ProfiledRun):
 
     def __init__(
         self,
-        loop: Callable[[Callable[[Profile], None]], tuple[LoopRun | EngineLoop, Callable[[], None]]],
+        loop: Callable[[Callable[[Profile], None]], tuple[LoopRun | EngineRun, Callable[[], None]]],
         *,
         config: ProfilerConfig,
     ) -> None:
         self._config = config
         self._make = loop
-        self._loop: LoopRun | EngineLoop | None = None
+        self._loop: LoopRun | EngineRun | None = None
         self._close_output: Callable[[], None] = _nothing
         self._start_anew()
 
@@ -331,7 +326,7 @@ class TrainingProfiler(ProfiledRun):
                 self._close_output()
 
     def step(self) -> None:
-        """A batch is through, and with it a step, if it was updated: from the first call on, steps end here.
+        """A batch is through, and with it a step, if it was updated.
 
         Call it once for each batch, or once for each update. It may be left out if ``profile_training`` was given an
         optimizer. If it was not, a step ends with each call.
@@ -342,7 +337,7 @@ class TrainingProfiler(ProfiledRun):
     def batches(self, loader: Iterable[T]) -> Batches[T]:
         """*loader*, so that iterating over it tells of its batches and of waiting for them.
 
-        The wait for a torch DataLoader is seen without this, on the thread that trains.
+        A torch DataLoader is seen without this, on the thread that trains.
         """
         return Batches(loader, lambda: self._loop)
 
@@ -350,7 +345,7 @@ class TrainingProfiler(ProfiledRun):
     def outside_of_steps(self, name: str = "validation") -> Iterator[None]:
         """What runs inside belongs to no step; its time is listed under *name*.
 
-        It is not needed for an evaluation of the model in evaluation mode without gradients.
+        This is not needed for an evaluation of the model in evaluation mode without gradients.
         """
         loop = self._loop
         if loop is not None:
@@ -374,7 +369,7 @@ class Batches(Generic[T]):
         loop: returns the adapter of the loop that goes on; None outside of it.
     """
 
-    def __init__(self, loader: Iterable[T], loop: Callable[[], LoopRun | EngineLoop | None]) -> None:
+    def __init__(self, loader: Iterable[T], loop: Callable[[], LoopRun | EngineRun | None]) -> None:
         self._loader = loader
         self._loop = loop
 

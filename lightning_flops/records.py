@@ -6,9 +6,9 @@ Nothing here knows torch or a training framework. Counts are ints, seconds are f
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -21,28 +21,6 @@ BucketFlops = Mapping[tuple[str, str], int]
 
 Shapes = tuple[tuple[int, ...], ...]
 """Those of a batch's tensors, with what else tells of the batch."""
-
-UNKNOWN_SHAPE = (-1,)
-"""Stands for the shape of a tensor that has none."""
-
-HIDDEN_SHAPE = (-10,) * 65
-"""Stands for a batch in which no tensor was found, but something else, whose sizes nobody knows.
-
-No tensor has so many axes: steps of such batches are a kind of their own.
-"""
-
-PADDING_MARK = -3
-"""Begins a shape that is no tensor's, but tells of a whole batch: the number after it is 1 if none of its tokens is
-padding, else 0."""
-
-LENGTHS_MARK = -11
-"""Begins a shape that is no tensor's, but tells of the sequences of a batch: the numbers after it are how many tokens
-they have, the squares of their lengths added up, and the longest length."""
-
-TRAINED_MARK = -12
-"""Begins a shape that is no tensor's, but tells how many tokens of a batch have a label that the loss counts."""
-
-WITH_PADDING, WITHOUT_PADDING = (PADDING_MARK, 0), (PADDING_MARK, 1)
 
 TimePhase = Literal["data_wait", "transfer", "forward", "backward", "bubble", "optimizer", "other"]
 """The part of a step a moment belongs to; ``PhaseSeconds`` has one field for each."""
@@ -73,27 +51,15 @@ class PhaseAmounts:
         return self.forward + self.backward + self.recompute + self.optimizer
 
     def __add__(self, other: Self) -> Self:
-        """Phase by phase."""
-        return type(self)(
-            forward=self.forward + other.forward,
-            backward=self.backward + other.backward,
-            recompute=self.recompute + other.recompute,
-            optimizer=self.optimizer + other.optimizer,
-        )
+        return type(self)(**{phase: getattr(self, phase) + getattr(other, phase) for phase in get_args(FlopPhase)})
 
     def __sub__(self, other: Self) -> Self:
-        """Phase by phase."""
-        return type(self)(
-            forward=self.forward - other.forward,
-            backward=self.backward - other.backward,
-            recompute=self.recompute - other.recompute,
-            optimizer=self.optimizer - other.optimizer,
-        )
+        return type(self)(**{phase: getattr(self, phase) - getattr(other, phase) for phase in get_args(FlopPhase)})
 
     @classmethod
     def summed(cls, amounts: Iterable[tuple[FlopPhase, int]]) -> Self:
         """All *amounts*, each in its phase."""
-        sums: dict[FlopPhase, int] = {"forward": 0, "backward": 0, "recompute": 0, "optimizer": 0}
+        sums = dict.fromkeys(get_args(FlopPhase), 0)
         for phase, amount in amounts:
             sums[phase] += amount
         return cls(**sums)
@@ -304,12 +270,7 @@ class RunContext:
     @property
     def activity(self) -> str:
         """What the run does, as the subject of a sentence."""
-        return activity_of(self.loop)
-
-
-def activity_of(loop: Loop) -> str:
-    """What a run does, as the subject of a sentence."""
-    return "Training" if loop == "training" else f"The {loop} loop"
+        return "Training" if self.trains else f"The {self.loop} loop"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -366,60 +327,6 @@ class TraceColumns:
     """Autograd's sequence number."""
     forward_thread: array[int]
     """Above 0 on what autograd runs for a backward: the number of the thread whose forward made the node."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RecordedInputs:
-    """What a trace with ``record_shapes`` says of one call's arguments; anything may stand in it."""
-
-    dims: Sequence[Any]
-    """For each argument the sizes of a tensor, or a list of such for a list of tensors; empty for all else."""
-    types: Sequence[Any]
-    """For each argument the dtype of a tensor as C++ names it, or what else it is; empty for None."""
-    concrete: Sequence[Any] | None = None
-    """Values of the arguments that are no tensors, as texts; None in files before torch 2.0."""
-    strides: Sequence[Any] | None = None
-    """As *dims*; None where the file has none."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RecordedCall:
-    """One call of an operator in a trace."""
-
-    operator: str
-    """As the trace names it: ``aten::mm``."""
-    inputs: RecordedInputs
-    result: Sequence[int] | None = None
-    """Sizes of what it returned, where other events of the trace tell them."""
-
-
-RecordedRole = Literal["counts", "free", "composite", "unread", "unknown"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedWork:
-    """What one recorded call spent."""
-
-    role: RecordedRole
-    """``counts``: its FLOPs stand here. ``free``: it has none, nor has what it called. ``composite``: it is made of the
-    operators that it called. ``unread``: it has a formula, for which the file does not say enough. ``unknown``: it has
-    no formula, and nothing shows that it is free."""
-    operator: str = ""
-    """Name as in ``OperatorCell``: ``aten.mm``."""
-    dtype: str = ""
-    """Of the arithmetic, as far as the tensors tell: ``float32`` where the device may have used TF32."""
-    flops: int = 0
-    """Model FLOPs, attention over the full score matrix; with what a composite call would spend by itself."""
-    recompute: int = 0
-    """FLOPs with which a fused attention's backward repeats a part of its forward."""
-    causal_skipped: int = 0
-    """FLOPs of these that a kernel leaves out, because a mask rules them out."""
-    bytes: int | None = None
-    """Of all tensors that it reads and writes; None where the result's shape is not known."""
-    heavy: bool = False
-    """It may have spent FLOPs that are not counted: it takes floating-point tensors, or is named after a product."""
-    reason: str = ""
-    """Why it is not counted, without a full stop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -612,22 +519,10 @@ class BatchTokens(NamedTuple):
         """All of them together; None is a batch that does not tell."""
         if self is UNKNOWN_TOKENS or None in others or UNKNOWN_TOKENS in others:
             return UNKNOWN_TOKENS
-        *amounts, longest = zip(self, *others, strict=True)
-        processed, real, trained, sequences, squares = map(_sum, amounts)
-        known = [length for length in longest if length is not None]
-        return BatchTokens(
-            processed=processed,
-            real=real,
-            trained=trained,
-            sequences=sequences,
-            squares=squares,
-            longest=max(known) if len(known) == len(longest) else None,
-        )
-
-
-def _sum(counts: tuple[int | None, ...]) -> int | None:
-    known = [count for count in counts if count is not None]
-    return sum(known) if len(known) == len(counts) else None
+        columns = zip(self, *others, strict=True)
+        *amounts, longest = [None if None in column else [count or 0 for count in column] for column in columns]
+        sums = [None if counts is None else sum(counts) for counts in amounts]
+        return BatchTokens._make([*sums, None if longest is None else max(longest)])
 
 
 NO_TOKENS = BatchTokens(0, 0, 0, 0, 0, 0)

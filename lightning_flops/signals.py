@@ -4,20 +4,34 @@ from __future__ import annotations
 
 import functools
 import signal
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 
 
 def is_of_signal_handler(error: BaseException) -> bool:
-    """Whether a signal handler of the user's raised *error*: one of its frames is a handler that is in force."""
+    """Whether a signal handler of the user's raised *error*.
+
+    One of its frames is a handler that is in force, or was given the frame that it interrupted: it may have put another
+    handler in its own place.
+    """
     trace = error.__traceback__
     if trace is None:
         return False
     handlers = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
+    interrupted: FrameType | None = None
     while trace is not None:
-        if trace.tb_frame.f_code in handlers:
+        frame = trace.tb_frame
+        given = list(frame.f_locals.values())
+        if (
+            frame.f_code in handlers
+            or (
+                interrupted is not None
+                and any(one is interrupted for one in given[:3])  # with "self", the third
+                and any(isinstance(one, int) and one in signal.valid_signals() for one in given[:2])
+            )
+        ):
             return True
-        trace = trace.tb_next
+        interrupted, trace = frame, trace.tb_next
     return False
 
 

@@ -1,8 +1,4 @@
-"""Front door for the Trainer of transformers: ``FlopsProfilerTrainerCallback``, for TRL's trainers as well.
-
-It checks the settings and passes the Trainer's events on. A ``TrainerRun`` is the adapter of one call of
-``Trainer.train``.
-"""
+"""``FlopsProfilerTrainerCallback`` for the Trainer of transformers, and for TRL's trainers."""
 
 from __future__ import annotations
 
@@ -68,7 +64,6 @@ class FlopsProfilerTrainerCallback(ProfiledRun, TrainerCallback):
         self._start_anew()
 
     def __getstate__(self) -> dict[str, Any]:
-        """The settings and the result, without what belongs to a running training."""
         return {name: value for name, value in vars(self).items() if name not in ("_adapter", "_has_begun")}
 
     @property
@@ -79,13 +74,11 @@ class FlopsProfilerTrainerCallback(ProfiledRun, TrainerCallback):
     # ---- the Trainer's events
 
     def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
-        """A training begins; where one before it was left by an exception that nobody saw, that one ends."""
-        self._end()
+        self._end()  # of one before that was left by an exception that nobody saw
         self._start_anew()
 
     def on_epoch_begin(self, *args: Any, train_dataloader: Any = None, **kwargs: Any) -> None:
-        """An epoch begins: with the first, the Trainer has its engine, its optimizer and its loader."""
-        if not self._has_begun:
+        if not self._has_begun:  # with the first epoch, the Trainer has its engine, its optimizer and its loader
             self._has_begun = True
             self._begin(train_dataloader)
 
@@ -102,7 +95,7 @@ class FlopsProfilerTrainerCallback(ProfiledRun, TrainerCallback):
             self._adapter.begin()
 
     def _settings_in(self, trainer: Trainer) -> ProfilerConfig:
-        """The settings for a training of *trainer*, and words about where they come from."""
+        """The settings for a training of *trainer*; the log says where they come from."""
         ours = [one for one in trainer.callback_handler.callbacks if isinstance(one, FlopsProfilerTrainerCallback)]
         if isinstance(self, CallbackOfAnyTrainer) and not all(isinstance(one, CallbackOfAnyTrainer) for one in ours):
             return ProfilerConfig(enabled=False)
@@ -115,22 +108,18 @@ class FlopsProfilerTrainerCallback(ProfiledRun, TrainerCallback):
         return config
 
     def on_substep_end(self, *args: Any, **kwargs: Any) -> None:
-        """A batch is done whose gradients are only accumulated."""
         if self._adapter is not None:
             self._adapter.batch_ends(ends_step=False)
 
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-        """A batch is done, and with it a step."""
         if self._adapter is not None:
             self._adapter.batch_ends(ends_step=True)
 
     def on_epoch_end(self, *args: Any, **kwargs: Any) -> None:
-        """An epoch is over."""
         if self._adapter is not None:
             self._adapter.epoch_ends()
 
     def on_train_end(self, *args: Any, **kwargs: Any) -> None:
-        """The training is over."""
         if self._adapter is not None:
             self._adapter.finish()
         self._end()

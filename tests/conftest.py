@@ -63,7 +63,6 @@ _LONG = (
     "tests/analysis/test_compare.py",
     "tests/session/test_checks.py",
     "tests/test_cli_compare.py",
-    "tests/loops/test_between_windows.py",
     "tests/transformers/test_trainer_callback.py",
     "tests/benchmarks/test_zoo.py",
     "tests/ranks/test_loops.py",

@@ -70,7 +70,7 @@ def broken_at(seam: str, *adapters: type, after: int = 0) -> Iterator[Broken]:
     else:
         from lightning_flops.run.safety import safe
 
-        del raising.__wrapped__  # type: ignore[attr-defined]
+        del raising.__wrapped__
         replaced = safe(raising)
     setattr(kind, name, replaced)
     try:

@@ -149,7 +149,7 @@ def test_a_formula_that_raises_lists_its_operator_and_training_goes_on(
 def test_a_failure_of_the_counter_itself_is_noted_once_and_breaks_nothing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from lightning_flops.instrument.counting import counting_mode
+    from lightning_flops.instrument.counting import attribution
 
     model = small_model()
     run_step(model)
@@ -159,7 +159,7 @@ def test_a_failure_of_the_counter_itself_is_noted_once_and_breaks_nothing(
     def fail(*args: Any) -> Any:
         raise ZeroDivisionError("a defect of ours")
 
-    monkeypatch.setattr(counting_mode, "graph_task_id", fail)
+    monkeypatch.setattr(attribution, "graph_task_id", fail)
     with count_flops(model) as counts:
         run_step(model)
     for parameter, gradient in zip(model.parameters(), plain, strict=True):
@@ -327,3 +327,11 @@ def test_reentrant_checkpointing_gives_the_same_gradients() -> None:
         return x.grad
 
     assert torch.equal(gradient(counted=True), gradient(counted=False))
+
+
+def test_lazy_conjugates_are_resolved_as_without_a_counter() -> None:
+    matrix = torch.randn(3, 3, dtype=torch.complex64)
+    plain = torch.linalg.pinv(matrix)
+    with count_flops(None):
+        counted = torch.linalg.pinv(matrix)
+    assert torch.equal(counted, plain)

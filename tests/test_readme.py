@@ -121,6 +121,6 @@ def test_every_tag_that_is_named_is_written_and_every_written_tag_is_named() -> 
     assert named == written
 
 
-def test_the_readme_names_every_page_of_a_door() -> None:
+def test_the_readme_names_every_page_of_its_table() -> None:
     pages = {page.stem for page in PAGES if page != README} - {"install", "architecture", "profile", "api", "reading"}
     assert {page for page in pages if f"(docs/{page}.md)" not in README.read_text()} == set()

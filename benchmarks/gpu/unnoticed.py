@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from lightning_flops import FlopsProfilerCallback
 
-from .. import monitor_cost
+from .. import step_cost
 from .gpt import Size, batches_of, gpt_on, next_token_loss, size_for
 from .here import Check, Here
 from .judge import exactly, holds, told, unjudged
@@ -187,21 +187,20 @@ def _error_mode(here: Here) -> Iterator[Row]:
 
 def _cost_outside(here: Here) -> Iterator[Row]:
     """Host time of a step when the window has closed, over a bare Trainer; and that the same work runs."""
-    rounds = here.pick(60, 2)
-    callback = profiler(here, profile_step=0, timing_steps=1, monitor=True)
-    samples = monitor_cost.measure(
-        callback,
+    rounds = here.pick(12, 1)
+    (by_arm,) = step_cost.measure(
+        {"Lightning": step_cost.lightning},
         rounds=rounds,
         folder=here.folder,
-        new_lengths=False,
         accelerator="gpu" if here.on_gpu else "cpu",
-    ).means
-    over = monitor_cost.over(samples, monitor_cost.MONITOR, monitor_cost.BARE)
-    noise = monitor_cost.over(samples, monitor_cost.BARE_AGAIN, monitor_cost.BARE)
+        arms={arm: step_cost.ARMS[arm] for arm in (step_cost.BARE, step_cost.BARE_AGAIN, step_cost.MONITOR)},
+    ).values()
+    over, noise = (step_cost.over_bare(by_arm, arm) for arm in (step_cost.MONITOR, step_cost.BARE_AGAIN))
+    bare = median(one.cpu for one in by_arm[step_cost.BARE])
     row = holds(
         f"host time of a step outside of the window over a bare Trainer, {rounds} rounds",
-        over.value <= monitor_cost.OVER_BARE.limit,
-        f"{over.text(1)} µs of {median(samples[monitor_cost.BARE]):.0f}; a bare one over another: {noise.text(1)} µs",
+        over.value <= step_cost.OVER_BARE.limit,
+        f"{over.text(1)} µs of {bare:.0f}; a bare one over another: {noise.text(1)} µs",
     )
     yield from unjudged([row], where=here.small)
     plain, watched = _work(here, None), _work(here, profiler(here, profile_step=0, timing_steps=1, monitor=True))

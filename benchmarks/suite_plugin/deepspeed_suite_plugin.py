@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,34 +45,32 @@ def _set_up() -> None:
 
 
 def _profile_every_engine() -> None:
-    from deepspeed.runtime import config as deepspeed_config
-
-    from lightning_flops import deepspeed as ours
+    from lightning_flops import deepspeed
+    from lightning_flops.config import ProfilerConfig
     from lightning_flops.instrument.counting.flop_counter import FlopCounter
 
+    ours: Any = deepspeed
     ours.install()
-    enters = FlopCounter.__enter__
-    reads, starts = deepspeed_config.DeepSpeedFlopsProfilerConfig, ours._start
+    enters, finds, starts = FlopCounter.__enter__, ours._block_of, ours.profile_engine
 
-    def read(param_dict: Any) -> Any:
-        return reads(param_dict if "flops_profiler" in param_dict else {**param_dict, "flops_profiler": BLOCK})
+    def find(engine: Any) -> Any:
+        block = finds(engine)
+        return ProfilerConfig.taken_over(BLOCK) if block is None else block
 
-    class Recorded(list[Any]):
-        def append(self, profile: Any) -> None:
+    def start(engine: Any, config: Any, publish: Callable[[Any], None], **options: Any) -> Any:
+        def recorded(profile: Any) -> None:
             record(window=True)
-            super().append(profile)
+            publish(profile)
 
-    def start(engine: Any, handle: Any, **options: Any) -> None:
-        handle._profiles = Recorded()
-        starts(engine, handle, **options)
+        adapter = starts(engine, config, recorded, **options)
         record(engine=True)
+        return adapter
 
     def enter(counter: FlopCounter) -> FlopCounter:
         record(counting=True)
         return enters(counter)
 
-    deepspeed_config.DeepSpeedFlopsProfilerConfig = read
-    ours._start = start
+    ours._block_of, ours.profile_engine = find, start
     FlopCounter.__enter__ = enter  # type: ignore[method-assign]
 
 

@@ -26,16 +26,9 @@ def log_settings(
     run: str,
     level_if_off: int = logging.WARNING,
 ) -> None:
-    """Log what is wrong in the *block*; then why nothing is profiled, or which settings come from the block.
+    """Log what is wrong in the *block*; then why the *run* is not profiled, or which settings come from the block.
 
-    Args:
-        block: as the user wrote it; None: there is none.
-        taken: what was read of it.
-        enabled: the run is profiled.
-        given: the settings that are arguments of *owner*.
-        owner: what the user wrote into the program.
-        run: what is profiled, or is not: a fit, for one.
-        level_if_off: of the line that says that ``enabled`` is not true.
+    *taken* is what was read of it, *given* are the settings that *owner* has as arguments.
     """
     if taken is not None:
         log_mistakes(taken, run=run)

@@ -15,7 +15,7 @@ from lightning_flops.instrument.deepspeed_groups import parallel_sizes
 from lightning_flops.instrument.timing.settling import steps_to_settle
 from lightning_flops.instrument.torch_private.loading import fetched_ahead
 from lightning_flops.records import RunContext
-from lightning_flops.run.output import LoggedOutput, RunFiles
+from lightning_flops.run.output import LoggedOutput
 from lightning_flops.run.private_names import PrivateNames
 from lightning_flops.sinks.console import StandardOutputSink
 from lightning_flops.sinks.deepspeed_monitor import DeepSpeedMonitorSink
@@ -120,12 +120,7 @@ def engine_output(engine: Any, config: ProfilerConfig) -> LoggedOutput:
         config,
         loggers=monitors,
         console=console,
-        files=RunFiles(
-            output_file=config.output_file,
-            folder=lambda: monitors.folder() or OWN_FOLDER,
-            timer_only=config.timer_only,
-            html=config.html,
-        ),
+        folder=lambda: monitors.folder() or OWN_FOLDER,
         text_file=False,
         x_axis=lambda step: int(engine.global_samples),
         announce=announce,

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import functools
 import threading
-import weakref
-from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -17,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lightning_flops.adapters import deepspeed_context as context
+from lightning_flops.adapters.backwards import hear_backwards
 from lightning_flops.adapters.fetches import hear_fetches
 from lightning_flops.adapters.wrapping import wrap
 from lightning_flops.errors import ConfigError
@@ -49,16 +48,10 @@ def is_engine(model: object) -> bool:
     return "deepspeed.runtime.engine.DeepSpeedEngine" in names
 
 
-def profile_engine(
+def engine_run(
     engine: Any, config: ProfilerConfig, publish: Callable[[Profile], None], *, output: LoggedOutput | None = None
 ) -> EngineRun:
-    """Profile *engine* from here on; ``end`` of what is returned reports what there is, and removes everything.
-
-    Args:
-        engine: a ``DeepSpeedEngine``, ready to train.
-        config: the settings.
-        publish: gets each profile when its report is there.
-        output: where rank 0 shows its reports; None: the engine's monitors.
+    """The adapter of *engine*, which profiles from ``begin`` to ``finish``, and reports to *output* or its monitors.
 
     Raises:
         ConfigError: the engine is profiled already.
@@ -68,9 +61,7 @@ def profile_engine(
     if adapter_of(engine) is not None:
         raise ConfigError("this engine is profiled already: detach() its handle, or take the block out of its config")
     staged = any(kind.__name__ == "PipelineEngine" for kind in type(engine).__mro__)
-    adapter = (PipelineRun if staged else EngineRun)(engine, config, publish, output)
-    adapter.start()
-    return adapter
+    return (PipelineRun if staged else EngineRun)(engine, config, publish, output)
 
 
 def adapter_of(engine: Any) -> EngineRun | None:
@@ -126,8 +117,6 @@ class EngineRun:
         self._shapes: Shapes = ()
         """Of all forwards of the running batch; empty before its first."""
         self._tokens: BatchTokens | None = None
-        self._fetched: deque[BatchTokens | None] = deque()
-        """Tokens of batches that were fetched and not used yet; on a CPU they are read from a forward's arguments."""
         self._backward_depth = 0
         self._backward_done = False
         self._updates = 0
@@ -162,7 +151,10 @@ class EngineRun:
         return int(self.engine.micro_steps) % int(self.engine.gradient_accumulation_steps()) == 0
 
     def _hooks(self) -> Hooks:
-        work = (lambda *_: self._work.enter_context(self.run.window.recorder.optimizer_work()), self._work_ends)
+        work = (
+            lambda *_: self._work.enter_context(self.run.window.recorder.optimizer_work()),
+            lambda _: self._work.close(),
+        )
         return {
             **self.hooks_around_steps(),
             "forward": (self._forward_begins, lambda _: self.run.leave()),
@@ -179,18 +171,15 @@ class EngineRun:
         """Those that every kind of engine has."""
         return {
             "save_checkpoint": (lambda *_: self.run.outside("checkpoint"), lambda _: self.run.inside()),
-            "destroy": (lambda *_: self.end(), lambda _: None),
+            "destroy": (lambda *_: self.finish(), lambda _: None),
         }
 
     def _mark(self, stack: ExitStack) -> None:
         """Hear torch's own backward, which ``loss.backward()`` calls, and ``engine.backward`` in the end."""
-        wrap(torch.autograd, "backward", _autograd_seen, stack)
-        me = weakref.ref(self)
-        _marking.append(me)
-        stack.callback(_marking.remove, me)
+        hear_backwards(self, stack)
 
     @safe
-    def start(self) -> None:
+    def begin(self) -> None:
         """Put the hooks in place."""
         engine, run = self.engine, self.run
         run.undo.callback(vars(engine).pop, _ADAPTER, None)
@@ -220,15 +209,15 @@ class EngineRun:
     @safe
     def raised(self, error: BaseException) -> None:
         """The user's model, optimizer or data raised *error*: report what was measured; training goes on without us."""
-        self.end(interrupted_by=error)
+        self.finish(error)
         said = f"training raised {type(error).__name__}: the FLOPs profiler has reported what it had, and is off"
         self.run.reports.warn(said)
 
     @safe
-    def end(self, *, interrupted_by: BaseException | None = None) -> None:
-        """The run is over: report what was measured, and remove everything of ours."""
+    def finish(self, error: BaseException | None = None) -> None:
+        """The run is over, or has raised *error*: report what was measured, and remove everything of ours."""
         if threading.get_ident() == self.run.thread:  # and not a collection of garbage in another one
-            self.run.finish(interrupted_by=interrupted_by)
+            self.run.finish(interrupted_by=error)
         self.run.close()
 
     # ---- data
@@ -239,22 +228,38 @@ class EngineRun:
         self.run.fetch_begins()
 
     @safe
-    def fetch_ends(self, batch: Any) -> None:
+    def fetch_ends(self, batch: Any = None) -> None:
         """It has delivered *batch*; if that goes to a device, its tokens are read here, on the host."""
         self.run.fetch_ends()
-        on_host = self.run.facts.device.type != "cpu" and not self._evaluates
-        if batch is not None and on_host and self.run.tokens.reads:
-            self._fetched.append(self.run.tokens.of(batch))
+        if self.run.facts.device.type != "cpu" and not self._evaluates:
+            self.run.tokens.fetch(batch)
 
     def _takes(self, batch: Any) -> None:
         """The model is about to compute on *batch*."""
         run = self.run
         self._batch = batch if callable(run.config.batch_size) or callable(run.config.tokens_per_sample) else ()
-        if run.facts.device.type != "cpu":
-            self._tokens = self._fetched.popleft() if self._fetched else None
-        elif run.tokens.reads:
-            self._tokens = run.tokens.of(batch)
+        self._tokens = run.tokens.take(batch, fetched=run.facts.device.type != "cpu")
         run.batch_begins(self._shapes, self._tokens)
+
+    # ---- what a loop says itself that ``profile_training`` is around
+
+    wait_begins, wait_ends = fetch_begins, fetch_ends
+
+    @safe
+    def leave_out(self, what: str) -> None:
+        """*what* begins, which belongs to no step."""
+        self.run.outside(what)
+
+    @safe
+    def take_in(self) -> None:
+        """It is over."""
+        self.run.inside()
+
+    def step_is_told(self) -> None:
+        """Nothing: the engine knows its steps."""
+
+    def hands_out(self, batch: Any) -> None:
+        """Nothing: the engine is called with its batches."""
 
     # ---- the parts of a step
 
@@ -289,9 +294,6 @@ class EngineRun:
         if self._backward_depth == 0:
             self.run.leave()
             self._backward_done = bool(self._shapes)
-
-    def _work_ends(self, *_: Any) -> None:
-        self._work.close()
 
     def _gradients_are_there(self, *_: Any) -> None:
         self._work.close()
@@ -339,7 +341,7 @@ class EngineRun:
     def _evaluation_begins(self, *, since_batch: bool = False) -> None:
         if not self._evaluates:
             self._evaluates = True
-            self._fetched.clear()
+            self.run.tokens.fetched.clear()
             self.run.outside("validation", since_batch=since_batch)
 
     def _steps_go_on(self) -> None:
@@ -347,84 +349,3 @@ class EngineRun:
         self._evaluates = False
         while self._is_whole and self.run.is_outside:
             self.run.inside()
-
-
-_marking: list[weakref.ref[EngineRun]] = []
-"""Adapters that mark the parts of their steps now."""
-
-
-def _autograd_seen(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def backward(*args: Any, **kwargs: Any) -> Any:
-        found = [one() for one in _marking]
-        hearing = [one for one in found if one is not None and one.run.thread == threading.get_ident()]
-        for one in hearing:
-            one.backward_begins()
-        try:
-            return original(*args, **kwargs)
-        finally:
-            for one in hearing:
-                one.backward_ends()
-
-    return backward
-
-
-class EngineLoop:
-    """An engine in a loop of the user's that ``profile_training`` is around; the engine itself knows its steps.
-
-    Args:
-        engine: a ``DeepSpeedEngine``.
-        config: the settings.
-        publish: gets each profile when its report is there.
-        output: where rank 0 shows its reports.
-    """
-
-    def __init__(
-        self, engine: Any, config: ProfilerConfig, publish: Callable[[Profile], None], output: LoggedOutput
-    ) -> None:
-        self._start = functools.partial(profile_engine, engine, config, publish, output=output)
-        self._adapter: EngineRun | None = None
-
-    @property
-    def run(self) -> Run | None:
-        """The run of the engine; None before it begins."""
-        return None if self._adapter is None else self._adapter.run
-
-    def begin(self) -> None:
-        """The loop begins."""
-        self._adapter = self._start()
-
-    def finish(self, error: BaseException | None = None) -> None:
-        """The loop is over, or has raised *error*."""
-        if self._adapter is not None:
-            self._adapter.end(interrupted_by=error)
-
-    @safe
-    def leave_out(self, what: str) -> None:
-        """*what* begins, which belongs to no step."""
-        if self.run is not None:
-            self.run.outside(what)
-
-    @safe
-    def take_in(self) -> None:
-        """It is over."""
-        if self.run is not None:
-            self.run.inside()
-
-    @safe
-    def wait_begins(self) -> None:
-        """``batches`` asks the loop's own iterable for a batch."""
-        if self.run is not None:
-            self.run.fetch_begins()
-
-    @safe
-    def wait_ends(self) -> None:
-        """It has answered."""
-        if self.run is not None:
-            self.run.fetch_ends()
-
-    def step_is_told(self) -> None:
-        """Nothing: the engine knows its steps."""
-
-    def hands_out(self, batch: Any) -> None:
-        """Nothing: the engine is called with its batches."""

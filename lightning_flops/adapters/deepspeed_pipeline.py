@@ -101,12 +101,12 @@ class PipelineRun(EngineRun):
         self._hear_instructions(self.hooks, stack)
 
     @safe
-    def start(self) -> None:
+    def begin(self) -> None:
         """Put the hooks in place."""
         self.run.undo.callback(self._forget_instruction)
         if not self._loads:  # a stage in the middle knows a step only by what it receives
             self._hear_instructions(("ForwardPass",), self.run.undo)
-        super().start()
+        super().begin()
 
     def _hear_instructions(self, names: Container[str], undo: ExitStack) -> None:
         table = self.names.get(self.engine, _TABLE, {})

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import operator
+import sys
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -127,16 +127,7 @@ class Actions:
 
 
 class LightningRun:
-    """The adapter of one loop of a Trainer's, on one rank.
-
-    Args:
-        trainer: about to fetch the first batch.
-        pl_module: the root of the module tree.
-        loop: what the Trainer does.
-        config: the settings.
-        publish: gets each profile when its report is there.
-        own_folder: of the reports if no logger has a folder; None: then they have none.
-    """
+    """The adapter of one *loop* of a Trainer's, on one rank; *own_folder* takes reports if no logger has a folder."""
 
     def __init__(
         self,
@@ -153,13 +144,11 @@ class LightningRun:
         self._trains = loop == "training"
         self._manual = self._trains and not pl_module.automatic_optimization
         self._engine = engine_of(trainer) if self._trains else None
-        names, self._logged = private_names(trainer), "_batches_that_stepped"
-        """Lightning's loggers use this attribute of the loop as x-axis."""
+        names, self._logged = private_names(trainer), "_batches_that_stepped"  # the loop's x-axis for loggers
         self._batch: Any = None
+        self._is_in_batch = False
         self._shapes: Shapes = ()
         self._tokens: BatchTokens | None = None
-        self._fetched: deque[BatchTokens | None] = deque()
-        """Tokens of batches that were fetched and not used yet."""
         self._reads_ahead = trainer.strategy.root_device.type != "cpu" and len(loaders(trainer, loop)) == 1
         self._batches_done = 0
         self._updates = 0
@@ -240,6 +229,11 @@ class LightningRun:
             self.fetch_begins() if begins else self.fetch_ends(None)
         elif kind in ("setup", "teardown"):  # nobody said that the run was over
             run.close()
+        elif kind == "on_exception":  # of any callback's: one before ours may raise
+            run.finish(interrupted_by=sys.exc_info()[1])
+        elif name == "run_training_batch":
+            if begins and not self._is_in_batch:  # our callback was taken out of the Trainer
+                run.close()
         elif name == "save_checkpoint":
             run.outside("checkpoint") if begins else run.inside()
         elif (part := _PARTS.get(kind)) is None or (kind in _OF_STRATEGY and not owner.startswith("[Strategy]")):
@@ -269,11 +263,7 @@ class LightningRun:
 
     @safe
     def _update_begins(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """An optimizer's step begins; its closure is the user's forward and backward, or does nothing.
-
-        Returns:
-            The arguments of the step, with the closure in a part of its own; torch takes them.
-        """
+        """The arguments that torch is to take for a step, with the closure in a part of its own; None: as they are."""
         self._depth += 1  # the hooks fire again where a subclass's step calls its parent's
         if self._depth > 1:
             return None
@@ -315,15 +305,15 @@ class LightningRun:
         """A loader has delivered *batch*; if it goes to a device, its tokens are read here, on the host."""
         if not self._trains or self._trainer.training:
             self.run.fetch_ends()
-            if batch is not None and self._reads_ahead and self.run.tokens.reads:
-                self._fetched.append(self.run.tokens.of(batch))
+            if self._reads_ahead:
+                self.run.tokens.fetch(batch)
 
     # ---- batches, epochs, validations: hooks of the callback
 
     @safe
     def outside(self, what: str) -> None:
-        """*what* begins between two batches, and belongs to no step; neither does what ran since the last batch."""
-        self._fetched.clear()
+        """*what* begins between two batches, and belongs to no step, nor does what ran since the last batch."""
+        self.run.tokens.fetched.clear()
         self._is_between = True
         self.run.outside(what, since_batch=True)
 
@@ -345,11 +335,9 @@ class LightningRun:
     def batch_starts(self, batch: Any, dataloader_idx: int = 0) -> None:
         """A batch has been fetched and transferred: take its shapes before the user's step may change it."""
         self._steps_go_on()
+        self._is_in_batch = True
         self._batch, self._shapes = batch, self._shapes_of(batch, dataloader_idx)
-        if self._reads_ahead:  # batches are used in the order in which they were fetched
-            self._tokens = self._fetched.popleft() if self._fetched else None
-        elif self.run.tokens.reads:
-            self._tokens = self.run.tokens.of(batch)
+        self._tokens = self.run.tokens.take(batch, fetched=self._reads_ahead)
         self.run.batch_begins(self._shapes, self._tokens)
 
     def _shapes_of(self, batch: Any, dataloader_idx: int) -> Shapes:
@@ -365,6 +353,7 @@ class LightningRun:
     @safe
     def batch_ends(self, batch: Any, dataloader_idx: int = 0) -> None:
         """A batch is done, and perhaps a step with it."""
+        self._is_in_batch = False
         if batch is None:
             return  # the loader yielded None: nothing ran
         if batch is not self._batch:
@@ -375,20 +364,17 @@ class LightningRun:
             self._updates = self._attempts()
             updates = self._updates - updates
         self._depth = 0
-        ends_step = not self._trains or updates > 0 or (self._manual and self._has_no_optimizer())
-        shapes, tokens, self._batch, self._tokens = self._shapes, self._tokens, None, None
-        self.run.batch_done(
-            batch, shapes, updates=updates, ends_step=ends_step, logs=ends_step and self._logs(), tokens=tokens
-        )
+        ends_step = not self._trains or updates > 0
+        if self._manual:  # without an optimizer whose steps would show it, every batch is a step
+            ends_step |= all(is_lightnings(type(one)) for one in self._trainer.optimizers)
+        logs = ends_step and self._logs()
+        tokens, self._batch, self._tokens = self._tokens, None, None
+        self.run.batch_done(batch, self._shapes, updates=updates, ends_step=ends_step, logs=logs, tokens=tokens)
 
     def _attempts(self) -> int:
         """Optimizer attempts until now."""
         # DeepSpeed accumulates across epochs, where Lightning starts anew.
         return int(self._trainer.global_step if self._engine is None else self._engine.global_steps)
-
-    def _has_no_optimizer(self) -> bool:
-        """Whether every batch is a step, because there is no optimizer whose steps would show it."""
-        return all(is_lightnings(type(one)) for one in self._trainer.optimizers)
 
     def _logs(self) -> bool:
         """Whether the Trainer logs its metrics with this step (``logger_connector.should_update_logs``)."""
@@ -407,10 +393,7 @@ class LightningRun:
 
 
 class _OptimizerHooks:
-    """Torch's global hooks of optimizers' steps; they hold their *adapter* weakly, and hear its own thread alone.
-
-    Torch goes through its tables of hooks while it calls them: from inside a hook they are removed at the next batch.
-    """
+    """Torch's global hooks of optimizers' steps; they hold their *adapter* weakly, and hear its own thread alone."""
 
     def __init__(self, adapter: LightningRun) -> None:
         self._adapter = weakref.ref(adapter)
@@ -435,7 +418,7 @@ class _OptimizerHooks:
     def remove(self) -> None:
         """Hear of no step any more."""
         self._is_over = True
-        if not self._running:
+        if not self._running:  # torch goes through its tables of hooks while it calls them
             remove_retired()
             while self._handles:
                 self._handles.pop().remove()
@@ -443,12 +426,7 @@ class _OptimizerHooks:
 
 def _max_batches(trainer: Trainer, loop: Loop) -> list[float]:
     """Batches of each loader of a loop without training."""
-    loops: dict[str, Any] = {
-        "predict": trainer.predict_loop,
-        "test": trainer.test_loop,
-        "validate": trainer.validate_loop,
-    }
-    batches = loops[loop].max_batches
+    batches = getattr(trainer, f"{loop}_loop").max_batches
     return list(batches) if isinstance(batches, list) else [batches]
 
 

@@ -14,9 +14,8 @@ from lightning_flops.adapters.place import mesh_sizes, run_context_on, sizes_alo
 from lightning_flops.config import OWN_FOLDER
 from lightning_flops.instrument.torch_private.loading import fetched_ahead
 from lightning_flops.records import Loop, RunContext
-from lightning_flops.run.output import LoggedOutput, RunFiles
+from lightning_flops.run.output import LoggedOutput
 from lightning_flops.run.private_names import PrivateNames
-from lightning_flops.sinks.console import ConsoleSink
 from lightning_flops.sinks.loggers import LoggersSink
 from lightning_flops.text.printable import printable
 
@@ -126,27 +125,14 @@ def run_output(
 ) -> LoggedOutput:
     """Where rank 0 shows the reports of this run. A development run writes no files unless a setting names one.
 
-    Args:
-        trainer: drives the run.
-        config: the settings.
-        own_folder: of the files if no logger has a folder; None: then there are no files.
-        loop: what the run does. The tags and the files of a loop without training have its name in theirs.
+    Files are in *own_folder*, if any, when no logger has a folder. Tags and files name a loop without training.
     """
     part = "" if loop == "training" else loop
     development = bool(getattr(trainer, "fast_dev_run", False))
     return LoggedOutput(
         config,
         loggers=LoggersSink(trainer.loggers),
-        console=ConsoleSink(),
-        files=RunFiles(
-            output_file=config.output_file,
-            folder=lambda: None if development else _log_folder(trainer) or own_folder,
-            part=part,
-            timer_only=config.timer_only,
-            html=config.html,
-        ),
-        text_file=True,
-        x_axis=lambda step: step,
+        folder=lambda: None if development else _log_folder(trainer) or own_folder,
         announce=functools.partial(_announce, _import_root(trainer)),
         nowhere="" if development or own_folder else _NOWHERE,
         part=part,
@@ -163,10 +149,8 @@ def _announce(root: str, sentence: str) -> None:
 def _log_folder(trainer: Trainer) -> str | None:
     """The folder that a logger has for this run; None if none has one.
 
-    We do not use ``trainer.log_dir``, because it broadcasts and so needs all ranks. We do not use the ``save_dir`` of a
-    logger without a folder for each run: it belongs to the logging service, and may be the working directory. And we
-    check that the value is a path: a mock logger in a test has an object under every name, and ``MagicMock`` makes one
-    that is an ``os.PathLike``, whose folder would be left in the working directory.
+    Not ``trainer.log_dir``, which broadcasts and so needs all ranks, and not the ``save_dir`` of a logger without a
+    folder for each run, which may be the working directory. A mock logger has an object under every name: only paths.
     """
     for run_logger in trainer.loggers:
         folder = getattr(run_logger, "log_dir", None)

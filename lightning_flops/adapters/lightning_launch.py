@@ -1,9 +1,8 @@
 """Brings results from processes that Lightning's launcher started back to the process where the callback was made.
 
-Under ddp_spawn, ddp_fork and in notebooks a fit runs in other processes, on copies of the callbacks. These processes
-end with the fit. What the first of them returns goes through a pipe that is read only when all have ended, so little
-fits into it. So we do as Lightning does with the weights: the results are in a temporary file, and the pipe carries its
-name.
+Under ddp_spawn, ddp_fork and in notebooks a fit runs in other processes, on copies of the callbacks. What the first of
+them returns goes through a pipe that is read only when all have ended, so little fits into it: the results are in a
+temporary file, as Lightning's weights are, and the pipe carries its name.
 """
 
 from __future__ import annotations
@@ -61,10 +60,7 @@ def origin_of(receiver: Receiver) -> Origin:
 def send_home(
     trainer: Trainer, origin: Origin, *, profiles: Sequence[Profile], throughput: ThroughputSummary | None
 ) -> None:
-    """Have the launcher of *trainer*, whose fit ends in this process, give the results to *origin* with its own.
-
-    Nothing happens if no launcher started this process, or if the launcher returns nothing.
-    """
+    """Have the launcher of *trainer*, if one started this process, give the results to *origin* with its own."""
     launcher: Any = getattr(trainer.strategy, "launcher", None)
     collect: Callable[..., Any] | None = getattr(launcher, "get_extra_results", None)
     if origin.is_here or collect is None:
@@ -82,36 +78,31 @@ def send_home(
     launcher.get_extra_results = with_ours
 
 
-class _Parcel:
+class _Parcel(NamedTuple):
     """Calls ``_deliver`` in the process that unpickles it."""
 
-    def __init__(self, origin: Origin, path: str) -> None:
-        self._contents = (origin, path)
+    origin: Origin
+    path: str
 
     def __reduce__(self) -> tuple[Callable[..., None], tuple[Origin, str]]:
-        return _deliver, self._contents
+        return _deliver, (self.origin, self.path)
 
 
 def _wrap(profiles: Sequence[Profile], throughput: ThroughputSummary | None) -> str:
-    folder = tempfile.mkdtemp(prefix="lightning_flops-")
-    path = Path(folder, "results.json")
-    results = {
-        "profiles": [profile.to_json() for profile in profiles],
-        "throughput": None if throughput is None else throughput.to_json(),
-    }
-    path.write_text(json.dumps(results), encoding="utf-8")
+    path = Path(tempfile.mkdtemp(prefix="lightning_flops-"), "results.json")
+    ended = None if throughput is None else throughput.to_json()
+    path.write_text(json.dumps([[profile.to_json() for profile in profiles], ended]), encoding="utf-8")
     return str(path)
 
 
 def _deliver(origin: Origin, path: str) -> None:
     try:
-        results = json.loads(Path(path).read_text(encoding="utf-8"))
+        profiles, throughput = json.loads(Path(path).read_text(encoding="utf-8"))
         shutil.rmtree(Path(path).parent, ignore_errors=True)
         receiver = _receivers.get(origin)
         if receiver is not None:
-            throughput = results["throughput"]
             receiver._receive(
-                [Profile.from_json(text) for text in results["profiles"]],
+                [Profile.from_json(text) for text in profiles],
                 None if throughput is None else ThroughputSummary.from_json(throughput),
             )
     except Exception as error:  # Lightning still has to read its own results

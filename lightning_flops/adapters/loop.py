@@ -1,4 +1,4 @@
-"""A training loop of the user's own: torch's public hooks of its models and optimizers, and autograd's two entries.
+"""A training loop of the user's own: torch's public hooks of its models and optimizers, and autograd's one entry.
 
 A batch is what the models were called with, or what ``batches`` handed out. A step ends with that of the last listed
 optimizer, or where the loop says so. What runs between the forward and the backward is the loss, and is forward, too. A
@@ -7,19 +7,27 @@ model that is called with gradients off in evaluation mode is an evaluation, whi
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from lightning_flops.adapters.backwards import hear_backwards
 from lightning_flops.adapters.fetches import hear_fetches
 from lightning_flops.adapters.loop_context import Frame, called_in, device_of, root_of, run_context
-from lightning_flops.adapters.loop_hooks import Hook, hear_backwards, hook_models, hook_optimizers
-from lightning_flops.instrument.batches import HIDDEN, tensor_shapes
+from lightning_flops.instrument.batches import tensor_shapes
 from lightning_flops.instrument.timing.settling import steps_to_settle
+from lightning_flops.instrument.torch_private.compiler import (
+    compiler_callbacks,
+    hide,
+    leave_compiled_code,
+    was_used,
+)
 from lightning_flops.instrument.torch_private.loading import fetched_ahead, workers_of
 from lightning_flops.run.adapter import Facts
 from lightning_flops.run.run import Run
@@ -27,70 +35,40 @@ from lightning_flops.run.safety import safe
 
 if TYPE_CHECKING:
     from lightning_flops.config import ProfilerConfig
-    from lightning_flops.records import BatchTokens, Shapes
+    from lightning_flops.records import BatchTokens, Shapes, TimePhase
     from lightning_flops.run.output import LoggedOutput
     from lightning_flops.schema.profile import Profile
 
 _MOST_AHEAD = 64
 """Fetched batches whose tokens are kept until they are used."""
 
+_MOST_LEARNED = 1000
+"""Shapes of fetched batches whose steps were counted."""
 
-@dataclass(slots=True)
-class _Batch:
-    """The running batch."""
-
-    shapes: Shapes = ()
-    tokens: BatchTokens | None = None
-    whole: Any = ()
-    """As ``batches`` handed it out, whose shapes these are then."""
-    handed: bool = False
-    begun: bool = False
-    """A model has computed on it."""
-    after_backward: bool = False
-    updates: int = 0
+_NOT_CALLED = (
+    "The model was not called, or compiled code called it: forward is what ran from the batch to the backward."
+)
 
 
-@dataclass(slots=True)
-class _Loader:
-    """What was fetched, from DataLoaders and from ``batches``."""
+class Hook:
+    """A hook of ours on a module or an optimizer of the user's, which holds the adapter weakly.
 
-    depth: int = 0
-    """Fetches that are running, one in another."""
-    fetches: int = 0
-    is_fresh: bool = False
-    """A batch was fetched since the running one began."""
-    shapes: Shapes = ()
-    """Of the latest batch."""
-    tokens: deque[BatchTokens | None] = field(default_factory=lambda: deque(maxlen=_MOST_AHEAD))
-    """Of the batches that wait to be used; on a GPU their tokens are not read."""
-    workers: int | None = None
-    ahead: int = 0
-    """Most batches that it fetches ahead."""
+    In a pickle or a copy of what it is on, it is a function of the standard library's that does nothing.
+    """
 
+    def __init__(self, adapter: LoopRun, tell: Callable[..., None]) -> None:
+        self._adapter = weakref.ref(adapter)
+        self._tell = tell
 
-@dataclass(slots=True)
-class _Place:
-    """Where the loop is."""
+    def __call__(self, *args: Any) -> None:
+        """Tell the adapter, if it is there and this is the thread that trains."""
+        leave_compiled_code()
+        adapter = self._adapter()
+        if adapter is not None and adapter.run.thread == threading.get_ident():
+            self._tell(adapter, *args)
 
-    depth: int = 0
-    """Calls of the models that are running, one in another."""
-    backwards: int = 0
-    """Calls of autograd that are running, one in another, as reentrant checkpoints have it."""
-    outside: int = 0
-    """Depth of ``outside_of_steps``."""
-    in_forward: bool = False
-    in_evaluation: bool = False
-    trained: bool = False
-    """A forward with gradients was in training mode."""
-    updating: list[Any] = field(default_factory=list)
-    """Optimizers whose steps are running."""
-    told: bool = False
-    """The loop says itself where its steps end."""
-    ends_step: bool = False
-    """The optimizer that ends the step is among those that are running, or has run in the backward."""
-    micro_batches: int = 0
-    accumulate: int = 1
-    autocast: str = ""
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (nullcontext(), "__exit__")
 
 
 class LoopRun:
@@ -124,281 +102,351 @@ class LoopRun:
         self._model = model
         self._optimizers = tuple(optimizers)
         self._log_every = log_every_n_steps
-        self._asks = callable(config.batch_size) or callable(config.tokens_per_sample)
-        """The user's functions are asked of each batch, which is held for them."""
-        self._batch = _Batch()
-        place, loader = self.place, self._loader = _Place(), _Loader()
-        device = device_of(model)
-        self._device = device.type
+        self._state = _State()
+        self._fetched: deque[BatchTokens | None] = deque(maxlen=_MOST_AHEAD)
+        root = root_of(model)
+        state = self._state
         facts = Facts(
-            root=root_of(model),
-            device=device,
+            root=root,
+            device=device_of(model),
             output=output,
-            context=lambda: run_context(frame, model, accumulate=place.accumulate, autocast=place.autocast),
+            context=lambda: run_context(frame, model, accumulate=state.accumulate, autocast=state.autocast),
             x_axis=lambda: initial_step + self.run.steps_done,
             optimizers=lambda: self._optimizers or None,
             whole_model=lambda: model,
             rank=frame.rank,
             world_size=frame.world_size,
             profile_step=config.next_profile_step(steps_done=steps_before),
-            loader_workers=lambda: loader.workers,
-            unseen=("transfer", "other"),
+            loader_workers=lambda: state.workers,
         )
         self.run = Run(facts, config, publish)
         self.run.steps_done = steps_before
 
     def begin(self) -> None:
         """The loop begins."""
-        undo = self.run.undo
-        hook_optimizers(self._optimizers, Hook(self, LoopRun.update_begins), Hook(self, LoopRun.update_ends), undo)
-        hook_models(called_in(self._model), Hook(self, LoopRun.forward_begins), Hook(self, LoopRun.forward_ends), undo)
-        hear_backwards(self, undo)
-        hear_fetches(self, undo)
-        self.run.begin()
+        run = self.run
+        self._put_hooks(run.undo)
+        hear_backwards(self, run.undo)
+        hear_fetches(self, run.undo)
+        run.begin()
 
-    # ---- forward, backward, update
+    def _put_hooks(self, undo: ExitStack) -> None:
+        for optimizer in self._optimizers:
+            undo.callback(optimizer.register_step_pre_hook(Hook(self, LoopRun.update_begins)).remove)
+            undo.callback(optimizer.register_step_post_hook(Hook(self, LoopRun.update_ends)).remove)
+        handles: list[Any] = []
+        enters, leaves = Hook(self, LoopRun.forward_begins), Hook(self, LoopRun.forward_ends)
+        models = called_in(self._model)
+
+        def put_up(*_: Any) -> None:
+            if not handles:
+                for model in models:
+                    handles.append(model.register_forward_pre_hook(enters, prepend=True, with_kwargs=True))
+                    handles.append(model.register_forward_hook(leaves, always_call=True))
+
+        def take_down(*_: Any) -> None:
+            while handles:
+                handles.pop().remove()
+
+        undo.callback(take_down)
+        put_up()
+        # While torch compiles, the hooks are down: code that had seen them would break its graph there.
+        compiler = compiler_callbacks() if was_used() else None
+        if compiler is not None:
+            for callback in (take_down, put_up):
+                hide(callback)  # torch holds a lock around these calls, and would take it again to compile them
+            undo.callback(compiler.remove_start_callback, take_down)
+            undo.callback(compiler.remove_end_callback, put_up)
+            compiler.register_start_callback(take_down)
+            compiler.register_end_callback(put_up)
+
+    # ---- what the hooks tell
 
     @safe
     def forward_begins(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A model is called."""
-        place, batch = self.place, self._batch
-        if place.backwards or place.depth or place.outside:
-            place.depth += 1  # a recomputation, or a model inside another one
+        run, state = self.run, self._state
+        if state.in_backward or state.depth or state.outside:
+            state.depth += 1  # a recomputation, or a model inside another one
             return
-        place.depth = 1
-        if not (torch.is_grad_enabled() or module.training):
-            self._evaluation_begins()
+        if self._evaluates(module):
+            state.depth += 1
             return
         self._evaluation_is_over()
-        place.trained |= module.training
-        if batch.after_backward and (self._loader.is_fresh or not self._loader.fetches):
+        if state.after_backward and (state.fetched or not state.fetches):
             self._batch_is_over(ends_step=False)
-        self._batch_begins(args, kwargs)
-        if not place.in_forward:
-            place.in_forward = True
-            self.run.enter("forward")
+        state.depth += 1
+        state.forwards += 1
+        state.feeder = state.asked
+        self._take(args, kwargs)
+        run.enter("forward")
+        state.in_forward = True
 
-    def _batch_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Take the shapes and the tokens of a batch before the model can change it."""
-        run, batch, loader = self.run, self._batch, self._loader
-        is_first, batch.begun = not batch.begun, True
-        if not batch.handed:
-            known = () if batch.shapes == HIDDEN else batch.shapes
-            batch.shapes = (*known, *tensor_shapes((*args, *kwargs.values()))) if args or kwargs else known
-        if not is_first:
+    def _take(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Take the shapes and the tokens of the batch before the model can change it."""
+        run, state = self.run, self._state
+        first, state.pending = not state.pending, True
+        if not state.handed:
+            state.shapes = (*state.shapes, *tensor_shapes((*args, *kwargs.values()) if kwargs else args))
+        if not first:
             return
-        loader.is_fresh = False
-        given = kwargs or (args[0] if len(args) == 1 else args)
-        if self._asks and not batch.handed:
-            batch.whole = given
-        device = self._device
-        self.place.autocast = _autocast(device)
-        if run.tokens.reads or loader.tokens:
-            batch.tokens = run.tokens.of(given) if device == "cpu" else self._tokens_fetched()
-        if loader.ahead:
-            run.window.recorder.settle_for(steps_to_settle(batches_ahead=loader.ahead, batches_a_step=1))
-        if args or kwargs:  # otherwise its forward is over, too late to count the step
-            run.batch_begins(batch.shapes, batch.tokens)
+        device = run.facts.device.type
+        if run.is_marking:
+            state.autocast = _autocast(device)
+        state.fetched = False
+        if run.tokens.reads or self._fetched:
+            held = kwargs or (args[0] if len(args) == 1 else args)
+            state.tokens = run.tokens.of(held) if device == "cpu" else self._tokens_fetched()
+        if not state.fetches:
+            run.batch_begins(state.shapes, state.tokens)
+
+    def _comes(self, shapes: Shapes) -> None:
+        """A batch of *shapes* is there: have its step counted if they are new, before anything computes on it."""
+        run, state = self.run, self._state
+        if not (state.pending or shapes in state.learned) and len(state.learned) < _MOST_LEARNED:
+            run.batch_begins(shapes)
+            if run.window.recorder.counting:
+                state.learned.add(shapes)
 
     def _tokens_fetched(self) -> BatchTokens | None:
         """Tokens of the batch in use, read when it was fetched; None if its sizes are not those of the model's."""
-        waiting = self._loader.tokens
-        tokens = waiting.popleft() if waiting else None
-        sizes = {shape[0] * shape[1] for shape in self._batch.shapes if len(shape) > 1}
+        tokens = self._fetched.popleft() if self._fetched else None
+        sizes = {shape[0] * shape[1] for shape in self._state.shapes if len(shape) > 1}
         return tokens if tokens is not None and tokens.processed in sizes else None
 
     @safe
     def forward_ends(self, module: nn.Module, args: Any, output: Any) -> None:
-        """A model's forward is over, or has raised; in an optimizer's closure, the loss is part of it."""
-        place = self.place
-        place.depth = max(0, place.depth - 1)
-        if not place.updating:
-            self._forward_is_over()
-
-    def _forward_is_over(self) -> None:
-        if self.place.in_forward and not self.place.depth:
-            self.place.in_forward = False
+        """A model's forward is over, or has raised."""
+        state = self._state
+        state.depth = max(0, state.depth - 1)
+        if state.in_forward and not state.depth:
+            state.in_forward = False
             self.run.leave()
 
     @safe
-    def backward_begins(self, *, of_loss: bool) -> None:
+    def backward_begins(self) -> None:
         """Autograd is about to run; what ran since the forward was the loss."""
-        place, batch = self.place, self._batch
-        if place.outside:
-            return
-        place.backwards += 1
-        if place.backwards > 1:
+        run, state = self.run, self._state
+        if state.in_backward or state.outside:
             return
         self._evaluation_is_over()
-        if not batch.begun:  # compiled code called the model, and no hook of ours, or somebody called a method of it
-            if not batch.handed:
-                batch.shapes = self._loader.shapes
-            self._batch_begins((), {})
-        batch.after_backward |= of_loss
-        self._forward_is_over()
-        self.run.claim("forward")
-        self.run.enter("backward")
+        if not state.pending:  # compiled code called the model, and no hook of ours
+            state.pending, state.fetched = True, False
+            if state.shapes_fetched:
+                state.shapes = state.shapes_fetched
+        state.in_backward = True
+        run.claim("forward")
+        run.enter("backward")
 
     @safe
     def backward_ends(self) -> None:
         """Autograd has run."""
-        place = self.place
-        place.backwards = max(0, place.backwards - 1)
-        if place.backwards or place.outside:
-            return
-        place.depth = int(place.in_forward)
-        self.run.leave()
-        if place.ends_step and not place.updating:
+        state = self._state
+        if state.in_backward:
+            state.in_backward, state.after_backward, state.depth = False, True, int(state.in_forward)
+            self.run.leave()
+        if state.ends_after_backward:
             self._batch_is_over(ends_step=True)
 
     @safe
     def update_begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """An optimizer's step begins; where a subclass's step calls its parent's, the hooks are called again."""
-        place = self.place
-        if place.backwards:
-            return
         self._evaluation_is_over()
-        place.updating.append(optimizer)
-        if len(place.updating) == 1:
+        self._state.updating.append(optimizer)
+        if len(self._state.updating) == 1:
             self.run.enter("optimizer")
 
     @safe
     def update_ends(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """An optimizer's step is over."""
-        place = self.place
-        if place.outside:
+        state = self._state
+        if state.updating:
+            state.updating.pop()
+        if state.updating or state.outside:
             return
-        if place.backwards:  # it steps as soon as its gradients are there: the step ends with the backward
-            self._batch.updates += 1
-            place.ends_step = not place.told
-            return
-        last = self._optimizers[-1] if self._optimizers else None
-        place.ends_step |= optimizer is last and not place.told
-        if place.updating:
-            place.updating.pop()
-        if place.updating:
-            return
-        self._forward_is_over()
         self.run.leave()
-        self._batch.updates += 1
-        if place.ends_step:
-            self._batch_is_over(ends_step=True)
-
-    # ---- fetches
+        state.updates += 1
+        if optimizer is self._optimizers[-1]:
+            if state.in_backward:  # a hook of a gradient's makes the update
+                state.ends_after_backward = True
+            else:
+                self._batch_is_over(ends_step=True)
 
     @safe
     def fetch_begins(self, iterator: Any) -> None:
         """A DataLoader is asked for a batch."""
-        place, loader = self.place, self._loader
-        if place.outside:
+        state = self._state
+        self._update_is_over()
+        if state.feeder() is iterator:
+            self._evaluation_is_over()  # the loop goes back to the loader of its steps
+        elif not state.outside and state.forwards:
+            self._evaluates(self._model)
+        if state.outside or state.evaluating:
             return
-        if self.run.facts.root.training:
-            self._evaluation_is_over()
-        elif place.trained or not torch.is_grad_enabled():
-            self._evaluation_begins()
-        if place.in_evaluation:
-            return
-        if iterator is not None and not loader.fetches:
-            loader.workers, loader.ahead = workers_of(iterator), fetched_ahead(iterator)
-        loader.fetches += 1
-        loader.depth += 1
+        if not state.fetches:
+            state.workers = workers_of(iterator)
+            settle = steps_to_settle(batches_ahead=fetched_ahead(iterator), batches_a_step=1)
+            self.run.window.recorder.settle_for(settle)
+        state.fetches += 1
+        if state.asked() is not iterator:
+            state.asked = weakref.ref(iterator)
+        state.fetching = True
         self.run.fetch_begins()
 
     @safe
     def fetch_ends(self, batch: Any) -> None:
         """It has delivered *batch*; None: it is at its end."""
-        run, loader = self.run, self._loader
-        if not loader.depth:
+        run, state = self.run, self._state
+        if not state.fetching:
             return
-        loader.depth -= 1
-        loader.is_fresh = True
+        state.fetching = False
+        state.fetched = True
         run.fetch_ends()
         if batch is not None:
-            loader.shapes = tensor_shapes(batch)
-            if run.tokens.reads and self._device != "cpu":
-                loader.tokens.append(run.tokens.of(batch))
-
-    @safe
-    def wait_begins(self) -> None:
-        """``batches`` asks the loop's own iterable for a batch."""
-        self.fetch_begins(None)
-
-    @safe
-    def wait_ends(self) -> None:
-        """It has answered."""
-        self.fetch_ends(None)
-
-    @safe
-    def hands_out(self, batch: Any) -> None:
-        """``batches`` hands out *batch*, which is what the step computes on."""
-        if self.place.in_evaluation or self.place.outside:
-            return
-        if self._batch.after_backward:
-            self._batch_is_over(ends_step=False)
-        shapes = tensor_shapes(batch)  # HIDDEN where it has no tensors: then those of the model's arguments count
-        self._batch.shapes, self._batch.handed, self._batch.whole = shapes, shapes != HIDDEN, batch
+            state.shapes_fetched = tensor_shapes(batch)
+            self._comes(state.shapes_fetched)
+            if run.tokens.reads and run.facts.device.type != "cpu":
+                self._fetched.append(run.tokens.of(batch))
 
     # ---- what the loop says itself
 
     @safe
+    def hands_out(self, batch: Any) -> None:
+        """``batches`` hands out *batch*, which is what the step computes on."""
+        state = self._state
+        if state.after_backward:
+            self._batch_is_over(ends_step=False)
+        state.shapes, state.handed, state.batch = tensor_shapes(batch), True, batch
+        self._comes(state.shapes)
+
+    @safe
+    def wait_begins(self) -> None:
+        """``batches`` asks the loop's own iterable for a batch."""
+        self._update_is_over()
+        self._evaluation_is_over()
+        self.run.fetch_begins()
+
+    @safe
+    def wait_ends(self) -> None:
+        """It has answered."""
+        self._state.fetches += 1
+        self._state.fetched = True
+        self.run.fetch_ends()
+
+    @safe
     def step_is_told(self) -> None:
         """The loop says that a batch is through, and with it a step, if it was updated."""
-        batch, self.place.told = self._batch, True
-        if batch.begun or not self._optimizers:
+        state = self._state
+        if state.pending or not self._optimizers:
             self._evaluation_is_over()
-            batch.updates = batch.updates or int(not self._optimizers)
-            self._batch_is_over(ends_step=batch.updates > 0)
+            state.updates = state.updates or int(not self._optimizers)
+            self._batch_is_over(ends_step=state.updates > 0)
 
     @safe
     def leave_out(self, what: str) -> None:
         """*what* begins, which belongs to no step."""
-        if self._batch.begun and not self._batch.after_backward:
-            self.run.claim("forward")  # the loss
-        self.place.outside += 1
-        self._outside(what)
+        state = self._state
+        if state.pending and not (state.outside or state.after_backward):
+            self.run.claim("forward")
+        state.outside += 1
+        self.run.outside(what)
 
     @safe
     def take_in(self) -> None:
         """It is over."""
-        self.place.outside -= 1
+        self._state.outside -= 1
         self.run.inside()
-
-    def _outside(self, what: str) -> None:
-        self.run.outside(what, since_batch=not (self._batch.begun or self._loader.is_fresh))
-
-    def _evaluation_begins(self) -> None:
-        if not self.place.in_evaluation:
-            self.place.in_evaluation = True
-            self._outside("validation")
-
-    def _evaluation_is_over(self) -> None:
-        if self.place.in_evaluation:
-            self.place.in_evaluation = False
-            self.run.inside()
-
-    def _batch_is_over(self, *, ends_step: bool) -> None:
-        run, place, batch = self.run, self.place, self._batch
-        logs = ends_step and (run.steps_done + 1) % self._log_every == 0
-        place.micro_batches += 1
-        if ends_step:
-            place.accumulate, place.micro_batches, place.ends_step = place.micro_batches, 0, False
-        self._batch = _Batch()
-        run.batch_done(
-            batch.whole, batch.shapes, updates=batch.updates, ends_step=ends_step, logs=logs, tokens=batch.tokens
-        )
 
     @safe
     def finish(self, error: BaseException | None = None) -> None:
         """The loop is over, or has raised *error*."""
         self._evaluation_is_over()
-        if self._batch.updates and self._optimizers and error is None:
-            self.run.notes.add_for_run(
-                f"The loop ended in a step: {type(self._optimizers[-1]).__name__}, the last optimizer in the list, "
-                "ends each. List the one that steps last in the last place, or call profiler.step()."
-            )
         self.run.finish(interrupted_by=error)
+
+    # ---- batches
+
+    def _evaluates(self, module: nn.Module) -> bool:
+        """Whether *module* is evaluated now; then what runs belongs to no step."""
+        state = self._state
+        if torch.is_grad_enabled() or module.training:
+            return False
+        if not state.evaluating:
+            state.evaluating = True
+            self.run.outside("validation", since_batch=not state.pending)
+        return True
+
+    def _update_is_over(self) -> None:
+        """No optimizer's step runs where a batch is asked for: one that is still open has raised."""
+        if self._state.updating:
+            self._state.updating.clear()
+            self.run.leave()
+
+    def _evaluation_is_over(self) -> None:
+        if self._state.evaluating:
+            self._state.evaluating = False
+            self.run.inside()
+
+    def _batch_is_over(self, *, ends_step: bool) -> None:
+        run, state = self.run, self._state
+        logs = ends_step and (run.steps_done + 1) % self._log_every == 0
+        shapes, tokens, batch, updates = state.shapes, state.tokens, state.batch, state.updates
+        state.micro_batches += 1
+        if run.is_marking:
+            run.window.recorder.cannot_tell_apart(self._unseen())
+            if not state.forwards:
+                run.notes.add(_NOT_CALLED)
+        if ends_step:
+            state.accumulate, state.micro_batches = state.micro_batches, 0
+        state.next_batch()
+        run.batch_done(batch, shapes, updates=updates, ends_step=ends_step, logs=logs, tokens=tokens)
+
+    def _unseen(self) -> Iterator[TimePhase]:
+        """Parts of a step whose time is in ``other``."""
+        yield from ("transfer", "other")
+        if not self._state.fetches:
+            yield "data_wait"
+        if not self._optimizers:
+            yield "optimizer"
+
+
+class _State:
+    """Where the loop is."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+        """Calls of the models that are running, one in another."""
+        self.in_forward = self.in_backward = self.evaluating = self.fetching = False
+        self.outside = 0
+        """Depth of ``outside_of_steps``."""
+        self.updating: list[Any] = []
+        """Optimizers whose steps are running."""
+        self.fetches = self.forwards = 0
+        """Seen so far."""
+        self.asked: Callable[[], Any] = lambda: None
+        """Returns the iterator that was asked last; and ``feeder`` the one that fed the latest forward of a step."""
+        self.feeder = self.asked
+        self.fetched = False
+        """A batch was fetched since the running one began."""
+        self.shapes_fetched: Shapes = ()
+        self.learned: set[Shapes] = set()
+        self.workers: int | None = None
+        self.autocast = ""
+        self.micro_batches = 0
+        self.accumulate = 1
+        self.next_batch()
+
+    def next_batch(self) -> None:
+        """The running batch is over."""
+        self.shapes: Shapes = ()
+        self.tokens: BatchTokens | None = None
+        self.batch: Any = ()
+        self.updates = 0
+        self.pending = self.handed = self.after_backward = self.ends_after_backward = False
 
 
 def _autocast(device: str) -> str:
     """The dtype that autocast computes in; empty where it is off."""
     return str(torch.get_autocast_dtype(device)).removeprefix("torch.") if torch.is_autocast_enabled(device) else ""
+
+
+hide(Hook.__call__)

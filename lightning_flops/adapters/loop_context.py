@@ -17,8 +17,7 @@ from lightning_flops.config import OWN_FOLDER, ProfilerConfig
 from lightning_flops.errors import ConfigError
 from lightning_flops.instrument.module_scope import unwrapped
 from lightning_flops.records import RunContext
-from lightning_flops.run.output import LoggedOutput, RunFiles
-from lightning_flops.sinks.console import ConsoleSink
+from lightning_flops.run.output import LoggedOutput
 from lightning_flops.sinks.loggers import LoggersSink
 from lightning_flops.sinks.sink import Sink
 from lightning_flops.sinks.writers import TensorBoardFiles, WritersSink
@@ -165,12 +164,7 @@ def loop_output(
     output = LoggedOutput(
         config,
         loggers=_Both(to_writers, LoggersSink(frame.loggers)),
-        console=ConsoleSink(),
-        files=RunFiles(
-            output_file=config.output_file, folder=files_folder, timer_only=config.timer_only, html=config.html
-        ),
-        text_file=True,
-        x_axis=lambda step: step,
+        folder=files_folder,
         announce=announce,
     )
     return output, to_writers.close

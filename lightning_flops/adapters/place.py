@@ -11,53 +11,18 @@ from typing import Any
 import torch
 
 from lightning_flops.instrument.deepspeed_groups import ParallelSizes
-from lightning_flops.records import Loop, RunContext
+from lightning_flops.records import RunContext
 
 
-def run_context_on(
-    device: torch.device,
-    sizes: ParallelSizes,
-    *,
-    framework: str,
-    framework_version: str,
-    precision: str,
-    rank: int,
-    world_size: int,
-    accumulate: int,
-    strategy: str,
-    pp_rank: int = 0,
-    loop: Loop = "training",
-) -> RunContext:
-    """The context of a run on *device*, on this machine and with this torch.
-
-    Args:
-        device: where the model computes.
-        sizes: how many ranks share the work.
-        framework: as in ``RunContext``, as all others.
-        framework_version: its version.
-        precision: the framework's name for it.
-        rank: of this process.
-        world_size: ranks of the run.
-        accumulate: batches whose gradients make one update.
-        strategy: what spreads the work; empty without it.
-        pp_rank: this rank's stage.
-        loop: what runs.
-    """
+def run_context_on(device: torch.device, sizes: ParallelSizes, **fields: Any) -> RunContext:
+    """The context of a run on *device*, on this machine, in groups of these *sizes*; *fields* are the others."""
     return RunContext(
-        framework=framework,
-        framework_version=framework_version,
         torch_version=torch.__version__,
         device_type=device.type,
         device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
-        precision=precision,
         host=platform.node(),
-        rank=rank,
-        world_size=world_size,
-        pp_rank=pp_rank,
-        accumulate=accumulate,
-        strategy=strategy,
-        loop=loop,
         **asdict(sizes),
+        **fields,
     )
 
 

@@ -9,8 +9,7 @@ import numbers
 import sys
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
 from typing import Any, Literal
 
 import torch
@@ -19,20 +18,15 @@ from torch import nn
 from lightning_flops.analysis.forward_profile import build_forward_profile, build_generation, build_timed_calls
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.instrument.batches import samples_in, tensor_shapes
-from lightning_flops.instrument.border import UndoLedger, on_deletion
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
 from lightning_flops.instrument.deepspeed_groups import parallel_sizes
-from lightning_flops.instrument.generation import ModelCalls, NewTokens, SecondCall, new_tokens, searches_beams
+from lightning_flops.instrument.generation import ModelCalls, SecondCall, new_tokens, searches_beams
 from lightning_flops.instrument.module_scope import describe_modules, named_modules, require_module
 from lightning_flops.instrument.timing.clocks import Clock, clock_for
 from lightning_flops.instrument.timing.module_timer import ModuleTimer
+from lightning_flops.report import deepspeed_units as units
 from lightning_flops.report.deepspeed_text import ForwardReportSettings, render_aggregated_text, render_forward_text
-from lightning_flops.report.deepspeed_units import (
-    duration_to_string,
-    macs_to_string,
-    number_to_string,
-    params_to_string,
-)
+from lightning_flops.run.safety import close_quietly
 from lightning_flops.schema.forward import (
     EngineRecord,
     ForwardMeasurement,
@@ -41,6 +35,7 @@ from lightning_flops.schema.forward import (
     TimedCalls,
     TimedGeneration,
 )
+from lightning_flops.signals import is_of_signal_handler
 from lightning_flops.sinks.file import write_text_file
 from lightning_flops.text.json_text import shown
 from lightning_flops.text.printable import package_logger
@@ -48,43 +43,6 @@ from lightning_flops.text.printable import package_logger
 __all__ = ["FlopsProfiler", "get_model_profile"]
 
 logger = package_logger(__name__)
-
-
-class _Window:
-    """Counts and times between a start and a stop. After ``close``, or a forward that raised, it is off torch.
-
-    Args:
-        model: the model whose forwards are measured.
-        counter: counts; None: the forwards are only timed.
-        clock: the clock for the times.
-    """
-
-    def __init__(self, model: nn.Module, counter: FlopCounter | None, clock: Clock[Any] | None) -> None:
-        self.counter = counter
-        self.timer = ModuleTimer(model, clock, abandon=self._abandon)
-        self._undo = UndoLedger()
-
-    def open(self) -> None:
-        if self.counter is not None:
-            self._undo.enter(self.counter)
-        self._undo.enter(self.timer)  # after the counter, so that its hooks come last
-
-    def close(self) -> None:
-        """Removes everything from torch. May be called twice; the second call does what the first did not get to."""
-        self._undo.close()
-
-    @contextmanager
-    def in_root(self) -> Iterator[None]:
-        """Inside, work outside of any module call is booked to the model itself."""
-        with ExitStack() as undo:
-            if self.counter is not None:
-                undo.enter_context(self.counter.in_root())
-            undo.enter_context(self.timer.in_root())
-            yield
-
-    def _abandon(self) -> None:
-        self.close()
-        logger.warning("the model's forward raised: profiling stopped, and what was counted so far is kept")
 
 
 class FlopsProfiler:
@@ -118,14 +76,16 @@ class FlopsProfiler:
         self.started = False
         """Between ``start_profile`` and ``end_profile``."""
         self._ignored_types: Collection[type[nn.Module]] = ()
-        self._counted: _Window | None = None
-        self._timed: _Window | None = None
-        self._calls: TimedCalls | None = None
+        self._counter: FlopCounter | None = None
+        self._counted: ModuleTimer | None = None
+        self._timed: ModuleTimer | None = None
+        """Timed the latest calls; the same as ``_counted`` if no others were timed."""
         self._generation: Generation | None = None
-        self._window: _Window | None = None
-        """The window that is measuring now."""
-        self._running: weakref.finalize[Any, Any] | None = None
-        """Closes the window when the profiler is no longer referenced."""
+        self._calls: TimedCalls | None = None
+        self._running = False
+        self._undo = ExitStack()
+        """Removes from torch what a start has put there."""
+        weakref.finalize(self, self._undo.close).atexit = False
 
     def start_profile(self, ignore_list: Collection[type[nn.Module]] | None = None, *, count: bool = True) -> None:
         """Starts from zero: forwards are counted and timed from here on.
@@ -139,86 +99,81 @@ class FlopsProfiler:
         Raises:
             TypeError: *ignore_list* is not a list of classes.
         """
-        try:
-            if ignore_list is not None:
-                ignore_list = _module_classes(ignore_list)
-            self._stop()
-            self.started = True
-            counter = FlopCounter(self.model) if count or self._counted is None else None
-            if counter is not None or ignore_list is not None:
-                self._ignored_types = ignore_list or ()
-            self._open(counter)
-        except BaseException as error:
-            self._give_up("it could not start", error, wrong=TypeError)
+        count = count or self._counter is None
+        if ignore_list is not None:
+            self._ignored_types = _module_classes(ignore_list)
+        elif count:
+            self._ignored_types = ()
+        self.started = self._running = True
+        with self._safely("it could not start"):
+            self._undo.close()
+            self._open(count)
 
     def stop_profile(self) -> None:
         """Stops; what was measured can still be read."""
-        try:
-            self._stop()
-        except BaseException as error:
-            self._give_up("it could not stop as it should", error)
+        self._running = False
+        with self._safely("it could not stop as it should"):
+            self._undo.close()
 
     def reset_profile(self) -> None:
         """Forgets what was measured. A running profiler goes on from zero."""
-        try:
-            running = self._running is not None
-            self._stop()
-            self._counted = self._timed = self._calls = self._generation = None
-            if running:
-                self._open(FlopCounter(self.model))
-        except BaseException as error:
-            self._give_up("it could not start anew", error)
+        with self._safely("it could not start anew"):
+            self._undo.close()
+            self._counter = self._counted = self._timed = self._calls = self._generation = None
+            if self._running:
+                self._open(count=True)
 
     def end_profile(self) -> None:
         """Stops for good; the figures can still be read until the next start."""
+        self.stop_profile()
+        self.started = False
+
+    @contextmanager
+    def _safely(self, what: str) -> Iterator[None]:
+        """Inside, an error of ours removes everything from torch, and is logged: the training loop goes on."""
         try:
-            self._stop()
-            self.started = False
+            yield
         except BaseException as error:
-            self._give_up("it could not stop as it should", error)
+            close_quietly(self._undo)
+            if not isinstance(error, Exception) or is_of_signal_handler(error):
+                raise
+            logger.warning("profiling failed, and %s: %s: %s", what, type(error).__name__, error, exc_info=error)
 
-    def _stop(self) -> None:
-        window = self._window
-        if self._running is not None:
-            self._running.detach()
-        if window is not None:
-            window.close()
-        self._window = self._running = None
+    def _open(self, count: bool) -> None:
+        undo = self._undo  # no reference to self: it is closed when nobody else has one
 
-    def _give_up(self, what: str, error: BaseException, *, wrong: type[Exception] | None = None) -> None:
-        """A start or a stop failed: removes everything from torch, and then logs the error.
+        def abandon() -> None:
+            undo.close()
+            logger.warning("the model's forward raised: profiling stopped, and what was counted so far is kept")
 
-        Both are called in a training loop, and the training goes on. The user's Ctrl-C is raised again, and so is an
-        error of the kind *wrong*, which is the caller's mistake.
-        """
-        with suppress(Exception):
-            self._stop()
-        if not isinstance(error, Exception) or (wrong is not None and isinstance(error, wrong)):
-            raise error
-        logger.warning("profiling failed, and %s: %s: %s", what, type(error).__name__, error, exc_info=error)
+        timer = ModuleTimer(self.model, _clock_of(self.model), abandon=abandon)
+        counter = undo.enter_context(FlopCounter(self.model)) if count else None
+        undo.enter_context(timer)  # after the counter, so that its hooks come last
+        self._timed, self._calls = timer, None
+        if counter is not None:
+            self._counter, self._counted, self._generation = counter, timer, None
 
-    # The argument decides between number and text. We return Any, as DeepSpeed does: with a union every typed caller
-    # would have to check which it got.
+    # Any, as in DeepSpeed: with a union every typed caller would have to check which it got.
 
     def get_total_flops(self, as_string: bool = False) -> Any:
         """Forward FLOPs of the model, as an int; a multiply-add is two. With *as_string*: ``"6.28 G"``."""
         flops = self._profile().flops.forward
-        return number_to_string(flops) if as_string else flops
+        return units.number_to_string(flops) if as_string else flops
 
     def get_total_macs(self, as_string: bool = False) -> Any:
         """Multiply-adds of the model's forward, as an int: half its FLOPs. With *as_string*: ``"3.14 GMACs"``."""
         macs = self._profile().root.macs
-        return macs_to_string(macs) if as_string else macs
+        return units.macs_to_string(macs) if as_string else macs
 
     def get_total_duration(self, as_string: bool = False) -> Any:
         """Seconds of the model's forward, as a float. None, or ``"n/a"``, on a device whose time cannot be read."""
         seconds = self._profile().forward_sec
-        return duration_to_string(seconds) if as_string else seconds
+        return units.duration_to_string(seconds) if as_string else seconds
 
     def get_total_params(self, as_string: bool = False) -> Any:
         """Parameters of the model, as an int; ties count once, shards in full. With *as_string*: ``"336.23 M"``."""
         params = describe_modules(self.model)[0].params
-        return params_to_string(params) if as_string else params
+        return units.params_to_string(params) if as_string else params
 
     def print_model_profile(
         self,
@@ -245,8 +200,7 @@ class FlopsProfiler:
             detailed=detailed,
             recompute_fwd_factor=self.recompute_fwd_factor,
         )
-        if self._counted is None:
-            self._say_nothing_is_there()
+        if self._has_nothing_to_print():
             return
         profile = self._profile()
         self.flops, self.macs, self.params = profile.flops.forward, profile.root.macs, profile.root.module.params
@@ -266,68 +220,26 @@ class FlopsProfiler:
             module_depth: deepest level shown; the model is level 0; -1 shows all.
             top_modules: how many classes are listed at each depth.
         """
-        if self._counted is None:
-            self._say_nothing_is_there()
-            return
         settings = ForwardReportSettings(module_depth=module_depth, top_modules=top_modules)
-        sys.stdout.write(render_aggregated_text(self._profile(), settings))
+        if not self._has_nothing_to_print():
+            sys.stdout.write(render_aggregated_text(self._profile(), settings))
 
-    def _say_nothing_is_there(self) -> None:
-        # Not an error, as in DeepSpeed: loops start the profiler on one rank and print on all.
-        logger.warning("nothing was profiled, so nothing is printed: start_profile() comes first")
-
-    def _open(self, counter: FlopCounter | None) -> None:
-        window = self._window = _Window(self.model, counter, _clock_of(self.model))
-        self._running = weakref.finalize(self, on_deletion(window.close))
-        self._running.atexit = False
-        window.open()
-        if counter is not None:
-            self._counted, self._generation = window, None
-        self._timed, self._calls = window, None
-
-    def _in_root(self) -> AbstractContextManager[None]:
-        """Inside, work outside of any module call is booked to the model itself."""
-        return nullcontext() if self._timed is None else self._timed.in_root()
-
-    def _model_calls(self) -> ModelCalls:
-        """Hears the model's forwards in a generation that is counted."""
-        return ModelCalls(self.model, self._flops_so_far)
-
-    def _flops_so_far(self) -> int:
-        counter = None if self._counted is None else self._counted.counter
-        return 0 if counter is None else counter.total().forward
-
-    def _note_generation(
-        self, calls: ModelCalls, call: _Call, outputs: Sequence[Any], timed: Sequence[TimedGeneration]
-    ) -> None:
-        """Generations have returned *outputs*, the one that was counted first; others were *timed*."""
-        tokens, *others = (new_tokens(self.model, call.args, call.kwargs, output) for output in outputs)
-        if any(other != tokens for other in others):
-            tokens = "one call made more of them than another"
-        known = tokens if isinstance(tokens, NewTokens) else None
-        self._generation = build_generation(
-            forwards=calls.number,
-            flops=self._flops_so_far(),
-            flops_before_second=calls.flops_before_second,
-            several_beams=searches_beams(self.model, call.kwargs),
-            sequences=None if known is None else known.sequences,
-            tokens_each=None if known is None else known.each,
-            why_no_tokens="" if isinstance(tokens, NewTokens) else tokens,
-            prompt_tokens=None if known is None else known.prompt,
-            timed=timed,
-        )
+    def _has_nothing_to_print(self) -> bool:
+        if self._counter is None:  # no error, as in DeepSpeed: loops start the profiler on one rank and print on all
+            logger.warning("nothing was profiled, so nothing is printed: start_profile() comes first")
+        return self._counter is None
 
     def _profile(self) -> ForwardProfile:
-        counted, timed = self._counted, self._timed
-        if counted is None or counted.counter is None or timed is None:
+        counter, counted, timed = self._counter, self._counted, self._timed
+        if counter is None or counted is None or timed is None:
             raise LightningFlopsError("nothing was profiled: start_profile() comes first")
         return build_forward_profile(
             records=describe_modules(self.model),
             measurement=ForwardMeasurement(
-                flops=counted.counter.record(),
-                own_sec=timed.timer.seconds(),
-                counted_calls=counted.timer.outermost_calls,
-                timed_calls=timed.timer.outermost_calls,
+                flops=counter.record(),
+                own_sec=timed.seconds(),
+                counted_calls=counted.outermost_calls,
+                timed_calls=timed.outermost_calls,
                 timed_while_counted=timed is counted,
                 calls=self._calls,
                 generation=self._generation,
@@ -388,71 +300,24 @@ def get_model_profile(
         ValueError: the model would be called without arguments, *mode* is neither "forward" nor "generate", or
             *timed_runs* is below 1.
     """
-    call = _call_of(model, input_shape, args, kwargs, mode)
-    if ignore_modules is not None:
-        ignore_modules = _module_classes(ignore_modules)
+    require_module(model)
+    if mode not in ("forward", "generate"):
+        raise ValueError(f'mode must be "forward" or "generate", got {shown(mode)}')
+    given = _arguments(model, input_shape, args, kwargs)
     for name, number in (("warm_up", warm_up), ("timed_runs", timed_runs)):
         if not isinstance(number, int):
             raise TypeError(f"{name} must be an integer, got {shown(number)}")
     if timed_runs < 1:
         raise ValueError(f"timed_runs must be >= 1, got {shown(timed_runs)}")
+    ignored = () if ignore_modules is None else _module_classes(ignore_modules)
     profiler = FlopsProfiler(model)
-    generates = mode == "generate"
-    devices = _cuda_devices(model)
-
-    def same_numbers() -> AbstractContextManager[None]:
-        """Inside, a generation draws the same numbers as every other, and so makes equally many tokens."""
-        return torch.random.fork_rng(devices=devices) if generates else nullcontext()
-
     try:
-        with _evaluating(model), torch.random.fork_rng(devices=devices):
-            for _ in range(warm_up):
-                with same_numbers():
-                    call()
-            heard, outputs, timed = profiler._model_calls(), list[Any](), list[TimedGeneration]()
-
-            def listen(count: bool) -> None:
-                """Count a call, or time its modules."""
-                profiler.start_profile(ignore_modules, count=count)
-                with same_numbers(), ExitStack() as inside:
-                    if generates:
-                        inside.enter_context(profiler._in_root())
-                        inside.enter_context(heard if count else nullcontext())
-                    output = call()
-                profiler.stop_profile()
-                outputs.extend([output] if generates else [])
-
-            if generates:
-                listen(count=True)  # it tells which module's calls are prefill and decoding
-            clock = _clock_of(model)
-
-            def time() -> None:
-                """Time a call as a whole, if the device can be timed."""
-                with same_numbers():
-                    if clock is None:
-                        call()
-                    else:
-                        timed.append(_timed(call, clock, heard.model))
-
-            for _ in range(timed_runs):  # of a forward first, while only the forward has filled the caches
-                time()
-            if not generates:
-                listen(count=True)
-            listen(count=False)
-            if generates:
-                profiler._note_generation(heard, call, outputs, timed)
-            seconds = [one.prefill_sec + one.decode_sec for one in timed]
-            profiler._calls = build_timed_calls(seconds, samples=samples_in(tensor_shapes(call.arguments)))
+        with _evaluating(model):
+            _measure(profiler, *given, generates=mode == "generate", ignored=ignored, warm_up=warm_up, runs=timed_runs)
     finally:
         profiler.end_profile()
     if print_profile:
-        profiler.print_model_profile(
-            profile_step=warm_up,
-            module_depth=module_depth,
-            top_modules=top_modules,
-            detailed=detailed,
-            output_file=output_file,
-        )
+        profiler.print_model_profile(warm_up, module_depth, top_modules, detailed, output_file)
     return (
         profiler.get_total_flops(as_string),
         profiler.get_total_macs(as_string),
@@ -460,33 +325,90 @@ def get_model_profile(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Call:
-    """One call of the model, to be made several times."""
+def _measure(
+    profiler: FlopsProfiler,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    generates: bool,
+    ignored: Collection[type[nn.Module]],
+    warm_up: int,
+    runs: int,
+) -> None:
+    """Have *profiler* count one call of its model, time another by modules, and *runs* calls as a whole."""
+    model: Any = profiler.model
+    clock, devices = _clock_of(model), [one for one in _devices(model) if one.type == "cuda"]
+    outputs, timed = list[Any](), list[TimedGeneration]()
 
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    def flops_so_far() -> int:
+        return 0 if profiler._counter is None else profiler._counter.total().forward
 
-    @property
-    def arguments(self) -> list[Any]:
-        """All that the model is given."""
-        return [*self.args, *self.kwargs.values()]
+    counted = ModelCalls(model, flops_so_far)
 
-    def __call__(self) -> Any:
-        return self.function(*self.args, **self.kwargs)
+    def call() -> None:
+        # Every call draws the same numbers, so that every generation makes equally many tokens.
+        with torch.random.fork_rng(devices=devices):
+            output = (model.generate if generates else model)(*args, **kwargs)
+        if generates:
+            outputs.append(output)
+
+    def listen(*, count: bool) -> None:
+        """Count a call, or time its modules."""
+        profiler.start_profile(ignored, count=count)
+        with ExitStack() as inside:
+            if generates and (timer := profiler._timed) is not None:
+                if count and profiler._counter is not None:
+                    inside.enter_context(profiler._counter.in_root())
+                    inside.enter_context(counted)
+                inside.enter_context(timer.in_root())
+            call()
+        profiler.stop_profile()
+
+    for _ in range(warm_up):
+        call()
+    outputs.clear()
+    if generates:
+        listen(count=True)  # it tells which module's calls are prefill and decoding
+    if clock is not None:  # of a forward first, while only the forward has filled the caches
+        timed.extend(_timed(call, clock, counted.model) for _ in range(runs))
+    if not generates:
+        listen(count=True)
+    listen(count=False)
+    if generates:
+        tokens, *others = (new_tokens(model, args, kwargs, output) for output in outputs)
+        profiler._generation = build_generation(
+            forwards=counted.number,
+            flops=flops_so_far(),
+            flops_before_second=counted.flops_before_second,
+            several_beams=searches_beams(model, kwargs),
+            tokens=tokens if all(one == tokens for one in others) else "one call made more of them than another",
+            timed=timed,
+        )
+    samples = samples_in(tensor_shapes([*args, *kwargs.values()]))
+    profiler._calls = build_timed_calls([one.prefill_sec + one.decode_sec for one in timed], samples=samples)
 
 
-def _call_of(
+def _timed(call: Callable[[], None], clock: Clock[Any], model: nn.Module | None) -> TimedGeneration:
+    """How long one *call* takes alone, on an idle device; the second call of *model* ends the prefill."""
+    clock.stamp()
+    clock.settle()
+    with SecondCall(model, clock.stamp) as second:
+        start = clock.stamp()
+        call()
+        end = clock.stamp()
+    clock.settle()
+    border = end if second.at is None else second.at
+    prefill_sec, decode_sec = clock.seconds_between(start, border), clock.seconds_between(border, end)
+    return TimedGeneration(forwards=second.number, prefill_sec=prefill_sec, decode_sec=decode_sec)
+
+
+def _arguments(
     model: nn.Module,
     input_shape: tuple[int, ...] | None,
     args: Sequence[Any] | None,
     kwargs: Mapping[str, Any] | None,
-    mode: str,
-) -> _Call:
-    require_module(model)
-    if mode not in ("forward", "generate"):
-        raise ValueError(f'mode must be "forward" or "generate", got {shown(mode)}')
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What the model is called with."""
     # A tensor or a string would be split into its rows or letters.
     if not (args is None or (isinstance(args, Sequence) and not isinstance(args, (str, bytes)))):
         raise TypeError(f"args must be a list or tuple of the model's positional arguments, got {type(args).__name__}")
@@ -494,18 +416,14 @@ def _call_of(
         raise TypeError(f"kwargs must be a mapping of the model's keyword arguments, got {type(kwargs).__name__}")
     positional, named = tuple(args or ()), dict(kwargs or {})
     if input_shape is not None:
-        if not isinstance(input_shape, tuple) or not input_shape or not all(_is_size(size) for size in input_shape):
+        sizes = input_shape if isinstance(input_shape, tuple) else ()
+        if not sizes or not all(isinstance(size, numbers.Integral) and int(size) >= 0 for size in sizes):
             raise TypeError(f"input_shape must be a tuple of at least one size, got {shown(input_shape)}")
         like = next((parameter for parameter in model.parameters() if parameter.is_floating_point()), torch.ones(()))
         positional = (torch.ones(input_shape, dtype=like.dtype, device=like.device),)
     if not positional and not named:
         raise ValueError("input_shape, args or kwargs must be given: the model is not called without arguments")
-    function: Callable[..., Any] = model if mode == "forward" else model.generate  # type: ignore[assignment]
-    return _Call(function=function, args=positional, kwargs=named)
-
-
-def _is_size(value: object) -> bool:
-    return isinstance(value, numbers.Integral) and int(value) >= 0
+    return positional, named
 
 
 def _module_classes(given: Collection[type[nn.Module]]) -> tuple[type[nn.Module], ...]:
@@ -517,7 +435,7 @@ def _module_classes(given: Collection[type[nn.Module]]) -> tuple[type[nn.Module]
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Inside, the model is in eval mode. Afterwards every module is in the mode it had before."""
+    """Inside, the model is in eval mode; afterwards every module is in its own again."""
     before = [(module, module.training) for module in model.modules()]
     if any(training for _, training in before):
         model.eval()
@@ -532,35 +450,8 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
                 module.training = training
 
 
-def _timed(call: Callable[[], Any], clock: Clock[Any], model: nn.Module | None) -> TimedGeneration:
-    """How long one *call* takes while nothing else measures, and the device has nothing else to do.
-
-    Args:
-        call: what is timed.
-        clock: of the model's device.
-        model: the module whose second call ends the prefill; None: all is prefill.
-    """
-    clock.stamp()
-    clock.settle()
-    with SecondCall(model, clock.stamp) as second:
-        start = clock.stamp()
-        call()
-        end = clock.stamp()
-    clock.settle()
-    border = end if second.at is None else second.at
-    return TimedGeneration(
-        forwards=second.number,
-        prefill_sec=clock.seconds_between(start, border),
-        decode_sec=clock.seconds_between(border, end),
-    )
-
-
 def _devices(model: nn.Module) -> set[torch.device]:
     return {tensor.device for tensors in (model.parameters(), model.buffers()) for tensor in tensors}
-
-
-def _cuda_devices(model: nn.Module) -> list[torch.device]:
-    return [device for device in _devices(model) if device.type == "cuda"]
 
 
 def _clock_of(model: nn.Module) -> Clock[Any] | None:
@@ -575,7 +466,7 @@ def _clock_of(model: nn.Module) -> Clock[Any] | None:
 def _engine_record(engine: Any) -> EngineRecord:
     """What the DeepSpeed *engine* knows about the run."""
     seconds: dict[str, float | None] = {"bwd": None, "step": None}
-    # The engine's timers cover all micro-steps of a step; the profile covers those between its start and stop.
+    # The engine's timers cover all micro-steps of a step; the profile may cover fewer.
     if engine.wall_clock_breakdown() and engine.gradient_accumulation_steps() == 1:
         seconds = {name: engine.timers(name).elapsed(reset=False) / 1e3 for name in seconds}  # in milliseconds
     sizes = parallel_sizes(engine)

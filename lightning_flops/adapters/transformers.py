@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 from accelerate import data_loader as accelerate_loaders
 from transformers import Trainer
 
+from lightning_flops.adapters.deepspeed_context import switch_off_builtin
 from lightning_flops.adapters.fetches import hear_fetches
 from lightning_flops.adapters.transformers_context import (
     LOST,
     NO_TOKENS,
-    builtin_stands_down,
     engine_of,
     facts_of,
     private_names,
@@ -41,17 +41,11 @@ if TYPE_CHECKING:
 
 Tell = Callable[[Run], object]
 
+_NOTHING = nullcontext()
+
 
 class TrainerRun:
-    """The adapter of one training, on one rank.
-
-    Args:
-        trainer: about to begin its first epoch.
-        loader: what it takes its batches from.
-        config: the settings.
-        publish: gets each profile when its report is there.
-        over: is called when the training has raised, after everything of ours is removed.
-    """
+    """The adapter of one training on the batches of *loader*, on one rank; *over* is called if the training raises."""
 
     def __init__(
         self,
@@ -83,21 +77,17 @@ class TrainerRun:
         run.begin()
         hear_fetches(self, run.undo)
         if self._engine is not None:
-            builtin_stands_down(self._engine, self._names, run.undo)
-        validation, checkpoint, failing = (
-            self._around(partial(Run.outside, what="validation"), Run.inside),
-            self._around(partial(Run.outside, what="checkpoint"), Run.inside),
-            self._in(TrainerRun._failing),
-        )
+            switch_off_builtin(self._engine, run.undo, self._names)
+        validation = self._around(partial(Run.outside, what="validation"), Run.inside)
         methods = (
             (trainer, "get_batch_samples", self._in(TrainerRun._fetch)),
             (trainer, "training_step", self._in(TrainerRun._training)),
             (trainer, "evaluate", validation),
             (trainer, "predict", validation),
-            (trainer, "_save_checkpoint", checkpoint),
+            (trainer, "_save_checkpoint", self._around(partial(Run.outside, what="checkpoint"), Run.inside)),
             (trainer, "log", self._in(TrainerRun._logging)),
-            (trainer, "_run_epoch", failing),
-            (trainer.callback_handler, "on_epoch_begin", failing),  # events of other callbacks between epochs
+            (trainer, "_run_epoch", self._in(TrainerRun._failing)),
+            (trainer.callback_handler, "on_epoch_begin", self._in(TrainerRun._failing)),  # other callbacks' events
         )
         self._wrap(methods, run.undo)
         run.outside("start")  # until the first batch is asked for
@@ -119,7 +109,7 @@ class TrainerRun:
             @wraps(original)
             def call(*args: Any, **kwargs: Any) -> Any:
                 me = found()
-                with nullcontext() if me is None else scope(me, *facts, *args, **kwargs):
+                with _NOTHING if me is None else scope(me, *facts, *args, **kwargs):
                     return original(*args, **kwargs)
 
             return call
@@ -144,11 +134,8 @@ class TrainerRun:
             what(self.run)
 
     def _mark(self, stack: ExitStack) -> None:
-        parts = (
-            (owner, name, self._around(partial(Run.enter, part=part, counts=is_whole), Run.leave))
-            for owner, name, part, is_whole in self._parts()
-        )
-        self._wrap(parts, stack)
+        for owner, name, part, is_whole in self._parts():
+            self._wrap([(owner, name, self._around(partial(Run.enter, part=part, counts=is_whole), Run.leave))], stack)
 
     def _parts(self) -> Iterator[tuple[Any, str, TimePhase, bool]]:
         """Methods that are parts of a step, and whether a call is a whole forward, backward or update."""
@@ -206,10 +193,9 @@ class TrainerRun:
     def _reads_tokens(self) -> bool:
         return self.run.tokens.reads or (self._in_windows and self.run.window.is_open)
 
-    @contextmanager
-    def _training(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Iterator[None]:
+    def _training(self, model: Any, inputs: Any, *_: Any, **__: Any) -> AbstractContextManager[None]:
         self._batch_begins(inputs)
-        yield
+        return _NOTHING
 
     @safe
     def _batch_begins(self, inputs: Any) -> None:

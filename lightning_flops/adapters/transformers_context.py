@@ -15,14 +15,14 @@ from transformers import Trainer
 
 from lightning_flops.adapters.place import run_context_on, sizes_along
 from lightning_flops.config import BLOCK
-from lightning_flops.instrument.deepspeed_groups import ParallelSizes, parallel_sizes
+from lightning_flops.instrument.deepspeed_groups import parallel_sizes
 from lightning_flops.instrument.timing.settling import steps_to_settle
 from lightning_flops.instrument.torch_private.loading import fetched_ahead
 from lightning_flops.records import RunContext
 from lightning_flops.run.adapter import Facts
-from lightning_flops.run.output import LoggedOutput, RunFiles
+from lightning_flops.run.output import LoggedOutput
 from lightning_flops.run.private_names import PrivateNames
-from lightning_flops.sinks.console import ConsoleSink, StandardOutputSink
+from lightning_flops.sinks.console import StandardOutputSink
 from lightning_flops.text.printable import page, printable
 
 if TYPE_CHECKING:
@@ -84,14 +84,6 @@ def block_of(trainer: Trainer) -> object | None:
     return config.get(BLOCK) if isinstance(config, Mapping) else None
 
 
-def builtin_stands_down(engine: Any, names: PrivateNames, undo: ExitStack) -> None:
-    """Switch off DeepSpeed's own profiler in *engine* until *undo*; the log lines that it forces cannot be stopped."""
-    settings = getattr(names.get(engine, "_config", None), "flops_profiler_config", None)
-    if settings is not None and settings.enabled:
-        undo.callback(setattr, settings, "enabled", True)
-        settings.enabled = False
-
-
 # ---- the run
 
 
@@ -127,25 +119,25 @@ def facts_of(
 
 def run_context(trainer: Trainer) -> RunContext:
     """Where this training runs, as far as a rank knows without asking the others."""
-    args, engine = trainer.args, engine_of(trainer)
+    args, engine, wrapped = trainer.args, engine_of(trainer), trainer.model_wrapped
+    if engine is None:
+        settings = getattr(trainer.accelerator, "parallelism_config", None)
+        known = {kind: int(getattr(settings, f"{kind}_size", 1) or 1) for kind in ("tp", "cp", "sp")}
+        sizes = sizes_along(known, world_size=args.world_size)
+        strategy = type(wrapped).__name__ if wrapped is not trainer.model else ""
+    else:
+        sizes, strategy = parallel_sizes(engine), f"ZeRO-{int(engine.zero_optimization_stage())}"
     return run_context_on(
         args.device,
-        _sizes(trainer) if engine is None else parallel_sizes(engine),
+        sizes,
         framework="transformers",
         framework_version=transformers.__version__,
         precision=_precision(trainer),
         rank=args.process_index,
         world_size=args.world_size,
         accumulate=args.gradient_accumulation_steps,
-        strategy=_strategy(trainer, engine),
+        strategy=strategy,
     )
-
-
-def _sizes(trainer: Trainer) -> ParallelSizes:
-    """How many ranks share the work, by accelerate's own settings."""
-    settings = getattr(trainer.accelerator, "parallelism_config", None)
-    known = {kind: int(getattr(settings, f"{kind}_size", 1) or 1) for kind in ("tp", "cp", "sp")}
-    return sizes_along(known, world_size=trainer.args.world_size)
 
 
 def _precision(trainer: Trainer) -> str:
@@ -158,27 +150,12 @@ def _precision(trainer: Trainer) -> str:
     return str(next(floating, torch.float32)).removeprefix("torch.")
 
 
-def _strategy(trainer: Trainer, engine: Any) -> str:
-    if engine is not None:
-        return f"ZeRO-{int(engine.zero_optimization_stage())}"
-    wrapped = trainer.model_wrapped
-    return type(wrapped).__name__ if wrapped is not trainer.model else ""
-
-
 def training_output(trainer: Trainer, config: ProfilerConfig, *, log: TrainerLogSink) -> LoggedOutput:
     """Where rank 0 shows the reports of this training: in the Trainer's *log*, on the console and in files."""
     return LoggedOutput(
         config,
         loggers=log,
-        console=ConsoleSink(),
-        files=RunFiles(
-            output_file=config.output_file,
-            folder=lambda: _log_folder(trainer),
-            timer_only=config.timer_only,
-            html=config.html,
-        ),
-        text_file=True,
-        x_axis=lambda step: step,
+        folder=lambda: _log_folder(trainer),
         announce=lambda sentence: _announce(trainer, sentence),
     )
 

@@ -18,6 +18,7 @@ from lightning_flops.schema.forward import (
     ForwardModule,
     ForwardProfile,
     Generation,
+    NewTokens,
     TimedCalls,
     TimedGeneration,
 )
@@ -98,10 +99,7 @@ def build_generation(
     flops: int,
     flops_before_second: int | None,
     several_beams: bool,
-    sequences: int | None,
-    tokens_each: int | None,
-    why_no_tokens: str,
-    prompt_tokens: int | None,
+    tokens: NewTokens | str,
     timed: Sequence[TimedGeneration],
 ) -> Generation:
     """What one call of ``generate`` was.
@@ -111,12 +109,11 @@ def build_generation(
         flops: all that it spent.
         flops_before_second: of them, those before the model's second call; None if there was none.
         several_beams: it searched among beams, and the best may have ended before the others.
-        sequences: it made; None if not known.
-        tokens_each: new tokens of each sequence; None if not known.
-        why_no_tokens: why they are not known.
-        prompt_tokens: of the input; None if not known.
+        tokens: it made; in words, why they are not known.
         timed: calls like the counted one, to which nothing listened.
     """
+    known_tokens = None if isinstance(tokens, str) else tokens
+    tokens_each = None if known_tokens is None else known_tokens.each
     why_no_phases = ""
     if not forwards:
         why_no_phases = "no forward of the model was seen"
@@ -137,10 +134,10 @@ def build_generation(
         prefill_flops=prefill if known else None,
         decode_flops=flops - prefill if known else None,
         why_no_phases=why_no_phases,
-        sequences=sequences,
-        new_tokens=None if sequences is None or tokens_each is None else sequences * tokens_each,
-        why_no_tokens=why_no_tokens,
-        prompt_tokens=prompt_tokens,
+        sequences=None if known_tokens is None else known_tokens.sequences,
+        new_tokens=None if known_tokens is None else known_tokens.sequences * known_tokens.each,
+        why_no_tokens=tokens if isinstance(tokens, str) else "",
+        prompt_tokens=None if known_tokens is None else known_tokens.prompt,
         prefill_sec=_mean([one.prefill_sec for one in seconds]),
         decode_sec=_mean([one.decode_sec for one in seconds]),
         why_no_seconds=why_no_seconds,

@@ -243,7 +243,7 @@ class _Profiled:
         """Why nothing was profiled, and what to write."""
         if (switch := os.environ.get("LIGHTNING_FLOPS")) != "1":
             return f"LIGHTNING_FLOPS is {switch} in the environment"
-        if outcomes is not None and outcomes.runs:
+        if outcomes is not None and (outcomes.runs or outcomes.reasons):
             if self._settings.get("timer_only"):
                 return "timer_only was asked for; throughput is where the run's logs are"
             return "; ".join(dict.fromkeys(outcomes.reasons)) or "training ended before its step was counted to the end"

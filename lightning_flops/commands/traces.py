@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from lightning_flops.errors import ConfigError
 
 if TYPE_CHECKING:
-    from lightning_flops.records import RecordedCall, RecordedWork
     from lightning_flops.trace import Peaks
+    from lightning_flops.trace.recorded import RecordedCall, RecordedWork
 
 
 def formulas() -> Callable[[RecordedCall], RecordedWork] | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeGuard, TypeVar
+from typing import Any, Generic, TypeGuard, TypeVar
 
 import torch
 from torch import nn
@@ -17,6 +17,7 @@ from torch import nn
 from lightning_flops.instrument.module_hooks import module_hooks
 from lightning_flops.instrument.patches import Patches
 from lightning_flops.instrument.torch_private.compiler import hide
+from lightning_flops.schema.forward import NewTokens
 
 StampT = TypeVar("StampT")
 
@@ -129,16 +130,6 @@ class SecondCall(Generic[StampT]):
         hide(run, alone=True)  # torch.compile(model) calls the model so, and would compile this
         hide(self._stamp)
         return run
-
-
-class NewTokens(NamedTuple):
-    """What a call of ``generate`` has added to its input."""
-
-    prompt: int
-    """Tokens of the input, its padding included."""
-    sequences: int
-    each: int
-    """Tokens of each sequence, with the padding behind one that ended early."""
 
 
 def new_tokens(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> NewTokens | str:

@@ -16,7 +16,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from lightning_flops import host_clock
 from lightning_flops.instrument.border import Failed, UndoLedger, remove_hooks
 from lightning_flops.instrument.stack_room import stack_room
-from lightning_flops.instrument.torch_private.compiler import compiler_callbacks, hidden, wrapped
+from lightning_flops.instrument.torch_private.compiler import compiler_callbacks, hidden, hide, wrapped
 from lightning_flops.instrument.torch_private.modules import is_last_global_hook
 from lightning_flops.text.printable import package_logger
 
@@ -149,6 +149,8 @@ def put_up_hooks(
     undo.add(partial(remove_hooks, handles))
     undo.add(still_open.clear)
     if compiler is not None:
+        for callback in (compiles, compiled):
+            hide(callback)  # torch holds a lock around these calls, and would take it again to compile them
         undo.add(partial(_take_out, compiler.remove_start_callback, compiles))
         compiler.register_start_callback(compiles)
         undo.add(partial(_take_out, compiler.remove_end_callback, compiled))

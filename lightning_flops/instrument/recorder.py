@@ -1,6 +1,6 @@
 """Owns the window: micro-steps go in, one ``WindowRecord`` comes out.
 
-A session passes a framework's events on to a ``Recorder``. The window's states, and nothing else, decide which step is
+An adapter's events reach a ``Recorder`` by the ``Run``. The window's states, and nothing else, decide which step is
 counted, which are timed, and when the window is over::
 
     waiting ── N steps ──> counting ──> settling ──> timing ─────────────────────┬──> tracing ──> closed
@@ -22,9 +22,7 @@ from lightning_flops.instrument.border import UndoLedger
 from lightning_flops.instrument.counting.part_counter import Counter
 from lightning_flops.instrument.notes import Notes
 from lightning_flops.instrument.timing.clocks import Clock
-from lightning_flops.instrument.timing.loader_queue import Feed
 from lightning_flops.instrument.timing.phase_timer import PhaseTimer
-from lightning_flops.instrument.timing.settling import Settling
 from lightning_flops.instrument.tracing.trace_cycles import TraceCycles
 from lightning_flops.instrument.window_notes import notes_on_times
 from lightning_flops.instrument.window_states import (
@@ -55,8 +53,6 @@ class Recorder:
         clock: stamps the parts of a step; None if the device cannot be timed.
         new_counter: makes the FLOP counter when the window opens.
         notes: gets what the report must say of this window.
-        feed: says whether the loop still uses batches that were fetched ahead, and so is left alone longer; None if not
-            known.
         tracing: traces steps after the timed ones; None: none is traced.
         whole: returns *root* with all its wrappers, which may know more about its parameters; None: it has no wrapper.
         counted: is told of every step that was counted to its end.
@@ -73,7 +69,6 @@ class Recorder:
         clock: Clock[Any] | None,
         new_counter: Callable[[nn.Module], Counter],
         notes: Notes,
-        feed: Feed | None = None,
         tracing: TraceCycles | None = None,
         whole: Callable[[], nn.Module] | None = None,
         counted: Callable[[CountedStep], None] = lambda step: None,
@@ -89,7 +84,7 @@ class Recorder:
             whole=whole or (lambda: None),
             profile_step=profile_step,
             timing_steps=timing_steps,
-            settling=Settling(steps=settle_steps, timing_steps=timing_steps, feed=feed, note=notes.add),
+            settle_steps=min(settle_steps, timing_steps),
             clock=clock,
             new_counter=new_counter,
             tracing=TraceCycles((), TraceSchedule()) if tracing is None else tracing,
@@ -169,11 +164,6 @@ class Recorder:
         self._window.step = RunningStep()
         self._go_on(self._state.sample())
 
-    def drop_sample(self) -> None:
-        """The step that is counted beside every window will not end; its scope has been left."""
-        self._window.step = RunningStep()
-        self._go_on(self._state.dropped())
-
     @property
     def sampling(self) -> bool:
         """Whether the running step is counted beside every window."""
@@ -231,17 +221,8 @@ class Recorder:
 
     def settle_for(self, steps: int) -> None:
         """Leave at least *steps* steps alone after the counted one, but not more than are timed."""
-        self._window.settling.at_least(steps)
-
-    def epoch_ends(self) -> None:
-        """An epoch ends: until the next one begins, time belongs to no step."""
-        if (timer := self.timer) is not None:
-            timer.pause("epoch restart")
-
-    def epoch_begins(self) -> None:
-        """An epoch begins: time belongs to steps again."""
-        if (timer := self.timer) is not None:
-            timer.resume()
+        window = self._window
+        window.settle_steps = min(max(window.settle_steps, steps), window.timing_steps)
 
     # ---- the borders
 
@@ -258,12 +239,6 @@ class Recorder:
         self._window.step.add_batch(shapes, samples=samples, tokens=tokens)
         if ends_step:
             self._go_on(self._state.step_ends())
-
-    def step_begins_anew(self) -> None:
-        """What has run since the latest step ended is of no step: the next one begins here. No scope is entered."""
-        self._window.step = RunningStep()
-        if (timer := self.timer) is not None:
-            timer.begin()
 
     def _go_on(self, state: State) -> None:
         """Change to *state*, unless the window was abandoned meanwhile."""
@@ -283,24 +258,22 @@ class Recorder:
         finally:
             self._undo.close()
 
-    def close(self, *, context: RunContext, run_goes_on: bool = False) -> WindowRecord | None:
+    def close(self, *, context: RunContext) -> WindowRecord | None:
         """End the window, in any state, and return what it measured.
 
         Args:
             context: where the run takes place.
-            run_goes_on: the run has left a step; who closes the window says so. Otherwise the run has ended.
 
         Returns:
             None if no step was counted to its end.
         """
         if self._state.left_undone is not None:
-            subject = "The window" if run_goes_on else context.activity
-            self._window.notes.add(f"{subject} {self._state.left_undone}")
+            self._window.notes.add(f"{context.activity} {self._state.left_undone}")
         self.abandon()
         measured = self._state.measured
-        return None if measured is None else self._record(measured, context, run_goes_on=run_goes_on)
+        return None if measured is None else self._record(measured, context)
 
-    def _record(self, measured: Measured, context: RunContext, *, run_goes_on: bool) -> WindowRecord:
+    def _record(self, measured: Measured, context: RunContext) -> WindowRecord:
         window, times, mixed = self._window, measured.times, measured.counter.mixed
         timed = () if times is None else times.read()
         for sentence in notes_on_times(
@@ -314,7 +287,6 @@ class Recorder:
             mixed=_in_order(mixed),
             closed_early=not measured.complete,
             activity=context.activity,
-            run_goes_on=run_goes_on,
         ):
             window.notes.add(sentence)
         return WindowRecord(
@@ -325,7 +297,7 @@ class Recorder:
             counted_steps=tuple(measured.counted),
             timed_steps=timed,
             timing_steps=measured.timing_steps,
-            settle_steps=window.settling.steps,
+            settle_steps=window.settle_steps,
             variable=measured.variable,
             traces=window.tracing.traces,
             module_seconds=window.tracing.module_seconds,

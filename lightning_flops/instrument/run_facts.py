@@ -21,6 +21,7 @@ def gather_run_facts(
     device: torch.device,
     optimizers: Iterable[Any] | None,
     loader_workers: int | None,
+    padding_ratio: float | None = None,
 ) -> RunFacts:
     """The facts of this process; what cannot be read is left unknown.
 
@@ -29,6 +30,7 @@ def gather_run_facts(
         device: the one this process trains on.
         optimizers: torch optimizers, or wrappers with an ``optimizer`` or ``param_groups``; None if not known.
         loader_workers: fewest worker processes of the training DataLoaders; None if not known.
+        padding_ratio: share of padding in the tokens so far; None if not known.
     """
     capability, memory_bytes = None, None
     if device.type == "cuda" and torch.cuda.is_available():
@@ -37,6 +39,7 @@ def gather_run_facts(
         if torch.version.hip is None:  # ROCm's numbers are no compute capabilities
             capability = (int(properties.major), int(properties.minor))
     return RunFacts(
+        padding_ratio=padding_ratio,
         compute_capability=capability,
         device_memory_bytes=memory_bytes,
         data_parallel_devices=max(

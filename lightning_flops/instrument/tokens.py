@@ -19,9 +19,6 @@ _IGNORED = -100
 _BORDERS = ("cu_seqlens", "cu_seq_lens_q", "cu_seqlens_q", "cu_seq_lens")
 """Names under which batches of packed sequences hold where each begins, and where the last one ends."""
 
-TELLING = ("input_ids", "attention_mask", "labels", "position_ids", *_BORDERS)
-"""Names under which a batch holds what tells its tokens."""
-
 ON_DEVICE = (
     "Tokens without padding are n/a: the batch is on the device before it can be read without waiting for the device. "
     "tokens_per_sample=... may tell them."

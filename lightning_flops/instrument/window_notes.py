@@ -19,7 +19,6 @@ def notes_on_times(
     mixed: Sequence[TimePhase],
     closed_early: bool,
     activity: str,
-    run_goes_on: bool,
 ) -> Iterator[str]:
     """Sentences on a window's times, for whoever reads rates made of them.
 
@@ -34,9 +33,8 @@ def notes_on_times(
         mixed: phases whose work ran, in part, while the loop was in another of them.
         closed_early: the window ended before counts and times were complete.
         activity: what the run does, as the subject of a sentence.
-        run_goes_on: the window ended early for a reason that another sentence gives, and not because the run did.
     """
-    if closed_early and not run_goes_on:
+    if closed_early:
         yield f"{activity} ended before the window closed."
     if mixed:
         names = " and ".join(mixed)
@@ -65,5 +63,4 @@ def notes_on_times(
             "numbers of forwards, backwards and updates. FLOPs, times and rates are of such steps."
         )
     if timed < wanted:
-        which = "window" if run_goes_on else "run"
-        yield f"{timed} of the {wanted} steps asked for were timed: the {which} was too short."
+        yield f"{timed} of the {wanted} steps asked for were timed: the run was too short."

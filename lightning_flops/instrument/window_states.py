@@ -21,7 +21,6 @@ from lightning_flops.instrument.module_scope import describe_modules
 from lightning_flops.instrument.notes import Notes
 from lightning_flops.instrument.timing.clocks import Clock
 from lightning_flops.instrument.timing.phase_timer import Mark, PhaseTimer, StepMarks
-from lightning_flops.instrument.timing.settling import Settling
 from lightning_flops.instrument.torch_private.profiling import profiler_is_recording
 from lightning_flops.instrument.tracing.trace_cycles import TraceCycles
 from lightning_flops.records import (
@@ -114,7 +113,8 @@ class WindowParts:
     whole: Callable[[], nn.Module | None]
     profile_step: int
     timing_steps: int
-    settling: Settling
+    settle_steps: int
+    """Steps to leave alone after the counted one."""
     clock: Clock[Any] | None
     """None where the device cannot be timed."""
     new_counter: Callable[[nn.Module], Counter]
@@ -155,11 +155,6 @@ class Times:
         """*step* ran, with these borders."""
         self.watched.append((step, marks))
         self.matches += step.signature == self._counted
-
-    def forget_steps(self) -> None:
-        """Drop the steps so far: none of them was like those of the long run."""
-        self.watched.clear()
-        self.matches = 0
 
     def read(self) -> tuple[StepRecord, ...]:
         """The steps that can be compared with what was counted, with their seconds."""
@@ -239,10 +234,6 @@ class State:
 
     def sample(self) -> State:
         """The running step is counted, if this is a state in which steps pass by."""
-        return self
-
-    def dropped(self) -> State:
-        """The step that was counted beside every window will not end."""
         return self
 
     def batch_begins(self, scope: ExitStack) -> None:
@@ -398,12 +389,6 @@ class Sampling(_CountingSteps):
         super().__init__(window, counter)
         self._back = back
 
-    def dropped(self) -> State:
-        """The step will not end as one of the run: what was counted is of no use."""
-        self._counter.give_up()
-        self._counter.step_ends()
-        return self._back
-
     def _counted(self, step: StepRecord) -> State:
         return self._back
 
@@ -423,7 +408,7 @@ class Counting(_CountingSteps):
         )
         if times is None:
             return _traces_or_closes(window, measured)
-        if window.settling.steps == 0:
+        if window.settle_steps == 0:
             return Timing(window, measured, times)
         return SettlingDown(window, measured, times)
 
@@ -438,6 +423,7 @@ class SettlingDown(State):
         super().__init__(window)
         self.measured = measured
         self._times = times
+        self._done = 0
 
     def leave(self) -> None:
         """A part ends that began while the step was counted."""
@@ -446,7 +432,10 @@ class SettlingDown(State):
     def step_ends(self) -> State:
         """One more step was left alone."""
         super().step_ends()
-        return Timing(self._window, self.measured, self._times) if self._window.settling.step_ends() else self
+        self._done += 1
+        if self._done < self._window.settle_steps:
+            return self
+        return Timing(self._window, self.measured, self._times)
 
 
 class Timing(State):
@@ -460,7 +449,6 @@ class Timing(State):
         self.timer = times.timer
         self.measured = measured
         self._times = times
-        measured.timing_steps = window.settling.in_whole_rounds(window.timing_steps)
         self.timer.begin()
 
     def enter(self, part: TimePhase | str, *, counts: bool) -> None:
@@ -488,9 +476,6 @@ class Timing(State):
 
     def _follows(self, window: WindowParts, times: Times, wanted: int) -> State:
         if times.matches >= wanted:
-            if window.settling.was_too_early():
-                times.forget_steps()
-                return SettlingDown(window, self.measured, times)
             return _traces_or_closes(window, self.measured)
         watched = len(times.watched)
         if watched % max(wanted, _FEW_MATCHES) or times.matches * _FEW_MATCHES >= watched:

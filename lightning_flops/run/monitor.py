@@ -7,36 +7,24 @@ neither is what belongs to no step, such as a validation.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from lightning_flops import host_clock
-from lightning_flops.records import NO_TOKENS, UNKNOWN_TOKENS, BatchTokens, BatchTotals, Extremes
+from lightning_flops.records import NO_TOKENS, BatchTokens, BatchTotals, Extremes
 
 
-class MonitorReading(NamedTuple):
+@dataclass(slots=True)
+class MonitorReading:
     """The unprofiled batches since the last reading."""
 
-    seconds: float
-    data_wait_sec: float | None
+    seconds: float = 0.0
+    data_wait_sec: float | None = None
     """Of these seconds, inside the data loader; None if no wait was seen."""
-    batches: int
-    samples: int | None
+    batches: int = 0
+    samples: int | None = 0
     """None if the size of a batch is not known."""
-    tokens: BatchTokens
-
-
-_NOTHING = MonitorReading(0.0, None, 0, 0, NO_TOKENS)
-
-
-class _Batch(NamedTuple):
-    """One unprofiled batch."""
-
-    seconds: float
-    wait_sec: float
-    fetches: int
-    samples: int | None
+    tokens: BatchTokens = NO_TOKENS
 
 
 @dataclass(slots=True)
@@ -48,21 +36,16 @@ class _Spread:
     least: float = math.inf
     greatest: float = -math.inf
 
-    def add(self, values: Sequence[float]) -> None:
-        if values:
-            self.number += len(values)
-            self.total += sum(values)
-            self.least = min(self.least, *values)
-            self.greatest = max(self.greatest, *values)
+    def add(self, value: float) -> None:
+        self.number += 1
+        self.total += value
+        self.least = min(self.least, value)
+        self.greatest = max(self.greatest, value)
 
     def record(self) -> Extremes | None:
         if not self.number:
             return None
         return Extremes(number=self.number, total=self.total, least=self.least, greatest=self.greatest)
-
-
-_MOST_BATCHES = 4096
-"""Batches that are kept one by one until they are added up."""
 
 
 @dataclass(slots=True)
@@ -79,13 +62,9 @@ class Monitor:
     _fetches: int = 0
     _fetch_since: float | None = None
     _outside_since: float | None = None
-    _batches: list[_Batch] = field(default_factory=list)
-    """Unprofiled ones that are in no sum yet."""
-    _reading: MonitorReading = field(default_factory=lambda: _NOTHING)
+    _reading: MonitorReading = field(default_factory=MonitorReading)
     _tokens: BatchTokens = NO_TOKENS
-    """Of the unprofiled batches of this reading."""
-    _run_tokens: BatchTokens = NO_TOKENS
-    """Of those of the readings before."""
+    """Of the unprofiled batches of the readings before; the samples likewise."""
     _samples: int | None = 0
     _batch_sec: _Spread = field(default_factory=_Spread)
     _waits: _Spread = field(default_factory=_Spread)
@@ -132,14 +111,9 @@ class Monitor:
             self.outside()
         now = self.now()
         seconds, self._since = now - self._since, now
-        if self.all_tokens is not UNKNOWN_TOKENS:
-            self.all_tokens = self.all_tokens.plus(tokens)
+        self.all_tokens = self.all_tokens.plus(tokens)
         if not profiled:
-            self._batches.append(_Batch(seconds, self._wait, self._fetches, samples))
-            if self._tokens is not UNKNOWN_TOKENS:
-                self._tokens = self._tokens.plus(tokens)
-            if len(self._batches) > _MOST_BATCHES:
-                self._add_up()
+            self._add(seconds, samples, tokens)
         self._wait, self._fetches = 0.0, 0
         self._step_sec += seconds
         step_sec = self._step_sec
@@ -147,41 +121,38 @@ class Monitor:
             self._step_sec = 0.0
         return step_sec
 
+    def _add(self, seconds: float, samples: int | None, tokens: BatchTokens | None) -> None:
+        reading = self._reading
+        reading.seconds += seconds
+        reading.batches += 1
+        reading.samples = _sum(reading.samples, samples)
+        reading.tokens = reading.tokens.plus(tokens)
+        self._batch_sec.add(seconds)
+        if self._fetches:
+            reading.data_wait_sec = (reading.data_wait_sec or 0.0) + self._wait
+            self._waits.add(self._wait)
+        if samples is not None and seconds > 0:
+            self._rates.add(samples / seconds)
+
     def read(self) -> MonitorReading:
         """The batches since the last reading; the next reading begins here."""
-        self._add_up()
-        sums, self._reading = self._reading, _NOTHING
-        tokens, self._tokens = self._tokens, NO_TOKENS
-        self._run_tokens = self._run_tokens.plus(tokens)
-        return sums._replace(tokens=tokens)
-
-    def _add_up(self) -> None:
-        batches, self._batches = self._batches, []
-        samples = [one.samples for one in batches]
-        waits = [one.wait_sec for one in batches if one.fetches]
-        seconds = [one.seconds for one in batches]
-        self._batch_sec.add(seconds)
-        self._waits.add(waits)
-        self._rates.add([one.samples / one.seconds for one in batches if one.samples is not None and one.seconds > 0])
-        known = None if None in samples else sum(filter(None, samples))
-        self._samples = None if known is None or self._samples is None else self._samples + known
-        before = self._reading
-        self._reading = before._replace(
-            seconds=before.seconds + sum(seconds),
-            data_wait_sec=(before.data_wait_sec or 0.0) + sum(waits) if waits else before.data_wait_sec,
-            batches=before.batches + len(batches),
-            samples=None if known is None or before.samples is None else before.samples + known,
-        )
+        reading, self._reading = self._reading, MonitorReading()
+        self._tokens = self._tokens.plus(reading.tokens)
+        self._samples = _sum(self._samples, reading.samples)
+        return reading
 
     def totals(self) -> BatchTotals:
         """All unprofiled batches of the run; what was not read is added up."""
         self.read()
-        seconds = self._batch_sec.record()
         return BatchTotals(
             batches=self._batch_sec.number,
-            seconds=seconds,
+            seconds=self._batch_sec.record(),
             reader_sec=self._waits.record(),
             samples=self._samples,
             samples_per_sec=None if self._samples is None else self._rates.record(),
-            tokens=self._run_tokens,
+            tokens=self._tokens,
         )
+
+
+def _sum(some: int | None, others: int | None) -> int | None:
+    return None if some is None or others is None else some + others

@@ -1,7 +1,6 @@
 """Where the reports of one run go, whatever framework drives it: files of our own, the run's loggers and its console.
 
-What is slow is ``prepare``d on the worker's thread: texts, and files. The training thread ``publish``es it, because
-loggers are the user's.
+Texts and files are ``prepare``d on the worker's thread; the training thread ``publish``es, as loggers are the user's.
 """
 
 from __future__ import annotations
@@ -48,40 +47,27 @@ class RunFiles:
     Each file is there once, and is written anew for each window. Ranks other than 0 have their number in the names.
 
     Args:
-        output_file: path or URL of the text report; None: no file was named for the text.
-        folder: returns the folder of the run's logs, which ours lies in; None: the other files are not written.
-        rank: the rank that writes.
+        config: the settings.
+        folder: returns the folder of the run's logs, which ours lies in; None: no files but a named text report.
+        rank: the rank that writes; rank 0 alone has pages.
         part: a word that file names have if the run is not the first training of its program.
-        timer_only: only throughput was asked for; otherwise throughput has a file only beside a profile.
-        html: a page is written beside each profile.
     """
 
     def __init__(
-        self,
-        *,
-        output_file: str | None,
-        folder: Callable[[], str | None],
-        rank: int = 0,
-        part: str = "",
-        timer_only: bool = False,
-        html: bool = False,
+        self, config: ProfilerConfig, folder: Callable[[], str | None], *, rank: int = 0, part: str = ""
     ) -> None:
         self.folder = functools.cache(folder)
         """Returns the folder of the run's logs."""
-        self._output_file = output_file
+        self._output_file = config.output_file
         self._suffix = (f".{part}" if part else "") + (f".rank{rank}" if rank else "")
-        self._writes_throughput = timer_only
-        self._pages = RunPages(WINDOWS_KEPT) if html else None
+        self._writes_throughput = config.timer_only  # otherwise only beside a profile
+        self._pages = RunPages(WINDOWS_KEPT) if config.html and not rank else None
         self._number: int | None = None
         self._tabs: deque[str] = deque()
         self._tabs_written = 0
 
     def write_profile(self, profile: Profile, text: str, *, keep_text: bool) -> dict[str, str | None]:
-        """Write *profile*; write *text* if a file was named for it, or if *keep_text*.
-
-        Returns:
-            The path of each file by ``page``, ``text`` and ``json``; None for one that was not asked for, or failed.
-        """
+        """The path of each file written by ``page``, ``text`` and ``json``; None: not asked for, or failed."""
         self._writes_throughput = True
         json_path, pages = self._write(_JSON, profile.to_json), self._pages
         html_path = None if pages is None else self._write(_PAGE, lambda: pages.add(profile))
@@ -114,7 +100,6 @@ class RunFiles:
             remove_file(self._tabs.popleft())
 
     def _write(self, name: str, content: Callable[[], str]) -> str | None:
-        """Write our file *name*; its path, or None if there is none."""
         if (place := self._place()) is None:
             return None
         path = self._named(f"{place}/{name}")
@@ -156,11 +141,7 @@ class Prepared:
 
 
 class RunOutput:
-    """Where the reports of one run go from one rank: here to files, as those of ranks other than 0.
-
-    Args:
-        files: of the rank; None: it writes nothing.
-    """
+    """Where the reports of one run go from one rank: here to *files*, if any, as those of ranks other than 0."""
 
     shows_readings = False
     """There is a logger that gets the monitor's readings."""
@@ -198,8 +179,8 @@ class LoggedOutput(RunOutput):
     Args:
         config: the settings.
         loggers: those of the run.
+        folder: as of ``RunFiles``.
         console: shows a report if no file was named for it.
-        files: the run's files.
         text_file: a report that no logger shows, and that no file was named for, gets a file of its own.
         x_axis: the loggers' x-axis value, given the step of a report.
         announce: says on a line what came out and where the report is, for a user who may see nothing else of it.
@@ -212,20 +193,20 @@ class LoggedOutput(RunOutput):
         config: ProfilerConfig,
         *,
         loggers: Sink,
-        console: TextSink,
-        files: RunFiles,
-        text_file: bool,
-        x_axis: Callable[[int], int],
+        folder: Callable[[], str | None],
+        console: TextSink | None = None,
+        text_file: bool = True,
+        x_axis: Callable[[int], int] = lambda step: step,
         announce: Callable[[str], None] | None = None,
         nowhere: str = "",
         part: str = "",
     ) -> None:
-        super().__init__(files)
-        self.files, self.part = files, part
+        self.files, self.part = RunFiles(config, folder, part=part), part
+        super().__init__(self.files)
         self.shows_readings = loggers.takes_scalars
         self._config = config
         self._loggers = loggers
-        self._console = console
+        self._console = console or ConsoleSink()
         self._text_file = text_file
         self._x_axis = x_axis
         self._announce = announce
@@ -282,15 +263,12 @@ class LoggedOutput(RunOutput):
 
     def show_reading(self, scalars: Mapping[str, float], *, step: int) -> None:
         """Give the loggers a reading of the monitor."""
-        names = {tag: f"{self._monitor_prefix}{tag.removeprefix(MONITOR_PREFIX)}" for tag in scalars}
-        self._loggers.write_scalars({names[tag]: value for tag, value in scalars.items()}, step=self._x_axis(step))
+        named = {self._monitor_prefix + tag.removeprefix(MONITOR_PREFIX): value for tag, value in scalars.items()}
+        self._loggers.write_scalars(named, step=self._x_axis(step))
 
 
 def output_of_rank(rank: int, output: LoggedOutput, *, ranks: Ranks | None, config: ProfilerConfig) -> RunOutput:
-    """Where *rank* writes: rank 0 to *output*; the others nowhere, or to files of their own with ``all_ranks``.
-
-    It is called on the training thread, and asks there for the folder: loggers are the user's.
-    """
+    """Where *rank* writes: rank 0 to *output*; the others nowhere, or to files of their own with ``all_ranks``."""
     if rank == 0:
         folder = output.files.folder()
         if config.all_ranks and ranks is not None:
@@ -299,10 +277,7 @@ def output_of_rank(rank: int, output: LoggedOutput, *, ranks: Ranks | None, conf
     if not config.all_ranks:
         return RunOutput(None)
     place = output.files.folder if ranks is None else ranks.folder
-    files = RunFiles(
-        output_file=config.output_file, folder=place, rank=rank, part=output.part, timer_only=config.timer_only
-    )
-    return RunOutput(files)
+    return RunOutput(RunFiles(config, place, rank=rank, part=output.part))
 
 
 def _written(path: str, write: Callable[[], str | None]) -> str | None:

@@ -1,4 +1,4 @@
-"""Private names of a framework that a door uses: each is looked up, and if it is missing, the report says so."""
+"""Private names of a framework that an adapter uses: each is looked up, and if it is missing, the report says so."""
 
 from __future__ import annotations
 

@@ -73,16 +73,6 @@ def default_store() -> Store:
     return store
 
 
-def join_ranks(*, rank: int, world_size: int, config: ProfilerConfig) -> Ranks:
-    """The part of *rank* in the reports of the run that begins now.
-
-    Raises:
-        NoStoreError: the ranks cannot exchange anything.
-    """
-    # All ranks of a program begin the same runs in the same order, so that each can number them by itself.
-    return Ranks(rank=rank, world_size=world_size, number=next(_run_numbers), config=config)
-
-
 @dataclass
 class _Window:
     """A window of rank 0 that waits for the records of the others."""
@@ -98,6 +88,9 @@ class Ranks:
 
     Only ``finish`` and ``folder`` wait, and not for long. The first error of the store ends the exchange: rank 0 then
     reports on the ranks that it has heard of, with the error as the reason why the others are missing.
+
+    Raises:
+        NoStoreError: the ranks cannot exchange anything.
     """
 
     def __init__(
@@ -105,8 +98,8 @@ class Ranks:
         *,
         rank: int,
         world_size: int,
-        number: int,
         config: ProfilerConfig,
+        number: int | None = None,
         find_store: Callable[[], Store] = default_store,
         clock: Callable[[], float] = host_clock.now,
     ) -> None:
@@ -115,7 +108,8 @@ class Ranks:
         self._config = config
         self._find_store = find_store
         self._clock = clock
-        self._folder = f"lightning_flops/{number}"
+        # All ranks of a program begin the same runs in the same order, so that each can number them by itself.
+        self._folder = f"lightning_flops/{next(_run_numbers) if number is None else number}"
         self._id = os.urandom(8).hex()  # another rank reads that of rank 0
         self._unsent: collections.deque[tuple[str, bytes]] = collections.deque()
         self._waiting: collections.deque[_Window] = collections.deque()
@@ -292,12 +286,11 @@ class Ranks:
         if self._failure is None:
             try:
                 return do(self._find_store())
+            except NoStoreError as error:
+                self._failure = str(error)
             except Exception as error:  # the store's server may be gone, with the process that held it
-                words = _words(error)
                 logger.debug("the ranks' store failed", exc_info=True)
-                self._failure = (
-                    str(error) if isinstance(error, NoStoreError) else f"the key-value store failed: {words}"
-                )
+                self._failure = f"the key-value store failed: {_words(error)}"
         return None
 
 

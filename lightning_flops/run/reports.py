@@ -6,7 +6,8 @@ gives what is ready to the run's loggers at its next batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -20,8 +21,8 @@ from lightning_flops.instrument.run_facts import gather_run_facts
 from lightning_flops.report.headline import counted, headline
 from lightning_flops.report.scalars import monitor_scalars
 from lightning_flops.run.output import output_of_rank
-from lightning_flops.run.ranks import NoStoreError, Ranks, join_ranks
-from lightning_flops.run.results import profile_of_window, with_answers
+from lightning_flops.run.ranks import NoStoreError, Ranks
+from lightning_flops.run.results import answer, profile_of_window
 from lightning_flops.run.worker import Worker
 from lightning_flops.signals import is_of_signal_handler
 from lightning_flops.text.printable import package_logger
@@ -68,14 +69,7 @@ OUTCOMES = Outcomes()
 
 
 class Reports:
-    """Makes the reports of one run.
-
-    Args:
-        facts: of the run.
-        config: the settings.
-        publish: gets each profile, on the training thread.
-        notes: of the run and its windows.
-    """
+    """Makes the reports of one run; *publish* gets each profile, on the training thread."""
 
     output: RunOutput
 
@@ -102,7 +96,7 @@ class Reports:
         facts = self._facts
         if facts.world_size > 1:
             try:
-                self._ranks = join_ranks(rank=facts.rank, world_size=facts.world_size, config=self._config)
+                self._ranks = Ranks(rank=facts.rank, world_size=facts.world_size, config=self._config)
             except NoStoreError as error:
                 self._notes.add_for_run(
                     f"This report is of rank {facts.rank} alone: the ranks could not exchange anything: {error}."
@@ -127,24 +121,32 @@ class Reports:
             self._ranks.say_absent(step, reason)
 
     def report(self, record: WindowRecord, window: Window, *, all_tokens: BatchTokens) -> None:
-        """Make the report of *record*, which *window* has measured; what takes long is done on the worker's thread."""
+        """Make the report of *record*, which *window* has measured."""
         facts = self._facts
-        padding = padding_ratio(all_tokens)
-        for sentence in window.processors.sentences():
-            record = replace(record, notes=(*record.notes, sentence))
+        ask = functools.partial(answer, warns=self._writes)
         with random_state_kept():  # the questions call methods of the user's modules and optimizers
-            record = with_answers(
-                replace(record, processor=window.processors.loss(), gpu=window.gpu.record()),
-                optimizers=facts.optimizers,
-                facts=lambda optimizers: replace(
-                    gather_run_facts(
-                        facts.root, device=facts.device, optimizers=optimizers, loader_workers=facts.loader_workers()
-                    ),
-                    padding_ratio=padding,
+            optimizers = ask(facts.optimizers, "the optimizers could not be asked for")
+            set_up = ask(
+                lambda: gather_run_facts(
+                    facts.root,
+                    device=facts.device,
+                    optimizers=optimizers,
+                    loader_workers=facts.loader_workers(),
+                    padding_ratio=padding_ratio(all_tokens),
                 ),
-                memory=lambda optimizers: window.memory.record(optimizers=optimizers),
-                warns=self._writes,
+                "how the run is set up could not be read",
             )
+            memory = ask(
+                lambda: window.memory.record(optimizers=optimizers), "what the memory is for could not be read"
+            )
+        record = replace(
+            record,
+            notes=(*record.notes, *window.processors.sentences()),
+            processor=window.processors.loss(),
+            gpu=window.gpu.record(),
+            facts=set_up,
+            memory=memory,
+        )
         step = facts.x_axis()
         self._awaited, self.analyzing = None, True
         self._worker.submit(lambda: self._made(record, step, window), f"the report of step {record.profile_step}")
@@ -182,7 +184,7 @@ class Reports:
                 self._show(profile)
 
     def _show(self, profile: Profile) -> None:
-        """Give *profile* to the user; then have its files written, and give it to the loggers."""
+        """Give *profile* to the user, to its files and to the loggers."""
         self.profile = profile
         OUTCOMES.reports(profile)
         self._publish(profile)
@@ -198,11 +200,7 @@ class Reports:
             self.output.publish(prepared, step=self._facts.x_axis())
 
     def deliver(self) -> bool:
-        """Give what is ready to the loggers, and report what all ranks have sent; never waits.
-
-        Returns:
-            Whether there was anything.
-        """
+        """Give what is ready to the loggers, and report what all ranks have sent; whether there was anything."""
         worker, ranks = self._worker, self._ranks
         if not worker.made and (ranks is None or not ranks.pending):
             return False
@@ -216,7 +214,7 @@ class Reports:
         """Give the loggers what went by since the last reading, with what its steps cost."""
         if not (self._writes and reading.batches):
             return
-        model, useful = (None, None) if flops is None else (flops.unprofiled_by_dtype, flops.useful_by_dtype)
+        model_sec, useful_sec = self._at_peak(flops)
         scalars = monitor_scalars(
             seconds=reading.seconds,
             data_wait_sec=reading.data_wait_sec,
@@ -225,9 +223,9 @@ class Reports:
             dp_size=self._dp_size,
             tokens=self._tokens_of(reading.samples, reading.tokens),
             padding_ratio=padding_ratio(reading.tokens),
-            model_flops=None if model is None else sum(model.values()),
-            model_flops_peak_sec=None if model is None else self._peak_sec(model),
-            useful_flops_peak_sec=None if useful is None else self._peak_sec(useful),
+            model_flops=None if flops is None else sum(flops.unprofiled_by_dtype.values()),
+            model_flops_peak_sec=model_sec,
+            useful_flops_peak_sec=useful_sec,
             estimated_ratio=None if flops is None else flops.estimated_ratio,
         )
         self.output.show_reading(scalars, step=self._facts.x_axis())
@@ -239,15 +237,17 @@ class Reports:
             return tokens.real
         return None if samples is None or callable(per_sample) else samples * per_sample
 
-    def _peak_sec(self, flops: Mapping[str, float] | None) -> float | None:
-        """Seconds that FLOPs by dtype take at this device's peaks; None if they or a peak are not known."""
+    def _at_peak(self, flops: StepSums | None) -> tuple[float | None, float | None]:
+        """Seconds that model FLOPs, and those without padding, take at this device's peaks; None if not known."""
         if flops is None:
-            return None
-        for dtype in flops:
-            if dtype not in self._peaks:
-                device = self._facts.context().device_name
-                self._peaks[dtype] = peak_for(device_name=device, dtype=dtype, given=self._config.peak_flops_per_sec)
-        return peak_seconds(flops=flops, peaks_flops_per_sec=self._peaks)
+            return None, None
+        model, useful = flops.unprofiled_by_dtype, flops.useful_by_dtype
+        for dtype in {*model, *(useful or ())} - self._peaks.keys():
+            name, given = self._facts.context().device_name, self._config.peak_flops_per_sec
+            self._peaks[dtype] = peak_for(device_name=name, dtype=dtype, given=given)
+        peaks = self._peaks
+        useful_sec = None if useful is None else peak_seconds(flops=useful, peaks_flops_per_sec=peaks)
+        return peak_seconds(flops=model, peaks_flops_per_sec=peaks), useful_sec
 
     def not_reached(self, step: int, context: RunContext, *, steps_done: int) -> None:
         """The run has ended before *step* was profiled."""
@@ -267,7 +267,7 @@ class Reports:
         steps_done: int,
         interrupted_by: BaseException | None,
     ) -> None:
-        """The run is over: wait a bounded time for what is being written, and write the throughput of the run."""
+        """The run is over: wait a bounded time for what is being written, and write the run's throughput."""
         within = _SEC_TO_FINISH if interrupted_by is None else _SEC_AFTER_ERROR
         done, ranks = self._worker.finish(within), self._ranks
         if ranks is not None and done:
@@ -283,13 +283,13 @@ class Reports:
             ranks.close()
 
     def _summarize(self, monitor: Monitor, flops: StepSums | None) -> None:
-        totals = monitor.totals()
+        totals, (model_sec, useful_sec) = monitor.totals(), self._at_peak(flops)
         self.throughput = summary = build_throughput(
             totals,
             dp_size=self._dp_size,
             flops=flops,
-            model_flops_peak_sec=self._peak_sec(None if flops is None else flops.unprofiled_by_dtype),
-            useful_flops_peak_sec=self._peak_sec(None if flops is None else flops.useful_by_dtype),
+            model_flops_peak_sec=model_sec,
+            useful_flops_peak_sec=useful_sec,
             notes=self._notes.unreported,
             tokens=monitor.all_tokens,
             timed_tokens=self._tokens_of(totals.samples, totals.tokens),

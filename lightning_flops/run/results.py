@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from lightning_flops.analysis.profile import build_profile
 from lightning_flops.analysis.traced_step import build_traced_step, counter_tracks_of, with_files
@@ -15,16 +15,13 @@ from lightning_flops.text.printable import package_logger
 
 if TYPE_CHECKING:
     from lightning_flops.config import ProfilerConfig
-    from lightning_flops.records import CounterTrack, MemoryRecord, RunFacts, WindowRecord
+    from lightning_flops.records import CounterTrack, WindowRecord
     from lightning_flops.schema.profile import Profile
     from lightning_flops.schema.throughput import ThroughputSummary
 
 logger = package_logger(__name__)
 
 T = TypeVar("T")
-
-Optimizers = Iterable[Any] | None
-"""Optimizers, or their wrappers; None if they are not known."""
 
 
 class ProfiledRun:
@@ -60,41 +57,18 @@ class ProfiledRun:
         return self._throughput
 
 
-def with_answers(
-    window: WindowRecord,
-    *,
-    optimizers: Callable[[], Optimizers],
-    facts: Callable[[Optimizers], RunFacts],
-    memory: Callable[[Optimizers], MemoryRecord | None],
-    warns: bool,
-) -> WindowRecord:
-    """*window* with what the user's objects say of the run; called on the training thread.
-
-    A question that raises leaves its answer out, and the report is still made.
-
-    Args:
-        window: what was measured.
-        optimizers: returns those that update the model.
-        facts: returns how the run is set up, given the optimizers.
-        memory: returns what the memory is used for, given the optimizers.
-        warns: a failure is also logged, not only noted in the report.
-    """
-    known = _answer(optimizers, "the optimizers could not be asked for", warns=warns)
-    return replace(
-        window,
-        facts=_answer(lambda: facts(known), "how the run is set up could not be read", warns=warns),
-        memory=_answer(lambda: memory(known), "what the memory is for could not be read", warns=warns),
-    )
+def answer(question: Callable[[], T], failure: str, *, warns: bool) -> T | None:
+    """What *question* returns, asked of the user's objects; None, and the *failure* logged, if it raises."""
+    try:
+        return question()
+    except Exception as error:  # the report lacks this answer
+        if warns:
+            logger.warning("%s: %s: %s", failure, type(error).__name__, error)
+        return None
 
 
 def profile_of_window(window: WindowRecord, *, config: ProfilerConfig, warns: bool) -> Profile:
-    """The profile of *window*; its traces are kept where the settings say. Nothing of the user's is asked.
-
-    Args:
-        window: what was measured, ``with_answers``.
-        config: the settings.
-        warns: a failure is also logged, not only noted in the report.
-    """
+    """The profile of *window*, whose traces are kept where the settings say. A failure is noted; *warns*: logged."""
     traced: TracedStep | None = None
     try:
         traced = build_traced_step(window)
@@ -108,7 +82,7 @@ def profile_of_window(window: WindowRecord, *, config: ProfilerConfig, warns: bo
 
 
 def _with_kept_traces(profile: Profile, window: WindowRecord, folder: str, *, warns: bool) -> Profile:
-    """*profile* when the trace files of *window* lie in *folder*, with what the profile says of their modules."""
+    """*profile*, with the trace files of *window* in *folder*, and in them what the profile says of their modules."""
     traced = profile.traced
     files: dict[int, str] = {}
     notes: list[str] = []
@@ -139,12 +113,3 @@ def _with_kept_traces(profile: Profile, window: WindowRecord, folder: str, *, wa
                 logger.warning(notes[-1])
     kept = traced if traced is None or not files else with_files(traced, files)
     return replace(profile, traced=kept, notes=(*profile.notes, *notes))
-
-
-def _answer(question: Callable[[], T], failure: str, *, warns: bool) -> T | None:
-    try:
-        return question()
-    except Exception as error:  # it calls methods of the user's objects; the report lacks this answer
-        if warns:
-            logger.warning("%s: %s: %s", failure, type(error).__name__, error)
-        return None

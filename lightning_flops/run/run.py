@@ -21,11 +21,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from lightning_flops.analysis.step_flops import StepFlops, StepKey
-from lightning_flops.instrument.batches import BatchMeter, of_tensors
+from lightning_flops.instrument.batches import BatchMeter
 from lightning_flops.instrument.notes import Notes
 from lightning_flops.instrument.timing.gpu_counters import open_meter
 from lightning_flops.instrument.torch_private.profiling import profiler_is_recording
-from lightning_flops.records import activity_of
 from lightning_flops.run.monitor import Monitor
 from lightning_flops.run.reports import Reports
 from lightning_flops.run.safety import close_quietly
@@ -113,16 +112,20 @@ class Run:
         """Prepare the window that opens before *step*; open it if that is the step that begins now."""
         self.notes.begin_window()
         self.reports.await_window(step)
-        counted = weakref.WeakMethod(self._was_counted)
-        window = self.window = new_window(
+        me = weakref.ref(self)
+
+        def was_counted(step: CountedStep) -> None:
+            if (run := me()) is not None:
+                run._step.counted = step
+
+        self.window = self._stacks.window = new_window(
             step,
             facts=self.facts,
             config=self.config,
             notes=self.notes,
             gpu_meter=self._gpu_meter,
-            counted=lambda step: (counted() or _drop)(step),
+            counted=was_counted,
         )
-        self._stacks.window = window
         self._open_if_due()
 
     def _open_if_due(self) -> None:
@@ -130,9 +133,6 @@ class Run:
         if window.step == self.steps_done and not window.is_open:
             window.recorder.open(steps_done=self.steps_done)
             window.is_open = True
-
-    def _was_counted(self, step: CountedStep) -> None:
-        self._step.counted = step
 
     # ---- the running step
 
@@ -216,12 +216,7 @@ class Run:
             self.window.recorder.claim(part)
 
     def outside(self, what: str, *, since_batch: bool = False) -> None:
-        """*what* begins, which belongs to no step; calls may nest.
-
-        Args:
-            what: its name in the report.
-            since_batch: what ran since the last batch ended belongs to it, too, such as the set-up of a loader.
-        """
+        """*what* begins, which belongs to no step, and *since_batch* what ran since the last batch; calls may nest."""
         stacks = self._stacks
         stacks.outside.append(what)
         if len(stacks.outside) == 1:
@@ -284,26 +279,20 @@ class Run:
             others: batches that went through the loop together with it and before it, as micro-batches of a pipeline.
         """
         step, window, profiled = self._step, self.window, self._stacks.scope is not None
-        sizes = [self._join(one, its_shapes, profiled=profiled) for one, its_shapes in others]
-        samples = self.meter.samples(batch, shapes)
-        step.batches.append(shapes)
-        step.tokens.append(tokens)
+        sizes = [self._add(one, its_shapes, None, ends_step=False) for one, its_shapes in others]
+        sizes.append(self._add(batch, shapes, tokens, ends_step=ends_step))
         step.updates += updates
         step.profiled |= profiled or self.reports.analyzing
-        if window.is_open or profiled:
-            told = tokens.real if tokens is not None and tokens.real is not None else self.meter.tokens(batch, samples)
-            window.recorder.end_batch(shapes=of_tensors(shapes), samples=samples, tokens=told, ends_step=ends_step)
-            if profiled and window.micro_batch_size is None:
-                window.micro_batch_size = samples
-        if sizes:
-            samples = None if None in (*sizes, samples) else sum(size or 0 for size in (*sizes, samples))
+        if profiled and window.micro_batch_size is None:
+            window.micro_batch_size = sizes[-1]
+        samples = None if None in sizes else sum(size or 0 for size in sizes)
         seconds = self.monitor.batch(samples=samples, tokens=tokens, profiled=step.profiled, ends_step=ends_step)
         if profiled:
             self._stacks.leave_scope()
         if ends_step:
             self._step_ends(seconds)
-            if logs and self.config.monitor:
-                self.reports.write_reading(self.monitor.read(), self.flops.reading())
+            if logs:
+                self.log()
         if self.reports.deliver() or logs or profiled:
             self.monitor.go_on()
         if ends_step:
@@ -311,14 +300,14 @@ class Run:
         else:
             self._follow()
 
-    def _join(self, batch: Any, shapes: Shapes, *, profiled: bool) -> int | None:
-        """Add a batch to the running step in which others follow it; returns its samples."""
+    def _add(self, batch: Any, shapes: Shapes, tokens: BatchTokens | None, *, ends_step: bool) -> int | None:
+        """Add a batch to the running step; returns its samples."""
         samples = self.meter.samples(batch, shapes)
         self._step.batches.append(shapes)
-        self._step.tokens.append(None)
-        if self.window.is_open or profiled:
-            tokens = self.meter.tokens(batch, samples)
-            self.window.recorder.end_batch(shapes=of_tensors(shapes), samples=samples, tokens=tokens, ends_step=False)
+        self._step.tokens.append(tokens)
+        if self.window.is_open or self._stacks.scope is not None:
+            told = tokens.real if tokens is not None and tokens.real is not None else self.meter.tokens(batch, samples)
+            self.window.recorder.end_batch(shapes=shapes, samples=samples, tokens=told, ends_step=ends_step)
         return samples
 
     def _step_ends(self, seconds: float) -> None:
@@ -342,7 +331,7 @@ class Run:
             self._open_if_due()
 
     def log(self) -> None:
-        """The run logs its own metrics now, and the monitor's with them."""
+        """Give the loggers what the monitor has: the run logs its own metrics now."""
         if self.config.monitor:
             self.reports.write_reading(self.monitor.read(), self.flops.reading())
 
@@ -353,7 +342,7 @@ class Run:
         return replace(self.facts.context(), micro_batch_size=self.window.micro_batch_size)
 
     def _close_window(self) -> None:
-        """Hand what the window has measured to the reports, and wait for the next window's step."""
+        """Hand what the window has measured to the reports, and await the next."""
         window = self.window
         window.end_watches()
         for step in self.config.listed_between(window.step or 0, self.steps_done):
@@ -370,28 +359,26 @@ class Run:
         if record is not None:
             self.reports.report(record, window, all_tokens=self.monitor.all_tokens)
         else:
-            context = self.context()
-            where = f"{context.step_word} {window.step}"
-            self.reports.warn(f"nothing was profiled: the {context.run_word} ended in the middle of {where}")
+            word, step_word = self.context().run_word, self.context().step_word
+            self.reports.warn(f"nothing was profiled: the {word} ended in the middle of {step_word} {window.step}")
         self._await_window(self.config.next_profile_step(steps_done=self.steps_done))
 
     def finish(self, *, interrupted_by: BaseException | None = None) -> None:
-        """The run is over: report what was measured, or say why nothing was; then remove everything.
-
-        Args:
-            interrupted_by: what ended the run; None: it ended by itself.
-        """
+        """The run is over, or was *interrupted_by* something: report what was measured, and remove everything."""
         if self.closed:
             return
-        self._stacks.leave_scope()
-        window = self.window
-        if window.is_open and (window.recorder.has_counted or self._step.batches):
-            if interrupted_by is not None:
-                self.notes.add(f"{activity_of(self.facts.loop)} was interrupted by {type(interrupted_by).__name__}.")
-            self._close_window()
-        elif window.step is not None and interrupted_by is None:
-            self.reports.not_reached(window.step, self.context(), steps_done=self.steps_done)
-        self.close()
+        try:
+            self._stacks.leave_scope()
+            if (window := self._stacks.window) is None:
+                return  # it was interrupted while it began
+            if window.is_open and (window.recorder.has_counted or self._step.batches):
+                if interrupted_by is not None:
+                    self.notes.add(f"{self.context().activity} was interrupted by {type(interrupted_by).__name__}.")
+                self._close_window()
+            elif window.step is not None and interrupted_by is None:
+                self.reports.not_reached(window.step, self.context(), steps_done=self.steps_done)
+        finally:  # also if Ctrl-C comes once more
+            self.close()
         for sentence in self.flops.notes:
             self.notes.add_for_run(sentence)
         self.reports.finish(
@@ -419,10 +406,6 @@ class Run:
         if not self.closed:
             self.closed = True
             close_quietly(self.undo)
-
-
-def _drop(step: CountedStep) -> None:
-    """Nothing: the run of this step is gone."""
 
 
 @dataclass(slots=True)

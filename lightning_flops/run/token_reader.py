@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ _BATCHES_WITHOUT_TOKENS = 10
 
 
 class TokenReader:
-    """Asked by a door for each batch, before it is on a device.
+    """Asked by an adapter for each batch, before it is on a device.
 
     Args:
         note: gets a sentence if tokens cannot be read.
@@ -24,10 +25,23 @@ class TokenReader:
 
     def __init__(self, note: Callable[[str], None], *, wanted: bool) -> None:
         self.reads = wanted
-        """Whether a door must ask ``of`` for the tokens of its batches."""
+        """Whether ``of`` is to be asked for the tokens of batches."""
+        self.fetched: deque[BatchTokens | None] = deque()
+        """Tokens of batches that were fetched and not used yet, where these go to a device."""
         self._note = note
         self._without = 0
         self._has_read = False
+
+    def fetch(self, batch: Any) -> None:
+        """A loader has delivered *batch*, on the host."""
+        if batch is not None and self.reads:
+            self.fetched.append(self.of(batch))
+
+    def take(self, batch: Any, *, fetched: bool) -> BatchTokens | None:
+        """The tokens of *batch*, which is used now, in the order of the fetches; read now if not *fetched*."""
+        if fetched:
+            return self.fetched.popleft() if self.fetched else None
+        return self.of(batch) if self.reads else None
 
     def of(self, batch: Any) -> BatchTokens | None:
         """The tokens of *batch*; None if it does not tell them."""

@@ -66,16 +66,7 @@ def new_window(
     gpu_meter: GpuMeter | None,
     counted: Callable[[CountedStep], None],
 ) -> Window:
-    """A window that opens before *step*.
-
-    Args:
-        step: the one to profile, given as the number of steps before it; None: no window opens any more.
-        facts: of the run.
-        config: the settings.
-        notes: of the run and of its windows.
-        gpu_meter: reads the GPU's counters; None without them.
-        counted: gets each step that was counted.
-    """
+    """A window that opens before *step*, or never; *counted* gets each step that was counted."""
     device = facts.device
     recorder = Recorder(
         facts.root,

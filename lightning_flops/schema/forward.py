@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from lightning_flops.records import FlopRecord, PhaseFlops, UncountedOperator
 from lightning_flops.schema.modules import ModuleProfile
@@ -32,6 +33,16 @@ class TimedGeneration:
     """Up to the model's second call; all of it if there was none."""
     decode_sec: float
     """The rest."""
+
+
+class NewTokens(NamedTuple):
+    """What a call of ``generate`` has added to its input."""
+
+    prompt: int
+    """Tokens of the input, its padding included."""
+    sequences: int
+    each: int
+    """Tokens of each sequence, with the padding behind one that ended early."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

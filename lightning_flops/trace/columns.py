@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_flops.errors import LightningFlopsError
-from lightning_flops.records import RecordedInputs
 from lightning_flops.trace import structure
 from lightning_flops.trace.intervals import Floats, Intervals, Ints, Mask, distinct, merge
 from lightning_flops.trace.names import Kind, is_of_another_vendor
+from lightning_flops.trace.recorded import RecordedInputs
 
 if TYPE_CHECKING:
     from lightning_flops.trace import modules, phases, steps

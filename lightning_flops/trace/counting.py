@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from lightning_flops.records import RecordedCall, RecordedInputs, RecordedWork
 from lightning_flops.trace.columns import Trace
 from lightning_flops.trace.intervals import Intervals, Ints, Mask, inside
 from lightning_flops.trace.names import Kind
+from lightning_flops.trace.recorded import RecordedCall, RecordedInputs, RecordedWork
 from lightning_flops.trace.structure import NODE
 
 Formulas = Callable[[RecordedCall], RecordedWork]

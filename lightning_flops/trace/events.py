@@ -12,7 +12,6 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from lightning_flops.records import RecordedInputs
 from lightning_flops.trace.columns import CollectiveArguments, Lane, MemoryEvents, Trace, TraceFormatError
 from lightning_flops.trace.intervals import Ints
 from lightning_flops.trace.mend import mended
@@ -23,6 +22,7 @@ from lightning_flops.trace.names import (
     host_collective,
     is_scope_written_as_operator,
 )
+from lightning_flops.trace.recorded import RecordedInputs
 from lightning_flops.trace.values import (
     ABSENT,
     bytes_of,

@@ -98,8 +98,6 @@ def find_frames(trace: Trace) -> Frames | None:
     called = {} if is_module.any() else called_modules(trace)
     of_name = {name: marked_module(trace.names[name]) for name in distinct(trace.name[is_module]).tolist()}
     named = [*called.values(), *(module for module in of_name.values() if module is not None)]
-    if not named:
-        return None
     # A container whose forward nobody calls, such as a list of blocks, has the time of what is in it.
     modules = tuple(dict.fromkeys(one for name in ("", *dict.fromkeys(named)) for one in with_those_above(name)))
     numbers = {name: index for index, name in enumerate(modules)}
@@ -108,6 +106,8 @@ def find_frames(trace: Trace) -> Frames | None:
         return marked_phase(name) or ("optimizer" if called and is_optimizer(name) else None)
 
     is_part = trace.where(lambda name: part_of(name) is not None, Kind.ANNOTATION)
+    if not named and not is_part.any():
+        return None
     is_node = trace.where(lambda name: name.startswith(_NODE), Kind.OPERATOR)
     rows = np.flatnonzero(is_module | is_part | is_node)
     rows = in_nesting_order(trace, np.concatenate([rows, np.array(list(called), dtype=np.int64)]))

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_flops.analysis.trace_marks import METADATA_KEY
-from lightning_flops.records import RecordedInputs
 from lightning_flops.trace.columns import DeviceProperties, LaunchShape
 from lightning_flops.trace.intervals import Ints
 from lightning_flops.trace.names import ELEMENT_BYTES
+from lightning_flops.trace.recorded import RecordedInputs
 
 ABSENT = -1
 _LARGEST = 2**63 - 1

@@ -43,7 +43,7 @@ def training(failed: Callable[[nn.Module], object]) -> Callable[[bool], nn.Modul
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(safety, "failed", lambda run, error: failed(model))
             if profiled:
-                safe(percent)(Half(0.5))  # type: ignore[arg-type, type-var]
+                safe(percent)(Half(0.5))  # type: ignore[type-var]
         return model
 
     return train
@@ -133,7 +133,7 @@ def test_settings_are_taken_or_refused_in_the_right_words(raised: Exception | No
             raise raised
         return ProfilerConfig()
 
-    found = fault_inputs._judge_settings("door", take, ["trace"], "")
+    found = fault_inputs._judge_settings("way", take, ["trace"], "")
     assert [fault.kind for fault in found] == kinds
 
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks import lightning_suite_door as door
+from benchmarks import lightning_suite_factory as factory
 from benchmarks.foreign_suite import known_differences
-from benchmarks.lightning_suite import KNOWN, _all_outcomes, _drop_stale_records, _make_door, main
+from benchmarks.lightning_suite import KNOWN, _all_outcomes, _drop_stale_records, _make_entry_point, main
 from lightning_flops import FlopsProfilerCallback
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.entry_points import SWITCH, callbacks_factory
-from lightning_flops.session import run_reports
+from lightning_flops.run import reports as run_reports
 from tests.lightning.nets import ROOTS, loader, new_net, new_trainer
 
 
@@ -35,25 +35,25 @@ def no_older_objects() -> Iterator[None]:
 def test_what_is_left_on_a_trainer_or_what_it_holds_is_seen(owner: str, tmp_path: Path) -> None:
     run, net = new_trainer(ROOTS[0], tmp_path), new_net(ROOTS[0])
     run.fit(net, loader(2))
-    assert door.left_on_trainers() == []
+    assert factory.left_on_trainers() == []
     thing: Any = {"trainer": run, "fit_loop": run.fit_loop, "strategy": run.strategy, "layer": net.net}[owner]
     thing.left = callbacks_factory  # any function of ours
-    assert door.left_on_trainers() == [f"{type(thing).__name__}.left"]
+    assert factory.left_on_trainers() == [f"{type(thing).__name__}.left"]
     del thing.left
     hook = net.register_forward_hook(callbacks_factory)
-    assert door.left_on_trainers() == ["Net._forward_hooks"]
+    assert factory.left_on_trainers() == ["Net._forward_hooks"]
     hook.remove()
-    assert door.left_on_trainers() == []
+    assert factory.left_on_trainers() == []
 
 
 def test_windows_that_close_and_what_is_warned_of_are_recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     written: list[dict[str, Any]] = []
-    monkeypatch.setattr(door, "write", lambda **record: written.append(record))
+    monkeypatch.setattr(factory, "write", lambda **record: written.append(record))
     # What it does once in a process is undone here.
     monkeypatch.setattr(run_reports, "profile_of_window", vars(run_reports)["profile_of_window"])
     logger = logging.getLogger("lightning_flops")
     monkeypatch.setattr(logger, "handlers", list(logger.handlers))
-    door._prepare_process.__wrapped__()
+    factory._prepare_process.__wrapped__()
     profiler = FlopsProfilerCallback(profile_step=1, timing_steps=2, trace=False)
     new_trainer(ROOTS[0], tmp_path, profiler, max_epochs=1).fit(new_net(ROOTS[0]), loader(8))
     logger.warning("heard")
@@ -66,31 +66,31 @@ def test_windows_are_short_where_the_profiler_is_switched_on_and_as_ever_where_n
 ) -> None:
     defaults = dict(ProfilerConfig.__init__.__kwdefaults__ or {})
     monkeypatch.setattr(ProfilerConfig.__init__, "__kwdefaults__", defaults)
-    monkeypatch.setattr(door, "_prepare_process", lambda: None)
+    monkeypatch.setattr(factory, "_prepare_process", lambda: None)
     monkeypatch.delenv(SWITCH, raising=False)
-    assert door.callbacks_factory() == []
+    assert factory.callbacks_factory() == []
     assert (ProfilerConfig().timing_steps, ProfilerConfig().profile_step) == (20, 1)
     monkeypatch.setenv(SWITCH, "1")
     steps = set()
     for number in range(20):
         monkeypatch.setenv("PYTEST_CURRENT_TEST", f"test_a.py::test[{number}] (call)")
-        assert door.running_test() == f"test_a.py::test[{number}]"
-        assert door.callbacks_factory() == []
+        assert factory.running_test() == f"test_a.py::test[{number}]"
+        assert factory.callbacks_factory() == []
         assert ProfilerConfig().timing_steps == 2
         steps.add(ProfilerConfig().profile_step)
     assert steps == {0, 1}
 
 
-def test_every_process_with_the_door_on_its_path_finds_the_factory(
+def test_every_process_with_the_entry_point_on_its_path_finds_the_factory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from importlib.metadata import entry_points
 
-    _make_door(tmp_path)
+    _make_entry_point(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     for root in ROOTS:
         found = {entry.name: entry for entry in entry_points(group=f"{root}.callbacks_factory")}
-        assert found["suite"].load() is door.callbacks_factory
+        assert found["suite"].load() is factory.callbacks_factory
 
 
 def test_a_folder_without_the_source_is_refused_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

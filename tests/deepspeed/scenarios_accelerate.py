@@ -37,7 +37,8 @@ def prepared(**settings: Any) -> tuple[Any, Any, Any, Any]:
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    loader: Any = DataLoader(torch.randn(ROWS * ACCUMULATED * STEPS, 64), batch_size=ROWS)
+    rows: Any = torch.randn(ROWS * ACCUMULATED * STEPS, 64)
+    loader: Any = DataLoader(rows, batch_size=ROWS)
     return accelerator, *accelerator.prepare(model, optimizer, loader)
 
 
@@ -97,10 +98,33 @@ def as_a_loop() -> dict[str, Any]:
     return outcome(model, profiler.profile, losses, lines)
 
 
+def beside_another_loop() -> dict[str, Any]:
+    """Another model trains in the same steps, under a profiler of its own that began first."""
+    from lightning_flops import profile_training
+
+    other = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(other.parameters(), 0.01)
+    with profile_training(other, optimizer, profile_step=3, timing_steps=5) as profiler, logged() as lines:
+        accelerator, model, engines, loader = prepared()
+        handle = attach(model, ProfilerConfig(profile_step=3, timing_steps=5))
+        losses = []
+        for index, batch in enumerate(loader):
+            losses += train(accelerator, model, engines, [batch])
+            if index % ACCUMULATED:
+                other(torch.ones(5, 4)).sum().backward()
+                optimizer.step()
+        handle.detach()
+    assert profiler.profile is not None and handle.profile is not None
+    backwards = [one.timing.backward_sec if one.timing else None for one in (handle.profile, profiler.profile)]
+    found = outcome(model, handle.profile, losses, lines, backwards=backwards)
+    return {**found, "other": [profiler.profile.flops.forward, profiler.profile.flops.backward]}
+
+
 SCENARIOS: dict[str, Callable[[], Any]] = {
     "by_block": by_block,
     "by_block_of_auto": functools.partial(by_block, train_micro_batch_size_per_gpu="auto", gradient_clipping="auto"),
     "by_block_of_zero_2": functools.partial(by_block, zero_optimization={"stage": 2}),
     "attached": attached,
     "as_a_loop": as_a_loop,
+    "beside_another_loop": beside_another_loop,
 }

@@ -129,8 +129,8 @@ def attached_to_the_builtin() -> dict[str, Any]:
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         handle = attach(engine, {**BLOCK})
         train(engine, STEPS)
-    found = outcome(engine, handle, printed=_headings(printed.getvalue()))
-    return {**found, "enabled": engine.flops_profiler_enabled()}
+        found = outcome(engine, handle)
+    return {**found, "printed": _headings(printed.getvalue()), "enabled": engine.flops_profiler_enabled()}
 
 
 def _headings(text: str) -> list[str]:
@@ -276,7 +276,8 @@ def failing_monitor() -> dict[str, Any]:
             patch.object(engine.monitor, "enabled", False),
         ):
             train(engine, STEPS)
-        return outcome(engine, logged=lines, printed="Profile Summary" in printed.getvalue())
+            found = outcome(engine)
+        return {**found, "logged": lines, "printed": "Profile Summary" in printed.getvalue()}
 
 
 def printed_report() -> dict[str, Any]:
@@ -284,7 +285,8 @@ def printed_report() -> dict[str, Any]:
     with installed(), contextlib.redirect_stdout(io.StringIO()) as printed:
         engine = engine_of(config(accumulate=4, block={**BLOCK, "module_depth": 0}))
         train(engine, 4 * STEPS)
-    return outcome(engine, printed=printed.getvalue(), global_steps=engine.global_steps)
+        found = outcome(engine, global_steps=engine.global_steps)
+    return {**found, "printed": printed.getvalue()}
 
 
 def batch_size_unlike_the_config() -> dict[str, Any]:

@@ -21,6 +21,7 @@ from lightning_flops.instrument.timing.clocks import WallClock
 from lightning_flops.run import run, window
 from tests.deepspeed.engines import config, installed, left_on
 from tests.fake_clock import FakeNow
+from tests.prompt_worker import NoChecks
 
 BATCH, MICRO_STEPS, IN, HIDDEN, OUT = 4, 3, 8, 16, 4
 STEPS = 9
@@ -223,6 +224,7 @@ def timed() -> dict[str, Any]:
     with (
         _replaced(window, "clock_for", lambda original: lambda device: WallClock(now)),
         _replaced(run, "Monitor", lambda monitor: lambda: monitor(now)),
+        _replaced(run, "StepFlops", lambda original: NoChecks),
         _replaced(p2p, "send", lambda send: _slow(send, now, SEND_SEC)),
         _replaced(p2p, "recv", lambda receive: _slow(receive, now, RECEIVE_SEC)),
         _replaced(PipelineEngine, "_aggregate_total_loss", lambda share: _slow(share, now, LOSS_SEC)),

@@ -34,6 +34,12 @@ def test_an_engine_that_accelerate_made_is_counted_exactly_and_trains_as_without
     assert profile.timing is not None and profile.timing.data_wait_sec is not None
 
 
+def test_an_engine_and_another_loop_both_hear_their_backwards() -> None:
+    returned = launch("scenarios_accelerate", ranks=1).only("beside_another_loop")
+    assert (returned["same"], returned["left"], returned["logged"]) == (True, [], [])
+    assert all(seconds is not None and seconds > 0 for seconds in returned["backwards"])
+
+
 def test_the_report_is_in_the_file_and_throughput_is_of_the_whole_run() -> None:
     returned = launch("scenarios_accelerate", ranks=1).only("by_block")
     assert "fwd flops per GPU:" in returned["printed"] and "303.1 K" in returned["printed"]

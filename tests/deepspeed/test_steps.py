@@ -210,9 +210,8 @@ class TestFakeClock:
 
 def test_the_wait_for_a_loader_of_the_users_own_is_monitored_without_any_window() -> None:
     returned = returned_by("monitored_wait")
-    # The first batch is waited for before the first step.
-    assert [reading["flops_monitor/data_wait_ratio"] for reading in returned["readings"]] == [3 / 15, 4 / 16]
-    assert (returned["reader_sec"], returned["reader_ratio"]) == (1, 7 / 31)  # of a batch; the end of the data is none
+    assert [reading["flops_monitor/data_wait_ratio"] for reading in returned["readings"]] == [1 / 4, 1 / 4]
+    assert (returned["reader_sec"], returned["reader_ratio"]) == (1, 1 / 4)  # of a batch; the end of the data is none
     assert returned["left"] == []
 
 

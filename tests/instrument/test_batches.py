@@ -8,17 +8,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pack_sequence
 
-from lightning_flops.instrument.batches import (
-    UNKNOWN,
-    BatchMeter,
-    beside,
-    from_loader,
-    known_by,
-    samples_in,
-    shapes_text,
-    tensor_shapes,
-)
-from lightning_flops.records import BatchTokens, Shapes
+from lightning_flops.instrument.batches import BatchMeter, samples_in, shapes_text, tensor_shapes
 
 
 @dataclass
@@ -53,25 +43,6 @@ def test_scalars_do_not_speak_for_the_batch() -> None:
 
 def test_a_batch_whose_tensors_disagree_has_no_known_size() -> None:
     assert samples_in(tensor_shapes({"a": torch.zeros(2, 3), "b": torch.zeros(4, 3)})) is None
-
-
-@pytest.mark.parametrize(
-    ("batches", "samples"),
-    [
-        ([((4, 8), (4,)), ((2, 9), (2,))], [4, 2]),
-        ([((4, 8), ()), ((2, 9), ())], [4, 2]),
-        ([((4, 8), (4,)), ((2, 9),)], [4, 2]),
-        ([((4, 8), (4,)), ((2, 9), (3,))], [4, None]),
-        ([from_loader(((4, 8),), 0), from_loader(((2, 8),), 1)], [4, 2]),
-        ([(), ((2, 9),)], [None, 2]),
-    ],
-    ids=["agree", "a scalar beside", "several forms", "one disagrees", "of two loaders", "no tensors"],
-)
-def test_samples_of_several_batches_are_those_of_each(batches: list[Shapes], samples: list[int | None]) -> None:
-    meter = BatchMeter(batch_size=None, tokens_per_sample=None, note=lambda _: None)
-    assert list(meter.samples_of(batches)) == samples
-    told = BatchMeter(batch_size=7, tokens_per_sample=None, note=lambda _: None)
-    assert list(told.samples_of(batches)) == [7, 7]
 
 
 @pytest.mark.parametrize("batch", [None, "text", 3, object(), [], torch.tensor(1.0)])
@@ -145,19 +116,6 @@ def test_a_nested_tensor_with_strides_has_rows_and_no_shape() -> None:
     assert notes[0].startswith("The batch size could not be told")
 
 
-@pytest.mark.parametrize(
-    ("real", "told"),
-    [(None, ()), (12, ((-3, 1),)), (11, ((-3, 0),))],
-    ids=["nobody knows", "no padding", "padding"],
-)
-def test_a_step_is_known_by_whether_its_batch_has_padding(real: int | None, told: tuple[tuple[int, int], ...]) -> None:
-    shapes = ((3, 4), (3, 4))
-    tokens = BatchTokens(processed=12, real=real, trained=None, sequences=3, squares=None, longest=None)
-    assert known_by(shapes, tokens) == (*shapes, *told)
-    assert known_by(shapes, tokens._replace(sequences=None)) == shapes  # labels alone tell it: there is no mask
-    assert known_by(shapes, None) == shapes
-
-
 def test_packed_sequences_are_as_many_as_are_in_their_first_step() -> None:
     """Three sequences of 4, 2 and 1 tokens: 7 tokens, and 3, 2, 1 and 1 sequences in the 4 steps."""
     rows = [torch.ones(length, 5) for length in (4, 2, 1)]
@@ -166,13 +124,6 @@ def test_packed_sequences_are_as_many_as_are_in_their_first_step() -> None:
             assert samples_in(tensor_shapes(batch)) == 3
         assert tensor_shapes(packed) == ((-4, 3), (7, 5), (4,))
     assert shapes_text(tensor_shapes(packed)) == "3 packed: [7, 5] [4]"
-
-
-def test_samples_of_two_loaders_are_added_up() -> None:
-    assert samples_in(beside(((4, 3), (4,)), ((8, 3),))) == 12
-    assert samples_in(beside(((4, 3),), beside(((8, 3),), ((1, 3),)))) == 13
-    assert samples_in(beside(((8, 3),), (UNKNOWN,))) is None
-    assert samples_in(beside(((8, 3), (7,)), ((1, 3),))) is None
 
 
 def test_a_jagged_tensor_shows_how_many_samples_and_rows_it_has() -> None:

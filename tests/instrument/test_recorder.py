@@ -188,20 +188,17 @@ def test_settling_is_bounded_by_the_number_of_timed_steps() -> None:
     assert run.states.count("settling") == 4
 
 
-def test_excluded_time_and_the_pause_between_epochs_belong_to_no_step() -> None:
+def test_excluded_time_belongs_to_no_step() -> None:
     run = Run(profile_step=0, timing_steps=2, settle_steps=1)
     for _ in range(2):
         run.batch()
     run.part("validation", 1000.0)
     run.batch()
-    run.recorder.epoch_ends()
-    run.now.sleep(500.0)
-    run.recorder.epoch_begins()
     run.batch()
     first, second = run.close().timed_steps
     assert first.seconds == second.seconds == PhaseSeconds(data_wait=1.0, forward=2.0, backward=4.0, optimizer=8.0)
     assert first.excluded_sec == {"validation": 1000.0}
-    assert second.excluded_sec == {"epoch restart": 500.0}
+    assert second.excluded_sec == {}
 
 
 def test_an_unknown_batch_makes_the_samples_of_its_step_unknown() -> None:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import functools
 import importlib
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch import Callback
 from torch import nn
 from torch.utils.data import DataLoader
 
 from lightning_flops import FlopsProfilerCallback
+from lightning_flops.run.reports import Reports
+from lightning_flops.run.run import Run
 from tests.left_on_torch import torch_state
 from tests.lightning.footprint import footprint
 from tests.lightning.nets import BATCH, ROOTS, Rows, batch_flops, new_trainer, trunk
@@ -195,3 +199,84 @@ def test_an_exception_in_any_part_of_a_step_arrives_and_leaves_nothing(
     assert callback.profile.flops.backward == batch_flops().backward
     assert len(callback.profile.timed_steps) == 2
     assert callback.profile.traced is not None
+
+
+class FirstInLine(Callback):
+    """The user's callback, before ours: takes ours out after batch *out_at*, and raises in ``on_exception``."""
+
+    def __init__(self, *, out_at: int = -1) -> None:
+        self.out_at = out_at
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx == self.out_at:
+            trainer.callbacks = [self]
+        elif self.out_at >= 0 and batch_idx == self.out_at + 2:
+            self.modes = torch._C._len_torch_dispatch_stack()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        raise RuntimeError("from on_exception")
+
+
+def profiled_again(folder: Path, callback: FlopsProfilerCallback) -> int:
+    """Forward FLOPs that *callback* counts in a fit of its own."""
+    raised, _, left = fit(folder, Tripwire(), callback, manual=False)
+    assert raised is None and left == {} and callback.profile is not None
+    return callback.profile.flops.forward
+
+
+@pytest.mark.parametrize("doing", DOING)
+def test_a_callback_that_raises_in_on_exception_before_ours_leaves_nothing_of_ours(doing: str, tmp_path: Path) -> None:
+    wire = Tripwire("step", DOING[doing], ValueError("the user's own"))
+    callback = FlopsProfilerCallback(**SETTINGS)  # type: ignore[arg-type]
+    raised, marks, left = fit(tmp_path, wire, FirstInLine(), callback, manual=False)
+    assert str(raised) == "from on_exception" and left == {}
+    assert marks == fit(tmp_path, Tripwire(), manual=False)[1]
+    assert profiled_again(tmp_path, callback) == batch_flops().forward
+
+
+@pytest.mark.parametrize("batch", range(BATCHES - 2))
+def test_a_callback_that_is_taken_out_of_the_trainer_measures_nothing_any_more(batch: int, tmp_path: Path) -> None:
+    before = torch_state()
+    callback, user = FlopsProfilerCallback(**SETTINGS), FirstInLine(out_at=batch)  # type: ignore[arg-type]
+    raised, _, left = fit(tmp_path, Tripwire(), user, callback, manual=False)
+    assert raised is None and user.modes == 0
+    assert left.keys() <= {"functions"}  # what passes a loader's batches on stays until the callback is used again
+    raised, _, _ = fit(tmp_path, Tripwire(), callback, manual=False)
+    assert raised is None and torch_state() == before
+    assert callback.profile is not None and callback.profile.flops.forward == batch_flops().forward
+
+
+class Preempted(Exception):
+    """What a batch system's users raise in a signal's handler."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [
+        (Run, "begin"),
+        (Run, "_await_window"),
+        (Run, "batch_done"),
+        (Run, "_close_window"),
+        (Reports, "report"),
+        (Run, "enter"),
+    ],
+)
+def test_what_a_signals_handler_raises_in_our_code_is_the_users(
+    kind: type, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def handler(number: int, frame: Any) -> None:
+        signal.signal(signal.SIGUSR2, before)
+        raise Preempted("save a checkpoint now")
+
+    original = getattr(kind, method)
+
+    def interrupted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        signal.raise_signal(signal.SIGUSR2)
+        return original(self, *args, **kwargs)
+
+    before = signal.signal(signal.SIGUSR2, handler)
+    monkeypatch.setattr(kind, method, interrupted)
+    callback = FlopsProfilerCallback(**SETTINGS)  # type: ignore[arg-type]
+    raised, _, left = fit(tmp_path, Tripwire(), callback, manual=False)
+    assert isinstance(raised, Preempted) and left == {}
+    assert [one.getMessage() for one in caplog.records if one.name.startswith("lightning_flops.")] == []

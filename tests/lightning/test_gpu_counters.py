@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,6 @@ import pytest
 import torch
 
 from lightning_flops import FlopsProfilerCallback, render_text
-from lightning_flops.instrument.border import UndoLedger
 from lightning_flops.instrument.timing.gpu_counters import GpuMeter, GpuWatch, open_meter
 from tests.fake_clock import FakeNow
 from tests.fake_nvml import FakeGpu, FakeNvml
@@ -35,7 +35,7 @@ class Met:
         monkeypatch.setattr("lightning_flops.run.run.open_meter", self.open)
         monkeypatch.setattr("lightning_flops.run.window.GpuWatch", lambda meter: GpuWatch(meter, now))
 
-    def open(self, device: Any, undo: UndoLedger) -> GpuMeter | None:
+    def open(self, device: Any, undo: ExitStack[bool | None]) -> GpuMeter | None:
         self.opened += 1
         return open_meter(torch.device("cuda", 0), undo)
 

@@ -10,16 +10,15 @@ from lightning_flops.analysis.profile import build_profile
 from lightning_flops.instrument.timing.clocks import WallClock
 from lightning_flops.run.monitor import Monitor
 from tests.fake_clock import FakeNow
-from tests.prompt_worker import NoChecks, PromptWorker
+from tests.prompt_worker import PromptWorker
 
 
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> FakeNow:
-    """The clock of the windows and of the monitor. Steps are counted in windows only, and reports are there at once."""
+    """The clock of the windows and of the monitor. Reports are there at once."""
     now = FakeNow()
     monkeypatch.setattr("lightning_flops.run.window.clock_for", lambda device: WallClock(now))
     monkeypatch.setattr("lightning_flops.run.run.Monitor", lambda: Monitor(now))
-    monkeypatch.setattr("lightning_flops.run.run.StepFlops", NoChecks)
     monkeypatch.setattr("lightning_flops.run.reports.Worker", PromptWorker)
     return now
 

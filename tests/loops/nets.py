@@ -63,43 +63,6 @@ class SlowSGD(torch.optim.SGD):
         return super().step(closure)
 
 
-class SharpnessAware(torch.optim.Optimizer):
-    """SAM as people write it: it goes up the gradient, asks for another one there, and goes back; another updates."""
-
-    def __init__(self, inner: torch.optim.Optimizer) -> None:
-        super().__init__([one for group in inner.param_groups for one in group["params"]], {})
-        self.inner = inner
-        self._ways: list[torch.Tensor] = []
-
-    @property
-    def _all(self) -> list[torch.Tensor]:
-        return [one for group in self.param_groups for one in group["params"]]
-
-    @torch.no_grad()
-    def first_step(self) -> None:
-        """Go up."""
-        self._ways = [0.01 * one.grad for one in self._all if one.grad is not None]
-        for one, way in zip(self._all, self._ways, strict=True):
-            one.add_(way)
-        self.zero_grad()
-
-    @torch.no_grad()
-    def second_step(self) -> None:
-        """Go back, and make the update."""
-        for one, way in zip(self._all, self._ways, strict=True):
-            one.sub_(way)
-        self.inner.step()
-        self.zero_grad()
-
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Both, with *closure* in between."""
-        assert closure is not None
-        self.first_step()
-        with torch.enable_grad():
-            closure()
-        self.second_step()
-
-
 class Rows(Dataset[torch.Tensor]):
     """As many rows of numbers; each takes its time."""
 

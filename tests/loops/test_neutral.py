@@ -9,7 +9,7 @@ import pickle
 import subprocess
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -21,21 +21,17 @@ from torch.utils.data import DataLoader
 
 from lightning_flops import profile_training
 from lightning_flops.adapters.loop import LoopRun
-from lightning_flops.run.monitor import Monitor
-from lightning_flops.run.reports import Reports
-from lightning_flops.run.run import Run
 from tests.fake_clock import FakeNow
 from tests.left_on_objects import left_on_object
 from tests.left_on_torch import torch_state
 from tests.loops.nets import BATCH, NARROW, WIDE, Rows
-
-WORDS = "broken on purpose"
+from tests.seams import WORDS, broken_at, seams
 
 
 class Outcome:
     """Everything of one loop that a profiler might change."""
 
-    def __init__(self, *, profiled: bool, steps: int = 9, **settings: Any) -> None:
+    def __init__(self, *, profiled: bool, steps: int = 9, scaled: bool = False, **settings: Any) -> None:
         torch.manual_seed(5)
         self.net = nn.Sequential(nn.Linear(WIDE, 32), nn.Dropout(0.2), nn.ReLU(), nn.Linear(32, NARROW))
         self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=0.1)
@@ -53,11 +49,9 @@ class Outcome:
                 self.optimizer.zero_grad()
                 schedule.step()
                 self.losses.append(float(loss.detach()))
-                if profiler is not None:
-                    profiler.step()
                 if place % 4 == 3:
                     self.net.eval()
-                    with torch.no_grad(), nullcontext() if profiler is None else profiler.outside_of_steps():
+                    with torch.no_grad():
                         self.losses.append(float(self.net(rows).sum()))
                     self.net.train()
         self.profiler = profiler
@@ -75,8 +69,14 @@ class Outcome:
 
 
 @pytest.fixture(scope="module")
-def plain_training() -> tuple[Any, ...]:
-    return Outcome(profiled=False).training
+def plain() -> Iterator[Outcome]:
+    yield Outcome(profiled=False)
+
+
+@pytest.fixture(scope="module")
+def plain_training(plain: Outcome) -> tuple[Any, ...]:
+    plain = Outcome(profiled=False)  # nothing has drawn a number since
+    return plain.training
 
 
 @pytest.mark.parametrize("trace", [False, True])
@@ -90,156 +90,125 @@ def test_losses_weights_and_random_numbers_are_the_same_and_nothing_is_left(
     assert outcome.left == ([], [], True)
 
 
-HOOKS: list[tuple[type, str]] = [
-    *((LoopRun, name) for name in ("begin", "_batch_begins", "_batch_is_over")),
-    *((LoopRun, name) for name in ("_evaluation_begins", "_evaluation_is_over", "_outside", "_forward_is_over")),
-    *((Run, name) for name in ("begin", "batch_begins", "batch_done", "fetch_begins", "fetch_ends", "enter", "leave")),
-    *((Run, name) for name in ("claim", "outside", "inside", "context", "finish", "_close_window", "_step_begins")),
-    *((Monitor, name) for name in ("batch", "go_on", "fetch_begins", "outside", "read", "totals")),
-    *((Reports, name) for name in ("begin", "report", "deliver", "await_window", "write_reading", "finish")),
-]
-
-
-@pytest.mark.parametrize(("owner", "name"), HOOKS, ids=lambda one: getattr(one, "__name__", one))
-def test_a_failure_of_ours_is_one_warning_and_the_loop_goes_on_untouched(
-    owner: type,
-    name: str,
-    plain_training: tuple[Any, ...],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize("seam", seams(LoopRun))
+def test_a_failure_at_a_seam_is_one_warning_and_the_loop_goes_on_untouched(
+    seam: str, plain_training: tuple[Any, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
-    called: list[str] = []
-
-    def broken(*_: Any, **__: Any) -> Any:
-        called.append(name)
-        raise RuntimeError(WORDS)
-
-    monkeypatch.setattr(owner, name, broken)
-    outcome = Outcome(profiled=True, timing_steps=2, trace=False, log_every_n_steps=2)
+    with broken_at(seam, LoopRun) as broken:
+        outcome = Outcome(profiled=True, timing_steps=2, trace=False)
     assert outcome.training == plain_training
     assert outcome.left == ([], [], True)
-    said = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING and WORDS in one.getMessage()]
-    assert len(said) == bool(called), said
+    warnings = [
+        record.getMessage()
+        for record in caplog.records
+        if record.levelno >= logging.WARNING and WORDS in record.getMessage()
+    ]
+    assert len(warnings) == int(broken.called), warnings
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-def test_ctrl_c_in_a_hook_of_ours_is_the_users_and_nothing_is_left(
-    error: type[BaseException], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*_: Any, **__: Any) -> None:
-        raise error
-
-    net = nn.Linear(WIDE, NARROW)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    before = torch_state()
-    monkeypatch.setattr(LoopRun, "_batch_is_over", interrupted)
-    with pytest.raises(error), profile_training(net, optimizer):
-        for rows in DataLoader(Rows(6, FakeNow()), batch_size=BATCH):
-            net(rows).sum().backward()
-            optimizer.step()
-    assert (left_on_object(net), left_on_object(optimizer), torch_state() == before) == ([], [], True)
+_LOADS_WITHOUT_US = """
+import sys
+sys.modules["lightning_flops"] = None
+import pickle, torch
+net, optimizer = pickle.load(open(sys.argv[1], "rb"))
+loss = net(torch.ones(1, 16)).sum()
+loss.backward()
+optimizer.step()
+print(len(net._forward_hooks))
+"""
 
 
-def test_an_exception_of_the_users_leaves_nothing() -> None:
-    net = nn.Linear(WIDE, NARROW)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    before = torch_state()
-    with pytest.raises(ZeroDivisionError), profile_training(net, optimizer, profile_step=0):
-        for rows in DataLoader(Rows(6, FakeNow()), batch_size=BATCH):
-            net(rows).sum().backward()
-            raise ZeroDivisionError
-    assert (left_on_object(net), left_on_object(optimizer), torch_state() == before) == ([], [], True)
-
-
-@pytest.fixture
-def in_a_counted_step() -> Iterator[tuple[nn.Module, torch.optim.Optimizer]]:
-    """A model and an optimizer in the middle of the counted step."""
+def test_copies_and_pickles_made_inside_the_loop_work_without_this_package(tmp_path: Path) -> None:
     net = nn.Sequential(nn.Linear(WIDE, NARROW))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    with profile_training(net, optimizer, profile_step=0, timing_steps=2, trace=False):
-        net(torch.randn(BATCH, WIDE))
-        yield net, optimizer
-
-
-def test_pickles_made_inside_the_loop_load_without_this_package(
-    in_a_counted_step: tuple[nn.Module, torch.optim.Optimizer], tmp_path: Path
-) -> None:
-    (tmp_path / "pickle").write_bytes(pickle.dumps(in_a_counted_step))
-    torch.save(in_a_counted_step[0], tmp_path / "saved.pt")
-    assert b"lightning_flops" not in (tmp_path / "pickle").read_bytes() + (tmp_path / "saved.pt").read_bytes()
-    program = (
-        "import pickle, sys, torch\n"
-        "sys.modules['lightning_flops'] = None\n"
-        "net, optimizer = pickle.load(open('pickle', 'rb'))\n"
-        f"net(torch.ones({BATCH}, {WIDE})).sum().backward()\n"
-        "optimizer.step()\n"
-        f"torch.load('saved.pt', weights_only=False)(torch.ones({BATCH}, {WIDE}))\n"
+    rows, calls = torch.randn(BATCH, WIDE), list[int]()
+    file = tmp_path / "net.pkl"
+    with profile_training(net, optimizer, profile_step=0, timing_steps=2) as profiler:
+        net(rows)  # the step that is counted has begun
+        file.write_bytes(pickle.dumps((net, optimizer)))
+        assert b"lightning_flops" not in file.read_bytes()
+        twin, _ = copy.deepcopy((net, optimizer))
+        twin.register_forward_hook(lambda *_: calls.append(1))
+        assert torch.equal(twin(rows), net(rows)) and calls == [1]
+        assert profiler.run is not None
+    loaded = subprocess.run(
+        [sys.executable, "-c", _LOADS_WITHOUT_US, str(file)], capture_output=True, text=True, check=True
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
+    assert loaded.stdout == "1\n"  # a function that does nothing
 
 
-def test_copies_made_inside_the_loop_carry_nothing_of_ours(
-    in_a_counted_step: tuple[nn.Module, torch.optim.Optimizer],
-) -> None:
-    net, optimizer = in_a_counted_step
-    twin, copied = copy.deepcopy(net), copy.deepcopy(optimizer)
-    hooks = [one for table in vars(twin).values() if isinstance(table, dict) for one in table.values()]
-    assert [one for one in hooks if type(one).__module__.startswith("lightning_flops")] == []
-    assert (left_on_object(twin), left_on_object(copied)) == ([], [])
-    rows = torch.randn(BATCH, WIDE)
-    assert torch.equal(twin(rows), net(rows))
+@pytest.mark.parametrize("wrapped", ["function", "model"])
+def test_what_is_compiled_stays_one_graph_and_is_compiled_once(wrapped: str) -> None:
+    from torch._dynamo.testing import CompileCounter
+
+    frames = []
+    for profiled in (False, True):
+        torch._dynamo.reset()
+        net = nn.Sequential(nn.Linear(WIDE, NARROW))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        counter = CompileCounter()
+        model: Any = torch.compile(net, backend=counter) if wrapped == "model" else net
+
+        def loss_of(rows: torch.Tensor, model: Any = model) -> torch.Tensor:
+            loss: torch.Tensor = model(rows).square().mean()
+            return loss
+
+        if wrapped == "function":
+            loss_of = torch.compile(loss_of, backend=counter)
+        profiling = profile_training(model, optimizer, timing_steps=2, trace=False) if profiled else nullcontext()
+        with profiling:
+            for rows in DataLoader(Rows(8, FakeNow()), batch_size=BATCH):
+                loss_of(rows).backward()
+                optimizer.step()
+        frames.append((counter.frame_count, counter.op_count))
+    assert frames[0] == frames[1] == (1, 3 if wrapped == "function" else 1)
 
 
-def test_a_profiled_loop_may_use_worker_processes_that_are_spawned(tmp_path: Path) -> None:
-    """Its dataset holds the model, so both are pickled for each worker."""
-    (tmp_path / "train.py").write_text(
-        "import torch\n"
-        "from lightning_flops import profile_training\n"
-        "class Rows(torch.utils.data.Dataset):\n"
-        "    def __init__(self, net): self.net = net\n"
-        "    def __len__(self): return 16\n"
-        "    def __getitem__(self, place): return self.net(torch.ones(4)).detach()\n"
-        "if __name__ == '__main__':\n"
-        "    net = torch.nn.Linear(4, 4)\n"
-        "    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)\n"
-        "    with profile_training(net, optimizer, profile_step=1, timing_steps=2, trace=False) as profiler:\n"
-        "        data = torch.utils.data.DataLoader(Rows(net), 2, num_workers=1, multiprocessing_context='spawn')\n"
-        "        for rows in data:\n"
-        "            net(rows).sum().backward()\n"
-        "            optimizer.step()\n"
-        "    print(profiler.profile.flops.forward)\n"
-    )
-    done = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == f"{2 * 2 * 4 * 4}\n"
-
-
-def test_a_profiler_whose_loop_is_over_hears_of_no_other_loop() -> None:
+def test_a_profiler_that_was_dropped_ends_itself_and_leaves_nothing() -> None:
+    gc.collect()  # what another test has dropped
+    before = torch_state()
     net = nn.Linear(WIDE, NARROW)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    before = torch.autograd.backward
-    with profile_training(net, optimizer, profile_step=0, timing_steps=1, trace=False) as profiler:
-        for rows in DataLoader(Rows(6, FakeNow()), batch_size=BATCH):
-            net(rows).sum().backward()
-            optimizer.step()
-        kept: Callable[..., Any] = torch.autograd.backward
-    assert kept is not before and torch.autograd.backward is before
-    run = profiler.throughput
-    kept([net(torch.ones(BATCH, WIDE)).sum()])
-    assert run is profiler.throughput and run is not None and run.model_flops == 6 * 2 * 2 * BATCH * WIDE * NARROW
-
-
-def test_a_profiler_that_is_dropped_keeps_neither_the_model_nor_the_optimizer() -> None:
-    net = nn.Linear(WIDE, NARROW)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    profiler = profile_training({"net": net}, optimizer, profile_step=0, timing_steps=1, trace=False)
-    with profiler:
-        for rows in DataLoader(Rows(6, FakeNow()), batch_size=BATCH):
-            net(rows).sum().backward()
-            optimizer.step()
-    assert profiler.profile is not None and profiler.profile.params == (WIDE + 1) * NARROW
-    gone = weakref.ref(net), weakref.ref(optimizer)
-    del net, optimizer, profiler
+    profiler = profile_training(net, optimizer, timing_steps=1)
+    profiler.start()
+    run = weakref.ref(profiler.run)
+    net(torch.ones(1, WIDE)).sum().backward()
+    optimizer.step()
+    del profiler
     gc.collect()
-    assert [one() for one in gone] == [None, None]
+    assert run() is None
+    assert (left_on_object(net), left_on_object(optimizer), torch_state() == before) == ([], [], True)
+
+
+def test_a_second_start_ends_the_loop_before_and_a_second_stop_does_nothing() -> None:
+    before = torch_state()
+    net = nn.Linear(WIDE, NARROW)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    profiler = profile_training(net, optimizer, profile_step=0, timing_steps=1, trace=False)
+    for _ in range(2):
+        profiler.start()
+        first = profiler.run
+        for rows in DataLoader(Rows(6, FakeNow()), batch_size=BATCH):
+            net(rows).sum().backward()
+            optimizer.step()
+    profiler.stop()
+    profiler.stop()
+    assert first is not None and first.closed and profiler.run is None
+    assert len(profiler.profiles) == 1 and profiler.profiles[0].flops.forward == 2 * BATCH * WIDE * NARROW
+    assert (left_on_object(net), left_on_object(optimizer), torch_state() == before) == ([], [], True)
+
+
+@pytest.mark.parametrize("seam", ["fetch_begins", "forward_begins", "backward_ends", "update_begins"])
+def test_ctrl_c_is_the_users_and_nothing_is_left(seam: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    net = nn.Linear(WIDE, NARROW)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    before = torch_state()
+    monkeypatch.setattr(LoopRun, seam, interrupted)
+    with pytest.raises(KeyboardInterrupt), profile_training(net, optimizer):
+        for rows in DataLoader(Rows(6, FakeNow()), batch_size=BATCH):
+            net(rows).sum().backward()
+            optimizer.step()
+    assert (left_on_object(net), left_on_object(optimizer), torch_state() == before) == ([], [], True)

@@ -19,7 +19,7 @@ from urllib.parse import urlencode
 
 import pytest
 
-from lightning_flops.config import OWN_FOLDER
+from lightning_flops.config import OWN_FOLDER, ProfilerConfig
 from lightning_flops.report.html_page import packed, window_figures
 from lightning_flops.run.output import RunFiles
 from lightning_flops.schema.profile import Profile
@@ -42,8 +42,7 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two runs: one with three windows and a predict loop, one with markup as names and with broken windows."""
     folder = tmp_path_factory.mktemp("logs")
     first, second = (
-        RunFiles(output_file=None, folder=partial(str, folder / version), html=True)
-        for version in ("version_0", "version_1")
+        RunFiles(ProfilerConfig(), partial(str, folder / version)) for version in ("version_0", "version_1")
     )
     for step in (110, 10, 60):
         first.write_tab(samples.decoder(step), prefix="flops_profiler")

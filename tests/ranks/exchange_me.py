@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import distributed as torch_distributed
 
-from lightning_flops.run.ranks import Ranks, join_ranks
+from lightning_flops.run.ranks import Ranks
 from lightning_flops.schema.profile import Profile
 from tests.report import jobs
 from tests.report.windows import build_profile
@@ -42,7 +42,7 @@ def profile(step: int = STEP) -> Profile:
 
 def join(**changed: Any) -> Ranks:
     distributed.barrier()
-    return join_ranks(rank=RANK, world_size=2, config=replace(jobs.CONFIG, **changed))
+    return Ranks(rank=RANK, world_size=2, config=replace(jobs.CONFIG, **changed))
 
 
 def collected(ranks: Ranks, within_sec: float = 60.0) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from torch import distributed as torch_distributed
 from lightning_flops.analysis.rank_record import pack
 from lightning_flops.config import OWN_FOLDER
 from lightning_flops.run import ranks as ranks_module
-from lightning_flops.run.ranks import NoStoreError, Ranks, join_ranks
+from lightning_flops.run.ranks import NoStoreError, Ranks
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.ranks import RankAbsence
 from tests.fake_clock import FakeNow
@@ -380,7 +380,7 @@ def test_the_others_learn_where_the_files_of_rank_0_are(store: Careful, monkeypa
 
 def test_without_a_process_group_there_is_no_exchange() -> None:
     with pytest.raises(NoStoreError, match=r"^torch.distributed has no process group$"):
-        join_ranks(rank=0, world_size=2, config=CONFIG)
+        Ranks(rank=0, world_size=2, config=CONFIG)
 
 
 @pytest.mark.parametrize(
@@ -398,5 +398,5 @@ def test_a_torch_that_keeps_its_store_in_another_way_is_a_reason_in_words(
     monkeypatch.setattr(distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(ranks_module, "store_getter", lambda: getter)
     with pytest.raises(NoStoreError) as raised:
-        join_ranks(rank=rank, world_size=2, config=CONFIG)
+        Ranks(rank=rank, world_size=2, config=CONFIG)
     assert reason in str(raised.value)

@@ -56,9 +56,7 @@ def output(
         ProfilerConfig(output_file=output_file, html=html),
         loggers=loggers or MemorySink(has_board=False),
         console=StandardOutputSink(),
-        files=RunFiles(
-            output_file=output_file, folder=lambda: None if folder is None else str(folder), part=part, html=html
-        ),
+        folder=lambda: None if folder is None else str(folder),
         text_file=text_file,
         x_axis=lambda step: 100 * step,
         announce=announce,
@@ -150,7 +148,7 @@ def test_a_report_that_no_logger_shows_gets_a_file_unless_one_was_named(tmp_path
 def test_a_named_file_is_written_over_and_has_the_rank_and_the_loop_in_its_name(
     rank: int, part: str, stem: str, tmp_path: Path
 ) -> None:
-    files = RunFiles(output_file=str(tmp_path / "flops.txt"), folder=lambda: None, rank=rank, part=part)
+    files = RunFiles(ProfilerConfig(output_file=str(tmp_path / "flops.txt")), lambda: None, rank=rank, part=part)
     for text in ("first", "second"):
         files.write_profile(PROFILE, text, keep_text=True)
     assert names(tmp_path) == [f"{stem}.txt"]
@@ -238,7 +236,7 @@ def test_other_ranks_write_files_of_their_own_if_all_ranks_is_set(
 def test_throughput_has_a_file_beside_a_profile_or_where_nothing_else_was_asked_for(rank: int, tmp_path: Path) -> None:
     for folder, timer_only, profiled in (("a", False, False), ("b", False, True), ("c", True, False)):
         place = str(tmp_path / folder)
-        files = RunFiles(output_file=None, folder=lambda: place, rank=rank, timer_only=timer_only)  # noqa: B023
+        files = RunFiles(ProfilerConfig(html=False, timer_only=timer_only), lambda: place, rank=rank)  # noqa: B023
         if profiled:
             files.write_profile(PROFILE, "text", keep_text=False)
         files.write_throughput(SUMMARY)

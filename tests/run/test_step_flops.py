@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from lightning_flops.analysis.step_flops import StepFlops, StepKey
-from lightning_flops.records import HIDDEN_SHAPE, BatchTokens, StepSums
+from lightning_flops.instrument.batches import HIDDEN_SHAPE
+from lightning_flops.records import BatchTokens, StepSums
 from tests.run.simulated import STEP_SEC, Ran, Step, generator, rows, simulate
 
 FIXED = (((8, 64),),)

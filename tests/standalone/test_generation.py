@@ -18,7 +18,6 @@ from transformers import (
 )
 
 from lightning_flops import get_model_profile
-from lightning_flops.instrument.generation import SecondCall
 from tests.fake_clock import FakeNow
 from tests.left_on_torch import torch_state_and_warnings
 from tests.standalone.nets import model_state
@@ -252,22 +251,6 @@ def test_calls_that_make_different_numbers_of_tokens_have_no_rate(capsys: pytest
     assert lines["new tokens"] == "n/a (one call made more of them than another)"
 
 
-def test_tokens_a_second_are_those_of_the_timed_calls(now: FakeNow, capsys: pytest.CaptureFixture[str]) -> None:
-    seconds = iter([9.0, 50.0, 2.0, 6.0, 50.0])
-
-    def generate(self: Generating, tokens: Tensor) -> Tensor:
-        now.sleep(next(seconds))
-        self(torch.ones(1, 4))
-        return longer(tokens, 1)
-
-    get_model_profile(Generating(generate), args=[prompt()], mode="generate", timed_runs=2)
-    printed = capsys.readouterr().out
-    lines = {line.partition(":")[0]: line.partition(":")[2].strip() for line in printed.splitlines()}
-    assert lines["fwd latency"] == "4 s (mean of 2 runs)"
-    assert lines["tokens/second = new tokens / fwd latency"] == f"{ROWS / 4.0:.2f}"
-    assert lines["samples/second = samples / fwd latency"] == f"{ROWS / 4.0:.2f} ({ROWS} samples)"
-
-
 def test_prefill_and_decoding_have_a_time_and_a_rate_each(now: FakeNow, capsys: pytest.CaptureFixture[str]) -> None:
     # Of each call: before its first forward, and in each of three forwards. The second and the third call are timed.
     calls = iter([(9.0, 9.0), (50.0, 50.0), (1.0, 2.0), (3.0, 4.0), (50.0, 50.0)])
@@ -293,12 +276,6 @@ def test_prefill_and_decoding_have_a_time_and_a_rate_each(now: FakeNow, capsys: 
     assert lines["decode tokens/second = new tokens after the first / decode latency"] == (
         f"{ROWS * 2 / decode:.2f} ({ROWS * 2} tokens)"
     )
-
-
-def test_a_wrappers_inner_model_tells_where_the_prefill_ends(capsys: pytest.CaptureFixture[str]) -> None:
-    lines, _ = profiled(Wrapper(tiny_gpt2()), prompt(), capsys=capsys, max_new_tokens=NEW, do_sample=False)
-    assert f"({ROWS * PROMPT} tokens)" in lines["prefill tokens/second = prompt tokens / prefill latency"]
-    assert f"({ROWS * (NEW - 1)} tokens)" in lines["decode tokens/second = new tokens after the first / decode latency"]
 
 
 def test_timed_calls_that_call_the_model_more_often_have_no_phases(capsys: pytest.CaptureFixture[str]) -> None:
@@ -339,28 +316,3 @@ def test_whichever_generation_raises_nothing_is_left(failing_call: int, error: t
     assert torch_state_and_warnings() == torch_before
     assert model_state(model) == before
     assert torch.equal(torch.get_rng_state(), random)
-
-
-def test_calls_of_a_compiled_model_are_noted_and_the_model_alone_is_compiled() -> None:
-    class Layer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weights = nn.Linear(WIDTH, WIDTH)
-
-        def forward(self, rows: Tensor) -> Tensor:
-            return self.weights(rows)  # type: ignore[no-any-return]
-
-    torch._dynamo.reset()
-    graphs: list[torch.fx.GraphModule] = []
-
-    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
-        graphs.append(graph)
-        return graph.forward
-
-    model, moments = Layer(), iter(range(10))
-    compiled = torch.compile(model, backend=backend)
-    with SecondCall(model, lambda: next(moments)) as second:
-        for _ in range(NEW):
-            compiled(torch.ones(1, WIDTH))
-    assert (second.number, second.at) == (NEW, 0)
-    assert len(graphs) == 1

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_flops import FlopsProfiler, get_model_profile
-from lightning_flops.instrument.timing.clocks import CudaEventClock
-from tests.fake_clock import FakeEvent, FakeNow
+from tests.fake_clock import FakeNow
 from tests.golden_files import golden
 from tests.left_on_torch import torch_state_and_warnings
 from tests.standalone.nets import FIRST, SECOND, Block, Calling, Sleeping, model_of_two, model_state
@@ -43,25 +42,6 @@ def test_arguments_may_be_positional_keywords_both_or_none_for_the_other() -> No
     assert quiet(Adding(3, 5), kwargs={"input": x}) == flops
     assert quiet(Adding(3, 5), args=(x,), kwargs={"other": x}) == flops
     assert quiet(Adding(3, 5), input_shape=(2, 3), args=["not used"], kwargs={"other": x}) == flops
-
-
-def test_an_input_shape_makes_a_tensor_in_the_dtype_of_the_models_first_floating_parameter() -> None:
-    seen = []
-
-    def look(self: Calling, x: Tensor) -> Tensor:
-        seen.append((x.dtype, tuple(x.shape)))
-        assert self.layer is not None
-        return self.layer(x)  # type: ignore[no-any-return]
-
-    model = Calling(look, nn.Linear(3, 5).bfloat16())
-    model.scales = nn.Parameter(torch.ones(3, dtype=torch.int8), requires_grad=False)
-    assert next(model.parameters()).dtype is torch.int8
-    quiet(model, input_shape=(2, 3))
-    assert set(seen) == {(torch.bfloat16, (2, 3))}
-
-
-def test_a_model_without_parameters_can_be_profiled() -> None:
-    assert quiet(Calling(lambda self, x: x @ x.T), input_shape=(2, 3)) == (2 * 2 * 2 * 3, 2 * 2 * 3, 0)
 
 
 @pytest.mark.parametrize("root_trains", [True, False])
@@ -110,12 +90,6 @@ def test_a_scripted_model_can_be_profiled_and_keeps_its_mode() -> None:
     assert all(module.training for module in model.modules())
 
 
-def test_a_model_that_draws_random_numbers_leaves_the_random_state() -> None:
-    random = torch.get_rng_state()
-    quiet(Calling(lambda self, x: x + torch.rand(3)), input_shape=(2, 3))
-    assert torch.equal(torch.get_rng_state(), random)
-
-
 @pytest.mark.parametrize("failing_call", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 def test_whichever_forward_raises_nothing_is_left(failing_call: int, error: type[BaseException]) -> None:
@@ -137,11 +111,6 @@ def test_whichever_forward_raises_nothing_is_left(failing_call: int, error: type
     assert torch_state_and_warnings() == torch_before
     assert model_state(model) == before
     assert torch.equal(torch.get_rng_state(), random)
-
-
-def test_profiles_one_after_the_other_agree() -> None:
-    model = model_of_two()
-    assert {quiet(model, input_shape=(2, 3)) for _ in range(3)} == {(FIRST + SECOND, (FIRST + SECOND) // 2, PARAMS)}
 
 
 def test_latencies_are_of_forwards_that_are_not_counted_after_the_warm_up(
@@ -187,47 +156,11 @@ def test_several_timed_runs_have_a_mean_a_spread_and_samples_a_second(
     assert lines["samples/second = samples / fwd latency"] == "0.67 (2 samples)"
 
 
-def test_on_a_gpu_every_run_lies_between_two_events_of_an_idle_device(
-    now: FakeNow, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    events: list[FakeEvent] = []
-
-    def new_event() -> FakeEvent:
-        events.append(FakeEvent(now))
-        return events[-1]
-
-    clock = CudaEventClock(new_event=new_event, now=now)
-    monkeypatch.setattr("lightning_flops.adapters.standalone.clock_for", lambda device: clock)
-    waits = []
-
-    def slow(self: Calling, x: Tensor) -> Tensor:
-        waits.append([event.synchronized for event in events])
-        now.sleep(2.0)
-        assert self.layer is not None
-        return self.layer(x)  # type: ignore[no-any-return]
-
-    get_model_profile(Calling(slow, nn.Linear(3, 5)), (2, 3), timed_runs=3, detailed=False)
-    assert _labelled(capsys.readouterr().out)["fwd timed 3 times, latency min / median / max"] == "2 s / 2 s / 2 s"
-    # Before each timed run the host waits for the device, and after it for the run's last event; the first of the three
-    # events of a run is only waited for.
-    assert waits[1:4] == [[1, 0], [1, 0, 1, 1, 0], [1, 0, 1, 1, 0, 1, 1, 0]]
-
-
 def test_samples_that_the_inputs_do_not_tell_are_not_guessed(capsys: pytest.CaptureFixture[str]) -> None:
     model = Calling(lambda self, x, y: x @ y)
     get_model_profile(model, args=[torch.ones(2, 3), torch.ones(3, 4)], timed_runs=2, detailed=False)
     said = _labelled(capsys.readouterr().out)["samples/second = samples / fwd latency"]
     assert said == "n/a (the first dimensions of the inputs do not tell how many samples there are)"
-
-
-def test_a_device_without_a_clock_has_no_mean_of_its_runs(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("lightning_flops.adapters.standalone.clock_for", lambda device: None)
-    get_model_profile(model_of_two(), (2, 3), timed_runs=3, detailed=False)
-    printed = capsys.readouterr().out
-    assert _labelled(printed)["fwd latency"] == "n/a"
-    assert "timed 3 times" not in printed
 
 
 def _labelled(printed: str) -> dict[str, str]:
@@ -345,23 +278,6 @@ def test_a_generation_is_counted_whole() -> None:
     assert quiet(model, args=[tokens], kwargs={"new_tokens": 4}, mode="generate") == expected
     assert model.generated == 1 + 3
     assert model.training
-
-
-def test_the_latency_of_a_generation_is_that_of_the_whole_call(
-    now: FakeNow, capsys: pytest.CaptureFixture[str]
-) -> None:
-    get_model_profile(Generator(now), args=[torch.tensor([[1], [2]])], kwargs={"new_tokens": 4}, mode="generate")
-    printed = capsys.readouterr().out
-    assert "fwd latency:" + " " * 60 + "12 s\n" in printed
-    assert "12 s = 100% latency" in printed
-
-
-def test_a_generation_that_raises_leaves_nothing() -> None:
-    model = Generator()
-    before, torch_before = model_state(model), torch_state_and_warnings()
-    with pytest.raises(IndexError):
-        quiet(model, args=[torch.tensor([[9]])], kwargs={"new_tokens": 1}, mode="generate", warm_up=0)
-    assert (model_state(model), torch_state_and_warnings()) == (before, torch_before)
 
 
 # Wrong arguments

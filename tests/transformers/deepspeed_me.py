@@ -45,6 +45,7 @@ def train(folder: Path, *callbacks: Any, block: Any = None) -> dict[str, Any]:
         "random_state": torch.get_rng_state().tolist(),
         "left": [*left_on_object(trainer), *left_on_object(engine), *left_on_classes(engine)],
         "engine": type(engine).__name__,
+        "steps_per_print": engine.steps_per_print(),
         "builtin_ran": hasattr(engine, "flops"),
         "builtin_is_on": bool(engine._config.flops_profiler_config.enabled),
         "profiles": [profile.to_json() for one in callbacks for profile in one.profiles],

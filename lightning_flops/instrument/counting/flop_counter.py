@@ -1,57 +1,75 @@
 """Counts FLOPs and bytes by module, phase, operator and dtype while a model runs, and lists what it could not count.
 
-A thin dispatch mode sees every operator. Torch's global module hooks say which module's forward is running. In a
-backward, the sequence number of the running autograd node says which module made it. Nothing is put on the user's
-modules.
+A dispatch mode sees every operator. Torch's global module hooks say which module's forward is running. In a backward,
+the sequence number of the running autograd node says which module made it. Nothing is put on the user's modules.
 """
 
 from __future__ import annotations
 
+import logging
+import sys
 import threading
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from functools import partial
+from types import CodeType
 from typing import Any, Literal
 
-from torch import is_grad_enabled, nn
+import torch
+from torch import nn
 from torch.fx import GraphModule
-from torch.jit import ScriptModule
 
-from lightning_flops.instrument.border import UndoLedger, border
-from lightning_flops.instrument.counting.backward_scope import BackwardScope
-from lightning_flops.instrument.counting.causal_halves import HalvingMode
-from lightning_flops.instrument.counting.compiled_backward import CompiledBackwards
-from lightning_flops.instrument.counting.compiled_regions import CompiledRegions
-from lightning_flops.instrument.counting.counting_mode import CountingMode, flops_of
-from lightning_flops.instrument.counting.formulas import formulas_without_operator, watch_functions
-from lightning_flops.instrument.counting.graph_hooks import before_backward_of, nodes_behind, nodes_of
-from lightning_flops.instrument.counting.ledger import Ledger
-from lightning_flops.instrument.counting.operator_facts import computes_on_fake_tensors, tf32_operators
-from lightning_flops.instrument.counting.repetitions import Repetitions
-from lightning_flops.instrument.counting.tallies import merge_records, total_flops
-from lightning_flops.instrument.counting.template_kernels import hear_kernels, hear_replays
-from lightning_flops.instrument.counting.thread_state import UNKNOWN, ModuleCall, Running, RunningKind, ThreadState
-from lightning_flops.instrument.counting.torchscript import unseen_products
+from lightning_flops.instrument import border as border_module
+from lightning_flops.instrument import patches
+from lightning_flops.instrument.border import UndoLedger, border, listening
+from lightning_flops.instrument.counting.attribution import UNKNOWN, Repetition, Running, Threads, ThreadState
+from lightning_flops.instrument.counting.books import merged, total_flops
+from lightning_flops.instrument.counting.compiled import CompiledCode
+from lightning_flops.instrument.counting.formulas import Work, formulas_without_operator, watch_functions
+from lightning_flops.instrument.counting.mode import CountingMode, split_work
+from lightning_flops.instrument.counting.traffic import tf32_operators
 from lightning_flops.instrument.module_hooks import put_up_hooks
-from lightning_flops.instrument.module_scope import ModuleNames, computing_hooks, named_modules, wraps
+from lightning_flops.instrument.module_scope import ModuleNames, computing_hooks, wraps
 from lightning_flops.instrument.optimizer_hooks import OptimizerHooks
 from lightning_flops.instrument.torch_private.autograd import (
     NO_GRAPH_TASK,
-    current_node,
+    backward_entries,
+    checkpoint_codes,
     graph_task_id,
-    has_ended,
-    inside_function_forward,
     runs_step_of,
-    sequence_number,
 )
-from lightning_flops.instrument.torch_private.compiler import autograd_is_compiled
-from lightning_flops.instrument.torch_private.dispatch import is_pushed, push, push_under_others, remove
+from lightning_flops.instrument.torch_private.compiler import hide_around
+from lightning_flops.instrument.torch_private.dispatch import (
+    fake_mode,
+    is_fake,
+    is_pushed,
+    push,
+    push_under_others,
+    remove,
+)
 from lightning_flops.instrument.torch_private.modules import children_of, is_replica
-from lightning_flops.records import OUTSIDE, FlopRecord, OperatorCell, PhaseFlops
+from lightning_flops.instrument.torch_private.names import LOST
+from lightning_flops.records import OUTSIDE, FlopPhase, FlopRecord, OperatorCell, PhaseFlops
+from lightning_flops.text.printable import package_logger
+
+logger = package_logger(__name__)
 
 CausalAttention = Literal["full", "half"]
+
+_OWN_FILES = (__file__, border_module.__file__, patches.__file__)
+
+_OWN_THREAD = (
+    "Modules of the model ran on Python threads of their own (as torch.nn.DataParallel runs its replicas): what they "
+    "spent is counted, and that of their backward may stand under other modules."
+)
+_NOT_COUNTED = (
+    "Some backwards belong to forwards that ran while nothing was counted: they have no module, and what compiled ones "
+    "repeat counts as backward."
+)
+_MADE_FROM = (
+    "If it was made from the model, by torch.compile of a function that calls it or by torch.func.linearize, the "
+    "model's FLOPs stand under (outside)."
+)
 
 
 class FlopCounter:
@@ -59,10 +77,9 @@ class FlopCounter:
 
     Args:
         root: the model whose modules own the work; None: all work is ``(outside)``.
-        causal_attention: ``"full"`` counts attention over the full score matrix. ``"half"`` counts half of it if
-            attention is called with the causal flag, under every backend; hardware FLOPs are the same as with
-            ``"full"``. Compiled code that computes attention as separate products does not show the flag, and counts
-            in full.
+        causal_attention: ``"full"`` counts attention over the full score matrix. ``"half"`` counts half of it where a
+            fused kernel is called with the causal flag; hardware FLOPs are the same as with ``"full"``. Attention that
+            is computed as separate products does not show the flag, and counts in full.
 
     Raises:
         ValueError: *causal_attention* is neither.
@@ -71,190 +88,139 @@ class FlopCounter:
     def __init__(self, root: nn.Module | None, *, causal_attention: CausalAttention = "full") -> None:
         if causal_attention not in ("full", "half"):
             raise ValueError(f'causal_attention must be "full" or "half", got {causal_attention!r}')
+        halve = causal_attention == "half"
         self._root = root
         self._names = ModuleNames(root)
-        self._name_for = self._names.name_for
-        self._ledger = Ledger()
-        self._local = self._ledger.local
-        self._state = self._ledger.state
-        self._failed = self._ledger.failed
-        self._compiled = CompiledRegions(self._names)
-        self._backward = BackwardScope(
-            threads=self._ledger.threads,
-            owner_of=self._names.owner_of,
-            unknown=OUTSIDE if root is None else "",
-            note=self._ledger.note,
+        self._notes = Notes()
+        self._failed = self._notes.failed
+        self._threads = Threads(self._names.owner_of, OUTSIDE if root is None else "", self._notes.add)
+        self._compiled = CompiledCode(
+            self._names,
+            self._threads,
+            flops_of=lambda work: split_work(work, halve)[0] if isinstance(work, Work) else int(work),
+            failed=self._failed,
         )
-        mode = HalvingMode if causal_attention == "half" else CountingMode
-        self._mode = mode(
-            local=self._ledger.local,
-            new_state=self._ledger.state,
-            backward=self._backward,
-            compiled=self._compiled,
-            module_name=self._names.name_for,
-            halve_causal=causal_attention == "half",
-            failed=self._ledger.failed,
-        )
-        self._compiled_backwards = CompiledBackwards(
-            state=self._ledger.state,
-            table=self._backward.table_of_node,
-            post=self._backward.post,
-            flops_of=partial(flops_of, halve_causal=causal_attention == "half"),
-            note=self._ledger.note,
-            failed=self._ledger.failed,
-        )
-        self._mode.on_function = self._compiled_backwards.watch
-        self._repetitions = Repetitions(
-            state=self._ledger.state, switch_task=self._backward.switch_task, failed=self._ledger.failed
-        )
+        self._mode = CountingMode(self._threads, self._compiled, halve_causal=halve, failed=self._failed)
         self._graph_ran = False
         """Whether a graph traced by torch ran that is not one of the root's modules, and not inside one."""
         self._reducer_hooks: set[str] = set()
         self.compile_sec = 0.0
         """Host time in which torch has compiled something while this counted."""
-        self._hear_new_kernels: Callable[[], None]
-        """Valid while something of this counter is on torch."""
         self._lock = threading.RLock()
-        self._entered = False
-        """Whether any thread has entered the counter and not left it."""
         self._undo = UndoLedger()
         """Removes everything that this counter puts on torch, when no thread is inside any more."""
 
+    # ---- on and off
+
     def __enter__(self) -> FlopCounter:
-        """Starts counting on this thread, and on every thread on which one of the root's modules is called.
+        """Starts counting on this thread.
 
         Raises:
             Exception: whatever fails here; nothing of ours is then left on torch.
         """
-        before = None
-        try:
-            state = self._state()
-            before = state.modes
-            self._enter(state)
-            return self
-        except BaseException:  # also the user's Ctrl-C: nobody will leave what was not entered
-            with suppress(Exception):
-                if before is not None:
-                    self._leave(before)
-            raise
+        state = self._threads.here()
+        with self._lock:
+            state.entered += 1
+            try:
+                if not self._undo:
+                    self._install(self._undo)
+                if state.entered == 1:
+                    state.mark(state.stack[-1].module)
+                if not is_pushed(self._mode):  # if it were on the stack twice, it would count twice
+                    push_under_others(self._mode)  # a step may begin inside a mode of the user's, and end outside of it
+            except BaseException:
+                with suppress(Exception):
+                    self._leave(state)
+                raise
+        return self
 
     def __exit__(self, *exc: object) -> None:
         """Stops counting and removes everything from torch. A failure here is noted, and the user's code goes on.
 
         Does nothing if this thread has not entered the counter.
         """
-        remaining = None
         try:
-            remaining = max(0, self._state().modes - 1)
-            self._leave(remaining)
-        except BaseException as error:
-            self._leave_again(remaining, error)
+            state = self._threads.here()
+            if state.entered:
+                with self._lock:
+                    self._leave(state)
+        except Exception as error:
+            self._failed("the end of counting", error)
 
-    def _leave_again(self, remaining: int | None, error: BaseException) -> None:
-        """Leaves again after *error* interrupted it, which is safe to do twice; then reports the error."""
+    def _leave(self, state: ThreadState) -> None:
+        state.entered -= 1
         try:
-            self._leave(max(0, self._state().modes - 1) if remaining is None else remaining)
-        except Exception as second:
-            self._failed("the end of counting", second)
-        if not isinstance(error, Exception):
-            raise error
-        self._failed("the end of counting", error)
-
-    def _enter(self, state: ThreadState) -> None:
-        with self._lock:
-            if not self._entered:
-                self._install(self._undo)
-                self._entered = True
-            state.modes += 1
-        if state.modes == 1:
-            state.entered_at = len(state.stack)
-            if state.entered_at == 1:
-                state.makers.mark(sequence_number(), OUTSIDE)
-        state.replan()
-        if not is_pushed(self._mode):  # if it were on the stack twice, it would count twice
-            push_under_others(self._mode)  # a step may begin inside a mode of the user's, and end outside of it
-
-    def _leave(self, remaining: int) -> None:
-        """Leaves the counter on this thread until it is entered only *remaining* times."""
-        state = self._state()
-        try:
-            state.modes = remaining
-            if not remaining:
-                self._leave_thread(state)
+            if not state.entered:
+                remove(self._mode)  # first, so that it is off whatever fails afterwards
+                del state.stack[1:]
+                state.mark(UNKNOWN)
+                state.paused = 0
+                state.functions.clear()
+                state.repetitions.clear()
         finally:
-            with self._lock:
-                self._entered = any(other.modes for other in self._ledger.threads())
-                if not self._entered:
-                    self._undo.close()
+            if not self._is_entered():
+                self._undo.close()
 
-    def _leave_thread(self, state: ThreadState) -> None:
-        """Closes this thread's books. The mode is removed first, so that it is off whatever fails afterwards."""
-        # If a module that still runs has pushed the mode, the mode leaves with that module.
-        outermost = not any(running.mode_pushed for running in state.stack[: state.entered_at])
-        if outermost:
+    def _is_entered(self) -> bool:
+        return any(state.entered for state in self._threads.all())
+
+    def sweep(self) -> None:
+        """Removes from this thread what torch has put back since the counter was left.
+
+        Torch resets a thread's modes after every node of a backward, and after a mode's handler. If a counter is left
+        inside one of them, call this outside.
+        """
+        if not self._is_entered():
             remove(self._mode)
-        state.pop_to(state.entered_at)
-        if outermost:
-            state.makers.mark(sequence_number(), UNKNOWN)
-        state.paused = 0
-        state.functions.clear()
-        state.repetitions.clear()
-        state.spare_calls.clear()
-        state.replan()
-        self._backward.post(state)
 
     def _install(self, undo: UndoLedger) -> None:
         """Puts up the hooks. They are global, because hooks on modules recompile blocks and switch off fused paths."""
         self._mode.runs_in_tf32 = tf32_operators()
-        self._compiled.refresh()
-        self._mode.counts_fake = computes_on_fake_tensors(self._root)
-        self._hear_new_kernels = hear_kernels(undo, self._mode.list_kernel, self._failed)
-        hear_replays(undo, self._mode.list_kernel, self._failed)
-        put_up_hooks(undo, self._on_module_enter, self._on_module_leave, self._on_compiled, failed=self._handler_failed)
+        self._mode.counts_fake = _computes_on_fake_tensors(self._root)
+        undo.add(self._compiled.close)
+        self._compiled.begin()
+        put_up_hooks(undo, self._on_module_enter, self._on_module_leave, self._on_compiled, failed=self._failed)
         optimizers = OptimizerHooks(
             self._on_optimizer_enter, self._on_optimizer_leave, failed=partial(self._failed, "an optimizer's hook")
         )
         undo.add(optimizers.remove)
         optimizers.put_up()
         undo.enter(watch_functions(self._mode))
-        undo.add(self._compiled_backwards.close)
-        undo.add(self._repetitions.close)
-        self._repetitions.watch()
+        taps = patches.Patches()
+        undo.add(taps.undo)
+        failed = partial(self._failed, "the beginning of a backward")
+        for module, name in backward_entries():
+            taps.replace(
+                module,
+                name,
+                lambda original: hide_around(listening(original, before=self._backward_begins, failed=failed)),
+            )
+        hear_repetitions(taps, self._threads, self._failed)
+        graph = getattr(torch.cuda, "CUDAGraph", None)
+        if graph is not None and hasattr(graph, "replay"):
+            failed = partial(self._failed, "a replayed CUDA graph")
+            taps.replace(graph, "replay", lambda original: listening(original, before=self._replays, failed=failed))
 
     def _on_compiled(self, seconds: float) -> None:
         self.compile_sec += seconds
-        self._hear_new_kernels()
+        self._compiled.hear_graphs()
 
-    def _handler_failed(self, where: str, error: Exception) -> None:
-        """A handler that torch called has failed: first removes what nothing else would remove, then reports it."""
-        with suppress(Exception):
-            state = self._state()
-            if state.modes == 0:  # a module has pushed the mode on this thread, and its end may be what failed
-                remove(self._mode)
-                state.pop_to(1)
-        self._failed(where, error)
-
-    def take_data_dependent(self) -> bool:
-        """Whether values in tensors have decided sizes since this was last asked."""
-        found, self._mode.data_dependent = self._mode.data_dependent, False
-        return found
+    # ---- what the loop says
 
     @contextmanager
     def pause(self) -> Iterator[None]:
         """Inside, nothing on this thread is counted: for data loading, metrics, logging."""
-        state = self._state()
+        state = self._threads.here()
         state.paused += 1
-        state.replan()
         try:
             yield
         finally:
             state.paused = max(0, state.paused - 1)
-            state.replan()
 
     @contextmanager
     def in_root(self) -> Iterator[None]:
         """Inside, work outside of module calls is the root's: for a ``training_step``, which is not a module call."""
-        with self._running("" if self._root is not None else OUTSIDE, "root"):
+        with self._running("" if self._root is not None else OUTSIDE, "forward"):
             yield
 
     @contextmanager
@@ -263,44 +229,115 @@ class FlopCounter:
         with self._running(OUTSIDE, "optimizer"):
             yield
 
-    def sweep(self) -> None:
-        """Removes from this thread what torch has put back since the counter was left.
-
-        Torch resets a thread's modes after every node of a backward, and after a mode's handler. If a counter is left
-        inside one of them, call this outside.
-        """
-        if not self._entered:
-            remove(self._mode)
-
     @contextmanager
-    def _running(self, name: str, kind: RunningKind) -> Iterator[None]:
-        state = self._state()
+    def _running(self, module: str, phase: FlopPhase) -> Iterator[None]:
+        state = self._threads.here()
         depth = len(state.stack)
-        running = self._enter_running(state, name, None, kind)
+        running = Running(module, phase, None, state.task())
+        state.push(running)
         try:
             yield
         finally:
-            # Everything above it on the stack has ended by an exception that skips hooks.
             if depth < len(state.stack) and state.stack[depth] is running:
                 state.pop_to(depth)
 
+    # ---- hooks. They run in the user's step: what they raise is noted for the report
+
+    def _on_module_enter(self, module: nn.Module, args: Any) -> None:
+        state = self._threads.here()
+        task = state.task()
+        caller = state.stack[-1]
+        name = self._names.name_for(module, caller.module)
+        if len(state.stack) == 1 and not state.entered and not is_pushed(self._mode):
+            name = "" if name is None and is_replica(module) else name
+            if name is not None:
+                self._notes.add(_OWN_THREAD)
+                push(self._mode)
+                state.push(Running(name, "forward", module, task, pushed=True))
+            return
+        if name is None:
+            # A loss function, or another model. Inside an optimizer step it shows that a closure is running.
+            if caller.phase == "optimizer":
+                state.push(Running(OUTSIDE, "forward", module, task))
+            elif len(state.stack) == 1 and isinstance(module, GraphModule):
+                self._graph_ran = True
+            self._reducer_hooks.update(computing_hooks(module))  # it may be a wrapper around the model
+            return
+        if caller.phase == "optimizer" and caller.owner is not None and not runs_step_of(caller.owner):
+            state.pop_to(len(state.stack) - 1)  # its step has raised, and then torch calls no hook
+            caller = state.stack[-1]
+        # A wrapper and the module in it have one name, and count as one call.
+        is_wrapped = caller.module == name and _is_wrapped_by(module, caller.owner)
+        if task == NO_GRAPH_TASK and not state.paused and not is_wrapped:
+            state.books.calls[name] = state.books.calls.get(name, 0) + 1
+        state.push(Running(name, "forward", module, task))
+
+    def _on_module_leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        state = self._threads.here()
+        depth = state.depth_of(module)
+        if depth:
+            state.task()
+            if any(running.pushed for running in state.stack[depth:]):
+                remove(self._mode)
+            state.pop_to(depth)
+
+    @border("an optimizer's pre-hook")
+    def _on_optimizer_enter(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        state = self._threads.here()
+        depth = state.depth_of(optimizer)
+        if depth:
+            state.pop_to(depth)  # its last step raised, and then no hook is called
+        state.push(Running(OUTSIDE, "optimizer", optimizer, state.task()))
+
+    @border("an optimizer's post-hook")
+    def _on_optimizer_leave(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        state = self._threads.here()
+        depth = state.depth_of(optimizer)
+        if depth:
+            state.pop_to(depth)
+
+    def _backward_begins(self, *args: Any, **kwargs: Any) -> Callable[[], None] | None:
+        """A backward on a Python thread that has not entered the counter is counted too."""
+        if graph_task_id() != NO_GRAPH_TASK or is_pushed(self._mode) or self._threads.here().entered:
+            return None
+        push(self._mode)
+        return partial(remove, self._mode)
+
+    def _replays(self, graph: Any) -> None:
+        """A CUDA graph is replayed, of which no operator is seen."""
+        self._compiled.list_unseen("cuda.graph_replay")
+
+    # ---- results
+
+    def take_data_dependent(self) -> bool:
+        """Whether values in tensors have decided sizes since this was last asked."""
+        found, self._mode.data_dependent = self._mode.data_dependent, False
+        return found
+
+    def total(self) -> PhaseFlops:
+        """FLOPs by phase so far, on all threads; cheaper than ``record``."""
+        return total_flops(state.books for state in self._threads.all())
+
     def record(self) -> FlopRecord:
         """What was counted so far, on all threads."""
-        record = merge_records(self._posted_threads(), self._ledger.notes)
-        return replace(record, notes=(*record.notes, *self._afterthoughts(record)))
+        books = [state.books for state in self._threads.all()]
+        record = merged(books, unknown=(UNKNOWN, self._threads.unknown), notes=(*LOST, *self._notes.sentences))
+        notes = [*record.notes, *self._afterthoughts(record)]
+        if any(module == UNKNOWN and cell.flops for one in books for (module, *_), cell in list(one.cells.items())):
+            notes.append(_NOT_COUNTED)
+        return FlopRecord(
+            cells=record.cells, module_calls=record.module_calls, uncounted=record.uncounted, notes=tuple(notes)
+        )
 
     def _afterthoughts(self, record: FlopRecord) -> Iterator[str]:
         """Sentences about the record as a whole."""
-        yield from self._backward.notes()
-        if self._root is not None and any(_is_strays(cell) for cell in record.cells):
-            made_from = (
-                "If it was made from the model, by torch.compile of a function that calls it or by "
-                "torch.func.linearize, the model's FLOPs stand under (outside)."
-            )
+        if self._root is not None and any(_is_forward(cell) and cell.module == OUTSIDE for cell in record.cells):
             if self._graph_ran:
-                yield f"Traced or compiled code ran outside of the model's modules. {made_from}"
-            elif not record.module_calls and not any(_is_models(cell) for cell in record.cells):
-                yield f"No module of the model was called while code outside of it was counted. {made_from}"
+                yield f"Traced or compiled code ran outside of the model's modules. {_MADE_FROM}"
+            elif not record.module_calls and not any(
+                _is_forward(cell) and cell.module != OUTSIDE for cell in record.cells
+            ):
+                yield f"No module of the model was called while code outside of it was counted. {_MADE_FROM}"
         hooks = self._reducer_hooks.union(*map(computing_hooks, self._names.modules()))
         if hooks:
             yield (
@@ -310,267 +347,79 @@ class FlopCounter:
         for name in formulas_without_operator():
             yield f"A FLOP formula is registered for {name}, and torch knows no operator of that name."
 
-    def total(self) -> PhaseFlops:
-        """FLOPs by phase so far, on all threads; cheaper than ``record``."""
-        return total_flops(self._posted_threads())
 
-    def _posted_threads(self) -> list[ThreadState]:
-        threads = self._ledger.threads()
-        for state in threads:
-            self._backward.post(state)
-        return threads
+class Notes:
+    """Sentences of one counter for the report, and what failed in it."""
 
-    # The forward. Torch calls these handlers within the user's step, through a border: what they raise goes to the
-    # ledger, which notes it in the report.
+    def __init__(self) -> None:
+        self.sentences: dict[str, None] = {}
+        self._failures: set[str] = set()
 
-    def _enter_running(self, state: ThreadState, name: str, owner: Any, kind: RunningKind) -> Running:
-        task = graph_task_id()
-        if task != state.task_id:
-            self._backward.switch_task(state, task)
-        if is_grad_enabled():
-            wants_backward, repeats = True, False
-        else:
-            caller = state.stack[-1]
-            wants_backward = repeats = caller.repeats_forward or (
-                caller.wants_backward and inside_function_forward(calls=int(kind == "module"))
-            )
-        books = state.table_of(name, "optimizer") if kind == "optimizer" else name
-        running = Running(name, owner, kind, task, books, wants_backward, repeats)
-        state.push(running)
-        return running
+    def add(self, sentence: str) -> None:
+        """Takes a sentence; one that it has already changes nothing."""
+        self.sentences.setdefault(sentence)
 
-    def _on_module_enter(self, module: nn.Module, args: Any) -> None:
-        # This handler and _on_module_leave run for every module of a step. So they begin with the usual case, and make
-        # few calls there.
-        try:
-            state: ThreadState = self._local.state
-        except AttributeError:
-            state = self._state()
-        name = self._names.known.get(module)
-        if (
-            type(name) is str
-            and name != state.books  # a wrapper and the module in it have one name, and count as one call
-            and name  # the root is called rarely, and then we look for what has ended without hooks
-            and graph_task_id() == state.usual_task
-            and is_grad_enabled()
-        ):
-            # The same as state.push(), without its calls
-            spare = state.spare_calls
-            call = spare.pop() if spare else ModuleCall()
-            call.name, call.owner = name, module
-            state.stack.append(call)
-            state.books = name
-            state.entered.append(name)
-            makers, start = state.makers, sequence_number()
-            if start > makers.starts[-1]:
-                makers.names.append(name)
-                makers.starts.append(start)
-            else:
-                makers.names[-1] = name
+    def failed(self, where: str, error: Exception) -> None:
+        """Notes that the counter failed in *where*, and says so in the log, the first time of all; raises nothing."""
+        with suppress(Exception):
+            if where not in self._failures:
+                self._failures.add(where)
+                sentence = f"Counting failed in {where} ({type(error).__name__}: {error}); FLOPs may be missing."
+                self.add(sentence)
+                logger.log(logging.WARNING if len(self._failures) == 1 else logging.DEBUG, sentence, exc_info=error)
+
+
+def hear_repetitions(taps: patches.Patches, threads: Threads, failed: border_module.Failed) -> None:
+    """Hears where a backward repeats a part of a forward: activation checkpoints, and whatever works like one.
+
+    What repeats a forward in a backward must enable grad: ``with torch.enable_grad()`` inside a backward is where a
+    repetition starts and ends, whoever wrote the checkpoint. Torch and DeepSpeed repeat a forward inside such a block
+    and take gradients after it, so that what takes a gradient inside was repeated too. In code that we do not know,
+    which may differentiate on the spot what it has just computed, such gradients are the backward's.
+    """
+    codes: frozenset[CodeType] = checkpoint_codes()
+
+    def begins(manager: Any) -> None:
+        if graph_task_id() == NO_GRAPH_TASK or not getattr(manager, "mode", True):
             return
-        caller = state.stack[-1]
-        name = self._name_for(module, caller.name)
-        if name is None:
-            name = _name_of_replica(state, module, caller)
-            if name is None:
-                # A loss function, or another model. Inside an optimizer step it shows that a closure is running.
-                if caller.kind == "optimizer":
-                    self._enter_running(state, OUTSIDE, module, "module")
-                elif caller.kind == "base" and isinstance(module, GraphModule):
-                    self._graph_ran = True
-                elif caller.wants_backward and state.modes and not is_grad_enabled():
-                    self._enter_teacher(state, caller.name, module)
-                self._reducer_hooks.update(computing_hooks(module))  # it may be a wrapper around the model
-                return
-        if not name:
-            self._drop_ended(state, module)
-            caller = state.stack[-1]
-        outermost = state.modes == 0 and len(state.stack) == 1
-        running = self._enter_running(state, name, module, "module")
-        if running.task == NO_GRAPH_TASK and not state.paused:
-            wrapped = caller.name == name and caller.kind == "module" and _is_wrapped_by(module, caller.owner)
-            if not wrapped:
-                state.calls[name] = state.calls.get(name, 0) + 1
-        if outermost and not is_pushed(self._mode):
-            # A new Python thread does not have our mode, and its autograd nodes get the same numbers as another
-            # thread's.
-            running.mode_pushed = state.makers.claims = True
-            push(self._mode)
+        state = threads.here()
+        frame = sys._getframe(1)
+        while frame.f_code.co_filename in _OWN_FILES and frame.f_back is not None:
+            frame = frame.f_back
+        whole = frame.f_code in codes or bool(state.repetitions and state.repetitions[-1].whole)
+        state.repetitions.append(Repetition(manager, state.task(), whole))
 
-    def _drop_ended(self, state: ThreadState, begins: nn.Module) -> None:
-        """Removes from the stack what ended without its hooks; *begins* is being called, and is not on the stack yet.
-
-        After an exception that is not an ``Exception``, such as KeyboardInterrupt, torch does not call a module's
-        hooks. After an exception of any kind, it does not call an optimizer's hooks.
-        """
-        stack = state.stack
-        depth = len(stack)
-        while depth > 1:
-            kind, owner = stack[depth - 1].kind, stack[depth - 1].owner
-            if kind == "module":
-                calls = sum(running.owner is owner for running in stack[:depth]) + (owner is begins)
-                ended = has_ended(owner, calls)
-            else:
-                ended = kind == "optimizer" and owner is not None and not runs_step_of(owner)
-            if not ended:
-                break
-            depth -= 1
-        if depth < len(stack):
-            mode_pushed = any(running.mode_pushed for running in stack[depth:])
-            state.pop_to(depth)
-            if mode_pushed:
-                remove(self._mode)
-
-    def _enter_teacher(self, state: ThreadState, name: str, module: nn.Module) -> None:
-        """A module that is not the root's is called without grad: no backward follows from anything in it.
-
-        This also holds if the forward of an autograd.Function runs in it. A compiler's graph is not such a module: it
-        is called without grad because the compiler's own function has a backward.
-        """
-        if graph_task_id() == NO_GRAPH_TASK and not isinstance(module, GraphModule):
-            self._enter_running(state, name, module, "module")
-
-    def _on_module_leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        try:
-            state: ThreadState = self._local.state
-        except AttributeError:
-            state = self._state()
-        stack = state.stack
-        running = stack[-1]
-        if type(running) is ModuleCall and running.owner is module and state.task_id == NO_GRAPH_TASK:
-            caller = stack[-2]
-            if type(caller) is ModuleCall:
-                # The same as state.pop_to(), without its calls
-                del stack[-1]
-                state.spare_calls.append(running)
-                name = state.books = caller.name
-                makers, start = state.makers, sequence_number()
-                if start > makers.starts[-1]:
-                    makers.names.append(name)
-                    makers.starts.append(start)
-                else:
-                    makers.names[-1] = name
-                return
-        if isinstance(module, ScriptModule) and output is not None:  # None if it raised
-            for name in unseen_products():
-                self._mode.list_kernel(name)
-        depth = len(stack) - 1
-        while depth > 0 and stack[depth].owner is not module:
-            depth -= 1
-        if depth == 0:
+    def ends(manager: Any, *exception: Any) -> None:
+        if graph_task_id() == NO_GRAPH_TASK:
             return
-        mode_pushed = any(running.mode_pushed for running in stack[depth:])
-        task = graph_task_id()
-        if task != state.task_id:
-            self._backward.switch_task(state, task)
-        state.pop_to(depth)
-        if mode_pushed:
-            remove(self._mode)
-            self._claim_nodes(state, args, output)
-            state.makers.mark(sequence_number(), UNKNOWN)
-            state.replicas.clear()
-        elif state.stack[-1].kind in ("base", "root") and task == NO_GRAPH_TASK:
-            self._watch_backward_of(output)
-
-    @border("an optimizer's pre-hook")
-    def _on_optimizer_enter(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        state = self._state()
-        for depth, running in enumerate(state.stack):
-            if running.owner is optimizer:
-                state.pop_to(depth)  # its last step raised, and then no hook is called
-                break
-        self._enter_running(state, OUTSIDE, optimizer, "optimizer")
-
-    @border("an optimizer's post-hook")
-    def _on_optimizer_leave(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        state = self._state()
-        for depth in range(len(state.stack) - 1, 0, -1):
-            if state.stack[depth].owner is optimizer:
-                state.pop_to(depth)
+        repetitions = threads.here().repetitions
+        for depth in range(len(repetitions) - 1, -1, -1):
+            if repetitions[depth].manager is manager:
+                del repetitions[depth:]
                 return
 
-    # Backwards on threads without our dispatch mode. Hooks on autograd nodes live as long as the graph, which the user
-    # may keep. So they hold the counter by a weak reference.
-
-    def _watch_backward_of(self, output: Any) -> None:
-        """Follows the backward of *output* onto a Python thread on which this counter was not entered."""
-        if is_grad_enabled() and not autograd_is_compiled():
-            look = self._where_mode_is_missing(FlopCounter._follow_backward)
-            before_backward_of(nodes_of(output), look, failed=_failed_in(weakref.ref(self)))
-
-    def _where_mode_is_missing(self, act: Callable[[FlopCounter], None]) -> Callable[[int], None]:
-        """A hook that calls *act* before a node's backward if this counter is entered but its mode is not there."""
-        reach = weakref.ref(self)
-
-        def look(sequence: int) -> None:
-            counter = reach()
-            if counter is not None and counter._entered and not is_pushed(counter._mode):
-                act(counter)
-
-        return look
-
-    def _follow_backward(self) -> None:
-        """A backward runs on a thread without our mode: push the mode for each node behind the running one.
-
-        It has to be each node, because the engine resets a thread's modes after every node.
-        """
-        self._ledger.note(
-            "A backward ran on a Python thread on which the counter was not entered: "
-            "what it did outside the model's modules is not counted."
+    at_begin = partial(failed, "the beginning of a repeated forward")
+    at_end = partial(failed, "the end of a repeated forward")
+    for kind in (torch.enable_grad, torch.set_grad_enabled):
+        taps.replace(
+            kind, "__enter__", lambda original: hide_around(listening(original, after=begins, failed=at_begin))
         )
-        bring_mode = self._where_mode_is_missing(lambda counter: push(counter._mode))
-        before_backward_of(nodes_behind((current_node(),)), bring_mode, failed=_failed_in(weakref.ref(self)))
-        push(self._mode)
-
-    def _claim_nodes(self, state: ThreadState, inputs: Any, output: Any) -> None:
-        """Hooks the nodes that a module made on a thread of its own: their numbers also occur on other threads."""
-        if autograd_is_compiled():
-            return
-        reach, reach_state = weakref.ref(self), weakref.ref(state)
-
-        def claim(sequence: int) -> None:
-            counter, maker = reach(), reach_state()
-            if counter is None or maker is None or not counter._entered:
-                return
-            segment = maker.makers.segment(sequence, sequence + 1)
-            if segment is not None:
-                if not is_pushed(counter._mode):
-                    push(counter._mode)  # the engine removes it after the node
-                counter._backward.claim(counter._state(), sequence, segment[0])
-
-        before_backward_of(nodes_behind(nodes_of(output), nodes_of(inputs)), claim, failed=_failed_in(reach))
+        taps.replace(kind, "__exit__", lambda original: hide_around(listening(original, before=ends, failed=at_end)))
 
 
-def _failed_in(reach: weakref.ref[FlopCounter]) -> Callable[[Exception], None]:
-    """Returns what tells a counter, if it still exists, that its hook on an autograd node has failed."""
-
-    def failed(error: Exception) -> None:
-        counter = reach()
-        if counter is not None:
-            counter._failed("a backward on another thread", error)
-
-    return failed
+def _computes_on_fake_tensors(root: nn.Module | None) -> bool:
+    """Whether the user runs the model on fake tensors, to learn its shapes or its FLOPs without the work."""
+    if fake_mode() is not None:
+        return True
+    first = None if root is None else next(root.parameters(), None)
+    return first is not None and (is_fake(type(first)) or is_fake(type(first.data)))
 
 
-def _is_strays(cell: OperatorCell) -> bool:
-    return cell.module == OUTSIDE and cell.phase == "forward" and cell.flops > 0
-
-
-def _is_models(cell: OperatorCell) -> bool:
-    """Whether it is a part of the model's forward; compiled code is booked to the model without a call of a module."""
-    return cell.module != OUTSIDE and cell.phase == "forward" and cell.flops > 0
-
-
-def _name_of_replica(state: ThreadState, module: nn.Module, caller: Running | ModuleCall) -> str | None:
-    """Name of a module's copy that DataParallel made: it makes copies for each forward, and calls them on threads."""
-    if not is_replica(module):
-        return None
-    name = state.replicas.get(module)
-    if name is None and caller.kind == "base":
-        state.replicas.update((copy, copy_name) for copy_name, copy in named_modules(module))
-        name = state.replicas.get(module)
-    return name
+def _is_forward(cell: OperatorCell) -> bool:
+    return cell.phase == "forward" and cell.flops > 0
 
 
 def _is_wrapped_by(module: nn.Module, wrapper: Any) -> bool:
-    return any(child is module and wraps(wrapper, key) for key, child in children_of(wrapper).items())
+    return isinstance(wrapper, nn.Module) and any(
+        child is module and wraps(wrapper, key) for key, child in children_of(wrapper).items()
+    )

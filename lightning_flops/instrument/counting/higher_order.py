@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Interpreter, Node
 
+from lightning_flops.instrument.torch_private.autograd import NO_GRAPH_TASK, graph_task_id
 from lightning_flops.instrument.torch_private.dispatch import DispatchMode, is_traced, pushed
 from lightning_flops.instrument.torch_private.operators import higher_order_name
 
@@ -41,7 +42,7 @@ def runs_only_functions(operator: Any) -> bool:
 
 
 def with_seen_functions(
-    mode: DispatchMode, operator: Any, args: tuple[Any, ...], repeating: Repeating | None
+    mode: DispatchMode, operator: Any, args: tuple[Any, ...], repeating: Repeating
 ) -> tuple[Any, ...]:
     """The arguments of a higher-order operator, with functions in it that *mode* sees at work where that is safe.
 
@@ -49,7 +50,7 @@ def with_seen_functions(
         mode: is off the stack, because its handler runs.
         operator: the higher-order operator.
         args: its positional arguments.
-        repeating: inside a backward, says that what runs within it repeats a forward; outside None.
+        repeating: says that what runs within it repeats a forward, inside a backward.
     """
     name = higher_order_name(operator)
     if name not in _RUN_WHAT_THEY_ARE_HANDED | _RUN_MORE or is_traced():
@@ -58,7 +59,7 @@ def with_seen_functions(
     return tuple(_with_functions(mode, value, repeating, place == again) for place, value in enumerate(args))
 
 
-def _with_functions(mode: DispatchMode, value: Any, repeating: Repeating | None, again: bool) -> Any:
+def _with_functions(mode: DispatchMode, value: Any, repeating: Repeating, again: bool) -> Any:
     if isinstance(value, tuple):  # a block mask, of which one part is its function
         return tuple(_seen(mode, item, repeating, again) if _is_function(item) else item for item in value)
     return _seen(mode, value, repeating, again) if _is_function(value) else value
@@ -68,13 +69,11 @@ def _is_function(value: Any) -> bool:
     return callable(value) and not isinstance(value, (torch.Tensor, type))
 
 
-def _seen(mode: DispatchMode, function: Any, repeating: Repeating | None, again: bool) -> Callable[..., Any]:
-    joint = repeating is not None and isinstance(function, GraphModule) and _has_a_forward(function)
+def _seen(mode: DispatchMode, function: Any, repeating: Repeating, again: bool) -> Callable[..., Any]:
+    joint = graph_task_id() != NO_GRAPH_TASK and isinstance(function, GraphModule) and _has_a_forward(function)
 
     def run(*args: Any) -> Any:
         with pushed(mode):
-            if repeating is None:
-                return function(*args)
             if joint:
                 return _Joint(function, repeating).run(*args)
             with repeating() if again else nullcontext():

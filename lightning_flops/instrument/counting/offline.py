@@ -18,7 +18,6 @@ from torch.nn.parameter import is_lazy
 
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.instrument.counting.flop_counter import CausalAttention, FlopCounter
-from lightning_flops.instrument.counting.graph_hooks import tensors_of
 from lightning_flops.instrument.torch_private.dispatch import DispatchMode
 from lightning_flops.instrument.torch_private.fakes import LOGGER, FakeTensorMode, tree_map_only
 from lightning_flops.records import FlopRecord
@@ -123,6 +122,18 @@ def _run(
             roots = [tensor for tensor in tensors_of(output) if tensor.requires_grad]
             if roots:
                 torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
+
+
+def tensors_of(output: Any, depth: int = 3) -> Iterator[torch.Tensor]:
+    """The tensors in a module's output, a few containers deep."""
+    if isinstance(output, torch.Tensor):
+        yield output
+    elif depth and isinstance(output, (list, tuple)):
+        for item in output:
+            yield from tensors_of(item, depth - 1)
+    elif depth and isinstance(output, Mapping):
+        for item in output.values():
+            yield from tensors_of(item, depth - 1)
 
 
 @contextmanager

@@ -19,14 +19,14 @@ from lightning_flops.instrument.counting.formulas import Entry, Unreadable, Work
 from lightning_flops.instrument.counting.formulas.contract import bind_dtype, bind_formula
 from lightning_flops.instrument.counting.formulas.convolution import RETIRED_CONVOLUTIONS
 from lightning_flops.instrument.counting.formulas.free_operators import says_heavy
-from lightning_flops.instrument.counting.operator_facts import bytes_of, dtype_name
+from lightning_flops.instrument.counting.traffic import bytes_of, dtype_name
 from lightning_flops.instrument.torch_private.operators import (
     declared_schema,
     is_composite,
     overloads_named,
     schema_of,
 )
-from lightning_flops.records import RecordedCall, RecordedInputs, RecordedWork
+from lightning_flops.trace.recorded import RecordedCall, RecordedInputs, RecordedWork
 
 _NAME = re.compile(r"\w+::\w+")
 

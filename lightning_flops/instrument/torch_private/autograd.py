@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -81,7 +80,8 @@ _ENGINE_CODE: CodeType | None = take(
 _entry: Callable[[], Any] = take_later(
     "torch.autograd:_engine_run_backward",
     None,
-    "does not show where every backward begins: one that is called by a name imported before profiling is in other",
+    "does not show where every backward begins: one on a Python thread of its own that is called by a name imported "
+    "before is not counted",
 )
 
 
@@ -96,13 +96,6 @@ _APPLY_CODE: CodeType | None = take(
     "torch.autograd:Function.apply.__func__.__code__",
     None,
     "does not show whether the forward of an autograd.Function is running: FLOPs in it count as without a backward",
-)
-
-_CALL_CODE: CodeType | None = take(
-    "torch.nn:Module._call_impl.__code__",
-    None,
-    "does not show which modules are running: FLOPs without grad inside an autograd.Function may count as if a "
-    "backward followed, and FLOPs after an interrupted forward may stand under the module that was interrupted",
 )
 
 _WRAPPED_CALL_CODE: CodeType | None = take(
@@ -211,66 +204,26 @@ def find_backward_call(owners: frozenset[int]) -> BackwardCall | None:
     return elsewhere[0] if elsewhere else None
 
 
-def function_in_forward(calls: int = 0) -> Any:
-    """The ``autograd.Function`` in whose forward the running code is, within its module's forward; None where in none.
+def function_in_forward() -> Any:
+    """The ``autograd.Function`` in whose forward the running code is; None where in none.
 
     Such code runs with grad disabled although a backward will follow: custom functions, compiled regions, and the
     first pass of reentrant checkpointing.
-
-    Args:
-        calls: innermost module calls to look past; 1 in a forward pre-hook, whose module is called but not running.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
         if code is _APPLY_CODE:
             return frame.f_locals.get("cls", torch.autograd.Function)
-        if code is _CALL_CODE and not isinstance(frame.f_locals.get("self"), torch.fx.GraphModule):
-            # Compilers call what they traced as a graph module, inside the function that runs it.
-            if calls == 0:
-                return None
-            calls -= 1
-        elif code is _ENGINE_CODE:
+        if code is _ENGINE_CODE:
             return None  # what is further out is the code that called backward()
         frame = frame.f_back
     return None
 
 
-def inside_function_forward(calls: int) -> bool:
-    """Whether the running code is, within its module's forward, inside the forward of an ``autograd.Function``.
-
-    Args:
-        calls: as for ``function_in_forward``.
-    """
-    return function_in_forward(calls) is not None
-
-
-def has_ended(module: torch.nn.Module, calls: int) -> bool:
-    """Whether fewer than *calls* calls of *module* that hooks heard of are on this thread's stack.
-
-    False if torch does not show them.
-    """
-    if _CALL_CODE is None:
-        return False
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code is _CALL_CODE and frame.f_locals.get("self") is module:
-            calls -= 1
-        frame = frame.f_back
-    return calls > 0
-
-
 def runs_step_of(optimizer: Any) -> bool:
     """Whether a step of *optimizer* is on this thread's stack; True also if torch does not show that."""
     return not _STEP_CODES or any(frame.f_locals.get("self") is optimizer for frame in _running_steps())
-
-
-def runs_step_in_step() -> bool:
-    """Whether an optimizer's step has called another one: a subclass's its parent's, or that of an optimizer inside it.
-
-    False also if torch does not show that.
-    """
-    return next(itertools.islice(_running_steps(), 1, None), None) is not None
 
 
 def _running_steps() -> Iterator[FrameType]:

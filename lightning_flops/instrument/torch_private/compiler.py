@@ -288,13 +288,6 @@ _RUNS = Attribute(
     "does not tell whether a whole backward is compiled: FLOPs of such a backward stand outside of the model",
 )
 
-_SWITCHED_ON = Attribute(
-    _COMPILED_AUTOGRAD,
-    "compiled_autograd_enabled",
-    "does not tell whether backwards are compiled: one of a thread that the counter does not know is compiled anew",
-    reported=False,
-)
-
 
 def _is_set(switch: Attribute) -> bool:
     module = sys.modules.get(_COMPILED_AUTOGRAD)
@@ -306,29 +299,29 @@ def whole_backward_is_compiled() -> bool:
     return _is_set(_RUNS)
 
 
-def autograd_is_compiled() -> bool:
-    """Whether backward passes are compiled too, so that a hook on a node would compile them anew."""
-    return _is_set(_SWITCHED_ON)
-
-
 # ---- inductor's generated code
 
-_CODE_CACHE = "torch._inductor.codecache"
+_INDUCTOR = "torch._inductor.output_code"
 
-_generated = take_later(
-    f"{_CODE_CACHE}:PyCodeCache.modules",
-    (),
+_graph_class = take_later(
+    f"{_INDUCTOR}:CompiledFxGraph",
+    None,
     "does not show the code that inductor generates: its own kernels for matrix products and attention are not listed",
-    works=list,
+)
+
+_SOURCE = Attribute(
+    f"{_INDUCTOR}:CompiledFxGraph",
+    "source_code",
+    "does not show the code that inductor generates: its own kernels for matrix products and attention are not listed",
+    reported=False,
 )
 
 
-def generated_modules() -> list[Any]:
-    """The modules of inductor's generated code; none where nothing was compiled."""
-    # Looked up each time: torch may replace the list when caches are cleared.
-    if _CODE_CACHE not in sys.modules or _generated() == ():
-        return []
-    try:
-        return list(sys.modules[_CODE_CACHE].PyCodeCache.modules)
-    except (AttributeError, TypeError):
-        return []
+def class_of_generated_graphs() -> Any:
+    """The class of what inductor makes of a graph, whose instances are called to run it; None if nothing was made."""
+    return _graph_class() if _INDUCTOR in sys.modules else None
+
+
+def generated_source(graph: Any) -> str:
+    """The source of what inductor made of a graph."""
+    return str(_SOURCE.get(graph, ""))

@@ -311,6 +311,25 @@ def out_of_sight() -> AbstractContextManager[Any]:
     return nullcontext() if _hide is None else _hide()
 
 
+_set_excluded: Any = take(
+    "torch._C:_dispatch_tls_set_dispatch_key_excluded",
+    None,
+    "does not restore lazy conjugation within a dispatch mode's handler: some operators on complex numbers, such as "
+    "torch.linalg.pinv, come out wrong in a counted step",
+)
+_LAZY_KEYS = [getattr(torch._C.DispatchKey, name, None) for name in ("Conjugate", "Negative")]
+
+
+def conjugates_lazily() -> None:
+    """Has the operator that a mode's handler runs next resolve lazy conjugates and negatives, as it does without modes.
+
+    Torch switches these keys off for a handler, and itself puts them back when the handler ends.
+    """
+    if _set_excluded is not None:
+        for key in _LAZY_KEYS:
+            _set_excluded(key, False)
+
+
 functions_off: Callable[[], AbstractContextManager[Any]] = take(
     "torch._C:DisableTorchFunction",
     nullcontext,
@@ -318,13 +337,6 @@ functions_off: Callable[[], AbstractContextManager[Any]] = take(
     reported=False,
 )
 """Inside, neither a tensor subclass nor a function mode sees what is called."""
-
-
-@contextmanager
-def out_of_all_sight() -> Iterator[None]:
-    """Inside, neither dispatch modes nor the functions of tensor subclasses see what runs."""
-    with out_of_sight(), functions_off():
-        yield
 
 
 # ---- tracers and fake tensors: modes that torch keeps apart from the stack

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
+
+import torch
 
 from lightning_flops.instrument.torch_private.dispatch import DispatchMode, push, remove
 from lightning_flops.instrument.torch_private.names import take_later
@@ -72,6 +74,28 @@ def keys_of_kernel(function: Any, device_type: str) -> Any:
         return parts.key_set(getattr(parts.keys, key))
     except (AttributeError, RuntimeError):
         return None  # a device that the dispatcher has no key for
+
+
+def keys_of_python_kernel(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """The same for the device that these arguments are on; None too where it takes more than ordinary tensors."""
+    devices = set()
+    for tensor in _tensors((*args, *kwargs.values())):
+        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested or tensor.is_meta:
+            return None
+        devices.add(tensor.device.type)
+    if len(devices) > 1:
+        devices.discard("cpu")  # single numbers may lie there
+    if len(devices) != 1 or ("cuda" in devices and torch.cuda.is_current_stream_capturing()):
+        return None
+    return keys_of_kernel(function, devices.pop())
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
 
 
 def run_python_kernel(

@@ -50,24 +50,6 @@ def parameters_of(module: nn.Module) -> Mapping[str, nn.Parameter | None]:
     return parameters
 
 
-def trained_parameters(root: nn.Module) -> int:
-    """How many parameters of *root* need a gradient; one that several modules hold counts for each of them.
-
-    This is asked all the time, and ``root.parameters()`` takes two to three times as long.
-    """
-    number = 0
-    seen, todo = {root}, [root]
-    for module in todo:
-        for parameter in parameters_of(module).values():
-            if parameter is not None and parameter.requires_grad:
-                number += 1
-        for child in children_of(module).values():
-            if child is not None and child not in seen:
-                seen.add(child)
-                todo.append(child)
-    return number
-
-
 _global_hooks: Any = take(
     "torch.nn.modules.module:_global_forward_hooks",
     None,

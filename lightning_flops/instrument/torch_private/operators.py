@@ -154,11 +154,6 @@ def overloads_named(qualified_name: str) -> list[OpOverload]:
     return found
 
 
-def schema_if_any(function: Any) -> Any:
-    """The schema of an operator; None for one of higher order, which has none."""
-    return schema_of(function) if isinstance(function, OpOverload) else None
-
-
 def is_composite(function: OpOverload) -> bool:
     """Whether the operator is made of others, which ``function.decompose`` runs; False if torch does not tell."""
     try:
@@ -187,21 +182,7 @@ def higher_order_name(function: Any) -> str:
     return str(name()) if callable(name) else str(function)
 
 
-# ---- TorchScript and Triton
-
-_no_graph: Callable[[], Any] = lambda: None  # noqa: E731
-
-_last_graph = take_later(
-    "torch._C:_last_executed_optimized_graph",
-    _no_graph,
-    "does not show what TorchScript ran: FLOPs of products that it runs as instructions of its own are missing",
-)
-
-
-def last_torchscript_graph() -> Any:
-    """The graph of the TorchScript code that ran last on this thread; None where torch does not show it."""
-    return _last_graph()()
-
+# ---- Triton
 
 _kernel_table = take_later(
     "torch._higher_order_ops.triton_kernel_wrap:kernel_side_table",

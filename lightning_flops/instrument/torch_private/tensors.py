@@ -62,24 +62,12 @@ _no_memory: Any = take(
 )
 
 
-def has_no_memory(tensor: torch.Tensor) -> bool:
-    """Whether the tensor stands for zeros that are stored nowhere."""
-    return bool(_no_memory(tensor))
-
-
 _STORAGE = Attribute(
     "torch:UntypedStorage",
     "_cdata",
     "does not number storages: empty ones are not told apart, and custom operators of such tensors may be listed as "
     "uncounted",
 )
-
-
-def storage_number(tensor: torch.Tensor) -> int:
-    """A number for a tensor's storage, the same for all tensors that share it."""
-    storage = tensor.untyped_storage()
-    number = _STORAGE.get(storage, None)
-    return int(storage.data_ptr() if number is None else number)
 
 
 _SHARD = Attribute(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
 from typing import Any
 
 from torch import nn
@@ -16,7 +17,7 @@ logger = package_logger(__name__)
 
 
 class ModuleMarks:
-    """Marks every module's forward, on every thread, including forwards that a backward repeats."""
+    """Marks the forward of every module below the root, on every thread, and those that a backward repeats."""
 
     def __init__(self, root: nn.Module) -> None:
         self._names = ModuleNames(root)
@@ -42,7 +43,9 @@ class ModuleMarks:
             text = self._texts.get(name)
             if text is None:
                 text = self._texts[name] = module_mark(name)
-            mark = new_mark(text)
+            # The mark of the phase is the root's. A second one would cross it: hooks of every module run before a
+            # module's own, at both ends of a forward.
+            mark = new_mark(text) if name else nullcontext()
             mark.__enter__()
             stack.append((module, name, mark))
         except Exception:

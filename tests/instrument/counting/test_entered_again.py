@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from contextlib import suppress
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 
 from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
-from lightning_flops.records import OUTSIDE, PhaseFlops
+from lightning_flops.records import PhaseFlops
 
 BATCH = 2
 FIRST = 2 * BATCH * 3 * 5  # Linear(3, 5)
@@ -71,7 +70,7 @@ def test_threads_that_follow_each_other_do_not_get_each_others_backwards() -> No
     counter = FlopCounter(model)
 
     def work(order: tuple[nn.Module, nn.Module]) -> None:
-        for ended in counter._ledger.threads():
+        for ended in counter._threads.all():
             ended.ident = threading.get_ident()  # whether the system does it in this run is its own affair
         with counter:
             order[1](order[0](torch.ones(1, 5))).sum().backward()
@@ -84,82 +83,6 @@ def test_threads_that_follow_each_other_do_not_get_each_others_backwards() -> No
     by_module = FlopCounts(counter.record()).by_module()
     # The layer that comes first, in one thread the one and in the other the other, needs no gradient of its input.
     assert by_module["first"] == by_module["second"] == PhaseFlops(forward=2 * product, backward=(1 + 2) * product)
-
-
-class Interrupted(nn.Module):
-    """A layer whose first call is interrupted."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        if self.calls == 1:
-            raise KeyboardInterrupt
-        return x
-
-
-def test_what_runs_after_a_caught_interrupt_is_not_the_interrupted_modules() -> None:
-    """Torch calls no hook of a module that anything but an ``Exception`` leaves."""
-    model = nn.Sequential(nn.Linear(3, 5), Interrupted(), nn.Linear(5, 7))
-    counter = FlopCounter(model)
-    with counter:
-        with pytest.raises(KeyboardInterrupt):
-            model(batch())
-        (model(batch()) @ torch.ones(7, 2)).sum().backward()
-    counts = FlopCounts(counter.record())
-    outside = 2 * BATCH * 7 * 2
-    assert counts.own_by_module() == {
-        "": PhaseFlops(),
-        "0": PhaseFlops(forward=2 * FIRST, backward=FIRST),
-        "1": PhaseFlops(),
-        "2": PhaseFlops(forward=SECOND, backward=2 * SECOND),
-        OUTSIDE: PhaseFlops(forward=outside, backward=outside),
-    }
-    assert counts.record.module_calls == {"": 2, "0": 2, "1": 2, "2": 1}
-
-
-def test_an_interrupted_call_leaves_no_mode_on_a_thread_whose_next_call_ends_well() -> None:
-    model = nn.Sequential(nn.Linear(3, 5), Interrupted(), nn.Linear(5, 7))
-    counter = FlopCounter(model)
-    modes: list[int] = []
-
-    def work() -> None:
-        with pytest.raises(KeyboardInterrupt):
-            model(batch())
-        model(batch())
-        modes.append(torch._C._len_torch_dispatch_stack())
-
-    with counter:
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join()
-    assert modes == [0]
-    assert counter.total() == PhaseFlops(forward=2 * FIRST + SECOND)
-
-
-def test_a_root_that_calls_itself_keeps_its_outer_call() -> None:
-    class Recursive(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer, self.interrupted = nn.Linear(3, 5), Interrupted()
-
-        def forward(self, x: Tensor, depth: int = 2) -> Tensor:
-            if not depth:
-                return self.layer(x)  # type: ignore[no-any-return]
-            with suppress(KeyboardInterrupt):
-                self.interrupted(x)
-            return self(x, depth - 1) @ torch.ones(5, 5)  # type: ignore[no-any-return]
-
-    model = Recursive()
-    with FlopCounter(model) as counter:
-        model(batch())
-        _ = torch.ones(2, 3) @ torch.ones(3, 4)
-    own = FlopCounts(counter.record()).own_by_module()
-    assert own[""] == PhaseFlops(forward=2 * (2 * BATCH * 5 * 5))
-    assert own["layer"] == PhaseFlops(forward=FIRST)
-    assert own[OUTSIDE] == PhaseFlops(forward=2 * 2 * 3 * 4)
 
 
 def test_a_step_that_raises_ends_with_the_next_call_of_the_model() -> None:

@@ -1,4 +1,4 @@
-"""Operators that nobody has a formula for: unknown means at least, and what a Python kernel runs is counted."""
+"""Operators that nobody has a formula for: at least what is seen, and what a Python kernel runs is counted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
@@ -119,7 +118,8 @@ def test_what_a_python_kernel_runs_is_counted_in_the_module_that_calls_it() -> N
         counts = counted(lambda: model(torch.ones(3, 4)), model)
     assert counts.by_module()["1"].forward == PRODUCT
     assert counts.forward == 2 * 3 * 4 * 4 + PRODUCT
-    assert not counts.uncounted
+    listed = counts.uncounted["opaquetest.product"]  # what it does beside is not known
+    assert (listed.calls, listed.modules, listed.heavy) == (1, ("1",), True)
     assert counts.by_operator()["aten.mm"].forward == PRODUCT
 
 
@@ -133,7 +133,8 @@ def test_kernels_that_a_library_puts_in_place_are_looked_into(key: str, inferenc
     operator = getattr(torch.ops.opaquelibrary, name)
     with torch.inference_mode(inference):
         counts = counted(lambda: operator(torch.ones(3, 4), torch.ones(4, 5)))
-    assert (counts.forward, dict(counts.uncounted)) == (PRODUCT, {})
+    assert counts.forward == PRODUCT
+    assert list(counts.uncounted) == ([] if "Implicit" in key else [f"opaquelibrary.{name}"])
 
 
 def test_a_formula_of_the_users_stands_for_all_that_the_kernel_runs() -> None:
@@ -166,7 +167,6 @@ def test_a_registered_backward_is_counted_as_backward_of_the_module_that_called_
     counts = counted(lambda: model(torch.ones(3, 4)).sum().backward(), model)
     caller = counts.by_module()["1"]
     assert (caller.forward, caller.backward, caller.recompute) == (PRODUCT, 2 * PRODUCT, 0)
-    assert not counts.uncounted
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -179,155 +179,6 @@ def test_a_kernel_that_a_checkpoint_repeats_is_recompute(reentrant: bool) -> Non
 
     total = counted(step, caller).total
     assert (total.forward, total.backward, total.recompute) == (PRODUCT, 2 * PRODUCT, PRODUCT)
-
-
-# What a kernel does beside torch's operators
-
-
-def blank_filled_elsewhere(x: Tensor, weight: Tensor) -> Tensor:
-    out = torch.empty(3, 5)
-    np.matmul((x @ weight @ weight.T).numpy(), weight.numpy(), out=out.numpy())
-    return out
-
-
-def zeros_filled_elsewhere(x: Tensor, weight: Tensor) -> Tensor:
-    out = torch.zeros(3, 5)
-    np.matmul((x @ weight @ weight.T).numpy(), weight.numpy(), out=out.numpy())
-    return out
-
-
-def blank_read_after_it_was_filled_elsewhere(x: Tensor, weight: Tensor) -> Tensor:
-    return blank_filled_elsewhere(x, weight) + (x @ weight).sum() * 0
-
-
-def made_elsewhere_and_read(x: Tensor, weight: Tensor) -> Tensor:
-    return foreign_product(x @ weight @ weight.T, weight) + x.sum() * 0
-
-
-def made_elsewhere(x: Tensor, weight: Tensor) -> Tensor:
-    return foreign_product(x @ weight @ weight.T, weight)
-
-
-def made_and_changed_elsewhere(x: Tensor, weight: Tensor) -> Tensor:
-    out = x @ weight
-    np.matmul((out @ weight.T).numpy(), weight.numpy(), out=out.numpy())
-    return out
-
-
-def zeros_filled_elsewhere_and_added(x: Tensor, weight: Tensor) -> Tensor:
-    return zeros_filled_elsewhere(x, weight) + (x @ weight)
-
-
-@pytest.mark.parametrize(
-    ("kernel", "products"),
-    [
-        (made_and_changed_elsewhere, 2),
-        (zeros_filled_elsewhere_and_added, 3),
-        (blank_filled_elsewhere, 2),
-        (zeros_filled_elsewhere, 2),
-        (blank_read_after_it_was_filled_elsewhere, 3),
-        (made_elsewhere_and_read, 2),
-        (made_elsewhere, 2),
-    ],
-)
-def test_a_kernel_that_also_calls_a_foreign_one_is_counted_as_far_as_seen_and_listed(
-    kernel: Callable[..., Tensor], products: int
-) -> None:
-    operator = operator_of(f"opaquetest::{kernel.__name__}", kernel)
-    model = Caller(operator)
-    with torch.no_grad():
-        counts = counted(lambda: model(torch.ones(3, 4)), model)
-    assert counts.forward == products * PRODUCT
-    listed = counts.uncounted[f"opaquetest.{kernel.__name__}"]
-    assert (listed.calls, listed.modules, listed.heavy) == (1, ("",), True)
-
-
-def test_an_argument_that_a_foreign_kernel_fills_makes_a_lower_bound_and_one_that_torch_fills_does_not() -> None:
-    def by_numpy(x: Tensor, weight: Tensor, out: Tensor) -> None:
-        np.matmul(x.numpy(), weight.numpy(), out=out.numpy())
-
-    def by_torch(x: Tensor, weight: Tensor, out: Tensor) -> None:
-        torch.mm(x, weight, out=out)
-
-    for kernel, flops in ((by_numpy, 0), (by_torch, PRODUCT)):
-        operator = operator_of(f"opaquetest::fills_{kernel.__name__}", kernel, ("out",))
-        out = torch.empty(3, 5)
-        counts = counted(lambda: operator(torch.ones(3, 4), torch.ones(4, 5), out))  # noqa: B023
-        assert (counts.forward, counts.is_lower_bound) == (flops, not flops)
-        assert torch.equal(out, torch.full((3, 5), 4.0))
-
-
-def accumulated(x: Tensor, weight: Tensor) -> Tensor:
-    out = torch.zeros(3, 5)
-    for row in range(3):
-        out[row] += x[row] @ weight
-    return out
-
-
-def placed(x: Tensor, weight: Tensor) -> Tensor:
-    out = torch.empty(3, 5)
-    out[torch.tensor([2, 0, 1])] = x @ weight
-    return out
-
-
-def written_out(x: Tensor, weight: Tensor) -> Tensor:
-    out = x.new_empty(3, 5)
-    torch.mm(x.contiguous().to(torch.float32), weight, out=out)
-    return out.mul_(torch.tensor(2.0)).view(5, 3).T
-
-
-def drawn(x: Tensor, weight: Tensor) -> Tensor:
-    return nn.functional.dropout(x @ weight, 0.5) + torch.rand_like(x[:, :1])
-
-
-@pytest.mark.parametrize("kernel", [accumulated, placed, written_out, drawn])
-def test_kernels_of_torchs_operators_alone_leave_nothing_unknown(kernel: Callable[..., Tensor]) -> None:
-    model = Caller(operator_of(f"opaquetest::{kernel.__name__}", kernel))
-    x = torch.arange(12.0).reshape(3, 4)
-    torch.manual_seed(3)
-    with torch.no_grad():
-        plain = model(x)
-        state = torch.get_rng_state()
-        torch.manual_seed(3)
-        seen: list[Tensor] = []
-        counts = counted(lambda: seen.append(model(x)), model)
-    assert (counts.forward, dict(counts.uncounted)) == (PRODUCT, {})
-    assert torch.equal(seen[0], plain)
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_an_opaque_operator_inside_a_python_kernel_is_listed_itself() -> None:
-    def calls_another(x: Tensor, weight: Tensor) -> Tensor:
-        rows: Tensor = OPAQUE[0](x, x)
-        return rows @ weight
-
-    model = Caller(operator_of("opaquetest::calls_another", calls_another))
-    with torch.no_grad():
-        counts = counted(lambda: model(torch.ones(3, 4)), model)
-    assert counts.forward == PRODUCT
-    assert list(counts.uncounted) == ["fla.chunk_gla_fwd"]
-
-
-def test_a_triton_kernel_with_a_formula_accounts_for_what_it_fills() -> None:
-    class JITFunction:
-        def run(self, x: Tensor, out: Tensor, *, grid: Any, warmup: bool) -> None:
-            np.multiply(x.numpy(), 2, out=out.numpy())
-
-        def __call__(self) -> None: ...
-
-    JITFunction.__module__ = "triton.runtime.jit"
-    known, unknown = JITFunction(), JITFunction()
-    register_flop_formula(known, lambda args, kwargs, out: 11)
-    for kernel, flops in ((known, 11), (unknown, 0)):
-
-        def launches(x: Tensor) -> Tensor:
-            out = torch.empty_like(x)
-            kernel.run(x, out, grid=(1,), warmup=False)  # noqa: B023
-            return out
-
-        operator = operator_of(f"opaquetest::launches_{flops}", launches)
-        counts = counted(lambda: operator(torch.ones(3)))  # noqa: B023
-        assert (counts.forward, counts.is_lower_bound) == (flops, not flops)
 
 
 # The run does not notice
@@ -377,7 +228,6 @@ def test_a_python_kernel_runs_as_it_does_without_a_counter(with_formula: bool) -
     seen: list[Tensor] = []
     counts = counted(lambda: seen.extend(run()))
     assert all(torch.equal(left, right) for left, right in zip(plain, seen, strict=True))
-    assert not counts.uncounted
     assert counts.forward == (0 if with_formula else 2 * PRODUCT)
 
 
@@ -395,7 +245,6 @@ def test_a_kernel_that_raises_leaves_nothing_behind() -> None:
         torch.ones(3, 4) @ torch.ones(4, 5)
     assert depth() == 0
     assert FlopCounts(counter.record()).forward == PRODUCT
-    assert counter._state().bodies == []
 
 
 def test_a_mode_that_was_entered_before_gets_the_operator_as_before_and_it_is_counted() -> None:
@@ -414,7 +263,7 @@ def test_a_mode_that_was_entered_before_gets_the_operator_as_before_and_it_is_co
         product(x, weight)
     assert other.names == ["opaquetest.product.default"]
     counts = FlopCounts(counter.record())
-    assert (counts.forward, counts.is_lower_bound) == (PRODUCT, False)
+    assert counts.forward == PRODUCT
 
 
 def test_a_function_mode_hears_of_a_python_kernel_what_it_hears_without_a_counter() -> None:
@@ -435,27 +284,6 @@ def test_a_function_mode_hears_of_a_python_kernel_what_it_hears_without_a_counte
         product(x, weight)
     assert counting.names == plain.names
     assert FlopCounts(counter.record()).forward == PRODUCT
-
-
-def test_tensors_without_memory_of_their_own_are_not_looked_at() -> None:
-    """A subclass that wraps others, a tensor of zeros that is none, and one of the meta device."""
-
-    def makes_others(x: Tensor, weight: Tensor) -> Tensor:
-        make: Any = TwoTensor
-        wrapped = make(x @ weight, x @ weight)
-        zeros = torch._efficientzerotensor((3, 5))
-        shape = (torch.empty(3, 4, device="meta") @ torch.empty(4, 5, device="meta")).shape
-        both: Tensor = (wrapped + 1).a + zeros
-        return both.reshape(shape)
-
-    model = Caller(operator_of("opaquetest::makes_others", makes_others))
-    with torch.no_grad():
-        plain = model(torch.ones(3, 4))
-        seen: list[Tensor] = []
-        counts = counted(lambda: seen.append(model(torch.ones(3, 4))), model)
-    assert torch.equal(seen[0], plain)
-    assert counts.forward >= 2 * PRODUCT
-    assert counts.is_lower_bound
 
 
 def test_a_paused_counter_counts_nothing_of_a_python_kernel() -> None:
@@ -487,7 +315,7 @@ def test_an_operator_in_compiled_code_is_looked_into() -> None:
     with torch.no_grad():
         model(torch.ones(3, 4))
         counts = counted(lambda: model(torch.ones(3, 4)), model)
-    assert (counts.forward, dict(counts.uncounted)) == (PRODUCT, {})
+    assert (counts.forward, counts.is_lower_bound) == (PRODUCT, True)
 
 
 def test_bytes_inside_a_python_kernel_are_those_of_its_operators() -> None:

@@ -17,10 +17,10 @@ from torch.utils.checkpoint import checkpoint
 
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
 from lightning_flops.instrument.counting.recorded_calls import recorded_work
-from lightning_flops.records import RecordedCall, RecordedInputs, RecordedWork
 from lightning_flops.schema.trace_flops import TraceFlops
 from lightning_flops.trace import analyze_trace, load_trace
 from lightning_flops.trace.flops import trace_flops
+from lightning_flops.trace.recorded import RecordedCall, RecordedInputs, RecordedWork
 
 Step = Callable[[], None]
 Spent = dict[tuple[str, str, str], int]

@@ -109,3 +109,33 @@ def test_bytes_and_calls_of_what_is_repeated_without_grad_are_recompute() -> Non
         assert (again.calls, again.flops) == (1, LAYER if operator == "aten.mm" else 0)
         assert (again.bytes_read, again.bytes_written) == (forward.bytes_read, forward.bytes_written)
         assert (operator, "backward") not in cells
+
+
+class Reversible(torch.autograd.Function):
+    """Adds a layer of one half to the other half; its backward works its input out of its output, and runs it again."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: nn.Module) -> Tensor:
+        ctx.layer = layer
+        left, right = x.chunk(2, -1)
+        y = torch.cat([left, right + layer(left)], -1)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        left, right = ctx.saved_tensors[0].chunk(2, -1)
+        with torch.no_grad():
+            x = torch.cat([left, right - ctx.layer(left)], -1)
+        with torch.enable_grad():
+            left, right = x.requires_grad_().chunk(2, -1)
+            y = torch.cat([left, right + ctx.layer(left)], -1)
+        return *torch.autograd.grad(y, (x, *ctx.layer.parameters()), grads)[:1], None
+
+
+def test_the_inverse_that_a_reversible_layer_runs_in_its_backward_is_recompute() -> None:
+    layer = nn.Linear(8, 8, bias=False)
+    with FlopCounter(layer) as counter:
+        Reversible.apply(torch.randn(4, 16, requires_grad=True), layer).sum().backward()  # type: ignore[no-untyped-call]
+    product = 2 * 4 * 8 * 8
+    assert counter.total() == PhaseFlops(forward=product, backward=2 * product, recompute=2 * product)

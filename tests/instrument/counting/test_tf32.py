@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_flops.instrument.counting.operator_facts import Operator, operator_of, tf32_operators
+from lightning_flops.instrument.counting.traffic import tf32_operators
 
 BACKENDS: Any = torch.backends
 
@@ -26,10 +26,8 @@ def switches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def in_tf32() -> set[str]:
-    product, convolution = operator_of(torch.ops.aten.mm.default), operator_of(torch.ops.aten.convolution.default)
-    recurrent = operator_of(torch.ops.aten._cudnn_rnn.default)
-    runs: Callable[[Operator], bool] = tf32_operators() or (lambda operator: False)
-    return {operator.name for operator in (product, convolution, recurrent) if runs(operator)}
+    runs: Callable[[str], bool] = tf32_operators() or (lambda name: False)
+    return set(filter(runs, (PRODUCT, CONVOLUTION, RECURRENT)))
 
 
 PRODUCT, CONVOLUTION, RECURRENT = "aten.mm", "aten.convolution", "aten._cudnn_rnn"

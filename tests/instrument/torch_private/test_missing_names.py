@@ -31,11 +31,9 @@ QUICK = {
     "torch._C:_current_graph_task_id",
     "torch._C:_push_on_torch_dispatch_stack",
     "torch._ops:OpOverload._schema",
-    "torch.nn:Module._call_impl.__code__",
     "torch.nn:Module._wrapped_call_impl.__code__",
     "torch.optim:Optimizer.profile_hook_step",
     "torch.utils._python_dispatch:_disable_current_modes",
-    "torch.utils.data.dataloader:_MultiProcessingDataLoaderIter",
 }
 """Of each kind some; the others are ``slow`` together, not one by one."""
 

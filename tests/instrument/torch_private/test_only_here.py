@@ -18,15 +18,6 @@ import lightning_flops
 PACKAGE = Path(lightning_flops.__file__).parent
 ROOM = PACKAGE / "instrument" / "torch_private"
 
-ALLOWED = {
-    # The hot path: a function of the room's around these would cost a call for each operator. Both places catch the
-    # AttributeError, and the room tries both names as well.
-    ("instrument/counting/counting_mode.py", "_op"),
-    ("instrument/counting/counting_mode.py", "_sequence_nr"),
-    ("instrument/counting/backward_scope.py", "_sequence_nr"),
-}
-"""(file, attribute): what may stand outside."""
-
 FRAMEWORKS = ("adapters/", "lightning.py", "deepspeed.py", "instrument/module_scope.py")
 """Files that name private attributes of Lightning and DeepSpeed: of torch only what its objects are known to have."""
 
@@ -176,8 +167,7 @@ def test_no_private_name_of_torch_stands_outside_of_its_room() -> None:
         for path, nodes in files.items()
         for line, name in private_names_in(nodes, own=own, torchs=torchs, foreign=path.startswith(FRAMEWORKS))
     }
-    assert {(path, name) for path, name, _ in found if (path, name) in ALLOWED} == ALLOWED  # each is still needed
-    assert not sorted(one for one in found if one[:2] not in ALLOWED)
+    assert not sorted(found)
 
 
 @pytest.mark.parametrize(

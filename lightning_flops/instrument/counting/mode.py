@@ -1,0 +1,297 @@
+"""The dispatch mode: runs every operator, then books what it spent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import is_grad_enabled
+
+from lightning_flops.instrument.border import Failed, border
+from lightning_flops.instrument.counting.attribution import Repetition, Threads, ThreadState
+from lightning_flops.instrument.counting.books import Cell
+from lightning_flops.instrument.counting.compiled import CompiledCode
+from lightning_flops.instrument.counting.formulas import Entry, Work, hides_flops
+from lightning_flops.instrument.counting.formulas.contract import whole_flops
+from lightning_flops.instrument.counting.higher_order import runs_only_functions, with_seen_functions
+from lightning_flops.instrument.counting.traffic import (
+    Operator,
+    bytes_of,
+    dtype_name,
+    elements_of,
+    needs_gradient,
+)
+from lightning_flops.instrument.torch_private.autograd import NO_GRAPH_TASK, function_in_forward
+from lightning_flops.instrument.torch_private.compiler import hide
+from lightning_flops.instrument.torch_private.dispatch import (
+    DispatchMode,
+    conjugates_lazily,
+    depth,
+    hands_over,
+    is_fake,
+    is_pushed,
+    pushed,
+)
+from lightning_flops.instrument.torch_private.kernels import keys_of_python_kernel, run_python_kernel
+from lightning_flops.records import OUTSIDE, FlopPhase
+from lightning_flops.text.printable import package_logger
+
+logger = package_logger(__name__)
+
+_FORWARDS = ("forward", "recompute")
+
+
+class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
+    """Runs every operator, then books what it spent where the thread's state says.
+
+    Args:
+        threads: know whose the running work is.
+        compiled: knows of compiled code.
+        halve_causal: count half of the score matrix where attention has the causal flag.
+        failed: is told where the counter itself failed.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, threads: Threads, compiled: CompiledCode, *, halve_causal: bool, failed: Failed) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._threads = threads
+        self._compiled = compiled
+        self._halve_causal = halve_causal
+        self._failed = failed
+        self._operators: dict[int, Operator] = {}
+        self._functions: dict[int, Operator] = {}
+        self._failing: set[str] = set()
+        self.counts_fake = False
+        """Whether the user computes with fake tensors. If not, some library uses them to find a shape."""
+        self.data_dependent = False
+        """Values in tensors have decided sizes: another step of these shapes may cost something else."""
+        self.runs_in_tf32: Callable[[str], bool] | None = None
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Whether torch shall wrap our handler to keep the compiler out. Not needed if the handler's code is marked."""
+        return not hide(cls.__torch_dispatch__)
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compiled code stays compiled: we see the kernels it calls."""
+        return True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        try:
+            operator = self._operators.get(id(func)) or self._operator(func)
+            books = operator.books
+            if operator.higher_order:
+                books = not (operator.listed and runs_only_functions(func))
+                args = with_seen_functions(self, func, args, self._repeating)
+            for kind in types if books or not operator.higher_order else ():
+                if hands_over(kind):
+                    return NotImplemented
+                if is_fake(kind) and not self.counts_fake:
+                    books = False
+            conjugates_lazily()
+        except Exception as error:  # nothing has run yet: run the operator as without us
+            self._failed("an operator", error)
+            return func(*args, **kwargs)
+        if books and operator.looks_inside:
+            return self._open(operator, types, args, kwargs)
+        out = operator.call(*args, **kwargs)
+        if books:
+            try:
+                self._book(operator, args, kwargs, out)
+            except Exception as error:  # the operator has run, so the user's step goes on
+                self._failed("an operator", error)
+        return out
+
+    def _operator(self, function: Any) -> Operator:
+        """What is kept about an operator that is called for the first time."""
+        operator = self._operators[id(function)] = Operator(function)
+        return operator
+
+    def _open(self, operator: Operator, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs an operator that may run others, which are seen, or whose kernel is written in Python."""
+        if operator.entry.composite:
+            with pushed(self):
+                out = operator.function.decompose(*args, **kwargs)
+            if out is not NotImplemented:
+                return out
+        keys = None
+        try:
+            # If there are other modes below this one, the operator still has to go to them.
+            keys = None if types or depth() else keys_of_python_kernel(operator.function, args, kwargs)
+        except Exception as error:
+            self._failed("an operator", error)
+        if keys is None:
+            out = operator.call(*args, **kwargs)
+        else:
+            out = run_python_kernel(operator.function, keys, args, kwargs, *(() if operator.counted else (self,)))
+        try:
+            self._book(operator, args, kwargs, out, moves=keys is None or operator.counted)
+        except Exception as error:
+            self._failed("an operator", error)
+        return out
+
+    @contextmanager
+    def _repeating(self) -> Iterator[None]:
+        """Inside, the running part of a backward's graph repeats the forward."""
+        state = self._threads.here()
+        task = state.task()
+        if task == NO_GRAPH_TASK:
+            yield
+            return
+        state.repetitions.append(Repetition(None, task, False))
+        try:
+            yield
+        finally:
+            if state.repetitions and state.repetitions[-1].manager is None:
+                state.repetitions.pop()
+
+    # ---- booking
+
+    def _book(
+        self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, *, moves: bool = True
+    ) -> None:
+        """Books one call, which has run; its bytes too if it *moves* any that no operator inside it did."""
+        state = self._threads.here()
+        if state.paused:
+            return
+        module, phase = state.place(operator.counted)
+        if operator.may_be_sized and operator.is_sized_by_values(args):
+            # A number may be read for anything: only one that a model reads is taken for a size.
+            self.data_dependent |= not operator.reads_number or module != OUTSIDE
+        if operator.moves_nothing:
+            return
+        stood_for = bool(state.functions) and state.functions[-1][1] == phase
+        if operator.counted and not stood_for:
+            cell = self._count(state, module, phase, operator, args, kwargs, out)
+        else:
+            cell = state.books.cell(module, phase, operator.name)
+            if operator.listed and not stood_for:
+                heavy = hides_flops(operator.name, args, kwargs, out)
+                state.books.list(operator.name, module, elements_of(out), heavy)
+        cell.calls += 1
+        if moves:
+            written = bytes_of(out)
+            cell.written += written
+            cell.read += operator.bytes_read(args, kwargs, written)
+
+    def _count(
+        self,
+        state: ThreadState,
+        module: str,
+        phase: FlopPhase,
+        operator: Operator,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        out: Any,
+    ) -> Cell:
+        """Books the FLOPs of one call of an operator that has a formula; returns their cell."""
+        books, entry = state.books, operator.entry
+        if phase == "forward" and self._compiled.in_place:
+            module = self._compiled.running_region(state, module)
+        try:
+            work = entry.compute(args, kwargs, out)
+            dtype: Any = entry.dtype_of(args, kwargs, out)
+            if not isinstance(work, (int, Work)):
+                work = whole_flops(work)
+            if (work if isinstance(work, int) else work.flops) < 0:
+                raise ValueError(f"it gave {work}, and FLOPs cannot be negative")
+        except Exception as error:  # a user's formula may raise anything; its operator is listed in the report
+            self._formula_failed(operator.name, error)
+            books.list(operator.name, module, elements_of(out), True)
+            return books.cell(module, phase, operator.name)
+        if dtype is torch.float32 and self.runs_in_tf32 is not None and _on_cuda(args):
+            dtype = "tf32" if self.runs_in_tf32(operator.name) else dtype
+        if entry.estimate:
+            books.estimates[operator.name] = entry.estimate
+        name, repeated, skipped_again = dtype_name(dtype), 0, 0
+        if isinstance(work, int):
+            flops, skipped = work, 0
+        else:
+            self.data_dependent |= work.by_values
+            flops, skipped, repeated, skipped_again = split_work(work, self._halve_causal)
+        if phase == "backward" and state.to_repeat[flops] > 0:
+            state.to_repeat[flops] -= 1
+            phase = "recompute"
+        cell = books.cell(module, phase, operator.name, name)
+        books.spend(cell, phase, flops, skipped)
+        if repeated:  # its bytes stay with the backward, in whose kernel it runs
+            books.spend(books.cell(module, "recompute", operator.name, name), "recompute", repeated, skipped_again)
+        if phase in _FORWARDS:
+            self._follow(cell, flops, args, kwargs)
+        return cell
+
+    def _follow(self, cell: Cell, flops: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Books whether a backward of a forward's product follows."""
+        if is_grad_enabled():
+            if not needs_gradient(args) and not (kwargs and needs_gradient(kwargs.values())):
+                cell.without_backward += flops
+            return
+        function = function_in_forward()
+        if function is None:
+            cell.without_backward += flops
+        else:
+            cell.hidden += flops
+            self._compiled.watch(function)
+
+    def _formula_failed(self, name: str, error: Exception) -> None:
+        if name not in self._failing:
+            self._failing.add(name)
+            kind = type(error).__name__
+            logger.warning("the FLOP formula of %s failed (%s: %s): it is listed as uncounted", name, kind, error)
+
+    # ---- autograd functions and kernels with a formula of their own (FunctionListener)
+
+    @border("an autograd function")
+    def enter_function(self, entry: Entry) -> None:
+        """A registered autograd function or kernel starts: its formula stands for all that runs inside."""
+        state = self._threads.here()
+        state.functions.append((entry, state.place(True)[1]))
+
+    @border("an autograd function")
+    def leave_function(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, ok: bool) -> None:
+        """A registered autograd function or kernel is done."""
+        state = self._threads.here()
+        if all(running is not entry for running, _ in state.functions):
+            return
+        while state.functions.pop()[0] is not entry:
+            pass
+        if state.paused or not ok or not is_pushed(self):
+            return
+        module, phase = state.place(True)
+        if not state.functions or state.functions[-1][1] != phase:
+            operator = self._functions.setdefault(id(entry), Operator(None, entry))
+            self._count(state, module, phase, operator, args, kwargs, out).calls += 1
+
+    def function_failed(self, error: Exception) -> None:
+        """What runs around a registered function has failed."""
+        self._failed("an autograd function", error)
+
+
+def split_work(work: Work, halve_causal: bool) -> tuple[int, int, int, int]:
+    """FLOPs of the running phase and those of them that a mask rules out; the same of what the call repeats."""
+    flops, repeated, skipped = work.flops, work.recompute, work.causal_skipped
+    # A mask skips the same share of every product over the score matrix.
+    own = skipped * flops // (flops + repeated) if skipped else 0
+    again = skipped - own
+    if halve_causal and work.causal:
+        # Only the count is halved; what runs stays the same. So the skipped share is smaller, or even negative.
+        own -= flops - flops // 2
+        again -= repeated - repeated // 2
+        flops //= 2
+        repeated //= 2
+    return flops, own, repeated, again
+
+
+def _on_cuda(args: tuple[Any, ...]) -> bool:
+    for value in args:
+        for item in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(item, torch.Tensor):
+                return bool(item.is_cuda)
+    return False

@@ -1,0 +1,237 @@
+"""What the counter keeps about one operator: its formula, the bytes that a call moves, and what values decide in it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from lightning_flops.instrument.counting.formulas import TORCH_NAMESPACES, Entry, lookup
+from lightning_flops.instrument.torch_private.operators import OpOverload, call_of, schema_of
+from lightning_flops.instrument.torch_private.tensors import stored_values
+
+_OVERWRITING = frozenset(
+    (
+        "copy_ fill_ zero_ normal_ uniform_ bernoulli_ random_ exponential_ geometric_ cauchy_ log_normal_ eye "
+        "trunc_normal_"
+    ).split()
+)
+"""In-place operators that write their first argument without reading it."""
+
+_NO_TRAFFIC = frozenset(
+    (
+        "empty empty_like empty_strided empty_permuted empty_quantized _empty_affine_quantized new_empty "
+        "new_empty_strided _unsafe_view lift_fresh lift detach alias is_same_size size stride numel dim sym_size "
+        "sym_stride sym_numel sym_storage_offset is_contiguous is_strides_like_format set_ resize_ resize_as_ "
+        "_resize_output_ _local_scalar_dense _nested_tensor_size _nested_tensor_strides _nested_get_values "
+        "_nested_tensor_storage_offsets _nested_view_from_jagged _nested_get_offsets _nested_get_lengths "
+        "_nested_get_jagged_dummy"
+    ).split()
+)
+"""Operators that move no tensor's data: they make a view, an unfilled tensor, or read its shape."""
+
+_SELECTING = frozenset("embedding index index_select gather take take_along_dim select_copy slice_copy".split())
+"""Operators that read of their first argument only what they put out."""
+
+_READS_NUMBER = "_local_scalar_dense"
+"""The operator behind ``Tensor.item``, and wherever else a tensor stands for a number."""
+
+_SIZED_BY_VALUES = frozenset(
+    (
+        "_pack_padded_sequence _nested_tensor_from_mask _nested_tensor_from_tensor_list _nested_view_from_jagged "
+        "_to_sparse _to_sparse_csr _to_sparse_csc _to_sparse_bsr _to_sparse_bsc"
+    ).split()
+)
+"""Operators of whose results torch does not say that numbers in tensors may decide their sizes."""
+
+_NO_TENSORS = frozenset(
+    (int, float, bool, complex, str, type(None), torch.Size, torch.Generator, torch.dtype, torch.device, torch.layout)
+)
+
+
+class Operator:
+    """One overload of an operator, or a higher-order operator."""
+
+    __slots__ = (
+        "books",
+        "call",
+        "counted",
+        "entry",
+        "function",
+        "higher_order",
+        "keywords",
+        "listed",
+        "looks_inside",
+        "may_be_sized",
+        "moves_nothing",
+        "name",
+        "overwrites",
+        "reads_number",
+        "selects",
+        "sized_by_values",
+    )
+
+    def __init__(self, function: Any, entry: Entry | None = None) -> None:
+        # Slots, because every operator of a step reads some of these.
+        self.function = function  # keeps the object, and with it the id that it is found by
+        self.entry = entry = lookup(function) if entry is None else entry
+        self.name = entry.name
+        self.call = call_of(function)
+        self.counted = entry.kind == "formula"
+        self.listed = entry.kind == "unknown"
+        self.higher_order = not isinstance(function, OpOverload)
+        short = entry.name.rpartition(".")[2]
+        self.overwrites = short in _OVERWRITING
+        self.selects = short in _SELECTING
+        self.reads_number = short == _READS_NUMBER
+        self.keywords: tuple[str, ...] | None = None
+        self.sized_by_values: Callable[[tuple[Any, ...]], bool] | None = None
+        self.moves_nothing = self.looks_inside = False
+        self.books = True
+        self.may_be_sized = self.counted
+        if self.higher_order:
+            return
+        schema = schema_of(function)
+        self.keywords = tuple(
+            argument.name
+            for argument in schema.arguments
+            if argument.kwarg_only and not (argument.alias_info is not None and argument.alias_info.is_write)
+        )
+        self.sized_by_values = _sized_by_values(function, short)
+        self.may_be_sized = self.counted or self.sized_by_values is not None
+        self.moves_nothing = entry.kind == "free" and _moves_nothing(schema, short)
+        self.books = not self.moves_nothing or self.may_be_sized
+        self.looks_inside = self.listed or (self.counted and schema.name.partition("::")[0] not in TORCH_NAMESPACES)
+
+    def is_sized_by_values(self, args: tuple[Any, ...]) -> bool:
+        """Whether numbers in the tensors of this call decide the size of its result, or what it spends."""
+        if self.sized_by_values is not None and self.sized_by_values(args):
+            return True
+        return self.counted and any(isinstance(arg, Tensor) and arg.layout is not torch.strided for arg in args)
+
+    def bytes_read(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], written: int) -> int:
+        """Bytes of the tensors that a call reads, which puts out so many."""
+        read = 0
+        for arg in args[1:] if self.overwrites else args:
+            kind = type(arg)
+            if kind not in _NO_TENSORS:
+                read += bytes_of(arg)
+        if kwargs:
+            for name in kwargs if self.keywords is None else self.keywords:
+                read += bytes_of(kwargs.get(name))
+        return read - max(0, bytes_of(args[0]) - written) if self.selects and args else read
+
+
+def _moves_nothing(schema: Any, short: str) -> bool:
+    """Whether the operator makes a view or an unfilled tensor, or reads a shape."""
+    return short in _NO_TRAFFIC or all(
+        value.alias_info is not None and not value.alias_info.is_write for value in schema.returns
+    )
+
+
+def _sized_by_values(function: Any, short: str) -> Callable[[tuple[Any, ...]], bool] | None:
+    """Asks an operator's arguments whether numbers in tensors decide the size of its result; None: they never do."""
+    if short == _READS_NUMBER:
+        return _is_whole
+    if torch.Tag.dynamic_output_shape in function.tags:
+        return _has_mask if short == "index" else _always
+    return _always if short in _SIZED_BY_VALUES else None
+
+
+def _always(args: tuple[Any, ...]) -> bool:
+    return True
+
+
+def _has_mask(args: tuple[Any, ...]) -> bool:
+    """Whether the second argument, which are indexes, has a mask among them."""
+    indexes = args[1] if len(args) > 1 and isinstance(args[1], (list, tuple)) else ()
+    return any(isinstance(one, Tensor) and one.dtype in (torch.bool, torch.uint8) for one in indexes)
+
+
+def _is_whole(args: tuple[Any, ...]) -> bool:
+    """Whether the first argument holds whole numbers, which may become sizes."""
+    return not (args[0].dtype is torch.bool or args[0].is_floating_point() or args[0].is_complex())
+
+
+def bytes_of(value: Any) -> int:
+    """Bytes of a tensor, or of the tensors in a list, tuple or dict; 0 for anything else."""
+    kind = type(value)
+    if kind is Tensor or kind is Parameter or isinstance(value, Tensor):
+        try:
+            return int(value.nbytes)
+        except (RuntimeError, TypeError):
+            return _stored_bytes(value)
+    if kind is list or kind is tuple or isinstance(value, (list, tuple)):
+        return sum([bytes_of(item) for item in value])
+    if isinstance(value, Mapping):
+        return sum(map(bytes_of, value.values()))
+    return 0
+
+
+def _stored_bytes(tensor: Tensor) -> int:
+    try:
+        values = stored_values(tensor) if tensor.layout is torch.sparse_coo else tensor.values()
+        return int(values.numel()) * int(values.element_size())
+    except (RuntimeError, TypeError, AttributeError):
+        return 0  # an opaque layout, or a subclass's
+
+
+def elements_of(value: Any) -> int:
+    """Elements of a tensor, or of the tensors in a list or tuple; 0 for anything else."""
+    if isinstance(value, Tensor):
+        try:
+            return int(value.numel())
+        except (RuntimeError, TypeError):
+            return 0
+    if isinstance(value, (list, tuple)):
+        return sum(map(elements_of, value))
+    return 0
+
+
+def needs_gradient(values: Any) -> bool:
+    """Whether any tensor among *values*, lists searched too, requires a gradient."""
+    for value in values:
+        if isinstance(value, Tensor):
+            if value.requires_grad:
+                return True
+        elif isinstance(value, (list, tuple)) and needs_gradient(value):
+            return True
+    return False
+
+
+@functools.cache
+def dtype_name(dtype: torch.dtype | str) -> str:
+    """Name of a dtype as records have it: ``bfloat16``; one name for all 8-bit floats, one for all 4-bit ones."""
+    name = str(dtype).removeprefix("torch.")
+    for narrow in ("float8", "float4"):
+        if name.startswith(narrow):
+            return narrow
+    return name
+
+
+def tf32_operators() -> Callable[[str], bool] | None:
+    """Which operators, by name, the CUDA backend would run in TF32 when their tensors are float32, as things stand.
+
+    None when it would run none.
+    """
+    if not torch.cuda.is_available():
+        return None
+    # The older switches (allow_tf32, set_float32_matmul_precision) set these too; they raise when asked after these
+    # were set on their own.
+    backends: Any = torch.backends
+    matmul = bool(backends.cuda.matmul.fp32_precision == "tf32")
+    convolution = bool(backends.cudnn.conv.fp32_precision == "tf32")
+    recurrent = bool(backends.cudnn.rnn.fp32_precision == "tf32")
+    if not (matmul or convolution or recurrent):
+        return None
+
+    def runs_in_tf32(name: str) -> bool:
+        if "attention" in name:
+            return False  # the fused kernels that take float32 multiply in float32
+        return convolution if "conv" in name else recurrent if "rnn" in name else matmul
+
+    return runs_in_tf32

@@ -1,0 +1,96 @@
+"""transformers' own packing: a collator that flattens a batch into one row, and attention over each sequence alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.attention.varlen as varlen
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    DataCollatorWithFlattening,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Trainer,
+)
+
+from lightning_flops.transformers import FlopsProfilerTrainerCallback
+from tests.packed_attention import kernels_for_the_processor
+from tests.transformers.tiny import BATCH, arguments
+
+HIDDEN, INSIDE, LAYERS, HEADS, KEY_HEADS, VOCAB = 32, 64, 2, 4, 2, 64
+PROFILE_STEP = 3
+
+
+def attend(
+    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: None, **more: Any
+) -> tuple[torch.Tensor, None]:
+    """As transformers calls flash attention on one packed row, with (1, heads, length, size)."""
+    repeated = [one.repeat_interleave(query.shape[1] // one.shape[1], 1) for one in (query, key, value)]
+    queries, keys, values = (one[0].transpose(0, 1) for one in repeated)
+    borders = more.get("cu_seq_lens_q")
+    if borders is None:
+        begins = (more["position_ids"].flatten() == 0).nonzero().flatten()
+        borders = torch.cat([begins, begins.new_tensor([query.shape[2]])])
+    longest = int(borders.diff().max())
+    out: Any = varlen.varlen_attn(queries, keys, values, borders, borders, longest, longest, window_size=(-1, 0))
+    return out[None], None
+
+
+@pytest.fixture(autouse=True)
+def attention() -> Iterator[None]:
+    AttentionInterface.register("packed_here", attend)
+    AttentionMaskInterface.register("packed_here", lambda *_, **__: None)
+    with kernels_for_the_processor():
+        yield
+
+
+def spent_on(lengths: list[int]) -> int:
+    """Forward and backward: linear layers for each token, two products of attention for each pair of a sequence."""
+    size = HIDDEN // HEADS
+    projections = 2 * HIDDEN * HIDDEN + 2 * HIDDEN * KEY_HEADS * size  # of queries and the result, of keys and values
+    linear = LAYERS * 2 * (projections + 3 * HIDDEN * INSIDE) + 2 * HIDDEN * VOCAB
+    return 3 * (linear * sum(lengths) + LAYERS * 2 * 2 * HIDDEN * sum(one**2 for one in lengths))
+
+
+@pytest.mark.parametrize("borders", [False, True], ids=["position_ids", "cu_seq_lens"])
+def test_packed_steps_are_counted_and_the_run_is_what_its_sequences_spend(borders: bool, tmp_path: Path) -> None:
+    numbers, packed = random.Random(0), []
+    texts = [[numbers.randrange(VOCAB) for _ in range(numbers.randint(2, 30))] for _ in range(40 * BATCH)]
+    flatten: Any = DataCollatorWithFlattening(return_flash_attn_kwargs=borders)  # type: ignore[no-untyped-call]
+
+    def collate(features: Any) -> Any:
+        packed.append([len(one["input_ids"]) for one in features])
+        return flatten(features)
+
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=VOCAB,
+            hidden_size=HIDDEN,
+            intermediate_size=INSIDE,
+            num_hidden_layers=LAYERS,
+            num_attention_heads=HEADS,
+            num_key_value_heads=KEY_HEADS,
+            attn_implementation="packed_here",  # type: ignore[call-arg]
+            use_cache=False,
+        )
+    )
+    callback = FlopsProfilerTrainerCallback(profile_step=PROFILE_STEP, timing_steps=6, trace=False)
+    given = {"remove_unused_columns": False, "train_sampling_strategy": "sequential"}
+    data: Any = [{"input_ids": one, "labels": one} for one in texts]
+    Trainer(
+        model, arguments(tmp_path, **given), train_dataset=data, data_collator=collate, callbacks=[callback]
+    ).train()
+    profile, summary = callback.profile, callback.throughput
+    assert profile is not None and summary is not None
+    counted = [spent_on(packed[step]) for step in profile.counted_steps]
+    assert PROFILE_STEP in profile.counted_steps
+    assert (profile.flops.forward + profile.flops.backward) * len(counted) == sum(counted)
+    assert summary.real_tokens == summary.tokens == sum(map(sum, packed))
+    assert summary.model_flops == sum(map(spent_on, packed))
