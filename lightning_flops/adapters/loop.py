@@ -1,4 +1,4 @@
-"""A training loop of the user's own: torch's public hooks of its models and optimizers, and autograd's one entry.
+"""A training loop of the user's own: torch's public hooks of its models and optimizers, and autograd's two entries.
 
 A batch is what the models were called with, or what ``batches`` handed out. A step ends with that of the last listed
 optimizer, or where the loop says so. What runs between the forward and the backward is the loss, and is forward, too. A
@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from lightning_flops.adapters.backwards import hear_backwards
 from lightning_flops.adapters.fetches import hear_fetches
 from lightning_flops.adapters.loop_context import Frame, called_in, device_of, root_of, run_context
-from lightning_flops.instrument.batches import tensor_shapes
+from lightning_flops.instrument.batches import HIDDEN_SHAPE, tensor_shapes
 from lightning_flops.instrument.timing.settling import steps_to_settle
 from lightning_flops.instrument.torch_private.compiler import (
     compiler_callbacks,
@@ -102,6 +103,8 @@ class LoopRun:
         self._model = model
         self._optimizers = tuple(optimizers)
         self._log_every = log_every_n_steps
+        self._asks = callable(config.batch_size) or callable(config.tokens_per_sample)
+        """The user's functions are asked of each batch."""
         self._state = _State()
         self._fetched: deque[BatchTokens | None] = deque(maxlen=_MOST_AHEAD)
         root = root_of(model)
@@ -126,14 +129,18 @@ class LoopRun:
         """The loop begins."""
         run = self.run
         self._put_hooks(run.undo)
-        hear_backwards(self, run.undo)
+        hear_backwards(self, run.undo, entries=("backward", "grad"))
         hear_fetches(self, run.undo)
         run.begin()
 
     def _put_hooks(self, undo: ExitStack) -> None:
+        begins, ends = Hook(self, LoopRun.update_begins), Hook(self, LoopRun.update_ends)
+        if not self._optimizers:  # those of any optimizer
+            undo.callback(register_optimizer_step_pre_hook(begins).remove)
+            undo.callback(register_optimizer_step_post_hook(ends).remove)
         for optimizer in self._optimizers:
-            undo.callback(optimizer.register_step_pre_hook(Hook(self, LoopRun.update_begins)).remove)
-            undo.callback(optimizer.register_step_post_hook(Hook(self, LoopRun.update_ends)).remove)
+            undo.callback(optimizer.register_step_pre_hook(begins).remove)
+            undo.callback(optimizer.register_step_post_hook(ends).remove)
         handles: list[Any] = []
         enters, leaves = Hook(self, LoopRun.forward_begins), Hook(self, LoopRun.forward_ends)
         models = called_in(self._model)
@@ -166,7 +173,7 @@ class LoopRun:
     def forward_begins(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A model is called."""
         run, state = self.run, self._state
-        if state.in_backward or state.depth or state.outside:
+        if state.backwards or state.depth or state.outside:
             state.depth += 1  # a recomputation, or a model inside another one
             return
         if self._evaluates(module):
@@ -177,10 +184,12 @@ class LoopRun:
             self._batch_is_over(ends_step=False)
         state.depth += 1
         state.forwards += 1
+        state.trained |= module.training
         state.feeder = state.asked
         self._take(args, kwargs)
-        run.enter("forward")
-        state.in_forward = True
+        if not state.in_forward:
+            state.in_forward = True
+            run.enter("forward")
 
     def _take(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take the shapes and the tokens of the batch before the model can change it."""
@@ -194,9 +203,11 @@ class LoopRun:
         if run.is_marking:
             state.autocast = _autocast(device)
         state.fetched = False
+        given = kwargs or (args[0] if len(args) == 1 else args)
+        if self._asks and not state.handed:
+            state.batch = given
         if run.tokens.reads or self._fetched:
-            held = kwargs or (args[0] if len(args) == 1 else args)
-            state.tokens = run.tokens.of(held) if device == "cpu" else self._tokens_fetched()
+            state.tokens = run.tokens.of(given) if device == "cpu" else self._tokens_fetched()
         if not state.fetches:
             run.batch_begins(state.shapes, state.tokens)
 
@@ -216,25 +227,34 @@ class LoopRun:
 
     @safe
     def forward_ends(self, module: nn.Module, args: Any, output: Any) -> None:
-        """A model's forward is over, or has raised."""
+        """A model's forward is over, or has raised; in an optimizer's closure, the loss is still a part of it."""
         state = self._state
         state.depth = max(0, state.depth - 1)
+        if not state.updating:
+            self._forward_is_over()
+
+    def _forward_is_over(self) -> None:
+        state = self._state
         if state.in_forward and not state.depth:
             state.in_forward = False
             self.run.leave()
 
     @safe
-    def backward_begins(self) -> None:
+    def backward_begins(self, entry: str) -> None:
         """Autograd is about to run; what ran since the forward was the loss."""
         run, state = self.run, self._state
-        if state.in_backward or state.outside:
+        if state.outside:
+            return
+        state.backwards += 1
+        if state.backwards > 1:  # a reentrant checkpoint's
             return
         self._evaluation_is_over()
         if not state.pending:  # compiled code called the model, and no hook of ours
             state.pending, state.fetched = True, False
             if state.shapes_fetched:
                 state.shapes = state.shapes_fetched
-        state.in_backward = True
+        state.after_backward |= entry == "backward"  # more may be computed on the batch after a penalty's gradient
+        self._forward_is_over()
         run.claim("forward")
         run.enter("backward")
 
@@ -242,10 +262,12 @@ class LoopRun:
     def backward_ends(self) -> None:
         """Autograd has run."""
         state = self._state
-        if state.in_backward:
-            state.in_backward, state.after_backward, state.depth = False, True, int(state.in_forward)
-            self.run.leave()
-        if state.ends_after_backward:
+        state.backwards = max(0, state.backwards - 1)
+        if state.backwards or state.outside:
+            return
+        state.depth = int(state.in_forward)
+        self.run.leave()
+        if state.ends_step and not state.updating:
             self._batch_is_over(ends_step=True)
 
     @safe
@@ -260,17 +282,19 @@ class LoopRun:
     def update_ends(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """An optimizer's step is over."""
         state = self._state
-        if state.updating:
+        if optimizer is (self._optimizers or (None,))[-1]:
+            state.ends_step = not state.told
+        was_open = bool(state.updating)
+        if was_open:
             state.updating.pop()
         if state.updating or state.outside:
             return
-        self.run.leave()
+        if was_open:  # otherwise its closure has fetched a batch
+            self._forward_is_over()
+            self.run.leave()
         state.updates += 1
-        if optimizer is self._optimizers[-1]:
-            if state.in_backward:  # a hook of a gradient's makes the update
-                state.ends_after_backward = True
-            else:
-                self._batch_is_over(ends_step=True)
+        if state.ends_step and not state.backwards:  # in a backward a hook of a gradient's makes the update
+            self._batch_is_over(ends_step=True)
 
     @safe
     def fetch_begins(self, iterator: Any) -> None:
@@ -280,7 +304,7 @@ class LoopRun:
         if state.feeder() is iterator:
             self._evaluation_is_over()  # the loop goes back to the loader of its steps
         elif not state.outside and state.forwards:
-            self._evaluates(self._model)
+            self._evaluates(self._model, fetches=True)
         if state.outside or state.evaluating:
             return
         if not state.fetches:
@@ -316,8 +340,11 @@ class LoopRun:
         state = self._state
         if state.after_backward:
             self._batch_is_over(ends_step=False)
-        state.shapes, state.handed, state.batch = tensor_shapes(batch), True, batch
-        self._comes(state.shapes)
+        shapes = tensor_shapes(batch)
+        state.batch = batch
+        if HIDDEN_SHAPE not in shapes:  # otherwise those of what the model gets
+            state.shapes, state.handed = shapes, True
+            self._comes(shapes)
 
     @safe
     def wait_begins(self) -> None:
@@ -337,6 +364,7 @@ class LoopRun:
     def step_is_told(self) -> None:
         """The loop says that a batch is through, and with it a step, if it was updated."""
         state = self._state
+        state.told = True
         if state.pending or not self._optimizers:
             self._evaluation_is_over()
             state.updates = state.updates or int(not self._optimizers)
@@ -361,14 +389,19 @@ class LoopRun:
     def finish(self, error: BaseException | None = None) -> None:
         """The loop is over, or has raised *error*."""
         self._evaluation_is_over()
+        if self._state.updates and self._optimizers and error is None:
+            self.run.notes.add_for_run(
+                f"The loop ended in a step: {type(self._optimizers[-1]).__name__}, the last optimizer in the list, "
+                "ends each. List the one that steps last in the last place, or call profiler.step()."
+            )
         self.run.finish(interrupted_by=error)
 
     # ---- batches
 
-    def _evaluates(self, module: nn.Module) -> bool:
-        """Whether *module* is evaluated now; then what runs belongs to no step."""
+    def _evaluates(self, module: nn.Module, *, fetches: bool = False) -> bool:
+        """Whether *module* is evaluated now, or a batch is fetched for that; then what runs belongs to no step."""
         state = self._state
-        if torch.is_grad_enabled() or module.training:
+        if module.training or (torch.is_grad_enabled() and not (fetches and state.trained)):
             return False
         if not state.evaluating:
             state.evaluating = True
@@ -405,8 +438,6 @@ class LoopRun:
         yield from ("transfer", "other")
         if not self._state.fetches:
             yield "data_wait"
-        if not self._optimizers:
-            yield "optimizer"
 
 
 class _State:
@@ -415,7 +446,9 @@ class _State:
     def __init__(self) -> None:
         self.depth = 0
         """Calls of the models that are running, one in another."""
-        self.in_forward = self.in_backward = self.evaluating = self.fetching = False
+        self.in_forward = self.evaluating = self.fetching = self.trained = self.told = False
+        self.backwards = 0
+        """Calls of autograd that are running, one in another."""
         self.outside = 0
         """Depth of ``outside_of_steps``."""
         self.updating: list[Any] = []
@@ -441,7 +474,7 @@ class _State:
         self.tokens: BatchTokens | None = None
         self.batch: Any = ()
         self.updates = 0
-        self.pending = self.handed = self.after_backward = self.ends_after_backward = False
+        self.pending = self.handed = self.after_backward = self.ends_step = False
 
 
 def _autocast(device: str) -> str:
