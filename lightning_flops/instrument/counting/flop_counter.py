@@ -193,7 +193,9 @@ class FlopCounter:
             taps.replace(
                 module,
                 name,
-                lambda original: hide_around(listening(original, before=self._backward_begins, failed=failed)),
+                lambda original: hide_around(
+                    listening(original, before=self._backward_begins, failed=failed), self._backward_begins
+                ),
             )
         hear_repetitions(taps, self._threads, self._failed)
         graph = getattr(torch.cuda, "CUDAGraph", None)
