@@ -1,4 +1,4 @@
-"""A DeepSpeed that has lost one of the private names that an engine's door uses."""
+"""A DeepSpeed that has lost one of the private names that an engine's adapter uses."""
 
 from __future__ import annotations
 
