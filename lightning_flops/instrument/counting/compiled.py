@@ -122,7 +122,9 @@ class CompiledCode:
             begins = partial(self._begins, function)
             failed = partial(self._failed, "the beginning of a compiled backward")
             self._patches.replace(
-                function, compiler.BACKWARD_ENTRY, lambda original: listening(original, before=begins, failed=failed)
+                function,
+                compiler.BACKWARD_ENTRY,
+                lambda original: compiler.hide_around(listening(original, before=begins, failed=failed), self._begins),
             )
 
     def _begins(self, function: Any, context: Any, inputs: list[Any]) -> Callable[[], None]:
