@@ -96,7 +96,9 @@ class _OperatorTimes:
         inner = np.flatnonzero(outermost >= 0)
         np.maximum.at(ends, outermost[inner], trace.end_ns[inner])  # the last call in it may seem to end later
         self.host, self.device = ends - trace.start_ns, with_callees(trace, launched)
-        self.host_self, self.device_self = (at_outermost(outermost, own) for own in (self_host_ns(trace), launched))
+        self.device_self = at_outermost(outermost, launched)
+        # Callees that overlap by rounding would make up more than there is.
+        self.host_self = np.minimum(at_outermost(outermost, self_host_ns(trace)), self.host)
 
     def of(self, groups: Groups, rows: Ints) -> list[dict[str, Any]]:
         """The four statistics of each group of *rows*, ratios of all self times."""

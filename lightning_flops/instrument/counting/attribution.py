@@ -51,6 +51,8 @@ class Running(NamedTuple):
     """The graph task inside which it began."""
     pushed: bool = False
     """Whether the dispatch mode was pushed for it."""
+    without_grad: bool = False
+    """It runs where grad is disabled, and not by an ``autograd.Function``: no backward follows, whatever it calls."""
 
 
 class Repetition(NamedTuple):

@@ -35,6 +35,7 @@ from lightning_flops.instrument.torch_private.autograd import (
     NO_GRAPH_TASK,
     backward_entries,
     checkpoint_codes,
+    function_in_forward,
     graph_task_id,
     runs_step_of,
 )
@@ -272,7 +273,8 @@ class FlopCounter:
         is_wrapped = caller.module == name and _is_wrapped_by(module, caller.owner)
         if task == NO_GRAPH_TASK and not state.paused and not is_wrapped:
             state.books.calls[name] = state.books.calls.get(name, 0) + 1
-        state.push(Running(name, "forward", module, task))
+        without_grad = caller.without_grad or not (torch.is_grad_enabled() or function_in_forward())
+        state.push(Running(name, "forward", module, task, without_grad=without_grad))
 
     def _on_module_leave(self, module: nn.Module, args: Any, output: Any) -> None:
         state = self._threads.here()
@@ -404,9 +406,11 @@ def hear_repetitions(taps: patches.Patches, threads: Threads, failed: border_mod
     at_end = partial(failed, "the end of a repeated forward")
     for kind in (torch.enable_grad, torch.set_grad_enabled):
         taps.replace(
-            kind, "__enter__", lambda original: hide_around(listening(original, after=begins, failed=at_begin))
+            kind, "__enter__", lambda original: hide_around(listening(original, after=begins, failed=at_begin), begins)
         )
-        taps.replace(kind, "__exit__", lambda original: hide_around(listening(original, before=ends, failed=at_end)))
+        taps.replace(
+            kind, "__exit__", lambda original: hide_around(listening(original, before=ends, failed=at_end), ends)
+        )
 
 
 def _computes_on_fake_tensors(root: nn.Module | None) -> bool:

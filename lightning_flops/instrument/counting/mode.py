@@ -224,16 +224,18 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         if repeated:  # its bytes stay with the backward, in whose kernel it runs
             books.spend(books.cell(module, "recompute", operator.name, name), "recompute", repeated, skipped_again)
         if phase in _FORWARDS:
-            self._follow(cell, flops, args, kwargs)
+            self._follow(state, cell, flops, args, kwargs)
         return cell
 
-    def _follow(self, cell: Cell, flops: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _follow(
+        self, state: ThreadState, cell: Cell, flops: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         """Books whether a backward of a forward's product follows."""
         if is_grad_enabled():
             if not needs_gradient(args) and not (kwargs and needs_gradient(kwargs.values())):
                 cell.without_backward += flops
             return
-        function = function_in_forward()
+        function = None if state.stack[-1].without_grad else function_in_forward()
         if function is None:
             cell.without_backward += flops
         else:

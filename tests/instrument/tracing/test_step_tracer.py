@@ -155,7 +155,6 @@ def test_a_step_is_recorded_with_its_number_its_phases_and_every_module() -> Non
     assert [name for name in names if name.startswith(("module: ", "phase: ", "ProfilerStep#"))] == [
         "ProfilerStep#6",
         "phase: forward",
-        "module: (root)",
         "module: first",
         "module: second",
         "module: second.0",
@@ -197,8 +196,8 @@ def test_the_file_goes_with_the_tracer_and_the_kept_one_has_annotations(tmp_path
     original, annotated = Path(record.path).read_text(), Path(kept).read_text()
     assert annotated == Path(again).read_text()
     assert '"cat": "user_annotation"' in annotated
-    # Seven marks and nothing else became annotations.
-    assert annotated.count('"user_annotation"') - original.count('"user_annotation"') == 7
+    # Six marks and nothing else became annotations.
+    assert annotated.count('"user_annotation"') - original.count('"user_annotation"') == 6
     assert annotated.replace('"user_annotation"', '"cpu_op"') == original.replace('"user_annotation"', '"cpu_op"')
     assert module_table(load_trace(kept)) == module_table(load_trace(record.path))
     del tracer
