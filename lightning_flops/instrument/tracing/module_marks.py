@@ -24,11 +24,6 @@ class ModuleMarks:
         self._texts: dict[str, str] = {}
         self._local = threading.local()
 
-    def innermost(self) -> nn.Module | None:
-        """The module whose mark was opened last on this thread; None where none is open."""
-        stack = getattr(self._local, "stack", None)
-        return stack[-1][0] if stack else None
-
     def enter(self, module: nn.Module, args: Any) -> None:
         """A forward begins."""
         # enter and leave run for every module of the step, so they make few calls.

@@ -72,8 +72,7 @@ class StepTracer:
         self._ours = False
         self._undo = ExitStack()
         self._step_mark: Any = None
-        self._phases: list[tuple[Any, nn.Module | None]] = []
-        """Marks of the parts that are running, and the module whose mark each began in."""
+        self._phases: list[Any] = []
         self._marks: module_marks.ModuleMarks | None = None
         self._use: _ProcessorUse | None = None
         self._index = self._first_index = -1
@@ -133,20 +132,12 @@ class StepTracer:
         if self._recording:
             mark = profiling.new_mark(phase_mark(part))
             mark.__enter__()
-            self._phases.append((mark, None if self._marks is None else self._marks.innermost()))
+            self._phases.append(mark)
 
     def leave(self) -> None:
         """The part entered last ends."""
         if self._phases:
-            _close(self._phases.pop()[0])
-
-    def _module_ends(self, module: nn.Module, args: Any, output: Any) -> None:
-        """A forward ends, and so does the mark of a part that a hook of this module has begun in it: marks nest."""
-        if self._phases and self._phases[-1][1] is module:
-            _close(self._phases[-1][0])
-            self._phases[-1] = (None, None)
-        if self._marks is not None:
-            self._marks.leave(module, args, output)
+            self._phases.pop().__exit__(None, None, None)
 
     def stop(self, signature: StepSignature) -> None:
         """The last step is over: keep what was recorded, and remove everything from torch.
@@ -210,8 +201,7 @@ class StepTracer:
             undo.callback(patches.undo)
             for name in profiling.functions_that_set_up():
                 patches.replace(autograd_profiler, name, self._stand_aside)
-            ends = weakref.WeakMethod(self._module_ends)  # torch's table of hooks keeps no run
-            undo.enter_context(module_hooks(marks.enter, lambda *told: (ends() or marks.leave)(*told)))
+            undo.enter_context(module_hooks(marks.enter, marks.leave))
             self._undo = undo.pop_all()
         self._marks = marks
 
@@ -294,11 +284,6 @@ class StepTracer:
         path = f"{self._folder}/step{self._first_index}.pt.trace.json"
         profiler.export_chrome_trace(path)
         return path
-
-
-def _close(mark: Any) -> None:
-    if mark is not None:
-        mark.__exit__(None, None, None)
 
 
 def _other_profiler() -> str | None:
