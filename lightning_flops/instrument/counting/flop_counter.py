@@ -251,6 +251,7 @@ class FlopCounter:
         task = state.task()
         caller = state.stack[-1]
         name = self._names.name_for(module, caller.module)
+        without_grad = caller.without_grad or not (torch.is_grad_enabled() or function_in_forward())
         if len(state.stack) == 1 and not state.entered and not is_pushed(self._mode):
             name = "" if name is None and is_replica(module) else name
             if name is not None:
@@ -264,6 +265,8 @@ class FlopCounter:
                 state.push(Running(OUTSIDE, "forward", module, task))
             elif len(state.stack) == 1 and isinstance(module, GraphModule):
                 self._graph_ran = True
+            elif without_grad and not caller.without_grad and task == NO_GRAPH_TASK:
+                state.push(Running(caller.module, caller.phase, module, task, without_grad=True))
             self._reducer_hooks.update(computing_hooks(module))  # it may be a wrapper around the model
             return
         if caller.phase == "optimizer" and caller.owner is not None and not runs_step_of(caller.owner):
@@ -273,7 +276,6 @@ class FlopCounter:
         is_wrapped = caller.module == name and _is_wrapped_by(module, caller.owner)
         if task == NO_GRAPH_TASK and not state.paused and not is_wrapped:
             state.books.calls[name] = state.books.calls.get(name, 0) + 1
-        without_grad = caller.without_grad or not (torch.is_grad_enabled() or function_in_forward())
         state.push(Running(name, "forward", module, task, without_grad=without_grad))
 
     def _on_module_leave(self, module: nn.Module, args: Any, output: Any) -> None:
