@@ -45,6 +45,8 @@ class LoopFinder:
         self._announce = announce
         self._undo = ExitStack()
         self._depth = 0
+        self._updating = 0
+        """Steps of optimizers that are running: a subclass's step may call its parent's, which has hooks of its own."""
         self._called: list[weakref.ref[nn.Module]] = []
         """Outermost modules that were called with gradients on."""
         self._model: nn.Module | None = None
@@ -86,6 +88,7 @@ class LoopFinder:
     def _step_begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if threading.get_ident() != self._thread or self._is_over:
             return
+        self._updating += 1
         self.updated = True
         if OUTCOMES.runs:  # a framework's adapter profiles
             self._is_over = True
@@ -97,7 +100,10 @@ class LoopFinder:
     @safe
     def _step_ends(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         model = self._model
-        if model is None or self._is_over or threading.get_ident() != self._thread:
+        if self._is_over or threading.get_ident() != self._thread:
+            return
+        self._updating -= 1
+        if model is None or self._updating > 0:
             return
         self._is_over = True
         frame = frame_of(model, accelerator=None, fabric=None)
