@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from lightning.fabric import Fabric
 from lightning.fabric.loggers.csv_logs import CSVLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -100,6 +101,8 @@ def test_a_summary_writer_gets_scalars_and_text_and_its_folder_the_files(now: Fa
 
 @pytest.fixture
 def accelerator() -> Iterator[Callable[..., Accelerator]]:
+    # a transformers Trainer of another test in this process leaves accelerate's state behind
+    AcceleratorState._reset_state(reset_partial_state=True)
     made: list[Accelerator] = []
 
     def make(**given: Any) -> Accelerator:
@@ -110,7 +113,7 @@ def accelerator() -> Iterator[Callable[..., Accelerator]]:
     for one in made:
         one.end_training()
         one.free_memory()
-    Accelerator().state._reset_state(reset_partial_state=True)
+    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 def test_a_loop_of_accelerate_accumulates_and_its_trackers_get_the_scalars(
