@@ -16,9 +16,15 @@ ROWS, PROMPT, NEW = 2, 5, 4
 TOKENS: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
 
 
-def tiny_gpt2() -> GPT2LMHeadModel:
+def tiny_gpt2() -> Any:
     torch.manual_seed(0)
-    sizes = {"vocab_size": VOCABULARY, "n_embd": WIDTH, "n_layer": LAYERS, "n_head": HEADS, "n_positions": 32}
+    sizes: dict[str, Any] = {
+        "vocab_size": VOCABULARY,
+        "n_embd": WIDTH,
+        "n_layer": LAYERS,
+        "n_head": HEADS,
+        "n_positions": 32,
+    }
     return GPT2LMHeadModel(GPT2Config(**sizes, **TOKENS))
 
 
@@ -47,7 +53,7 @@ def flops_of(model: Any, **kwargs: Any) -> int:
 def test_gpt2s_first_forward_takes_the_prompt_and_every_other_one_token() -> None:
     prefill = gpt2_flops(rows=ROWS, tokens=PROMPT, seen=PROMPT)
     decode = sum(gpt2_flops(rows=ROWS, tokens=1, seen=PROMPT + step) for step in range(1, NEW))
-    settings = {"do_sample": False, "use_cache": True}
+    settings: dict[str, Any] = {"do_sample": False, "use_cache": True}
     assert flops_of(tiny_gpt2(), max_new_tokens=NEW, **settings) == prefill + decode
     # The generation of one token is the prefill alone.
     assert flops_of(tiny_gpt2(), max_new_tokens=1, **settings) == prefill
@@ -61,8 +67,13 @@ def test_without_a_cache_every_forward_takes_all_tokens() -> None:
 
 def test_llamas_grouped_heads_and_gates_are_counted() -> None:
     torch.manual_seed(0)
-    sizes = {"vocab_size": VOCABULARY, "hidden_size": WIDTH, "intermediate_size": 48, "num_hidden_layers": LAYERS}
-    heads = {"num_attention_heads": HEADS, "num_key_value_heads": 2, "max_position_embeddings": 32}
+    sizes: dict[str, Any] = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": WIDTH,
+        "intermediate_size": 48,
+        "num_hidden_layers": LAYERS,
+    }
+    heads: dict[str, Any] = {"num_attention_heads": HEADS, "num_key_value_heads": 2, "max_position_embeddings": 32}
     model = LlamaForCausalLM(LlamaConfig(**sizes, **heads, **TOKENS))
 
     def forward(tokens: int, seen: int) -> int:
