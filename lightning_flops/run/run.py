@@ -396,10 +396,10 @@ class Run:
             self.finish()
         self.close()
 
-    def fail(self, error: Exception) -> None:
-        """Our side raised *error*: the run goes on without us."""
+    def fail(self, why: str) -> None:
+        """Our side has failed: the run goes on without us."""
         self.close()
-        self.reports.fail(error)
+        self.reports.fail(why)
 
     def close(self) -> None:
         """Remove everything of ours from torch and from the framework's objects."""
