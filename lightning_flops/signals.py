@@ -36,7 +36,11 @@ def is_of_signal_handler(error: BaseException) -> bool:
 
 
 def words_of(error: Exception) -> str:
-    """*error* in words, for a failure that stays with us; raised again if it is of a signal handler of the user's."""
+    """*error* in words, for a failure that stays with us.
+
+    Raises:
+        Exception: *error* itself, if a signal handler of the user's raised it.
+    """
     if is_of_signal_handler(error):
         raise error
     return f"{type(error).__name__}: {error}"

@@ -83,7 +83,7 @@ class Worker:
                     self.made.append(made)
 
     def finish(self, within_sec: float = 10.0) -> bool:
-        """Wait for all jobs, and call what they made; False: gave up after *within_sec*, and has said what is missing."""
+        """Wait for all jobs, and call what they made; False: it has said what is missing after *within_sec*."""
         until = host_clock.now() + within_sec
         while not self._is_off:
             if (thread := self._thread) is not None:
