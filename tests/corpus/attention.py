@@ -331,5 +331,8 @@ def flex_attention_over_blocks() -> Network:
             args=(torch.randn(shape), torch.randn(shape), torch.randn(shape)),
             step=forward_without_grad,
         ),
-        expected=Expected(forward=2 * (2 * batch * heads * kept * head_dim)),
+        expected=Expected(
+            forward=2 * (2 * batch * heads * sequence * sequence * head_dim),
+            causal_skipped=2 * (2 * batch * heads * (sequence * sequence - kept) * head_dim),
+        ),
     )

@@ -260,13 +260,13 @@ def test_nested_attention_counts_each_samples_scores() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_flex_attention_counts_the_blocks_its_mask_keeps() -> None:
-    # 2 × 2 blocks of 128, of which a causal mask keeps 3.
+def test_flex_attention_counts_the_full_score_matrix_and_skips_the_blocks_that_its_mask_leaves_out() -> None:
+    # 2 × 2 blocks of 128, of which a causal mask leaves out 1.
     mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, 256, 256, device="cpu")
     q = torch.randn(1, 2, 256, 16)
     ((entry, work),) = record(lambda: flex_attention(q, q, q, block_mask=mask)).work
-    assert (entry.name, work) == ("higher_order.flex_attention", Work(2 * 2 * (3 * 128 * 128) * 32, by_values=True))
-    assert "block mask" in entry.estimate
+    assert (entry.name, work) == ("higher_order.flex_attention", Work(64 * 2 * 256 * 256, 0, 64 * 2 * 128 * 128))
+    assert not entry.estimate
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
@@ -279,7 +279,7 @@ def test_flex_attention_cuts_blocks_at_the_end_of_the_sequences() -> None:
     q = torch.randn(2, 2, 300, 16)
     kept = 64 * 64 + 3 * 64 * 128 + 44 * (64 + 44)
     ((_, work),) = record(lambda: flex_attention(q, q, q, block_mask=mask)).work
-    assert work == Work(2 * (2 * 2) * kept * 32, by_values=True)
+    assert work == Work(64 * (2 * 2) * 300 * 300, 0, 64 * (2 * 2) * (300 * 300 - kept))
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
@@ -293,9 +293,9 @@ def test_a_flex_backward_counts_four_products_and_repeats_one() -> None:
     mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, 256, 256, device="cpu")
     q = meta(1, 2, 256, 16)
     args: tuple[Any, ...] = (q, q, q, q, meta(1, 2, 256), q, None, None, None, mask.as_tuple(), 1.0, {})
-    entries = 2 * (3 * 128 * 128)
+    entries, skipped = 2 * 256 * 256, 2 * 128 * 128
     work = lookup(flex_attention_backward).compute(args, {}, None)
-    assert work == Work(128 * entries, recompute=32 * entries, by_values=True)
+    assert work == Work(128 * entries, 32 * entries, 160 * skipped)
 
 
 class Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -330,7 +330,7 @@ def test_reading_lengths_shows_no_operator_to_other_modes() -> None:
     assert seen.operators == []
     assert work == {
         "packed": Work(32 * 4 * (4 + 9), by_values=True),
-        "blocks": Work(64 * 2 * 3 * 128 * 128, by_values=True),
+        "blocks": Work(64 * 2 * 256 * 256, 0, 64 * 2 * 128 * 128),
         "sparse": Work(2 * 4),
     }
 
