@@ -274,7 +274,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
 
 def split_work(work: Work, halve_causal: bool) -> tuple[int, int, int, int]:
     """FLOPs of the running phase and those of them that a mask rules out; the same of what the call repeats."""
-    flops, repeated, skipped = work.flops, work.recompute, work.causal_skipped
+    flops, repeated, skipped = work.flops, work.recompute, work.skipped
     # A mask skips the same share of every product over the score matrix.
     own = skipped * flops // (flops + repeated) if skipped else 0
     again = skipped - own

@@ -140,7 +140,7 @@ def _work(
         dtype=dtype,
         flops=work.flops,
         recompute=work.recompute,
-        causal_skipped=work.causal_skipped,
+        skipped=work.skipped,
         bytes=_bytes(args, kwargs, out),
     )
 

@@ -68,7 +68,7 @@ def test_every_fused_forward_counts_the_full_score_matrix(name: str) -> None:
     between = HEADS_FIRST_FORWARDS[name]
     call = (meta(*QUERY), meta(*KEY), meta(*VALUE), *between)
     assert work_of(name, *call) == Work(FORWARD)
-    assert work_of(name, *call, True) == Work(FORWARD, causal_skipped=2 * SKIPPED * (8 + 16), causal=True)
+    assert work_of(name, *call, True) == Work(FORWARD, skipped=2 * SKIPPED * (8 + 16), causal=True)
 
 
 @pytest.mark.parametrize("name", HEADS_FIRST_BACKWARDS)
@@ -173,7 +173,7 @@ def test_a_sliding_window_is_skipped_outside_and_counted_inside() -> None:
     work = work_of("aten::_flash_attention_forward", q, q, q, None, None, 5, 5, 0.0, True, False, **window)
     assert work == Work(16 * 25, 0, 16 * (25 - 12), True)
     efficient = (q, q, q, None, None, None, None, None, 0.0, 1)
-    assert work_of("aten::_efficient_attention_forward", *efficient, window_size=3).causal_skipped == 16 * (25 - 12)
+    assert work_of("aten::_efficient_attention_forward", *efficient, window_size=3).skipped == 16 * (25 - 12)
     # One key on either side: 2 + 3 + 3 + 3 + 2.
     both = {"window_size_left": 1, "window_size_right": 1}
     work = work_of("aten::_flash_attention_forward", q, q, q, None, None, 5, 5, 0.0, False, False, **both)
@@ -195,7 +195,7 @@ def test_what_a_mask_rules_out_equals_the_entries_of_the_mask_itself(
     q, k = meta(1, queries, 1, 4), meta(1, keys, 1, 4)
     bounds: dict[str, Any] = {"window_size_left": left, "window_size_right": right}
     work = work_of("aten::_flash_attention_forward", q, k, k, None, None, queries, keys, 0.0, False, False, **bounds)
-    assert work.causal_skipped == 16 * (queries * keys - visible)
+    assert work.skipped == 16 * (queries * keys - visible)
 
 
 @pytest.mark.parametrize("backend", [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION])

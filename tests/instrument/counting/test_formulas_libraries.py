@@ -129,7 +129,7 @@ def test_torchs_variable_length_attention_counts_its_own_lengths() -> None:
     assert work == Work(32 * entries, 0, 32 * skipped, causal=True, by_values=True)
     # Each query sees itself and the one before: 1 + 2 of 4 and 1 + 2 + 2 of 9.
     work = work_of("torch_attn::_varlen_attn", *call, True, None, [1, 0])
-    assert work.causal_skipped == 32 * 4 * (1 + 4)
+    assert work.skipped == 32 * 4 * (1 + 4)
     backward = (q, q, q, q, q, meta(4, 5), ends, ends, 3, 3, False, meta(2))
     work = work_of("torch_attn::_varlen_attn_backward", *backward)
     assert work == Work(64 * entries, 16 * entries, by_values=True)

@@ -3,7 +3,7 @@
 With H query heads, Sq queries, Sk keys, head size D and value head size Dv, a forward is two products over the full
 score matrix, 2·B·H·Sq·Sk·(D + Dv) FLOPs. A backward is four: those for V and the scores' gradient (Dv each), for Q and
 K (D each). A fused kernel also repeats Q·Kᵀ in its backward, which is ``Work.recompute``, so that model FLOPs are the
-same under every backend. What a causal mask, a sliding window or a block mask rules out is ``Work.causal_skipped``.
+same under every backend. What a causal mask, a sliding window or a block mask rules out is ``Work.skipped``.
 
 Where not all of Q, K and V need a gradient, a backward is what those that do need: V's is one product, Q's and K's one
 each and the scores' gradient before it. Attention as separate products runs no more than that. A fused kernel runs all

@@ -22,11 +22,11 @@ class Work:
     """Model FLOPs, which belong to the running phase; attention over the full score matrix."""
     recompute: int = 0
     """FLOPs with which a fused attention's backward repeats a part of its forward."""
-    causal_skipped: int = 0
+    skipped: int = 0
     """FLOPs of ``flops + recompute`` that belong to score-matrix entries the kernel's mask rules out.
 
     Exact for the mask's shape, rectangular masks and sliding windows included. A kernel skips whole tiles only, so what
-    it executes is a little more than ``flops + recompute - causal_skipped``.
+    it executes is a little more than ``flops + recompute - skipped``.
     """
     causal: bool = False
     """Whether the call was flagged causal, so that ``causal_attention="half"`` halves it."""
