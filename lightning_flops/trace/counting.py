@@ -173,7 +173,7 @@ def _answers(trace: Trace, formulas: Formulas) -> tuple[tuple[RecordedWork, ...]
         if inputs < 0 and work.role in ("unread", "unknown"):
             work = replace(work, reason=_NO_SHAPES)
         works.append(work)
-    largest = [max(work.flops, work.recompute, work.causal_skipped, work.bytes or 0) for work in works]
+    largest = [max(work.flops, work.recompute, work.skipped, work.bytes or 0) for work in works]
     uses = np.bincount(index.reshape(-1)).tolist()
     if sum(one * used for one, used in zip(largest, uses, strict=False)) > _LARGEST_SUM:
         too_many = RecordedWork(role="unread", heavy=True, reason=_TOO_MANY)

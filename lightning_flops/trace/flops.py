@@ -105,9 +105,9 @@ class _Calls:
         in_optimizer = part == FlopPart.OPTIMIZER
         self.parts["recompute"] += np.where(in_optimizer, 0, again)
         self.parts["optimizer"] += np.where(in_optimizer, again, 0)
-        skipped = counted.of("causal_skipped")
+        skipped = counted.of("skipped")
         self.executed: Ints = model + again - skipped
-        self.columns = self.parts | {"causal_skipped": skipped}
+        self.columns = self.parts | {"skipped": skipped}
         self.step = trace.steps.of(trace.start_ns[rows])
         spent = with_callees(trace, device_ns_of_operators(trace)) if trace.has_device else trace.duration_ns
         self.time_ns: Ints = spent[rows]

@@ -166,7 +166,7 @@ def _why_no_job(ranks: Mapping[int, TraceFlops | None], sizes: set[int | None]) 
 
 
 def _job_step(number: int, parts: Sequence[TracedStepFlops]) -> JobStepFlops:
-    buckets = ("forward", "backward", "recompute", "optimizer", "causal_skipped")
+    buckets = ("forward", "backward", "recompute", "optimizer", "skipped")
     return JobStepFlops(
         step=number,
         wall_us=sum(part.wall_us for part in parts) / len(parts),

@@ -46,7 +46,7 @@ class RecordedWork:
     """Model FLOPs, attention over the full score matrix; of a composite call those that count if no callee does."""
     recompute: int = 0
     """FLOPs with which a fused attention's backward repeats a part of its forward."""
-    causal_skipped: int = 0
+    skipped: int = 0
     """FLOPs of these that a kernel leaves out, because a mask rules them out."""
     bytes: int | None = None
     """Of all tensors that it reads and writes; None where the result's shape is not known."""
