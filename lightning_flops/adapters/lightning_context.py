@@ -14,7 +14,7 @@ from lightning_flops.adapters.place import mesh_sizes, run_context_on, sizes_alo
 from lightning_flops.config import OWN_FOLDER
 from lightning_flops.records import Loop, RunContext
 from lightning_flops.run.output import LoggedOutput
-from lightning_flops.sinks.loggers import LoggersSink
+from lightning_flops.sinks.services import Services
 from lightning_flops.text.printable import printable
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def run_output(
     development = bool(getattr(trainer, "fast_dev_run", False))
     return LoggedOutput(
         config,
-        loggers=LoggersSink(trainer.loggers),
+        loggers=Services(trainer.loggers),
         folder=lambda: None if development else _log_folder(trainer) or own_folder,
         announce=functools.partial(_announce, _import_root(trainer)),
         nowhere="" if development or own_folder else _NOWHERE,
