@@ -43,7 +43,7 @@ else:
 _LOOPS: dict[str | None, Loop] = {"fit": "training", "validate": "validate", "test": "test", "predict": "predict"}
 """What a run does, by what the Trainer was asked for."""
 
-_RUNTIME_ATTRIBUTES = ("_adapter", "_builtin", "log", "log_dict")
+_RUNTIME_ATTRIBUTES = ("_adapter", "run", "_builtin", "log", "log_dict")
 """What is not pickled: what belongs to a run, and the bound methods that a Trainer sets on the callback."""
 
 
@@ -114,6 +114,8 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         self._origin = origin_of(self)
         self._start_anew()
         self._adapter: LightningRun | None = None
+        self.run: Run | None = None
+        """The run that goes on; None outside of a loop."""
         self._builtin = BuiltinProfiler()
 
     @classmethod
@@ -149,13 +151,8 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         self.__dict__.update(state)
         if self._origin.is_here:  # a copy beside the callback that was made here, and not in a launcher's process
             self._origin = origin_of(self)
-        self._adapter = None
+        self._adapter = self.run = None
         self._builtin = BuiltinProfiler()
-
-    @property
-    def run(self) -> Run | None:
-        """The run that goes on; None outside of a loop."""
-        return None if self._adapter is None else self._adapter.run
 
     # ---- the hooks of a fit and of the other loops, in the order in which a Trainer calls them
 
@@ -183,6 +180,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
             publish=self._profiles.append,
             own_folder=folder_of_trainer(trainer) if asked_for else self._folder,
         )
+        self.run = self._adapter.run
         self._adapter.begin()
 
     on_predict_start = on_test_start = on_train_start
@@ -295,7 +293,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         if (adapter := self._adapter) is not None:
             adapter.close()
             self._throughput = adapter.run.reports.throughput
-        self._adapter = None
+        self._adapter = self.run = None
 
 
 FlopsProfilerCallback.__doc__ = with_settings_described(
