@@ -55,14 +55,17 @@ __all__ = [
 
 
 @contextmanager
-def count_flops(model: nn.Module | None, *, causal_attention: Literal["full", "half"] = "full") -> Iterator[FlopCounts]:
+def count_flops(
+    model: nn.Module | None = None, *, causal_attention: Literal["full", "half"] = "full"
+) -> Iterator[FlopCounts]:
     """Counts the FLOPs of everything that runs inside, by the modules of *model*; a multiply-add is two FLOPs.
 
     Forward, backward and optimizer steps are counted as they run, and run as they would without it. The counts may be
     read inside the block, where they are those of the moment, and after it.
 
     Args:
-        model: the model whose modules own the work; None counts all work as outside.
+        model: the model whose modules own the work. Left out, everything that runs is counted all the same, and stands
+            under ``(outside)``.
         causal_attention: ``"half"`` counts half of the score matrix where attention is flagged causal.
 
     Yields:

@@ -54,7 +54,7 @@ def flops_lines(profile: Profile) -> list[str]:
     several = len(profile.counted_steps) > 1
     factor = f"{2 + profile.settings.recompute_fwd_factor:g}"
     skipped = (
-        "skipped by fused causal attention"
+        "skipped by fused masked attention"
         if profile.settings.causal_attention == "full"
         else "skipped: causal attention, counted less executed"
     )
@@ -65,7 +65,7 @@ def flops_lines(profile: Profile) -> list[str]:
         (f"bwd (estimated: {factor} x fwd with a bwd to follow)", mean.backward_estimated, total.backward_estimated),
         ("recomputed in the bwd", mean.recompute, total.recompute),
         ("optimizer", mean.optimizer, total.optimizer),
-        (skipped, mean.causal_skipped, total.causal_skipped),
+        (skipped, mean.skipped, total.skipped),
         (MODEL_ROW, mean.model, total.model),
         (HARDWARE_ROW, mean.hardware, total.hardware),
     ]

@@ -76,7 +76,7 @@ function counted(dtype: string, flops: number, time_us: number, peak_share: numb
     backward: 0,
     recompute: 0,
     optimizer: 0,
-    causal_skipped: 0,
+    skipped: 0,
     bytes: 100,
     time_us,
     flops_per_sec: (flops / time_us) * 1e6,

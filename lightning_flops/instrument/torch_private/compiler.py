@@ -317,6 +317,14 @@ _SOURCE = Attribute(
 )
 
 
+_GRAPH_TEXT = Attribute(
+    f"{_INDUCTOR}:CompiledFxGraph",
+    "inductor_post_grad_graph_str",
+    "does not keep the graphs that inductor compiles: flex attention in compiled code is listed as uncounted",
+    reported=False,
+)
+
+
 def class_of_generated_graphs() -> Any:
     """The class of what inductor makes of a graph, whose instances are called to run it; None if nothing was made."""
     return _graph_class() if _INDUCTOR in sys.modules else None
@@ -325,3 +333,8 @@ def class_of_generated_graphs() -> Any:
 def generated_source(graph: Any) -> str:
     """The source of what inductor made of a graph."""
     return str(_SOURCE.get(graph, ""))
+
+
+def source_graph(graph: Any) -> str:
+    """The graph that inductor made *graph* of, as text."""
+    return str(_GRAPH_TEXT.get(graph, ""))

@@ -7,7 +7,7 @@ const COLORS: Partial<Record<BudgetRow["key"], string>> = {
   padding: "--budget-padding",
   recompute: "--budget-recompute",
   optimizer_flops: "--budget-recompute",
-  causal_skipped: "--budget-recompute",
+  skipped: "--budget-recompute",
   matmul: "--budget-matmul",
   other_operators: "--budget-operators",
   operators: "--budget-operators",

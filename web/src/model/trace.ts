@@ -53,7 +53,7 @@ export function stepName(number: number | null): string {
 }
 
 export function executedOf(flops: JobStepFlops | OperatorFlops | TracedStepFlops): number {
-  return flops.forward + flops.backward + flops.recompute + flops.optimizer - flops.causal_skipped;
+  return flops.forward + flops.backward + flops.recompute + flops.optimizer - flops.skipped;
 }
 
 export function countedOf(flops: OperatorFlops | ShapeFlops | TracedStepFlops): number {
