@@ -23,12 +23,12 @@ from werkzeug import wrappers
 from lightning_flops.config.values import BLOCK, OWN_FOLDER
 from lightning_flops.errors import ProfileFormatError
 from lightning_flops.report.html_page import bundled, package_version
-from lightning_flops.schema import dataclass_json
+from lightning_flops.schema import codec
 from lightning_flops.schema.profile import Profile
 from lightning_flops.sinks.tensorboard_tab import PLUGIN
 
 _FRONTEND: Final = {"index.js": "text/javascript", "page.js": "text/javascript", "style.css": "text/css"}
-_MOST_BYTES: Final = dataclass_json.LONGEST_PROFILE
+_MOST_BYTES: Final = codec.LONGEST_PROFILE
 _WINDOW: Final = "window"
 
 _App = Callable[..., Iterable[bytes]]
@@ -121,7 +121,7 @@ class FlopsPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
             profile = Profile.from_json(_unpacked(series[-1].numpy.item()))
         except (ProfileFormatError, ValueError, TypeError, zlib.error) as error:
             return _answer(request, str(error), "text/plain", code=422)
-        return _answer(request, dataclass_json.dump(profile, indented=False), "application/json")
+        return _answer(request, codec.dump(profile, indented=False), "application/json")
 
 
 def _application(answer: Callable[[wrappers.Request], wrappers.Response]) -> _App:

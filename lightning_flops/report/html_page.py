@@ -25,7 +25,7 @@ from lightning_flops.analysis.rank_names import name_files
 from lightning_flops.analysis.rates import mean
 from lightning_flops.report.compare_text import comparison_headline
 from lightning_flops.report.compare_traces_text import trace_comparison_headline
-from lightning_flops.schema import dataclass_json
+from lightning_flops.schema import codec
 from lightning_flops.schema.comparison import Comparison
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.trace import TraceReport, TracesReport
@@ -182,7 +182,7 @@ def packed(report: Profile | Comparison | TraceReport | TracesReport | TraceComp
     Raises:
         ProfileFormatError: a number of it is not finite.
     """
-    return gzip.compress(dataclass_json.dump(report, indented=False).encode(), compresslevel=6, mtime=0)
+    return gzip.compress(codec.dump(report, indented=False).encode(), compresslevel=6, mtime=0)
 
 
 def document_of(runs: Sequence[ShownRun]) -> Mapping[str, Any]:

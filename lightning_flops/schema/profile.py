@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 from lightning_flops.records import MemoryRecord, PhaseBytes, PhaseFlops, RunContext, UncountedOperator
-from lightning_flops.schema import dataclass_json, shown
+from lightning_flops.schema import codec, shown
 from lightning_flops.schema.advice import Advice
 from lightning_flops.schema.answer import Answer, answer_of
 from lightning_flops.schema.budget import Budget
@@ -22,9 +22,6 @@ SCHEMA_VERSION = 5
 
 It goes up whenever a field of ``Profile``, or of a record in it, comes, goes or means something else.
 """
-
-OLDEST_VERSION = 3
-"""The oldest version that is read. What came after it has a default, such as ``context.loop``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,7 +195,7 @@ class Profile:
         Raises:
             ProfileFormatError: a number of the profile is not finite.
         """
-        return dataclass_json.dump(self)
+        return codec.dump(self)
 
     def to_html(self) -> str:
         """The profile as a page: one HTML file with everything in it, which needs no network and opens from disk.
@@ -210,12 +207,9 @@ class Profile:
 
     @staticmethod
     def from_json(text: str) -> Profile:
-        """The profile that ``to_json`` wrote as *text*, today or when the schema was of version 3.
+        """The profile that ``to_json`` wrote as *text*.
 
         Raises:
-            ProfileFormatError: *text* is no JSON, has another schema version, or a field is missing, unknown or wrong.
+            ProfileFormatError: *text* is no JSON, has another schema version, or a field is missing or wrong.
         """
-        found = dataclass_json.load(
-            Profile, text, version_field="schema_version", version=SCHEMA_VERSION, oldest=OLDEST_VERSION
-        )
-        return replace(found, schema_version=SCHEMA_VERSION)
+        return codec.load(Profile, text, version=SCHEMA_VERSION)
