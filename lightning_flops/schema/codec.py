@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import math
 from array import array
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -69,7 +69,7 @@ class _Versioned(msgspec.Struct):
 
 def _decoded(cls: type[_T], text: str) -> _T:
     try:
-        return _decoder(cls).decode(text)
+        return cast("_T", _decoder(cls).decode(text))
     except RecursionError as error:
         raise ProfileFormatError("the profile is nested too deep") from error
     except (msgspec.MsgspecError, UnicodeError) as error:
@@ -77,8 +77,8 @@ def _decoded(cls: type[_T], text: str) -> _T:
 
 
 @cache
-def _decoder(cls: type[_T]) -> msgspec.json.Decoder[_T]:
-    return msgspec.json.Decoder(cls, dec_hook=_from_plain)
+def _decoder(cls: Hashable) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(cast("Any", cls), dec_hook=_from_plain)
 
 
 def _plain(value: object) -> object:
