@@ -69,7 +69,7 @@ class _Versioned(msgspec.Struct):
 
 def _decoded(cls: type[_T], text: str) -> _T:
     try:
-        return cast("_T", _decoder(cls).decode(text))
+        return cast("_T", _decoder(cast("Hashable", cls)).decode(text))
     except RecursionError as error:
         raise ProfileFormatError("the profile is nested too deep") from error
     except (msgspec.MsgspecError, UnicodeError) as error:
