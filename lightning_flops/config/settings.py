@@ -123,7 +123,11 @@ class ProfilerConfig:
         read_by_deepspeed=_integer_in_deepspeed,
     )
     detailed: bool = _setting(
-        True, BOOLEAN, "Print every module in a tree, with its parameters and FLOPs.", read_by_deepspeed=bool
+        False,
+        BOOLEAN,
+        "Append DeepSpeed's summary, every other table and the tree of modules to the report. In a DeepSpeed config it "
+        "is true unless the block says otherwise, as there.",
+        read_by_deepspeed=bool,
     )
     output_file: str | None = _setting(
         None,
@@ -299,7 +303,7 @@ class ProfilerConfig:
         if not isinstance(block, Mapping):
             raise ConfigError(f"{BLOCK} must be an object, got {shown(block)}")
         refuse_unknown(block, known=SETTINGS)
-        return cls(**{"enabled": False, **block})
+        return cls(**{"enabled": False, "detailed": True, **block})
 
     @classmethod
     def from_deepspeed_config(cls, config: Mapping[str, Any] | str | Path) -> ProfilerConfig:
@@ -340,6 +344,7 @@ class ProfilerConfig:
             if not isinstance(block, Mapping):
                 raise ConfigError(f"{BLOCK} must be an object, got {shown(block)}")
             says_enabled = "enabled" in block
+            settings["detailed"] = bool(block)
             builtin_on = _read_as_deepspeed("enabled", block.get("enabled", False)) is True
             for name, value in block.items():
                 if name not in SETTINGS:

@@ -109,12 +109,17 @@ def monitor_scalars(
             "data_wait_ratio": ratio(part=data_wait_sec, whole=seconds),
             "tokens_per_sec": per_second(amount=over_ranks(amount=tokens, ranks=dp_size), seconds=seconds),
             "padding_ratio": padding_ratio,
-            "mfu": per_second(amount=model_flops_peak_sec, seconds=seconds),
-            "useful_mfu": per_second(amount=useful_flops_peak_sec, seconds=seconds),
+            "mfu": _possible(per_second(amount=model_flops_peak_sec, seconds=seconds)),
+            "useful_mfu": _possible(per_second(amount=useful_flops_peak_sec, seconds=seconds)),
             "model_flops_per_sec": per_second(amount=model_flops, seconds=seconds),
             "estimated_ratio": estimated_ratio,
         },
     )
+
+
+def _possible(utilization: float | None) -> float | None:
+    """*utilization*; None above the peak."""
+    return None if utilization is None or utilization > 1 else utilization
 
 
 def _known(prefix: str, values: dict[str, float | None]) -> dict[str, float]:

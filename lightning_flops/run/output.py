@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lightning_flops.config import OWN_FOLDER
-from lightning_flops.report.advice_text import render_advice_markdown
 from lightning_flops.report.headline import headline
 from lightning_flops.report.html_page import RunPages, packed, window_figures
 from lightning_flops.report.markdown import fenced
 from lightning_flops.report.scalars import MONITOR_PREFIX, profile_scalars
-from lightning_flops.report.text import render_text
+from lightning_flops.report.text import render_advice, render_text
 from lightning_flops.report.throughput_text import render_throughput
 from lightning_flops.sinks.console import ConsoleSink
 from lightning_flops.sinks.file import numbered, remove_file, write_new_file, write_own_file, write_text_file
@@ -226,7 +225,7 @@ class LoggedOutput(RunOutput):
         return Prepared(
             scalars=profile_scalars(profile, prefix=self._prefix),
             text=text,
-            advice=render_advice_markdown(profile.advice),
+            advice=fenced(render_advice(profile.advice)),
             sentence=f"FLOPs of {context.step_word} {profile.profile_step}{whose}: {headline(profile)}",
             paths=paths,
         )

@@ -133,8 +133,12 @@ class Profile:
         """The headline; ``to_json`` has every field."""
         return shown.find().line(self)
 
+    def __str__(self) -> str:
+        """The short report."""
+        return shown.find().text(self)
+
     def _repr_html_(self) -> str:
-        """For a notebook: the headline, the parts of a step and the modules that weigh most."""
+        """For a notebook: the short report as tables."""
         return shown.find().html(self)
 
     def per_step(self, total: int) -> float:
