@@ -64,8 +64,8 @@ def impossible(name: str, value: float | None) -> str:
     if value is None or value <= 1:
         return ""
     return (
-        f"{name} would be {100 * value:.4g}%, which is impossible: the peak is too low (see peak_flops_per_sec), or the "
-        "clock did not wait for the device"
+        f"{name} would be {100 * value:.4g}%, which is impossible: the peak is too low (see peak_flops_per_sec), or "
+        "the clock did not wait for the device"
     )
 
 
