@@ -231,7 +231,7 @@ def merge(path: Path, ranks: int) -> dict[str, float | str]:
     assert merged.ranks is not None and merged.ranks.answered == ranks
     assert [one.rank for one in merged.ranks.stragglers] == [ranks - 2], "the late rank is named, and no other"
     begun = time.process_time()
-    section = [] if (found := ranks_section(merged)) is None else list(draw(found, VIEW))
+    section = [] if (of_ranks := ranks_section(merged)) is None else list(draw(of_ranks, VIEW))
     found["text_cpu_sec"] = time.process_time() - begun
     found["lines"] = len(section)
     begun = time.process_time()

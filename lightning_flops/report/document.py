@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import html
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from lightning_flops.report import layout
-from lightning_flops.report.trace_view import WHOLE, View
+from lightning_flops.report.trace_view import View
 from lightning_flops.schema.trace_steps import Durations
 from lightning_flops.text.printable import printable
 from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain
@@ -86,6 +85,18 @@ def table(rows: Sequence[Any] | None, columns: Sequence[Column], /, **settings: 
     """The table of *rows*; the settings that ``Table`` has no field for are keys to sort by."""
     fields = {name: settings.pop(name) for name in list(settings) if name in Table.__dataclass_fields__}
     return Table(rows=rows or (), columns=columns, keys=settings, **fields)
+
+
+def cells(
+    head: Sequence[str], rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,), least_width: int = 10
+) -> Table:
+    """The table of rows that are text already."""
+
+    def column(at: int, label: str) -> Column:
+        return Column(label, lambda row: row[at], str, left=at in left)
+
+    columns = [column(at, label) for at, label in enumerate(head)]
+    return table(rows, columns, whole=True, least_width=least_width)
 
 
 def statistics(of: Callable[[Any], Durations | None], *, sorts: bool = True, labels: str = "") -> list[Column]:
@@ -228,8 +239,12 @@ def draw_table(shown: Table, view: View) -> Iterator[str]:
         yield from view.paragraph(words)
 
 
+_PAGE = View(rows=1000)
+"""What a page has of long tables."""
+
+
 def as_data(section: Section) -> dict[str, Any]:
-    """*section* for the page: all rows of each table as text, with the numbers that they are sorted by."""
+    """*section* for the page: rows of each table as text, with the numbers that they are sorted by."""
     return {"title": section.title, "note": printable(section.note), "items": [_item(one) for one in section.items]}
 
 
@@ -238,7 +253,7 @@ def _item(item: Figure | Table | str) -> dict[str, Any]:
         return {"text": printable(item)}
     if isinstance(item, Figure):
         return {"label": printable(item.label), "value": printable(item.value)}
-    laid, columns = _lay(item, WHOLE), item.columns
+    laid, columns = _lay(item, _PAGE), item.columns
     rows = [[[printable(text), ""] for text in line] for line in item.top]
     for row, line in zip(laid.rows, laid.cells, strict=True):
         rows.append([_cell(text, column.of(row)) for text, column in zip(line, columns, strict=True)])
@@ -251,14 +266,17 @@ def _item(item: Figure | Table | str) -> dict[str, Any]:
         ],
         "rows": rows,
         "note": printable(item.note),
-        "after": [printable(words) for words in item.after],
+        "after": [printable(words) for words in (*item.after, *([] if item.whole else _PAGE.more(item.rows)))],
     }
 
 
 def _cell(text: str, value: Any) -> list[Any]:
-    """What a cell shows, and the number that it is sorted by, if it has one."""
-    known = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    return [printable(text), value] if known else [printable(text)]
+    """What a cell shows, and the number that it is sorted by, if it has one that a page can hold."""
+    known = isinstance(value, (int, float)) and -_LARGEST < value < _LARGEST
+    return [text, value] if known else [printable(text)]
+
+
+_LARGEST = 1e300
 
 
 def as_html(sections: Iterable[Section], headline: Sequence[str]) -> str:

@@ -173,7 +173,10 @@ def modules_section(profile: Profile, *, most: int | None = MODULES_SHOWN) -> Se
     """The modules with most self time, or with most FLOPs where no step was traced; repeated layers added up."""
     groups = module_groups(profile.modules)
     timed = any(group.self_sec for group in groups)
-    weight = (lambda group: group.self_sec) if timed else (lambda group: group.flops)
+
+    def weight(group: _Group) -> float:
+        return group.self_sec if timed else group.flops
+
     found = sorted((group for group in groups if weight(group)), key=lambda group: -weight(group))
     title = "Top modules by self time" if timed else "Top modules by FLOPs of their own"
     if not found:

@@ -136,7 +136,11 @@ def lines_of(text: str) -> list[str]:
 @given(hostile)
 @pytest.mark.parametrize("name", PROFILES)
 def test_a_report_has_the_lines_that_it_has_with_harmless_names(name: str, suffix: str) -> None:
-    for render in (lambda one: render_text(one, detailed=True), lambda one: render_advice(one.advice)):
+    renders: list[Callable[[Any], str]] = [
+        lambda one: render_text(one, detailed=True),
+        lambda one: render_advice(one.advice),
+    ]
+    for render in renders:
         # No word is left out: the longest one is hostile, too.
         texts = [render(renamed(PROFILES[name], with_suffix(suffix))), render(with_harmless_names(name, suffix))]
         assert len(lines_of(texts[0])) == len(lines_of(texts[1]))
