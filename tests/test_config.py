@@ -8,7 +8,6 @@ import json
 import math
 import os
 import pickle
-import re
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -399,33 +398,12 @@ LONG = 10**5_000
 """Python writes and reads integers of 4,300 digits, and raises ValueError beyond them."""
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("profile_step", LONG),
-        ("profile_step", [1, LONG]),
-        ("module_depth", LONG),
-        ("timing_steps", 10**1_000),
-        ("every", LONG),
-        ("batch_size", LONG),
-        ("trace_schedule", {"wait": LONG}),
-        ("trace_schedule", TraceSchedule(repeat=LONG)),
-    ],
-    ids=["step", "steps", "depth", "timing", "every", "batch", "schedule", "whole schedule"],
-)
-def test_an_integer_that_no_report_could_show_is_refused(name: str, value: Any) -> None:
-    said = f"flops_profiler.{name} must have no integer of more than 1,000 digits, got "
-    assert refusal(**{name: value}).startswith(said)
-    with pytest.raises(ConfigError, match=re.escape(said)):
-        ProfilerConfig.from_block({"enabled": True, name: value})
-    taken = ProfilerConfig.taken_over({"enabled": True, name: value})
-    assert taken.wrong is not None and taken.wrong.startswith(said) and not taken.settings.enabled
-
-
-def test_the_longest_integer_is_taken_and_shown() -> None:
-    longest = 10**1_000 - 1
-    config = ProfilerConfig(profile_step=(1, longest), batch_size=longest)
-    assert repr(config).count("9" * 1_000) == 2
+@pytest.mark.parametrize("name", ["profile_step", "module_depth", "timing_steps", "every", "batch_size"])
+def test_an_integer_that_no_report_could_show_is_refused(name: str) -> None:
+    for value in (LONG, 10**15):
+        assert refusal(**{name: value}).startswith(f"flops_profiler.{name} must be an integer")
+    largest: Any = {name: 10**15 - 1}
+    assert getattr(ProfilerConfig(**largest), name) == 10**15 - 1
 
 
 @pytest.mark.parametrize("key", [LONG, (LONG,)], ids=["integer", "tuple"])

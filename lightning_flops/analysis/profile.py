@@ -69,7 +69,7 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
             counts,
             counted_steps=steps,
             peak_of=peak_of,
-            has_backward=window.context.trains or total.hardware + total.causal_skipped > total.forward,
+            has_backward=window.context.trains or total.hardware + total.skipped > total.forward,
         )
     flops = mean_flops(total, steps=steps)
     energy = build_energy(window.gpu, timing=timing, hardware_flops=flops.hardware, samples=samples, tokens=tokens)

@@ -209,8 +209,8 @@ def _flops(profile: Profile, answer: Answer) -> str:
     ]
     if beside:
         words += f"; beside them {', '.join(beside)}"
-    if flops.causal_skipped > 0:
-        words += f"; causal attention skips {si(flops.causal_skipped)}"
+    if flops.skipped > 0:
+        words += f"; masked attention skips {si(flops.skipped)}"
     return f"{words}. {plain(answer.params)} parameters." if answer.params is not None else f"{words}."
 
 

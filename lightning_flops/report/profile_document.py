@@ -269,7 +269,7 @@ def flops_section(profile: Profile) -> Section:
         (f"bwd (estimated: {factor} x fwd with a bwd to follow)", "backward_estimated"),
         ("recomputed in the bwd", "recompute"),
         ("optimizer", "optimizer"),
-        ("skipped: causal attention" + (", counted less executed" if half else ""), "causal_skipped"),
+        ("skipped: masked attention" + (", counted less executed" if half else ""), "skipped"),
         ("model FLOPs = fwd + bwd", "model"),
         ("hardware FLOPs = fwd + bwd + recomputed + optimizer - skipped", "hardware"),
     ]

@@ -158,9 +158,10 @@ class Run:
     def _follow(self) -> None:
         """Have the marks of a step's parts and the scope of a batch in place where they are needed."""
         recorder, stacks = self.window.recorder, self._stacks
-        if recorder.state is stacks.followed and recorder.state.idle:
+        state = recorder.state
+        if state is stacks.followed and state.idle:
             return  # most of the run
-        stacks.followed = recorder.state
+        stacks.followed = state
         self.window.follow()
         stacks.mark(self.facts.mark_parts, on=recorder.marking)
         if self.window.profiles:
@@ -279,13 +280,16 @@ class Run:
             others: batches that went through the loop together with it and before it, as micro-batches of a pipeline.
         """
         step, window, profiled = self._step, self.window, self._stacks.scope is not None
-        sizes = [self._add(one, its_shapes, None, ends_step=False) for one, its_shapes in others]
-        sizes.append(self._add(batch, shapes, tokens, ends_step=ends_step))
+        samples: int | None = 0
+        for one, its_shapes in others:
+            size = self._add(one, its_shapes, None, ends_step=False)
+            samples = None if samples is None or size is None else samples + size
+        size = self._add(batch, shapes, tokens, ends_step=ends_step)
+        samples = None if samples is None or size is None else samples + size
         step.updates += updates
         step.profiled |= profiled or self.reports.analyzing
         if profiled and window.micro_batch_size is None:
-            window.micro_batch_size = sizes[-1]
-        samples = None if None in sizes else sum(size or 0 for size in sizes)
+            window.micro_batch_size = size
         seconds = self.monitor.batch(samples=samples, tokens=tokens, profiled=step.profiled, ends_step=ends_step)
         if profiled:
             self._stacks.leave_scope()
@@ -396,10 +400,10 @@ class Run:
             self.finish()
         self.close()
 
-    def fail(self, error: Exception) -> None:
-        """Our side raised *error*: the run goes on without us."""
+    def fail(self, why: str) -> None:
+        """Our side has failed: the run goes on without us."""
         self.close()
-        self.reports.fail(error)
+        self.reports.fail(why)
 
     def close(self) -> None:
         """Remove everything of ours from torch and from the framework's objects."""

@@ -43,7 +43,7 @@ class FormulaSum:
     """FLOPs of one bucket in one dtype."""
 
     bucket: str
-    """``forward``, ``backward``, ``recompute``, ``optimizer``, or ``causal_skipped``: what fused causal attention does
+    """``forward``, ``backward``, ``recompute``, ``optimizer``, or ``skipped``: what fused masked attention does
     not execute of the others."""
     dtype: str
     """Of the arithmetic."""
@@ -63,8 +63,8 @@ class SizedFlops:
     """Of what autograd runs."""
     recompute: int
     """Repeated by activation checkpointing, and by fused attention's backward."""
-    causal_skipped: int
-    """Of the others, what fused causal attention does not execute."""
+    skipped: int
+    """Of the others, what fused masked attention does not execute."""
     source: Literal["formula", "counted"]
     """Whether the formula gave them, or a count of these very sizes."""
 
@@ -76,7 +76,7 @@ class SizedFlops:
     @property
     def hardware_flops(self) -> int:
         """What kernels execute."""
-        return self.model_flops + self.recompute - self.causal_skipped
+        return self.model_flops + self.recompute - self.skipped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,8 +21,8 @@ class StepFlops:
     """What the backward repeated of the forward: activation checkpointing, fused attention's score matrix."""
     optimizer: int
     """Inside optimizer steps."""
-    causal_skipped: int
-    """Of the four phases' FLOPs, what fused causal attention does not execute."""
+    skipped: int
+    """Of the four phases' FLOPs, what fused masked attention does not execute."""
     without_backward: int
     """Of the forward's FLOPs, those that no backward can follow."""
     backward_estimated: int
@@ -30,7 +30,7 @@ class StepFlops:
     model: int
     """Forward + backward: the numerator of MFU."""
     hardware: int
-    """All four phases - causal_skipped: what the kernels execute, the numerator of HFU."""
+    """All four phases - skipped: what the kernels execute, the numerator of HFU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

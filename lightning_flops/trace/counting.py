@@ -191,7 +191,7 @@ def _ask(trace: Trace, formulas: Formulas) -> tuple[tuple[RecordedWork, ...], In
 
 def _summable(works: Sequence[RecordedWork], uses: Sequence[int]) -> tuple[RecordedWork, ...]:
     """*works*, each used so often; if their sums would not fit a column, without those that are to blame."""
-    largest = [max(work.flops, work.recompute, work.causal_skipped, work.bytes or 0) for work in works]
+    largest = [max(work.flops, work.recompute, work.skipped, work.bytes or 0) for work in works]
     if sum(one * used for one, used in zip(largest, uses, strict=True)) <= _LARGEST_SUM:
         return tuple(works)
     most = _LARGEST_SUM // sum(uses)

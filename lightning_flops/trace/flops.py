@@ -102,7 +102,7 @@ class _Calls:
         in_optimizer = part == FlopPart.OPTIMIZER
         self.parts[FlopPart.RECOMPUTE] += np.where(in_optimizer, 0, again)
         self.parts[FlopPart.OPTIMIZER] += np.where(in_optimizer, again, 0)
-        self.skipped = counted.of("causal_skipped")
+        self.skipped = counted.of("skipped")
         self.executed: Ints = model + again - self.skipped
         self.step = trace.steps.of(trace.start_ns[rows])
         spent = with_callees(trace, device_ns_of_operators(trace)) if trace.has_device else trace.duration_ns
@@ -163,7 +163,7 @@ class _Calls:
     def sums(self, here: Mask) -> dict[str, int]:
         """The FLOPs of some calls by bucket, and what was skipped of them."""
         found = {part.field: int(values[here].sum()) for part, values in self.parts.items()}
-        return found | {"causal_skipped": int(self.skipped[here].sum())}
+        return found | {"skipped": int(self.skipped[here].sum())}
 
     def by_dtype(self, flops: Ints, here: Mask) -> dict[str, int]:
         """*flops* of some calls by dtype."""
@@ -247,7 +247,7 @@ def _shapes(trace: Trace, calls: _Calls) -> tuple[ShapeFlops, ...]:
         for index in np.unique(dtype).tolist()
     }
     columns: dict[str, Any] = {part.field: groups.sums(values[known]).tolist() for part, values in calls.parts.items()}
-    columns |= {"causal_skipped": groups.sums(calls.skipped[known]).tolist(), "calls": groups.calls().tolist()}
+    columns |= {"skipped": groups.sums(calls.skipped[known]).tolist(), "calls": groups.calls().tolist()}
     spent, spent_ns = groups.sums(timed).tolist(), groups.sums(time_ns).tolist()
     found = []
     for index, key in enumerate(groups.keys.tolist()):

@@ -181,7 +181,7 @@ def _job_step(number: int, parts: Sequence[TracedStepFlops]) -> JobStepFlops:
         backward=sum(part.backward for part in parts),
         recompute=sum(part.recompute for part in parts),
         optimizer=sum(part.optimizer for part in parts),
-        causal_skipped=sum(part.causal_skipped for part in parts),
+        skipped=sum(part.skipped for part in parts),
         wall_us=sum(part.wall_us for part in parts) / len(parts),
         mfu=of_all([(part.mfu, part.wall_us) for part in parts]),
         hfu=of_all([(part.hfu, part.wall_us) for part in parts]),

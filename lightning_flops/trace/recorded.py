@@ -48,7 +48,7 @@ class RecordedWork:
     """Model FLOPs, attention over the full score matrix; with what a composite call would spend by itself."""
     recompute: int = 0
     """FLOPs with which a fused attention's backward repeats a part of its forward."""
-    causal_skipped: int = 0
+    skipped: int = 0
     """FLOPs of these that a kernel leaves out, because a mask rules them out."""
     bytes: int | None = None
     """Of all tensors that it reads and writes; None where the result's shape is not known."""

@@ -305,7 +305,7 @@ WINDOWS = st.builds(
                 dtype=st.sampled_from(["float32", "bfloat16", "float64"]),
                 calls=AMOUNTS,
                 flops=st.integers(-10, 10**30) | st.just(10**400),
-                causal_skipped=AMOUNTS,
+                skipped=AMOUNTS,
                 bytes_read=AMOUNTS,
             ),
             max_size=6,

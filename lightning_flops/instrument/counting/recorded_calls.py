@@ -16,12 +16,9 @@ from typing import Any, NoReturn
 import torch
 
 from lightning_flops.instrument.counting.formulas import Entry, Unreadable, Work, lookup
-from lightning_flops.instrument.counting.formulas.contract import bind_dtype, bind_formula
-from lightning_flops.instrument.counting.formulas.convolution import RETIRED_CONVOLUTIONS
 from lightning_flops.instrument.counting.formulas.free_operators import says_heavy
 from lightning_flops.instrument.counting.traffic import bytes_of, dtype_name
 from lightning_flops.instrument.torch_private.operators import (
-    declared_schema,
     is_composite,
     overloads_named,
     schema_of,
@@ -143,7 +140,7 @@ def _work(
         dtype=dtype,
         flops=work.flops,
         recompute=work.recompute,
-        causal_skipped=work.causal_skipped,
+        skipped=work.skipped,
         bytes=_bytes(args, kwargs, out),
     )
 
@@ -160,9 +157,6 @@ def _last(inputs: RecordedInputs, count: int) -> RecordedInputs:
 @lru_cache(maxsize=4096)
 def _overloads(name: str, types: tuple[str, ...]) -> tuple[tuple[Any, Entry, Any], ...]:
     """What a call with arguments of these types can be, likeliest first: schema, what is known, and itself."""
-    retired = [(schema, entry) for schema, entry in _retired().get(name, ()) if len(schema.arguments) == len(types)]
-    if retired:
-        return ((*retired[0], None),)
     overloads = overloads_named(name)
     by_count = sorted(overloads, key=lambda one: -len(schema_of(one).arguments))
     found = [one for one in overloads if _takes(schema_of(one), types)]
@@ -175,20 +169,6 @@ def _overloads(name: str, types: tuple[str, ...]) -> tuple[tuple[Any, Entry, Any
     if not overloads or (lookup(overloads[0]).kind == "formula" and not is_composite(overloads[0])):
         return ()  # of another version: what its arguments mean is not known
     return ((schema_of(overloads[0]), lookup(overloads[0]), overloads[0]),)
-
-
-@lru_cache(maxsize=1)
-def _retired() -> dict[str, list[tuple[Any, Entry]]]:
-    """Operators that this torch need not have any more, by name."""
-    found: dict[str, list[tuple[Any, Entry]]] = {}
-    for text, rule in RETIRED_CONVOLUTIONS.items():
-        schema = declared_schema(text)
-        if schema is None:
-            continue
-        name = schema.name.replace("::", ".", 1)
-        entry = Entry(name, "formula", bind_formula(rule, schema), bind_dtype(rule, schema))
-        found.setdefault(schema.name, []).append((schema, entry))
-    return found
 
 
 def _takes(schema: Any, types: Sequence[str]) -> bool:

@@ -44,13 +44,6 @@ _schema_by_name: Any = take(
     reported=False,
 )
 
-_parse_schema: Any = take(
-    "torch._C:parse_schema",
-    None,
-    "does not read an operator's declaration: convolutions in traces of older versions are listed as uncounted",
-    reported=False,
-)
-
 _SCHEMA = Attribute(
     "torch._ops:OpOverload",
     "_schema",
@@ -62,6 +55,14 @@ _COMPOSITE = Attribute(
     "torch._ops:OpOverload",
     "_can_decompose",
     "does not tell which operators are made of others: in inference mode such operators are listed as uncounted",
+)
+
+_has_kernel: Any = take(
+    "torch._C:_dispatch_has_kernel_for_dispatch_key",
+    lambda name, key: True,
+    "does not tell which operators have kernels of their own: in inference mode those made of others are listed as "
+    "uncounted",
+    reported=False,
 )
 
 _CustomOperator: Any = take(
@@ -100,11 +101,6 @@ def schema_of(function: OpOverload) -> Any:
         full_name: str = function.name()  # type: ignore[no-untyped-call]
         name, _, overload = full_name.partition(".")
         return _schema_by_name(name, overload)
-
-
-def declared_schema(text: str) -> Any:
-    """The schema that *text* declares, in the notation of torch's own files; None if this torch cannot read it."""
-    return None if _parse_schema is None else _parse_schema(text)
 
 
 _REPLACES = re.compile(r"_native::(.+)_[a-z0-9]+_[0-9]+")
@@ -155,9 +151,10 @@ def overloads_named(qualified_name: str) -> list[OpOverload]:
 
 
 def is_composite(function: OpOverload) -> bool:
-    """Whether the operator is made of others, which ``function.decompose`` runs; False if torch does not tell."""
+    """Whether the operator is no more than others, which ``function.decompose`` runs; False if torch does not tell."""
     try:
-        return bool(_COMPOSITE.of(function)())
+        # Some have a kernel too, of other bits.
+        return bool(_COMPOSITE.of(function)()) and not _has_kernel(function.name(), "CPU")  # type: ignore[no-untyped-call]
     except (AttributeError, RuntimeError):
         return False
 
