@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 from lightning_flops.analysis.rank_names import name_ranks
-from lightning_flops.analysis.rates import mean, peak_seconds, per_second, ratio, sum_if_all_known
+from lightning_flops.analysis.rates import impossible, mean, peak_seconds, per_second, ratio, sum_if_all_known
 from lightning_flops.analysis.step_rates import NO_SAMPLES, NO_TOKENS
 from lightning_flops.records import RunContext
 from lightning_flops.schema.rank_record import RankSummary
@@ -99,7 +100,9 @@ def build_job_rates(
     if "tokens_per_sec" in reasons:
         reasons["tokens_per_sec_per_device"] = reasons["tokens_per_sec"]
     for name, value, flops in (("mfu", rates.mfu, model), ("hfu", rates.hfu, hardware)):
-        if value is None:
+        if reason := impossible(name.upper(), value):
+            rates, reasons[name] = replace(rates, **{name: None}), reason
+        elif value is None:
             reasons[name] = _no_utilization(summaries, flops)
     return rates, reasons
 
