@@ -15,8 +15,7 @@ import torch
 from torch import nn
 
 from lightning_flops.instrument.module_hooks import module_hooks
-from lightning_flops.instrument.patches import Patches
-from lightning_flops.instrument.torch_private.compiler import hide
+from lightning_flops.instrument.torch_private.compiler import COMPILED_CALL, IS_EAGER, eager_call, hide
 from lightning_flops.schema.forward import NewTokens
 
 StampT = TypeVar("StampT")
@@ -106,19 +105,23 @@ class SecondCall(Generic[StampT]):
         """How often the module was called."""
         self.at: StampT | None = None
         """When the second call began; None if there was none."""
-        self._module = module
+        self._attributes = {} if module is None else vars(module)
+        self._before = self._attributes.get(COMPILED_CALL)
+        self._call = None if module is None else self._before or eager_call(module)
         self._stamp = stamp
-        self._taps = Patches()
 
     def __enter__(self) -> SecondCall[StampT]:
-        """Wraps the module's calls."""
-        if self._module is not None:
-            self._taps.replace_calls(self._module, self._noting)
+        """Wraps the module's calls: ``module.compile()`` sets the same attribute, so no pickle or copy has it."""
+        if self._call is not None:
+            self._attributes[COMPILED_CALL] = self._noting(self._call)
         return self
 
     def __exit__(self, *exc: object) -> None:
         """Removes the wrapper."""
-        self._taps.undo()
+        if self._before is not None:
+            self._attributes[COMPILED_CALL] = self._before
+        else:
+            self._attributes.pop(COMPILED_CALL, None)
 
     def _noting(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -129,6 +132,7 @@ class SecondCall(Generic[StampT]):
 
         hide(run, alone=True)  # torch.compile(model) calls the model so, and would compile this
         hide(self._stamp)
+        setattr(run, IS_EAGER, self._before is None)
         return run
 
 
