@@ -1,4 +1,4 @@
-"""Every operator of torch's own database of operators ends with the same bits in a counted step as without the counter."""
+"""Operators of torch's own database have the bits in a counted step that they have without the counter."""
 
 from __future__ import annotations
 
