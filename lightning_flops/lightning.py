@@ -280,7 +280,9 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
 
     def _receive(self, profiles: Sequence[Profile], throughput: ThroughputSummary | None) -> None:
         """A run in processes that a launcher started, such as ddp_spawn's, has measured this on rank 0."""
-        self._profiles, self._throughput = list(profiles), throughput
+        self._start_anew()
+        self._profiles.extend(profiles)
+        self._throughput = throughput
         for profile in profiles:
             OUTCOMES.reports(profile)
 

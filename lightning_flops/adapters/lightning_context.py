@@ -16,7 +16,7 @@ from lightning_flops.instrument.torch_private.loading import fetched_ahead
 from lightning_flops.records import Loop, RunContext
 from lightning_flops.run.output import LoggedOutput
 from lightning_flops.run.private_names import PrivateNames
-from lightning_flops.sinks.loggers import LoggersSink
+from lightning_flops.sinks.services import Services
 from lightning_flops.text.printable import printable
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def run_output(
     development = bool(getattr(trainer, "fast_dev_run", False))
     return LoggedOutput(
         config,
-        loggers=LoggersSink(trainer.loggers),
+        loggers=Services(trainer.loggers),
         folder=lambda: None if development else _log_folder(trainer) or own_folder,
         announce=functools.partial(_announce, _import_root(trainer)),
         nowhere="" if development or own_folder else _NOWHERE,

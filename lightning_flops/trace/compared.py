@@ -56,7 +56,9 @@ class ComparedRun:
         if len({steps.marked for _, steps in traces}) > 1:
             raise ComparisonError(f"the ranks of {source} cannot be compared: some traces have no marks of steps")
         alone = len(traces) == 1
-        notes = tuple(mark.words(source if alone else one.report.source) for one, steps in traces for mark in steps.odd)
+        notes = tuple(
+            f"{source if alone else one.report.source}: {mark}" for one, steps in traces for mark in steps.odd
+        )
         if alone:
             return cls(source, traces, tuple((place,) for place in range(len(traces[0][1].numbers))), notes)
         places = [{number: place for place, number in enumerate(steps.numbers)} for _, steps in traces]

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_flops.deepspeed import attach
 from lightning_flops.instrument.timing.clocks import WallClock
 from lightning_flops.run.monitor import Monitor
-from lightning_flops.sinks.deepspeed_monitor import DeepSpeedMonitorSink
+from lightning_flops.sinks.services import Services
 from tests.deepspeed.engines import (
     BLOCK,
     SAMPLES,
@@ -387,7 +387,7 @@ def monitored_wait() -> dict[str, Any]:
     with (
         installed(),
         patch("lightning_flops.run.run.Monitor", lambda: Monitor(now)),
-        patch.object(DeepSpeedMonitorSink, "write_scalars", lambda sink, scalars, *, step: readings.append(scalars)),
+        patch.object(Services, "write_scalars", lambda sink, scalars, *, step: readings.append(scalars)),
     ):
         engine = engine_of({**config(block={**BLOCK, "profile_step": 100, "monitor": True}), "steps_per_print": 4})
         for (batch,) in DataLoader(Slow(STEPS, 1), batch_size=SAMPLES):

@@ -17,7 +17,7 @@ import pytest
 
 from lightning_flops import ConfigError, FlopsProfilerCallback, ProfilerConfig
 from lightning_flops.adapters.deepspeed_block import log_choice
-from lightning_flops.config import SETTINGS, TraceSchedule
+from lightning_flops.config import OF_DEEPSPEED, SETTINGS, TraceSchedule
 from tests.lightning.nets import ROOTS, loader, new_net
 
 MakeTrainer = Callable[..., Any]
@@ -95,7 +95,7 @@ def test_the_signature_has_every_setting_under_its_name_and_type() -> None:
     assert {name for name, setting in SETTINGS.items() if not setting.in_a_block_only} | {"unknown"} == set(parameters)
     # A program that counts on the place of an argument counts on DeepSpeed's own.
     in_place = [name for name, one in parameters.items() if one.kind is one.POSITIONAL_OR_KEYWORD]
-    assert in_place == [name for name in SETTINGS if SETTINGS[name].read_by_deepspeed][1:] == list(SETTINGS)[1:7]
+    assert in_place == list(OF_DEEPSPEED)[1:] == list(SETTINGS)[1:7]
     for name, parameter in parameters.items():
         if name != "unknown":
             narrower, wider = WIDER.get(name, NO_WIDER)
