@@ -172,11 +172,7 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
         traced=traced,
         ranks=None,
         advice=advice,
-<<<<<<< HEAD
-        notes=_notes(window, timed=len(timed)),
-=======
-        notes=(*_notes(window, timed=len(timed), rates=rates), *notes, *more),
->>>>>>> wt-traces
+        notes=(*_notes(window, timed=len(timed)), *notes, *more),
     )
 
 

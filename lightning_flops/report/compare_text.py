@@ -98,15 +98,8 @@ class _Report:
         rows = []
         for kind in _WORDS:
             value = getattr(step.causes, f"{kind}_ns")
-<<<<<<< HEAD
-            rows.append((_WORDS[kind][value < 0], self._scale.signed(value), self._about(kind, step.causes, interval)))
-        return cells(["B - A by cause", "", ""], rows, left=(0, 2), least_width=0)
-=======
             rows.append((_WORDS[kind][value < 0], self._scale.signed(value), self._about(kind, step.causes)))
-        longest = max(len(value) for _, value, _ in rows)
-        for words, value, about in rows:
-            yield f"  {words:<17}  {value:>{longest}}  {about}".rstrip()
->>>>>>> wt-traces
+        return cells(["B - A by cause", "", ""], rows, left=(0, 2), least_width=0)
 
     def _about(self, kind: str, causes: Causes) -> str:
         parts = [
@@ -166,22 +159,11 @@ class _Report:
             yield from self._module_table(owned)
         else:
             yield "No times of modules in both runs; the notes say why."
-<<<<<<< HEAD
-        renamed = [one for one in owned if one.matched_by in ("structure", "shape")]
+        renamed = [one for one in owned if one.matched_by == "structure"]
         new, gone = [one for one in owned if one.a is None], [one for one in owned if one.b is None]
         yield from _names("Renamed", [f"{_of(one.a)} -> {_of(one.b)}" for one in _outermost(renamed)])
         yield from _names("New in B", [_described(one) for one in _outermost(new)])
         yield from _names("Gone from A", [_described(one) for one in _outermost(gone)])
-=======
-        renamed = [one for one in owned if one.matched_by == "structure"]
-        yield from _names(self._view, "Renamed", [f"{_of(one.a)} -> {_of(one.b)}" for one in _outermost(renamed)])
-        yield from _names(
-            self._view, "New in B", [_described(one) for one in _outermost([one for one in owned if one.a is None])]
-        )
-        yield from _names(
-            self._view, "Gone from A", [_described(one) for one in _outermost([one for one in owned if one.b is None])]
-        )
->>>>>>> wt-traces
 
     def _module_table(self, owned: Sequence[ModuleDifference]) -> Iterator[Table | str]:
         noise_ns = next((one.noise_ns for one in owned if one.noise_ns is not None), None)

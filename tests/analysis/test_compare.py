@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-<<<<<<< HEAD
-import math
-=======
-import json
->>>>>>> wt-traces
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
