@@ -2885,21 +2885,9 @@ export interface PartDifference {
    */
   by_module: boolean;
   /**
-   * Of the whole difference. None, like the next three, if single steps are not known or are too few.
+   * Of the whole difference. None if single steps are not known or are too few.
    */
   difference: NoiseInterval | null;
-  /**
-   * Of ``causes.work_ns``.
-   */
-  work: NoiseInterval | null;
-  /**
-   * Of ``causes.efficiency_ns``.
-   */
-  efficiency: NoiseInterval | null;
-  /**
-   * Of ``causes.waiting_ns``.
-   */
-  waiting: NoiseInterval | null;
 }
 /**
  * The time of something in run A and in run B, and what the difference B - A comes from.
@@ -2988,9 +2976,9 @@ export interface ModuleDifference {
    */
   b: ModuleSide | null;
   /**
-   * ``structure``: another name, the same tree of classes, settings, parameters and FLOPs. ``shape``: another name, the same tree of classes in the same place. ``nothing``: only one of the runs has it.
+   * ``structure``: another name, the same tree of classes, settings, parameters and FLOPs. ``nothing``: only one of the runs has it.
    */
-  matched_by: "name" | "structure" | "shape" | "nothing";
+  matched_by: "name" | "structure" | "nothing";
   own: Causes;
   forward: Causes;
   backward: Causes;
