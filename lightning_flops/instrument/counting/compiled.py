@@ -45,6 +45,12 @@ _FLEX = "flex_attention"
 FlopsOf = Callable[[Any], int]
 """FLOPs that are counted for what a formula answers."""
 
+CountUnseen = Callable[[Any, tuple[Any, ...]], bool]
+
+
+def _counts_nothing(operator: Any, args: tuple[Any, ...]) -> bool:
+    return False
+
 
 class CompiledCode:
     """What one counter knows of compiled code.
@@ -66,13 +72,17 @@ class CompiledCode:
         self._repeated: dict[Any, Counter[int] | None] = {}
         self._modules: frozenset[nn.Module] = frozenset()
         self._hears_graphs = False
-        self.count_unseen: Callable[[Any, tuple[Any, ...]], bool] = lambda operator, args: False
-        """Counts a call of an operator that no dispatcher sees; returns whether it did."""
+        self._count_unseen: CountUnseen = _counts_nothing
         self.in_place = False
         """Whether any module was compiled in place, by ``module.compile()``: no hook fires inside such a module."""
 
-    def begin(self) -> None:
-        """Looks for modules compiled in place; a model may be compiled at any time."""
+    def begin(self, count_unseen: CountUnseen) -> None:
+        """Looks for modules compiled in place; a model may be compiled at any time.
+
+        Args:
+            count_unseen: counts a call of an operator that no dispatcher sees, until ``close``; returns whether it did.
+        """
+        self._count_unseen = count_unseen
         modules = frozenset(self._names.modules()) if compiler.was_used() else frozenset()
         self.in_place = any(map(compiler.is_compiled_in_place, modules))
         self._modules = modules if self.in_place else frozenset()
@@ -92,7 +102,7 @@ class CompiledCode:
         counted = False
         try:
             for operator, args in flex_calls(compiler.source_graph(graph), inputs):
-                counted = self.count_unseen(operator, args)
+                counted = self._count_unseen(operator, args)
         except Unreadable:
             logger.debug("flex attention in a compiled graph could not be read", exc_info=True)
         for kernel in _templates_in(compiler.generated_source(graph)):
@@ -112,6 +122,7 @@ class CompiledCode:
         """Looks at nothing any more, and leaves what torch made as it was."""
         self._patches.undo()
         self._hears_graphs = False
+        self._count_unseen = _counts_nothing
         self._watched.clear()
         self._repeated.clear()
 

@@ -69,7 +69,6 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         self.data_dependent = False
         """Values in tensors have decided sizes: another step of these shapes may cost something else."""
         self.runs_in_tf32: Callable[[str], bool] | None = None
-        compiled.count_unseen = self._count_unseen
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -228,7 +227,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
             self._follow(state, cell, flops, args, kwargs)
         return cell
 
-    def _count_unseen(self, function: Any, args: tuple[Any, ...]) -> bool:
+    def count_unseen(self, function: Any, args: tuple[Any, ...]) -> bool:
         """Books one call of an operator inside compiled code; returns whether it could be counted."""
         state = self._threads.here()
         operator = self._operators.get(id(function)) or self._operator(function)

@@ -207,30 +207,10 @@ def is_compiled_in_place(module: torch.nn.Module) -> bool:
     return call is not None and not getattr(call, IS_EAGER, False)
 
 
-def _calls_it(call: Any) -> None:
-    module = torch.nn.Module()
-    module.__dict__[COMPILED_CALL] = lambda: 1
-    if call(module) != 1:
-        raise AttributeError("modules are called in another way")
-
-
-_calls: Any = take_later(
-    "torch.nn:Module._wrapped_call_impl",
-    None,
-    "does not let the calls of one module be seen: of a loop of your own, forward is what the module's forward does",
-    works=_calls_it,
-)
-
-
 def eager_call(module: torch.nn.Module) -> Callable[..., Any]:
     """What runs when *module* is called and is not compiled in place: its hooks and its forward."""
     call: Callable[..., Any] = module._call_impl
     return call
-
-
-def calls_its_attribute() -> bool:
-    """Whether torch calls what a module has as ``COMPILED_CALL``."""
-    return _calls() is not None
 
 
 COMPILED_FUNCTION = "CompiledFunction"
