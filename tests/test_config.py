@@ -41,8 +41,9 @@ def refusal_of_file(path: Path | str) -> str:
 def test_defaults_are_deepspeeds_but_enabled() -> None:
     config = ProfilerConfig()
     assert config.enabled is True
-    block = (config.profile_step, config.module_depth, config.top_modules, config.detailed, config.output_file)
-    assert block == (1, -1, 1, True, None)
+    block = (config.profile_step, config.module_depth, config.top_modules, config.output_file)
+    assert block == (1, -1, 1, None)
+    assert not config.detailed and ProfilerConfig.from_block({}).detailed  # as DeepSpeed has it
     assert config.recompute_fwd_factor == 0.0
 
 
@@ -236,7 +237,7 @@ def test_the_block_of_a_dict_is_read() -> None:
     config = ProfilerConfig.from_deepspeed_config(
         {"train_batch_size": 8, "flops_profiler": {"enabled": True, "profile_step": 7, "recompute_fwd_factor": 1}}
     )
-    assert config == ProfilerConfig(profile_step=7, recompute_fwd_factor=1.0)
+    assert config == ProfilerConfig(profile_step=7, recompute_fwd_factor=1.0, detailed=True)
 
 
 def test_the_block_of_a_file_is_read(tmp_path: Path) -> None:
@@ -297,7 +298,7 @@ def test_a_wrong_value_of_a_block_taken_over_switches_off_unless_it_is_overruled
     assert not taken.settings.enabled and taken.builtin_on
     assert taken.wrong == "flops_profiler.top_modules must be an integer >= 1, got '3'"
     overruled = ProfilerConfig.taken_over(block, given={"top_modules": 2})
-    assert overruled.settings == ProfilerConfig(top_modules=2) and overruled.wrong is None
+    assert overruled.settings == ProfilerConfig(top_modules=2, detailed=True) and overruled.wrong is None
 
 
 def test_of_a_block_that_does_not_say_whether_it_is_on_the_taker_decides() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from lightning_flops.analysis.devices import device_like
 from lightning_flops.analysis.memory_bandwidth import memory_bytes_per_sec
 from lightning_flops.analysis.peak_flops import peak_for
+from lightning_flops.analysis.rates import MOST_OF_PEAK
 from lightning_flops.schema.trace_flops import (
     KernelFlops,
     OperatorFlops,
@@ -30,8 +31,6 @@ from lightning_flops.trace.operators import by_shapes, device_ns_of_operators, w
 
 Sums = Callable[[Ints], list[int]]
 """The sums of a column of all calls in each of some groups."""
-MOST_OF_PEAK = 2
-"""Figures beyond so many times the peak are impossible, whatever the clocks and the shapes say."""
 _KERNEL_ALONE = "a kernel that multiplies, launched by no operator that was counted"
 
 

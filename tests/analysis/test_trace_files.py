@@ -86,4 +86,4 @@ def test_a_process_that_reads_a_file_imports_no_settings_and_no_comparison() -> 
     names = done.stdout.split()
     assert "lightning_flops.trace.read" in names
     unneeded = {"fsspec", "torch", "lightning_flops.config", "lightning_flops.schema.comparison"}
-    assert not {*unneeded, "lightning_flops.trace.compare"} & set(names)
+    assert not {*unneeded, "lightning_flops.analysis.compare_traces"} & set(names)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from lightning_flops.records import CounterTrack
 from lightning_flops.sinks.trace_file import keep_trace
+from lightning_flops.trace.counters import CounterTrack
 
 ARGS = {"forward FLOPs of a step": 12, "forward FLOP/s": 3.5}
 
