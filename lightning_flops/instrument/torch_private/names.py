@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
@@ -13,6 +14,19 @@ from lightning_flops.errors import LightningFlopsError
 
 MISSING: list[str] = []
 """Names, as ``module:attribute``, that counting needs and this torch lacks."""
+
+
+_TESTED = (2, 13)
+"""The newest torch that all tests have run with."""
+
+
+def untested() -> tuple[str, ...]:
+    """A sentence for the report where this torch is newer than all that were tested."""
+    version = re.match(r"(\d+)\.(\d+)", torch.__version__)
+    if version is None or tuple(map(int, version.groups())) <= _TESTED:
+        return ()
+    tested = ".".join(map(str, _TESTED))
+    return (f"This torch ({torch.__version__}) is newer than {tested}, the newest that counting was tested with.",)
 
 
 def look_up(path: str) -> Any:
