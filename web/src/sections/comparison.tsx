@@ -11,7 +11,6 @@ import type {
   Comparison as Compared,
   FigureDifference,
   NoiseInterval,
-  PartDifference,
   SettingDifference,
 } from "../schema";
 import { type Column, SearchableGrid } from "../ui/grid";
