@@ -199,7 +199,9 @@ def _half(name: str, whole: RecordedInputs, formulas: Formulas) -> RecordedWork:
     if len(whole.dims) < 3 or len(whole.types) < 3:
         return RecordedWork(role="unread", operator=name.replace("::", "."), heavy=True, reason=_NO_SHAPES)
     forward = RecordedInputs(
-        dims=(whole.dims[0], whole.dims[2], *[[]] * 7), types=(whole.types[0], whole.types[2], *[""] * 7), concrete=_PLAIN
+        dims=(whole.dims[0], whole.dims[2], *[[]] * 7),
+        types=(whole.types[0], whole.types[2], *[""] * 7),
+        concrete=_PLAIN,
     )
     work = formulas(RecordedCall(operator="aten::convolution", inputs=forward, result=_sizes(whole, 1)))
     return replace(work, operator=name.replace("::", "."))

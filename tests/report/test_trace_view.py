@@ -191,5 +191,5 @@ def test_collectives_of_ranks_are_sorted(every_table: TracesReport) -> None:
 
 @pytest.mark.parametrize("width", [60, 80, 100])
 def test_everything_fits_the_terminal(every_table: TracesReport, width: int) -> None:
-    text = render_traces(every_table, children=True, width=width)
+    text = render_traces(every_table, width=width)
     assert max(map(len, text.splitlines())) <= width

@@ -84,18 +84,6 @@ export function HostAndDevice({ trace }: { trace: TraceReport }): JSX.Element {
           ])}
         />
       ) : null}
-      <PlainTable
-        caption="Kinds of events"
-        head={["events", "on", "calls", "time, overlaps merged", "of the steps"]}
-        text={[0, 1]}
-        rows={trace.overview.map((one) => [
-          one.kind,
-          one.side,
-          plain(one.calls / steps),
-          duration(one.time_us / 1e6 / steps),
-          <ShareCell share={one.ratio}>{percent(one.ratio, 1)}</ShareCell>,
-        ])}
-      />
       {scopes?.length ? <Scopes rows={scopes} steps={steps} /> : null}
     </Section>
   );

@@ -13,7 +13,7 @@ import {
   stepWord,
   type TracedOperator,
 } from "../model/trace";
-import type { ChildRow, OperatorShapeRow, ShapeFlops, TraceReport } from "../schema";
+import type { OperatorShapeRow, ShapeFlops, TraceReport } from "../schema";
 import { type Column, SearchableGrid } from "../ui/grid";
 import { PlainTable, Section, ShareCell } from "../ui/section";
 
@@ -171,7 +171,6 @@ const MOST = 30;
 function Chosen({ operator, trace }: { operator: TracedOperator; trace: TraceReport }): JSX.Element {
   const steps = stepsOf(trace);
   const lines = operator.row?.called_from ?? [];
-  const children = operator.row?.children ?? [];
   const least = operator.row?.device ?? operator.row?.host ?? null;
   return (
     <div class="chosen-operator" aria-label={`The operator ${operator.name}`} role="group">
@@ -200,32 +199,11 @@ function Chosen({ operator, trace }: { operator: TracedOperator; trace: TraceRep
         />
       ) : null}
       {lines.length > MOST ? <p class="note">and {counted(lines.length - MOST, "more line")}</p> : null}
-      {children.length ? (
-        <PlainTable
-          caption={`What ${operator.name} called and launched itself`}
-          head={["it called and launched", "calls", "host", "device"]}
-          rows={children.slice(0, MOST).map((one) => childRow(one, steps))}
-        />
-      ) : null}
-      {children.length > MOST ? <p class="note">and {counted(children.length - MOST, "more name")}</p> : null}
-      {!operator.shapes.length && !lines.length && !children.length ? (
-        <p class="note">
-          Its shapes are recorded with record_shapes=True, its lines with with_stack=True. It called no other operator.
-        </p>
+      {!operator.shapes.length && !lines.length ? (
+        <p class="note">Its shapes are recorded with record_shapes=True, its lines with with_stack=True.</p>
       ) : null}
     </div>
   );
-}
-
-function childRow(one: ChildRow, steps: number): (JSX.Element | string)[] {
-  const words = (durations: ChildRow["host"]): string =>
-    durations === null ? "" : `${duration(perStep(durations, steps))} (${percent(durations.ratio, 0)} of it)`;
-  return [
-    <code title={one.name}>{one.name.length > 90 ? `${one.name.slice(0, 60)}…${one.name.slice(-28)}` : one.name}</code>,
-    plain(one.calls / steps),
-    words(one.host),
-    words(one.device),
-  ];
 }
 
 function Shapes(props: { rows: readonly OperatorShapeRow[]; trace: TraceReport; withName?: boolean }): JSX.Element {
