@@ -8,8 +8,8 @@ from typing import Any
 
 from lightning_flops.analysis.impossible import possible_operators, possible_times
 from lightning_flops.analysis.peak_flops import peak_for
-from lightning_flops.analysis.rates import MOST_OF_PEAK, mean, per_second
-from lightning_flops.analysis.step_rates import hardware_peak_seconds, impossible, model_peak_seconds
+from lightning_flops.analysis.rates import impossible, mean, per_second
+from lightning_flops.analysis.step_rates import hardware_peak_seconds, model_peak_seconds
 from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.roofline import Roofline
@@ -86,8 +86,9 @@ def _rates(profile: Profile, peaks: Mapping[str, float]) -> dict[str, Any]:
     sec = None if profile.timing is None else profile.timing.global_step_sec
     shares = {name: per_second(amount=seconds, seconds=sec) for name, seconds in at_peak.items()}
     reasons = {name: why for name, why in profile.unavailable.items() if shares.get(name) is None}
-    if (beyond := max(share or 0.0 for share in shares.values())) > MOST_OF_PEAK:
-        shares, reasons = dict.fromkeys(shares), reasons | dict.fromkeys(shares, impossible(beyond))
+    for name, share in tuple(shares.items()):
+        if reason := impossible(name.upper(), share):
+            shares[name], reasons[name] = None, reason
     found: dict[str, Any] = {
         "dtypes": dtypes,
         "model_flops_peak_sec": at_peak["mfu"],

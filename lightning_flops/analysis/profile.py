@@ -27,7 +27,6 @@ from lightning_flops.config import DTYPE_NAMES, ProfilerConfig
 from lightning_flops.records import OUTSIDE, MemoryRecord, ModuleRecord, OperatorCell, PhaseFlops, WindowRecord
 from lightning_flops.schema.modules import ModuleTimes
 from lightning_flops.schema.profile import SCHEMA_VERSION, Profile, ReportSettings
-from lightning_flops.schema.step import Rates
 from lightning_flops.schema.trace import TracedStep
 from lightning_flops.units import plural
 
@@ -173,7 +172,7 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
         traced=traced,
         ranks=None,
         advice=advice,
-        notes=(*_notes(window, timed=len(timed), rates=rates), *notes, *more),
+        notes=(*_notes(window, timed=len(timed)), *notes, *more),
     )
 
 
@@ -198,17 +197,11 @@ def _mean_amount(amounts: Sequence[int | None]) -> float | None:
     return sum(known) / len(known) if known and len(known) == len(amounts) else None
 
 
-def _notes(window: WindowRecord, *, timed: int, rates: Rates) -> tuple[str, ...]:
+def _notes(window: WindowRecord, *, timed: int) -> tuple[str, ...]:
     notes = [*window.notes, *window.flops.notes]
     if not window.counted_steps:
         notes.append("No step was counted to its end: the FLOPs are of everything that ran while the counter was on.")
     wrong = sum(step.seconds is not None for step in window.timed_steps) - timed
     if wrong:
         notes.append(f"Left out: {wrong} timed {plural('step', wrong)} with times that cannot be right.")
-    for name, value in (("MFU", rates.mfu), ("HFU", rates.hfu)):
-        if value is not None and value > 1:
-            notes.append(
-                f"{name} is above 100%, which is not possible: the peak is too low, or the clock did not "
-                "wait for the device."
-            )
     return tuple(dict.fromkeys(notes))

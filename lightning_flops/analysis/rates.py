@@ -57,6 +57,21 @@ def peak_seconds(*, flops: Mapping[str, float], peaks_flops_per_sec: Mapping[str
     return total if math.isfinite(total) else None
 
 
+def impossible(name: str, value: float | None) -> str:
+    """Why *value*, a share of the peak, cannot be; empty if it can.
+
+    Args:
+        name: "MFU" or "HFU".
+        value: MFU or HFU, 1 being the peak.
+    """
+    if value is None or value <= 1:
+        return ""
+    return (
+        f"{name} would be {100 * value:.4g}%, which is impossible: the peak is too low (see peak_flops_per_sec), or "
+        "the clock did not wait for the device"
+    )
+
+
 def padding_ratio(tokens: BatchTokens) -> float | None:
     """Share of *tokens* that are padding; None if the processed or the real ones are not known, or there are none."""
     processed, real = tokens.processed, tokens.real

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from lightning_flops.analysis.rates import MOST_OF_PEAK, mean, over_ranks, peak_seconds, per_second, ratio
+from lightning_flops.analysis.rates import impossible, mean, over_ranks, peak_seconds, per_second, ratio
 from lightning_flops.records import RunContext
 from lightning_flops.schema.step import DtypeFlops, Rates, StepFlops, TimingProfile
 
@@ -99,7 +99,9 @@ def build_rates(
             values[name], reasons[name] = None, f"a {context.run_word} has no backward and no optimizer"
             continue
         values[name] = per_second(amount=per_step[name], seconds=seconds)
-        if values[name] is None:
+        if name in ("mfu", "hfu") and (reason := impossible(name.upper(), values[name])):
+            values[name], reasons[name] = None, reason
+        elif values[name] is None:
             if timing is None:
                 reasons[name] = _NO_TIME
             elif seconds is None:
@@ -108,16 +110,7 @@ def build_rates(
                 reasons[name] = "its time is zero"
             else:
                 reasons[name] = _missing(name, dtypes=dtypes, samples=samples, tokens=tokens, context=context)
-    beyond = max(values["mfu"] or 0.0, values["hfu"] or 0.0)
-    if beyond > MOST_OF_PEAK:
-        values |= {"mfu": None, "hfu": None}
-        reasons |= dict.fromkeys(("mfu", "hfu"), impossible(beyond))
     return Rates(**values), reasons
-
-
-def impossible(share: float) -> str:
-    """Why a share of the peak beyond ``MOST_OF_PEAK`` is no figure."""
-    return f"the FLOPs take {share:,.1f} times the step's time at the peak: time is missing, or the peak is too low"
 
 
 def model_peak_seconds(dtypes: tuple[DtypeFlops, ...]) -> float | None:

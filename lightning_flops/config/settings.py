@@ -87,7 +87,12 @@ class ProfilerConfig:
     top_modules: int = _setting(
         1, rules.integer_from(1), "How many modules the aggregated profile lists at each level."
     )
-    detailed: bool = _setting(True, rules.BOOLEAN, "Print every module in a tree, with its parameters and FLOPs.")
+    detailed: bool = _setting(
+        False,
+        rules.BOOLEAN,
+        "Append DeepSpeed's summary, every other table and the tree of modules to the report. In a DeepSpeed config it "
+        "is true unless the block says otherwise, as there.",
+    )
     output_file: str | None = _setting(
         None,
         rules.PATH_OR_NONE,
@@ -255,7 +260,7 @@ class ProfilerConfig:
         if not isinstance(block, Mapping):
             raise ConfigError(f"{BLOCK} must be an object, got {shown(block)}")
         refuse_unknown(block, known=SETTINGS)
-        return cls(**{"enabled": False, **block})
+        return cls(**{"enabled": False, "detailed": True, **block})
 
     @classmethod
     def from_deepspeed_config(cls, config: Mapping[str, Any] | str | Path) -> ProfilerConfig:
@@ -296,6 +301,7 @@ class ProfilerConfig:
             if not isinstance(block, Mapping):
                 raise ConfigError(f"{BLOCK} must be an object, got {shown(block)}")
             says_enabled = "enabled" in block
+            settings["detailed"] = bool(block)
             builtin_on = _read_as_deepspeed("enabled", block.get("enabled", False)) is True
             for name, value in block.items():
                 if name not in SETTINGS:

@@ -13,6 +13,9 @@ MONITOR_PREFIX = "flops_monitor"
 _MOST = 1e300
 """More is no figure of a run, and may be an int that no float can hold."""
 
+_HIGHEST = {"mfu": 1.0, "useful_mfu": 1.0}
+"""Shares of the peak: more is impossible."""
+
 _OF_TRAINING = (
     *("bwd_flops", "bwd_flops_estimated", "recompute_flops", "iter_flops"),
     *("bwd_latency_sec", "step_latency_sec", "iter_latency_sec"),
@@ -120,7 +123,7 @@ def monitor_scalars(
     scalars = {
         f"{prefix}/{tag}": amount / seconds
         for tag, amount in amounts.items()
-        if amount is not None and 0 <= amount < _MOST and amount / seconds < math.inf
+        if amount is not None and 0 <= amount < _MOST and amount / seconds <= _HIGHEST.get(tag, _MOST)
     }
     for tag, share in (("padding_ratio", padding_ratio), ("estimated_ratio", estimated_ratio)):
         if share is not None:

@@ -14,12 +14,11 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from lightning_flops.config import OWN_FOLDER
-from lightning_flops.report.advice_text import render_advice_markdown
 from lightning_flops.report.headline import headline
 from lightning_flops.report.html_page import RunPages, packed, window_figures
 from lightning_flops.report.markdown import fenced
 from lightning_flops.report.scalars import MONITOR_PREFIX, profile_scalars
-from lightning_flops.report.text import render_text
+from lightning_flops.report.text import render_advice, render_text
 from lightning_flops.report.throughput_text import render_throughput
 from lightning_flops.sinks.console import to_log
 from lightning_flops.sinks.file import numbered, remove_file, write_new_file, write_own_file, write_text_file
@@ -182,7 +181,7 @@ class LoggedOutput:
         if board:
             self.files.write_tab(profile, prefix=self._prefix)
         paths = self.files.write_profile(profile, text, keep_text=self._text_file and not board)
-        scalars, advice = profile_scalars(profile, prefix=self._prefix), render_advice_markdown(profile.advice)
+        scalars, advice = profile_scalars(profile, prefix=self._prefix), fenced(render_advice(profile.advice))
         whose = "" if context.trains else f" of the {context.run_word}"
         sentence = f"FLOPs of {context.step_word} {profile.profile_step}{whose}: {headline(profile)}"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from lightning_flops.schema import dataclass_json, shown
+from lightning_flops.schema import codec, shown
 
 SCHEMA_VERSION = 1
 """Version of the JSON that ``Comparison.to_json`` writes; it goes up whenever a field changes."""
@@ -205,7 +205,7 @@ class Comparison:
 
     def to_json(self) -> str:
         """The comparison as indented JSON, the same text for equal comparisons."""
-        return dataclass_json.dump(self)
+        return codec.dump(self)
 
     def to_html(self) -> str:
         """The comparison as a page: one HTML file with everything in it, which needs no network and opens from disk."""
@@ -216,6 +216,6 @@ class Comparison:
         """The comparison that ``to_json`` wrote as *text*.
 
         Raises:
-            ProfileFormatError: *text* is no JSON, has another schema version, or a field is missing, unknown or wrong.
+            ProfileFormatError: *text* is no JSON, has another schema version, or a field is missing or wrong.
         """
-        return dataclass_json.load(Comparison, text, version_field="schema_version", version=SCHEMA_VERSION)
+        return codec.load(Comparison, text, version=SCHEMA_VERSION)

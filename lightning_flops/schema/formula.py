@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from lightning_flops.schema import dataclass_json
+from lightning_flops.schema import codec
 
 SCHEMA_VERSION = 2
 """Version of the JSON that ``FormulaReport.to_json`` writes; it goes up whenever a field changes."""
@@ -104,13 +104,13 @@ class FormulaReport:
 
     def to_json(self) -> str:
         """The report as indented JSON."""
-        return dataclass_json.dump(self)
+        return codec.dump(self)
 
     @staticmethod
     def from_json(text: str) -> FormulaReport:
         """The report that ``to_json`` wrote as *text*.
 
         Raises:
-            ProfileFormatError: *text* is no JSON, has another schema version, or a field is missing, unknown or wrong.
+            ProfileFormatError: *text* is no JSON, has another schema version, or a field is missing or wrong.
         """
-        return dataclass_json.load(FormulaReport, text, version_field="schema_version", version=SCHEMA_VERSION)
+        return codec.load(FormulaReport, text, version=SCHEMA_VERSION)

@@ -100,7 +100,7 @@ class PartTiming:
     deviation_sec: float
     """Standard deviation of the timed steps; 0 for a single one."""
     steps_sec: tuple[float, ...] = ()
-    """Of each timed step, in the order of ``Profile.timed_steps``. Empty in a file of schema version 3."""
+    """Of each timed step, in the order of ``Profile.timed_steps``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

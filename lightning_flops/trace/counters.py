@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from lightning_flops.records import CounterTrack
 from lightning_flops.trace.columns import Trace
 from lightning_flops.trace.intervals import Ints
 from lightning_flops.trace.names import Kind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CounterTrack:
+    """A figure over the time of a trace, for viewers to draw; each value holds until the next one."""
+
+    name: str
+    """What it is of."""
+    unit: str
+    """``bytes``, ``FLOP/s`` or ``percent``."""
+    times_ns: tuple[int, ...]
+    """On the trace's clock, rising."""
+    values: tuple[float, ...]
+    """One for each time."""
 
 
 def counter_tracks(trace: Trace) -> tuple[CounterTrack, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
@@ -406,22 +405,13 @@ def test_a_figure_that_was_zero_has_no_ratio() -> None:
     assert (none.ratio, none.ratio_low, none.ratio_high) == (1.0, 1.0, 1.0)
 
 
-def test_noise_is_not_known_of_few_steps_or_of_a_file_that_keeps_none() -> None:
+def test_noise_is_not_known_of_few_steps() -> None:
     few = compare_profiles(run(), run(straying=(0.01, -0.01)))
     assert few.step.difference is None and few.modules[0].noise_ns is None
     assert any("B has 2 timed steps, and less than 4 say nothing" in note for note in few.notes)
-    data = json.loads(run().to_json())
-    data["schema_version"] = 3
-    del data["context"]["loop"]
-    for one in (*data["timing"]["parts"], data["timing"]["global_step"]):
-        del one["steps_sec"]
-    old = compare_profiles(Profile.from_json(json.dumps(data)), compared.slow_module())
-    assert_adds_up(old)
-    assert three(old.step.causes) == (0, 3, 0) and old.step.difference is None
-    assert any("A keeps no single steps (it is of schema version 3)" in note for note in old.notes)
     with pytest.raises(ComparisonError, match="global_step_sec cannot be compared: single steps are not known"):
-        judge(old, parse_condition("global_step_sec > 1.05"))
-    assert not judge(old, parse_condition("hardware_flops > 1")).holds
+        judge(few, parse_condition("global_step_sec > 1.05"))
+    assert not judge(few, parse_condition("hardware_flops > 1")).holds
 
 
 def test_what_cannot_be_compared_says_why() -> None:
@@ -551,7 +541,7 @@ def test_causes_add_up_whatever_differs(
 
 def test_json_of_another_version_is_not_read() -> None:
     text = compare_profiles(run(), run()).to_json().replace('"schema_version": 1', '"schema_version": 2', 1)
-    with pytest.raises(ProfileFormatError, match="schema_version must be 1"):
+    with pytest.raises(ProfileFormatError, match="has schema version"):
         Comparison.from_json(text)
 
 

@@ -121,7 +121,7 @@ def windows_in(page: Path) -> tuple[list[int], int]:
     text = page.read_text(encoding="utf-8")
     (found,) = re.findall('id="document">(.*)</script>', text)
     (run,) = json.loads(found)["runs"]
-    return [one["profile_step"] for one in run["windows"]], text.count('<script type="text/plain" id="profile-0-')
+    return [one["profile_step"] for one in run["windows"]], text.count('<script type="text/plain" id="view-0-')
 
 
 def test_neither_the_page_nor_the_tabs_files_grow_with_the_windows(tmp_path: Path) -> None:

@@ -1026,6 +1026,10 @@ export interface TraceReport {
    */
   device_metrics: DeviceMetrics[] | null;
   device_summary: DeviceSummary;
+  /**
+   * All events by kind.
+   */
+  overview: OverviewRow[];
   model_summary: ModelSummary;
   /**
    * None when the trace has no collectives, or is of a run of one rank.
@@ -1305,6 +1309,31 @@ export interface DeviceUse {
   utilization: number;
 }
 /**
+ * All events of one kind inside the steps; moments that several of them share count once.
+ */
+export interface OverviewRow {
+  /**
+   * Of the events, such as ``Kernel`` or ``Operator``.
+   */
+  kind: string;
+  /**
+   * Where they ran.
+   */
+  side: "host" | "device";
+  /**
+   * How many events there are.
+   */
+  calls: number;
+  /**
+   * Union of the events.
+   */
+  time_us: number;
+  /**
+   * Of the steps; kinds overlap and contain one another, so these add up to no whole.
+   */
+  ratio: number | null;
+}
+/**
  * Phases of the steps, on the host's clock and by the device work they launched.
  */
 export interface ModelSummary {
@@ -1561,9 +1590,38 @@ export interface OperatorRow {
    */
   tensor_cores_eligible: boolean;
   /**
+   * What it called and launched itself, the longest first.
+   */
+  children: ChildRow[];
+  /**
    * By lines of the user's code, the longest first; empty where the trace was taken without ``with_stack``.
    */
   called_from: CalledFrom[];
+}
+/**
+ * What one operator called, or launched, itself: all such children of one name.
+ */
+export interface ChildRow {
+  /**
+   * Of the operator or the device event.
+   */
+  name: string;
+  /**
+   * ``device``: a kernel, copy or memset.
+   */
+  kind: "operator" | "device";
+  /**
+   * How often the parent called it.
+   */
+  calls: number;
+  /**
+   * Ratio: of the parent's total; None for a device event.
+   */
+  host: Durations | null;
+  /**
+   * Ratio: of the parent's total; None without a device.
+   */
+  device: Durations | null;
 }
 /**
  * A line of the user's code, and the calls of an operator that it made, those of their backward too.
@@ -1756,6 +1814,10 @@ export interface LaunchRow {
    * Device events that took less time than the call that launched them.
    */
   shorter_than_launch: number;
+  /**
+   * Device events that began over ``LONG_DELAY_US`` after their call returned: they waited in the stream's queue.
+   */
+  long_delays: number;
 }
 /**
  * Memory of one device over time.
@@ -1926,6 +1988,10 @@ export interface TraceFlops {
    * Those that spent FLOPs, by name; None where the trace does not show modules.
    */
   modules: TracedModuleFlops[] | null;
+  /**
+   * FLOPs of forward and backward that no module owns; None likewise.
+   */
+  unattributed: number | null;
   /**
    * What may have spent FLOPs: all that depends on it is a lower bound.
    */
@@ -2958,7 +3024,7 @@ export interface TracesReport {
   /**
    * Of the JSON; another one has other fields.
    */
-  schema_version: 6;
+  schema_version: 5;
   /**
    * By rank.
    */

@@ -6,7 +6,14 @@ import type { ComparisonDocument, Source } from "../data";
 import { CAUSES, type ComparedModule, comparedModules, detailsOf, signed } from "../model/causes";
 import { duration, figure, percent, plain, si } from "../model/format";
 import { partLabel } from "../model/steps";
-import type { Causes, Comparison as Compared, FigureDifference, NoiseInterval, SettingDifference } from "../schema";
+import type {
+  Causes,
+  Comparison as Compared,
+  FigureDifference,
+  NoiseInterval,
+  PartDifference,
+  SettingDifference,
+} from "../schema";
 import { type Column, SearchableGrid } from "../ui/grid";
 import { PlainTable, Section } from "../ui/section";
 import { Term, Tip } from "../ui/tip";
