@@ -232,7 +232,7 @@ def profile_training(
         output, close = loop_output(frame, config, log_dir=log_dir, writer=writer)
         if is_engine(model):  # made by the loop, or by accelerate
             return engine_run(model, config, publish, output=output), close
-        run = LoopRun(
+        run: LoopRun = LoopRun(
             model,
             optimizers,
             config=config,
@@ -240,7 +240,7 @@ def profile_training(
             frame=frame,
             output=output,
             log_every_n_steps=log_every_n_steps,
-            initial_step=initial_step,
+            x_axis=lambda: initial_step + run.run.steps_done,
         )
         return run, close
 
@@ -379,14 +379,14 @@ class Batches(Generic[T]):
         while True:
             loop = self._loop()
             if loop is not None:
-                loop.wait_begins()
+                loop.fetch_begins(self)
             try:
                 batch = next(iterator)
             except StopIteration:
                 return
             finally:
                 if loop is not None:
-                    loop.wait_ends()
+                    loop.fetch_ends(None)
             if loop is not None:
                 loop.hands_out(batch)
             yield batch

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from lightning_flops.adapters.fetches import hear_fetches
 from lightning_flops.adapters.lightning_context import (
     batches_fetched_ahead,
     is_lightnings,
@@ -31,6 +30,7 @@ from lightning_flops.adapters.lightning_context import (
     run_output,
 )
 from lightning_flops.adapters.lightning_deepspeed import engine_of
+from lightning_flops.adapters.wrapping import hear_fetches
 from lightning_flops.instrument.batches import from_loader, tensor_shapes
 from lightning_flops.instrument.optimizer_hooks import calling, remove_retired
 from lightning_flops.instrument.timing.settling import steps_to_settle

@@ -15,6 +15,7 @@ from torch import nn
 from lightning_flops.adapters.place import mesh_sizes, run_context_on, sizes_along
 from lightning_flops.config import OWN_FOLDER, ProfilerConfig
 from lightning_flops.errors import ConfigError
+from lightning_flops.instrument.deepspeed_groups import ParallelSizes
 from lightning_flops.instrument.module_scope import unwrapped
 from lightning_flops.records import RunContext
 from lightning_flops.run.output import LoggedOutput
@@ -35,6 +36,8 @@ class Frame:
     precision: Callable[[str], str]
     """Its words for the precision, given the dtype of an autocast in the loop; empty: there is none."""
     strategy: str
+    sizes: ParallelSizes | None = None
+    """How the ranks share the work; None: as the meshes say that the model's parameters are spread over."""
     writers: tuple[Any, ...] = ()
     """As ``WritersSink`` takes them."""
     loggers: tuple[Any, ...] = ()
@@ -50,17 +53,7 @@ def frame_of(model: nn.Module, *, accelerator: Any, fabric: Any) -> Frame:
         fabric: a ``lightning.fabric.Fabric``, or None.
     """
     if accelerator is not None:
-        return Frame(
-            name="accelerate",
-            version=str(getattr(sys.modules.get("accelerate"), "__version__", "unknown")),
-            rank=int(accelerator.process_index),
-            world_size=int(accelerator.num_processes),
-            precision=lambda autocast: _precision(
-                model, autocast if accelerator.mixed_precision == "no" else str(accelerator.mixed_precision)
-            ),
-            strategy=_strategy(model),
-            writers=tuple(accelerator.trackers),
-        )
+        return accelerate_frame(accelerator, model)
     if fabric is not None:
         root = "lightning.fabric" if type(fabric).__module__.startswith("lightning.") else "lightning_fabric"
         package = sys.modules.get(root.partition(".")[0])
@@ -84,6 +77,24 @@ def frame_of(model: nn.Module, *, accelerator: Any, fabric: Any) -> Frame:
     )
 
 
+def accelerate_frame(accelerator: Any, model: nn.Module) -> Frame:
+    """The frame of a loop that trains *model* by *accelerator*."""
+    world_size = int(accelerator.num_processes)
+    given = getattr(accelerator, "parallelism_config", None)
+    known = {kind: int(getattr(given, f"{kind}_size", 1) or 1) for kind in ("tp", "cp", "sp")}
+    mixed = str(accelerator.mixed_precision)
+    return Frame(
+        name="accelerate",
+        version=str(getattr(sys.modules.get("accelerate"), "__version__", "unknown")),
+        rank=int(accelerator.process_index),
+        world_size=world_size,
+        precision=lambda autocast: _precision(model, autocast if mixed == "no" else mixed),
+        strategy=_strategy(model),
+        sizes=None if given is None else sizes_along(known, world_size=world_size),
+        writers=tuple(accelerator.trackers),
+    )
+
+
 def _strategy(model: nn.Module) -> str:
     """The wrapper that spreads the work, by its class; empty without one."""
     kinds = {kind.__name__ for kind in type(model).__mro__}
@@ -104,11 +115,11 @@ def device_of(model: nn.Module) -> torch.device:
     return torch.device("cpu") if tensor is None else tensor.device
 
 
-def run_context(frame: Frame, model: nn.Module, *, accumulate: int, autocast: str) -> RunContext:
+def run_context(frame: Frame, model: nn.Module, *, accumulate: int, autocast: str = "") -> RunContext:
     """Where the loop runs, as far as a rank knows without asking the others; *autocast* as for ``Frame.precision``."""
     return run_context_on(
         device_of(model),
-        sizes_along(_mesh_sizes(model), world_size=frame.world_size),
+        frame.sizes or sizes_along(_mesh_sizes(model), world_size=frame.world_size),
         framework=frame.name,
         framework_version=frame.version,
         precision=frame.precision(autocast),

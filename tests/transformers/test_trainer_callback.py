@@ -78,7 +78,11 @@ def test_the_run_is_described_as_the_trainer_knows_it(tmp_path: Path) -> None:
     new_trainer(tmp_path, callback, bf16=True, gradient_accumulation_steps=2).train()
     context = only_profile(callback).context
     assert context.framework == "transformers"
-    assert (context.precision, context.accumulate, context.micro_batch_size) == ("bf16-mixed", 2, BATCH)
+    assert (context.precision, context.accumulate, context.micro_batch_size) == (
+        "bf16 mixed, float32 parameters",
+        2,
+        BATCH,
+    )
     assert (context.rank, context.world_size, context.dp_size, context.device_type) == (0, 1, 1, "cpu")
     assert context.run_word == "run"
 
