@@ -248,12 +248,7 @@ def profile_training(
 
 
 def _as_one(models: Mapping[str, nn.Module]) -> nn.Module:
-    """*models*, which one loop trains.
-
-    Raises:
-        ConfigError: there are none, or a name is none that a module can have.
-        TypeError: one of them is no module.
-    """
+    """*models*, which one loop trains, after they were checked."""
     if not models:
         raise ConfigError("model must be a module, or a mapping of at least one, got an empty one")
     for name, one in models.items():
@@ -280,7 +275,7 @@ class TrainingProfiler(ProfiledRun):
         self._config = config
         self._make = loop
         self._loop: LoopRun | EngineRun | None = None
-        self._close_output: Callable[[], None] = _nothing
+        self._close_output: Callable[[], None] = lambda: None
         self._start_anew()
 
     @property
@@ -297,11 +292,11 @@ class TrainingProfiler(ProfiledRun):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """The loop is over, or has raised *error*: report what was measured."""
-        self._end(error)
+        self.stop(error)
 
     def start(self) -> None:
         """Begin, where ``with`` cannot be used; ``stop`` must follow. A loop that was not stopped is stopped first."""
-        self._end(None)
+        self.stop()
         self._begin()
 
     @safe
@@ -310,11 +305,8 @@ class TrainingProfiler(ProfiledRun):
         self._loop, self._close_output = self._make(self._profiles.append)
         self._loop.begin()
 
-    def stop(self) -> None:
-        """Report what was measured, and leave nothing behind."""
-        self._end(None)
-
-    def _end(self, error: BaseException | None) -> None:
+    def stop(self, error: BaseException | None = None) -> None:
+        """Report what was measured, and leave nothing behind; *error* is what has ended the loop, if anything has."""
         loop, self._loop = self._loop, None
         if loop is not None:
             try:
@@ -357,10 +349,6 @@ class TrainingProfiler(ProfiledRun):
                 loop.take_in()
 
 
-def _nothing() -> None:
-    """Nothing has to be closed."""
-
-
 class Batches(Generic[T]):
     """An iterable of the user's whose batches are seen. Everything else of it is as it was.
 
@@ -394,14 +382,6 @@ class Batches(Generic[T]):
     def __len__(self) -> int:
         """As many as the loader says."""
         return len(self._loader)  # type: ignore[arg-type]
-
-    def __bool__(self) -> bool:
-        """As the loader is."""
-        return bool(self._loader)
-
-    def __getitem__(self, place: Any) -> Any:
-        """The loader's item."""
-        return self._loader[place]  # type: ignore[index]
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A pickle or a copy is the loader's."""

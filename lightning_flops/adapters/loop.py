@@ -32,15 +32,9 @@ from lightning_flops.run.safety import safe
 
 if TYPE_CHECKING:
     from lightning_flops.config import ProfilerConfig
-    from lightning_flops.records import BatchTokens, Shapes, TimePhase
+    from lightning_flops.records import BatchTokens, Shapes
     from lightning_flops.run.output import LoggedOutput
     from lightning_flops.schema.profile import Profile
-
-_MOST_AHEAD = 64
-"""Fetched batches whose tokens are kept until they are used."""
-
-_MOST_LEARNED = 1000
-"""Shapes of fetched batches whose steps were counted."""
 
 _NOT_CALLED = (
     "The model was not called, or compiled code called it: forward is what ran from the batch to the backward."
@@ -98,9 +92,8 @@ class _Place:
     fetches: int = 0
     outside: int = 0  # of what the loop itself leaves out of its steps
     away: bool = False  # until the loop goes on with its steps, for an evaluation
-    asked: Callable[[], Any] = lambda: None
-    """Returns what was asked for a batch last; and ``feeder`` what has fed the latest forward of a step."""
-    feeder: Callable[[], Any] = lambda: None
+    asked: Callable[[], Any] = lambda: None  # returns what was asked for a batch last
+    feeder: Callable[[], Any] | None = lambda: None  # what has fed the latest forward of a step; None: what comes next
     has_fetched: bool = False
     has_trained: bool = False  # a model was called in training mode
     told: bool = False  # the loop says where its steps end
@@ -122,8 +115,6 @@ class LoopRun:
     """
 
     run: Run
-    unseen: tuple[TimePhase, ...] = ("transfer", "other")
-    """As in ``Facts``."""
     counts_at_fetch = True
     """A step is counted from its first batch's fetch on where a DataLoader shows that: a teacher may run first."""
 
@@ -152,23 +143,25 @@ class LoopRun:
         self._autocast = ""
         self._workers: int | None = None
         self._learned: set[Shapes] = set()
+        """Shapes of fetched batches whose steps were counted."""
         self._shapes_fetched: Shapes = ()
-        self._fetched: deque[BatchTokens | None] = deque(maxlen=_MOST_AHEAD)
-        """Tokens of batches that go to a device, read on the host."""
-        given: dict[str, Any] = {
+        self._fetched: deque[BatchTokens | None] = deque(maxlen=64)
+        """Tokens of batches that were read when they were fetched."""
+        known: dict[str, Any] = {
             "root": root_of(model),
             "device": device_of(model),
+            "output": output,
             "context": lambda: run_context(frame, model, accumulate=self._accumulate, autocast=self._autocast),
             "x_axis": lambda: self.run.steps_done,
             "optimizers": lambda: self._optimizers or None,
             "whole_model": lambda: model,
+            "rank": frame.rank,
+            "world_size": frame.world_size,
             "profile_step": config.next_profile_step(steps_done=steps_before),
             "loader_workers": lambda: self._workers,
+            "unseen": ("transfer", "other"),
         }
-        rank, size = frame.rank, frame.world_size
-        self.run = Run(
-            Facts(output=output, rank=rank, world_size=size, unseen=self.unseen, **(given | facts)), config, publish
-        )
+        self.run = Run(Facts(**(known | facts)), config, publish)
         self.run.steps_done = steps_before
         self._reads_fetched = self.run.facts.device.type != "cpu"
         """Tokens are read when a loader delivers a batch, and not when the model gets it."""
@@ -230,8 +223,7 @@ class LoopRun:
             self._step_is_over()
         if self._evaluates(module):
             return
-        if place.away:
-            self._steps_go_on()
+        self._steps_go_on()
         if self._batch.after_backward and (self._batch.next_is_there or not place.has_fetched):
             self._batch_is_over(ends_step=False)
         place.has_trained |= module.training
@@ -273,12 +265,13 @@ class LoopRun:
     @safe
     def forward_ends(self, module: nn.Module, args: Any, output: Any) -> None:
         """A model's forward is over, or has raised; in an optimizer's closure, the loss is still a part of it."""
-        self._place.forwards = max(0, self._place.forwards - 1)
-        if not self._place.updates:
+        place = self._place
+        place.forwards = max(0, place.forwards - 1)
+        if place.in_forward and not place.updates:
             self._forward_is_over()
 
     def _forward_is_over(self) -> None:
-        if self._place.in_forward and not self._place.forwards:
+        if not self._place.forwards:
             self._place.in_forward = False
             self.run.leave()
 
@@ -298,15 +291,15 @@ class LoopRun:
         place.backwards += 1
         if place.backwards > 1:  # a reentrant checkpoint's
             return
-        if place.away:
-            self._steps_go_on()
+        self._steps_go_on()
         if not batch.pending:  # compiled code called the model, and no hook of ours
             batch.pending, batch.next_is_there = True, False
             batch.shapes = self._shapes_fetched or batch.shapes
             if self.run.is_marking:
                 self.run.notes.add(_NOT_CALLED)
         batch.after_backward = True
-        self._forward_is_over()
+        if place.in_forward:
+            self._forward_is_over()
         self.run.claim("forward")
         self.run.enter("backward")
 
@@ -324,11 +317,9 @@ class LoopRun:
     @safe
     def update_begins(self, optimizer: Any, *_: Any, **__: Any) -> None:
         """An optimizer's step begins; where a subclass's step calls its parent's, the hooks are called again."""
-        place = self._place
-        if place.away:
-            self._steps_go_on()
-        place.updates += 1
-        if place.updates == 1:
+        self._steps_go_on()
+        self._place.updates += 1
+        if self._place.updates == 1:
             self.run.enter("optimizer")
 
     @safe
@@ -341,7 +332,8 @@ class LoopRun:
         if place.updates > 0 or place.outside:
             return
         if place.updates == 0:  # otherwise its closure has fetched a batch
-            self._forward_is_over()
+            if place.in_forward:
+                self._forward_is_over()
             self.run.leave()
         place.updates = 0
         batch.updates += 1
@@ -360,9 +352,9 @@ class LoopRun:
             self.run.leave()
         if self._batch.ends_step:
             self._step_is_over()
-        if place.feeder() is source:
-            if place.away:
-                self._steps_go_on()  # the loop goes back to the loader of its steps
+        if place.feeder is None or place.feeder() is source:
+            place.feeder = weakref.ref(source)
+            self._steps_go_on()  # the loop goes back to the loader of its steps
         elif not (place.outside or place.fetches):
             self._evaluates(self.run.facts.root, fetches=True)
         if place.outside or place.away:
@@ -398,7 +390,7 @@ class LoopRun:
 
     def _comes(self, shapes: Shapes) -> None:
         """A batch of *shapes* is there: have its step counted if they are new, before anything computes on it."""
-        if not (self._batch.pending or shapes in self._learned) and len(self._learned) < _MOST_LEARNED:
+        if not (self._batch.pending or shapes in self._learned):
             self.run.batch_begins(shapes)
             if self.run.window.recorder.counting:
                 self._learned.add(shapes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -133,11 +134,8 @@ def run_context(frame: Frame, model: nn.Module, *, accumulate: int, autocast: st
 def _mesh_sizes(model: nn.Module) -> dict[str, int]:
     """The largest size of each known dimension of the meshes that the model's parameters are spread over."""
     meshes = {id(mesh): mesh for one in model.parameters() if (mesh := getattr(one, "device_mesh", None)) is not None}
-    sizes: dict[str, int] = {}
-    for mesh in meshes.values():
-        for name, size in mesh_sizes(mesh).items():
-            sizes[name] = max(size, sizes.get(name, 1))
-    return sizes
+    sizes = [item for mesh in meshes.values() for item in mesh_sizes(mesh).items()]
+    return dict(sorted(sizes, key=operator.itemgetter(1)))
 
 
 def loop_output(
@@ -145,7 +143,7 @@ def loop_output(
     config: ProfilerConfig,
     *,
     log_dir: str | os.PathLike[str] | None,
-    writer: Any,
+    writer: Any = None,
     or_own: bool = False,
     announce: Callable[[str], None] | None = None,
 ) -> tuple[LoggedOutput, Callable[[], None]]:
@@ -186,14 +184,8 @@ class _Both:
 
     def __init__(self, *sinks: Sink) -> None:
         self._sinks = sinks
-
-    @property
-    def takes_scalars(self) -> bool:
-        return any(sink.takes_scalars for sink in self._sinks)
-
-    @property
-    def has_board(self) -> bool:
-        return any(sink.has_board for sink in self._sinks)
+        self.takes_scalars = any(sink.takes_scalars for sink in sinks)
+        self.has_board = any(sink.has_board for sink in sinks)
 
     def write_scalars(self, scalars: Mapping[str, float], *, step: int) -> None:
         for sink in self._sinks:
@@ -209,12 +201,9 @@ class _Both:
 
 
 class SeveralModels(nn.Module):
-    """Holds modules that a loop calls one by one; nobody calls this one.
+    """Holds modules, by the names that reports have for them, that a loop calls one by one; nobody calls this one.
 
     It is in evaluation mode if one of them is: loops put a generator into that mode to look at its samples.
-
-    Args:
-        models: by the names that reports have for them.
     """
 
     def __init__(self, models: Mapping[str, nn.Module]) -> None:
@@ -261,18 +250,11 @@ def optimizers_in(given: Any) -> tuple[Any, ...]:
 
 
 def _unwrapped(optimizer: Any) -> Any:
-    while _is_wrapper(optimizer):
+    """The optimizer inside of those that accelerate or Fabric has put around it, which may call it, or not."""
+    theirs = ("accelerate.", "lightning.fabric.", "lightning_fabric.")
+    while any(kind.__module__.startswith(theirs) for kind in type(optimizer).__mro__):
         inner = getattr(optimizer, "optimizer", None)
         if inner is None:
             break
         optimizer = inner
     return optimizer
-
-
-def _is_wrapper(optimizer: Any) -> bool:
-    """Whether accelerate or Fabric has put *optimizer* around another one."""
-    return any(kind.__module__.startswith(_WRAPPERS) for kind in type(optimizer).__mro__)
-
-
-_WRAPPERS = ("accelerate.", "lightning.fabric.", "lightning_fabric.")
-"""Where the optimizer wrappers come from that may call what they wrap, or not."""

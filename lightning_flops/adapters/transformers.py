@@ -6,24 +6,22 @@ then trains on one after the other. What comes between two steps, as an evaluati
 
 from __future__ import annotations
 
-import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from accelerate import Accelerator
 from accelerate import data_loader as accelerate_loaders
 from transformers.trainer_callback import CallbackHandler
 
-from lightning_flops.adapters.deepspeed_context import switch_off_builtin
+from lightning_flops.adapters.deepspeed_context import private_names, switch_off_builtin
 from lightning_flops.adapters.loop import LoopRun
 from lightning_flops.adapters.loop_context import optimizers_in, run_context
 from lightning_flops.adapters.transformers_context import (
     NO_TOKENS,
     engine_of,
-    private_names,
     trainer_frame,
     training_output,
 )
@@ -43,7 +41,6 @@ if TYPE_CHECKING:
 class TrainerRun(LoopRun):
     """The adapter of one training on the batches of *loader*, on one rank; *over* is called if the training raises."""
 
-    unseen = ()
     counts_at_fetch = False  # a step's batches are all fetched before the first is used
 
     def __init__(
@@ -55,15 +52,14 @@ class TrainerRun(LoopRun):
         publish: Callable[[Profile], None],
         over: Callable[[], None],
     ) -> None:
-        args, accumulate = trainer.args, trainer.args.gradient_accumulation_steps
+        accumulate = trainer.args.gradient_accumulation_steps
         self.trainer = trainer
         self._engine = engine_of(trainer)
         self._over = over
         self.log = TrainerLogSink(trainer.callback_handler.callbacks)
         self.logs: dict[str, float] | None = None
         """What the Trainer logs now."""
-        self._names = private_names()
-        self._epoch: Literal["begins", "runs", "is over"] = "begins"
+        self._is_between_epochs = False
         updated, frame = optimizers_in(trainer.optimizer), trainer_frame(trainer)
         ahead = 1 + fetched_ahead(getattr(loader, "base_dataloader", loader))  # accelerate fetches one more
         super().__init__(
@@ -74,12 +70,12 @@ class TrainerRun(LoopRun):
             frame=frame,
             output=training_output(trainer, config, log=self.log),
             root=trainer.model,
-            device=args.device,
             context=lambda: run_context(frame, trainer.model_wrapped, accumulate=accumulate),
             x_axis=lambda: int(trainer.state.global_step),
             settle_steps=steps_to_settle(batches_ahead=ahead, batches_a_step=accumulate),
             whole_model=lambda: getattr(self._engine, "module", trainer.model_wrapped),
             mark_parts=self._mark,
+            unseen=(),
         )
         self._place.told = True
         self._accumulate = accumulate
@@ -90,14 +86,16 @@ class TrainerRun(LoopRun):
     def begin(self) -> None:
         """The first epoch begins."""
         run, trainer = self.run, self.trainer
-        self._names.tell(run.notes.add_for_run)
         if self._engine is not None:
-            switch_off_builtin(self._engine, run.undo, self._names)
+            names = private_names()
+            names.tell(run.notes.add_for_run)
+            switch_off_builtin(self._engine, run.undo, names)
         hear(self, type(trainer), "log", run.undo, begins=TrainerRun.log_begins, ends=_log_ends)
         hear(self, CallbackHandler, "on_epoch_begin", run.undo, raises=TrainerRun.training_raises)
-        if self._names.has(trainer, "_run_epoch"):
+        if hasattr(trainer, "_run_epoch"):  # otherwise what is on torch after an error stays until it trains again
             hear(self, type(trainer), "_run_epoch", run.undo, raises=TrainerRun.training_raises)
         super().begin()
+        self.epoch_begins()
         self._goes_away("start")  # until the first batch is asked for
 
     def _hear_updates(self, undo: ExitStack) -> None:
@@ -133,16 +131,9 @@ class TrainerRun(LoopRun):
 
     # ---- batches
 
-    @safe
-    def fetch_begins(self, source: Any) -> None:
-        """A DataLoader is asked for a batch; the first one in an epoch is that of the training."""
-        if self._epoch == "begins":
-            self._epoch = "runs"
-            self._place.feeder = weakref.ref(source)
-        super().fetch_begins(source)
-
     def _take(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given = {name: value for name, value in kwargs.items() if name != "num_items_in_batch"}  # of all of a step
+        given = dict(kwargs)
+        given.pop("num_items_in_batch", None)  # that is of all batches of a step
         super()._take(args, given)
         unknown = getattr(self._batch.tokens, "real", None) is None
         if unknown and self._wants_tokens and self.run.window.is_open and "input_ids" in given:
@@ -165,14 +156,15 @@ class TrainerRun(LoopRun):
 
     @safe
     def epoch_begins(self) -> None:
-        """An epoch begins."""
-        self._epoch = "begins"
+        """An epoch begins; what is asked for a batch next has those of the training."""
+        self._is_between_epochs = False
+        self._place.feeder = None
 
     @safe
     def epoch_ends(self, control: TrainerControl) -> None:
         """An epoch is over; a step that a callback has stopped in its middle goes on in the next one."""
         self._fetched.clear()
-        self._epoch = "is over"
+        self._is_between_epochs = True
         self._between(control)
 
     def _between(self, control: TrainerControl) -> None:
@@ -182,7 +174,7 @@ class TrainerRun(LoopRun):
             self._goes_away("validation")
         elif may_save and not control.should_log:
             self._goes_away("checkpoint")
-        elif self._epoch != "runs":
+        elif self._is_between_epochs:
             self._goes_away("epoch restart")
         else:
             self._steps_go_on()

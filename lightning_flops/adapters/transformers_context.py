@@ -15,7 +15,6 @@ from lightning_flops.adapters.loop_context import Frame, accelerate_frame
 from lightning_flops.config import BLOCK
 from lightning_flops.instrument.deepspeed_groups import parallel_sizes
 from lightning_flops.run.output import LoggedOutput
-from lightning_flops.run.private_names import PrivateNames
 from lightning_flops.sinks.console import StandardOutputSink
 from lightning_flops.text.printable import page, printable
 
@@ -25,21 +24,10 @@ if TYPE_CHECKING:
     from lightning_flops.config import ProfilerConfig
     from lightning_flops.sinks.trainer_log import TrainerLogSink
 
-LOST = {
-    "_run_epoch": "if the training raises, what the profiler put on the Trainer stays until it trains again",
-    "_config": "DeepSpeed's own profiler is not told to stand down",
-}
-"""Private names of transformers and of a DeepSpeed engine that a training uses, and what is lost if one is missing."""
-
 NO_TOKENS = (
     "Tokens could not be counted, because a batch has no attention_mask on the host, and not every token has a label: "
     "those without one may be padding or a prompt. tokens/s needs tokens_per_sample=... to be given."
 )
-
-
-def private_names() -> PrivateNames:
-    """The private names of the installed transformers."""
-    return PrivateNames(f"transformers ({transformers.__version__})", LOST)
 
 
 def trainer_of(callback: TrainerCallback) -> Trainer | None:
