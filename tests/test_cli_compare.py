@@ -14,7 +14,6 @@ import pytest
 from lightning_flops import Comparison, compare_profiles
 from lightning_flops.cli import main
 from lightning_flops.report.compare_text import render_comparison
-from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.trace_comparison import TraceComparison
 from tests.analysis.slowed import slowed
 from tests.analysis.trace_events import memory
@@ -151,18 +150,6 @@ def test_it_loads_no_torch(folder: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_profile_of_version_3_is_compared(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data = json.loads(A.to_json())
-    data["schema_version"] = 3
-    del data["context"]["loop"]
-    for part in (*data["timing"]["parts"], data["timing"]["global_step"]):
-        del part["steps_sec"]
-    (folder / "before" / "profile.json").write_text(json.dumps(data))
-    assert main(["compare", "before", "after"]) == 0
-    assert "+4.000 ms (+18.18%); what of it is noise is not known" in capsys.readouterr().out
-    assert Profile.from_json(json.dumps(data)).schema_version == 5
-
-
 TRACES = Path(__file__).parent / "data" / "traces"
 RANKS = [TRACES / f"two_ranks_known_answers.rank{rank}.pt.trace.json" for rank in (0, 1)]
 RESNET = TRACES / "resnet50_num_workers_0.pt.trace.json.gz"
@@ -204,7 +191,7 @@ def test_traces_compared_have_a_page(traces: Path, capsys: pytest.CaptureFixture
     assert main(["compare", "ranks", "slow", "--html", "new/difference.html"]) == 0
     page = (traces / "new" / "difference.html").read_text(encoding="utf-8")
     assert "<title>ranks and slow compared</title>" in page
-    assert '"kind": "trace_comparison"' in page
+    assert page.count('id="view-0-0"') == 1
     assert "takes" in capsys.readouterr().out
 
 

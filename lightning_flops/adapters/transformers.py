@@ -29,7 +29,7 @@ from lightning_flops.adapters.wrapping import hear
 from lightning_flops.instrument.timing.settling import steps_to_settle
 from lightning_flops.instrument.torch_private.loading import fetched_ahead
 from lightning_flops.run.safety import safe
-from lightning_flops.sinks.trainer_log import TrainerLogSink
+from lightning_flops.sinks.services import TrainerLog
 
 if TYPE_CHECKING:
     from transformers import Trainer, TrainerControl
@@ -56,7 +56,7 @@ class TrainerRun(LoopRun):
         self.trainer = trainer
         self._engine = engine_of(trainer)
         self._over = over
-        self.log = TrainerLogSink(trainer.callback_handler.callbacks)
+        self.log = TrainerLog(trainer.callback_handler.callbacks)
         self.logs: dict[str, float] | None = None
         """What the Trainer logs now."""
         self._is_between_epochs = False

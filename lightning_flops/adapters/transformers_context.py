@@ -15,14 +15,14 @@ from lightning_flops.adapters.loop_context import Frame, accelerate_frame
 from lightning_flops.config import BLOCK
 from lightning_flops.instrument.deepspeed_groups import parallel_sizes
 from lightning_flops.run.output import LoggedOutput
-from lightning_flops.sinks.console import StandardOutputSink
+from lightning_flops.sinks.console import to_standard_output
 from lightning_flops.text.printable import page, printable
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback
 
     from lightning_flops.config import ProfilerConfig
-    from lightning_flops.sinks.trainer_log import TrainerLogSink
+    from lightning_flops.sinks.services import TrainerLog
 
 NO_TOKENS = (
     "Tokens could not be counted, because a batch has no attention_mask on the host, and not every token has a label: "
@@ -75,21 +75,14 @@ def trainer_frame(trainer: Trainer) -> Frame:
     return replace(frame, name="transformers", version=transformers.__version__, writers=())
 
 
-def training_output(trainer: Trainer, config: ProfilerConfig, *, log: TrainerLogSink) -> LoggedOutput:
+def training_output(trainer: Trainer, config: ProfilerConfig, *, log: TrainerLog) -> LoggedOutput:
     """Where rank 0 shows the reports of this training: in the Trainer's *log*, on the console and in files."""
     return LoggedOutput(
         config,
         loggers=log,
-        folder=lambda: _log_folder(trainer),
+        folder=lambda: log.folder() or str(trainer.args.output_dir),  # so that TensorBoard's tab finds ours
         announce=lambda sentence: _announce(trainer, sentence),
     )
-
-
-def _log_folder(trainer: Trainer) -> str:
-    """TensorBoard's folder of this training, so that its tab finds ours; without TensorBoard, that of checkpoints."""
-    writers = (getattr(one, "tb_writer", None) for one in trainer.callback_handler.callbacks)
-    folders = (getattr(one, "log_dir", None) for one in writers)
-    return next((one for one in folders if isinstance(one, str)), str(trainer.args.output_dir))
 
 
 def _announce(trainer: Trainer, sentence: str) -> None:
@@ -107,6 +100,6 @@ def _announce(trainer: Trainer, sentence: str) -> None:
     if hasattr(type(bar), "write"):
         bar.write(printable(sentence))
     elif any(type(one).__name__.endswith(("PrinterCallback", "ProgressCallback")) for one in callbacks):
-        StandardOutputSink().write_text("", page([sentence]), step=0)
+        to_standard_output(page([sentence]))
     else:
         logging.getLogger("transformers.trainer").info("%s", printable(sentence))

@@ -121,12 +121,12 @@ class FlopCounts:
         return self.total.optimizer
 
     @property
-    def causal_skipped(self) -> int:
-        """FLOPs, among the four phases', that fused causal attention does not execute.
+    def skipped(self) -> int:
+        """FLOPs, among the four phases', that fused masked attention does not execute.
 
         With ``causal_attention="half"`` it is negative where more is executed than the half that is counted.
         """
-        return sum(cell.causal_skipped for cell in self.record.cells)
+        return sum(cell.skipped for cell in self.record.cells)
 
     @property
     def model_flops(self) -> int:
@@ -136,9 +136,9 @@ class FlopCounts:
 
     @property
     def hardware_flops(self) -> int:
-        """All four phases less what fused causal attention skips: what the kernels execute, the numerator of HFU."""
+        """All four phases less what fused masked attention skips: what the kernels execute, the numerator of HFU."""
         record = self.record
-        return flops_by_phase(record.cells).total - sum(cell.causal_skipped for cell in record.cells)
+        return flops_by_phase(record.cells).total - sum(cell.skipped for cell in record.cells)
 
     @property
     def bytes_read(self) -> int:
@@ -221,9 +221,9 @@ def flops_by_bucket(cells: Iterable[OperatorCell]) -> dict[tuple[str, str], int]
     """FLOPs of *cells* together, by bucket and dtype; what is zero is left out."""
     sums: defaultdict[tuple[str, str], int] = defaultdict(int)
     for cell in cells:
-        if cell.flops or cell.causal_skipped:
+        if cell.flops or cell.skipped:
             sums[cell.phase, cell.dtype] += cell.flops
-            sums["causal_skipped", cell.dtype] += cell.causal_skipped
+            sums["skipped", cell.dtype] += cell.skipped
     return {key: value for key, value in sums.items() if value}
 
 

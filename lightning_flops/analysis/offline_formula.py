@@ -213,6 +213,6 @@ def _sized(sizes: Mapping[str, int], flops: BucketFlops, source: Literal["formul
         forward=bucket("forward"),
         backward=bucket("backward"),
         recompute=bucket("recompute"),
-        causal_skipped=bucket("causal_skipped"),
+        skipped=bucket("skipped"),
         source=source,
     )

@@ -421,7 +421,7 @@ _FOLDED = (
     "predicted then."
 )
 
-_SIGNS = {"causal_skipped": -1}
+_SIGNS = {"skipped": -1}
 """Of what is no part of the hardware FLOPs, but less than them."""
 
 

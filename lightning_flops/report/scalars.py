@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from lightning_flops.analysis.rates import mean, over_ranks, per_second, ratio
+import math
+
+from lightning_flops.analysis.rates import mean
 from lightning_flops.schema.profile import Profile
 
 PROFILE_PREFIX = "flops_profiler"
 MONITOR_PREFIX = "flops_monitor"
+
+_MOST = 1e300
+"""More is no figure of a run, and may be an int that no float can hold."""
+
+_HIGHEST = {"mfu": 1.0, "useful_mfu": 1.0}
+"""Shares of the peak: more is impossible."""
 
 _OF_TRAINING = (
     *("bwd_flops", "bwd_flops_estimated", "recompute_flops", "iter_flops"),
@@ -101,20 +109,26 @@ def monitor_scalars(
         estimated_ratio: share of the model FLOPs that is an estimate.
         prefix: what the tags begin with.
     """
-    return _known(
-        prefix,
-        {
-            "samples_per_sec": per_second(amount=over_ranks(amount=samples, ranks=dp_size), seconds=seconds),
-            "batches_per_sec": per_second(amount=batches, seconds=seconds),
-            "data_wait_ratio": ratio(part=data_wait_sec, whole=seconds),
-            "tokens_per_sec": per_second(amount=over_ranks(amount=tokens, ranks=dp_size), seconds=seconds),
-            "padding_ratio": padding_ratio,
-            "mfu": per_second(amount=model_flops_peak_sec, seconds=seconds),
-            "useful_mfu": per_second(amount=useful_flops_peak_sec, seconds=seconds),
-            "model_flops_per_sec": per_second(amount=model_flops, seconds=seconds),
-            "estimated_ratio": estimated_ratio,
-        },
-    )
+    if not 0 < seconds < math.inf:
+        return {}
+    amounts = {
+        "samples_per_sec": None if samples is None else samples * dp_size,
+        "batches_per_sec": batches,
+        "data_wait_ratio": data_wait_sec,
+        "tokens_per_sec": None if tokens is None else tokens * dp_size,
+        "mfu": model_flops_peak_sec,
+        "useful_mfu": useful_flops_peak_sec,
+        "model_flops_per_sec": model_flops,
+    }
+    scalars = {
+        f"{prefix}/{tag}": amount / seconds
+        for tag, amount in amounts.items()
+        if amount is not None and 0 <= amount < _MOST and amount / seconds <= _HIGHEST.get(tag, _MOST)
+    }
+    for tag, share in (("padding_ratio", padding_ratio), ("estimated_ratio", estimated_ratio)):
+        if share is not None:
+            scalars[f"{prefix}/{tag}"] = float(share)
+    return scalars
 
 
 def _known(prefix: str, values: dict[str, float | None]) -> dict[str, float]:

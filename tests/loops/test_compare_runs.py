@@ -137,7 +137,7 @@ def test_a_slowed_module_is_named_with_its_size(plain: Profile) -> None:
     comparison = compare_profiles(plain, profile(forward=lambda: time.sleep(CHANGE_SEC)))
     assert comparison.settings == () and comparison.step.causes.work_ns == 0
     forward = part(comparison, "forward")
-    assert is_change(forward.causes.efficiency_ns, forward.efficiency)
+    assert is_change(forward.causes.efficiency_ns, forward.difference)
     slowed = max(comparison.modules, key=lambda one: one.own.difference_ns)
     assert slowed is own(comparison, "second") and slowed.own.efficiency_ns == slowed.own.difference_ns
     assert slowed.noise_ns is not None
