@@ -1,7 +1,6 @@
 """Real runs compared: what was changed in the second is named, with its cause and its size.
 
-What is changed takes 100 ms in one part of the step, more than a machine that does other things adds to that part. What
-chance does is tested with a clock that moves by random numbers from a seed: nobody knows how far a busy machine strays.
+What is changed takes 100 ms in one part of the step, more than a machine that does other things adds to that part.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -53,28 +51,12 @@ class Net(nn.Module):
         return result
 
 
-class SGD(torch.optim.SGD):
-    def __init__(self, parameters: Any, wait: Callable[[], None]) -> None:
-        super().__init__(parameters, lr=0.01)
-        self._wait = wait
-
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        self._wait()
-        return super().step(closure)
-
-
 class Rows(Dataset[torch.Tensor]):
-    def __init__(self, batches: int, wait: Callable[[], None]) -> None:
-        self._rows = batches * BATCH
-        self._wait = wait
-
     def __len__(self) -> int:
-        return self._rows
+        return 20 * BATCH
 
     def __getitem__(self, place: int) -> torch.Tensor:
-        if place % BATCH == 0:
-            self._wait()
-        return torch.full((WIDTH,), place / self._rows)
+        return torch.full((WIDTH,), place / len(self))
 
 
 def nothing() -> None:
@@ -84,18 +66,14 @@ def nothing() -> None:
 def profile(
     *,
     forward: Callable[[], None] = nothing,
-    load: Callable[[], None] = nothing,
-    update: Callable[[], None] = nothing,
     hidden: int = WIDTH,
     name: str = "second",
-    timing_steps: int = 8,
-    trace: bool = True,
 ) -> Profile:
     """The profile of a run in which each of these places takes its time."""
     net = Net(forward, hidden, name)
-    optimizer = SGD(net.parameters(), update)
-    with profile_training(net, optimizer, profile_step=2, timing_steps=timing_steps, trace=trace) as profiler:
-        for rows in DataLoader(Rows(timing_steps + 12, load), batch_size=BATCH):
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    with profile_training(net, optimizer, profile_step=2, timing_steps=8) as profiler:
+        for rows in DataLoader(Rows(), batch_size=BATCH):
             net(rows).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()

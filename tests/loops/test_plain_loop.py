@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -436,19 +436,6 @@ def test_an_exception_that_leaves_the_loop_is_the_users_and_there_is_a_report(
     assert any("interrupted by ZeroDivisionError" in note for note in profile_of(profiler).notes)
 
 
-def test_a_batch_that_the_loop_gives_up_is_in_no_count(net: Net, optimizer: SlowSGD, now: FakeNow) -> None:
-    with profile_training(net, optimizer, **SETTINGS) as profiler:
-        for place, rows in enumerate(loader(10, now)):
-            try:
-                wide = torch.cat([rows, rows], dim=1) if place == 1 else rows  # does not fit the first layer
-                loss_of(net(wide), now).backward()
-            except RuntimeError:
-                continue
-            optimizer.step()
-    profile = profile_of(profiler)
-    assert (profile.flops.forward, profile.flops.backward) == (FORWARD, BACKWARD)
-
-
 def test_updates_inside_the_backward_end_the_step_when_it_returns(now: FakeNow, windows: list[Any]) -> None:
     net = Net(now)
     optimizers = {weight: SlowSGD([weight], now) for weight in net.parameters()}
@@ -551,13 +538,6 @@ def test_a_step_that_raises_while_steps_are_timed_is_left_out_and_changes_no_tim
     # The step that the loop had left goes on to the next update, and is not like the counted one.
     whole = [step for step in seconds(windows) if step == replace(STEP, other=256.0)]
     assert len(seconds(windows)) == len(whole) == 4
-
-
-def test_windows_follow_each_other(net: Net, optimizer: SlowSGD, now: FakeNow) -> None:
-    with profile_training(net, optimizer, profile_step=1, every=8, timing_steps=2, trace=False) as profiler:
-        train(net, optimizer, now, 16)
-    assert [profile.counted_steps for profile in profiler.profiles] == [(1,), (9,)]
-    assert {profile.flops.forward for profile in profiler.profiles} == {FORWARD}
 
 
 @pytest.mark.parametrize("when", [1, 2], ids=["before the update", "after the first batch"])
@@ -736,27 +716,6 @@ def test_a_traced_forward_is_one_call_of_the_model(net: Net, optimizer: SlowSGD,
     assert rows_of[""].forward_us == pytest.approx(rows_of[""].own_forward_us + inside)
 
 
-def ahead(batches: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """As accelerate's loaders do: a batch is handed out when the next one is there."""
-    iterator = iter(batches)
-    held = next(iterator)
-    for one in iterator:
-        yield held
-        held = one
-    yield held
-
-
-def test_a_loader_that_is_one_batch_ahead(net: Net, optimizer: SlowSGD, now: FakeNow, windows: list[Any]) -> None:
-    with profile_training(net, optimizer, **SETTINGS) as profiler:
-        for place, rows in enumerate(ahead(loader(20, now))):
-            loss_of(net(rows), now).backward()
-            if place % 2:
-                optimizer.step()
-                optimizer.zero_grad()
-    assert (flops(profiler), batches(profiler)) == ((2 * FORWARD, 2 * BACKWARD), (2 * BATCH, 2))
-    assert [step.data_wait for step in seconds(windows)] == [2 * FETCH_SEC] * 2
-
-
 class Embedding(nn.Module):
     """Gets token ids and their mask."""
 
@@ -786,21 +745,6 @@ def test_a_function_of_the_users_is_asked_of_what_the_model_gets(net: Net, optim
     with profile_training(net, optimizer, batch_size=lambda rows: 10 * len(rows), **SETTINGS) as profiler:
         train(net, optimizer, now)
     assert profile_of(profiler).samples == 10 * BATCH
-
-
-def test_an_evaluation_after_the_fetch_leaves_the_wait_to_the_step(
-    net: Net, optimizer: SlowSGD, now: FakeNow, windows: list[Any]
-) -> None:
-    with profile_training(net, optimizer, **SETTINGS):
-        for rows in loader(8, now):
-            net.eval()
-            with torch.no_grad():
-                net(rows)
-            net.train()
-            loss_of(net(rows), now).backward()
-            optimizer.step()
-    assert seconds(windows) == [STEP, STEP]
-    assert excluded(windows) == [{"validation": FORWARD_SEC}] * 2
 
 
 def test_start_and_stop_do_what_with_does_and_a_second_start_ends_the_first(
