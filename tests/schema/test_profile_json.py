@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from types import MappingProxyType
 
+import numpy as np
 import pytest
+from torch.torch_version import TorchVersion
 
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.errors import LightningFlopsError, ProfileFormatError
@@ -95,6 +98,14 @@ def test_number_that_json_cannot_hold_is_named_and_not_written() -> None:
     profile = build_profile(MLP, config=CONFIG)
     with pytest.raises(ProfileFormatError, match=r"\$\.rates\.mfu is nan, which JSON cannot hold"):
         replace(profile, rates=replace(profile.rates, mfu=math.nan)).to_json()
+
+
+def test_values_of_classes_that_are_texts_numbers_or_mappings_are_written() -> None:
+    profile = build_profile(MLP, config=CONFIG)
+    context = replace(profile.context, torch_version=TorchVersion("2.9.0"))
+    mapped = replace(profile, context=context, samples=np.float64(100.0), unavailable=MappingProxyType({"mfu": "why"}))
+    read = Profile.from_json(mapped.to_json())
+    assert (read.context.torch_version, read.samples, read.unavailable) == ("2.9.0", 100.0, {"mfu": "why"})
 
 
 def test_integers_have_no_limit() -> None:
