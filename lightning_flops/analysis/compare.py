@@ -213,7 +213,7 @@ def _traced_parts(run: _Run) -> tuple[dict[TimePhase, _Traced], str]:
 
 
 def _phases_of(part: PartTiming) -> frozenset[TimePhase]:
-    return frozenset(cast("TimePhase", name.replace(" ", "_")) for name in part.name.split(" + "))
+    return frozenset(part.phases)
 
 
 def _common_parts(a: TimingProfile, b: TimingProfile) -> list[tuple[TimePhase, ...]]:

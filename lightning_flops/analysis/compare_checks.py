@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import get_args
-
 from lightning_flops.analysis.module_names import parent_name
-from lightning_flops.records import TimePhase
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import TimingProfile
 
@@ -24,10 +21,9 @@ def contradiction_in(profile: Profile, timing: TimingProfile) -> str | None:
         known.add(module.name)
     steps, phases = len(timing.global_step.steps_sec), set[str]()
     for place, part in enumerate(timing.parts):
-        names = [name.replace(" ", "_") for name in part.name.split(" + ")]
-        if not phases.isdisjoint(names) or not set(names) <= set(get_args(TimePhase)):
-            return f"timing.parts[{place}].name must be phases that no other part has"
-        phases.update(names)
+        if not phases.isdisjoint(part.phases) or not part.phases:
+            return f"timing.parts[{place}].phases must be phases that no other part has"
+        phases.update(part.phases)
         if len(part.steps_sec) != steps:
             return f"timing.parts[{place}].steps_sec must have as many steps as timing.global_step.steps_sec"
     return None
