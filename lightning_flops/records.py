@@ -347,20 +347,6 @@ class TracedStepRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CounterTrack:
-    """A figure over the time of a trace, for viewers to draw; each value holds until the next one."""
-
-    name: str
-    """What it is of."""
-    unit: str
-    """``bytes``, ``FLOP/s`` or ``percent``."""
-    times_ns: tuple[int, ...]
-    """On the trace's clock, rising."""
-    values: tuple[float, ...]
-    """One for each time."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleSecondsRecord:
     """Forwards of one step that a clock timed at module borders, where no profiler could run."""
 

@@ -68,7 +68,7 @@ def switch_off_builtin(engine: Any, undo: ExitStack, names: PrivateNames) -> Non
 def run_context(engine: Any) -> RunContext:
     """Where *engine* trains, as far as a rank knows without asking the others."""
     return run_context_on(
-        engine_device(engine),
+        torch.device(engine.device),
         parallel_sizes(engine),
         framework="deepspeed",
         framework_version=deepspeed_version(),
@@ -79,11 +79,6 @@ def run_context(engine: Any) -> RunContext:
         accumulate=int(engine.gradient_accumulation_steps()),
         strategy=f"ZeRO-{int(engine.zero_optimization_stage())}",
     )
-
-
-def engine_device(engine: Any) -> torch.device:
-    """The device that this rank of *engine* trains on."""
-    return torch.device(engine.device)
 
 
 def loader_workers(engine: Any) -> int | None:

@@ -13,6 +13,7 @@ from lightning_flops.analysis.energy import build_energy
 from lightning_flops.analysis.evidence import gather_evidence
 from lightning_flops.analysis.flop_counts import FlopCounts, bytes_by_phase
 from lightning_flops.analysis.flop_tables import flop_spread, flops_by_dtype, flops_by_operator, mean_flops, total_flops
+from lightning_flops.analysis.impossible import possible_operators, possible_times
 from lightning_flops.analysis.memory_bandwidth import memory_bytes_per_sec
 from lightning_flops.analysis.module_tree import build_modules
 from lightning_flops.analysis.peak_flops import peak_for
@@ -71,6 +72,7 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
             peak_of=peak_of,
             has_backward=window.context.trains or total.hardware + total.skipped > total.forward,
         )
+    times, notes = possible_times(times)
     flops = mean_flops(total, steps=steps)
     energy = build_energy(window.gpu, timing=timing, hardware_flops=flops.hardware, samples=samples, tokens=tokens)
     evidence = gather_evidence(
@@ -96,6 +98,12 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
     if bandwidth is None:
         bandwidth = memory_bytes_per_sec(window.context.device_name)
     roof = Roof(peak_of=peak_of, memory_bytes_per_sec=bandwidth)
+    operators, more = possible_operators(
+        flops_by_operator(
+            window.flops.cells, operator_rooflines(window.flops.cells, traced, roof, counted_steps=steps)
+        ),
+        peak_of,
+    )
     return Profile(
         schema_version=SCHEMA_VERSION,
         profile_step=window.profile_step,
@@ -156,15 +164,13 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
             module_rooflines(window.flops.cells, times, roof, counted_steps=steps),
         ),
         outside=counts.own_by_module().get(OUTSIDE, PhaseFlops()),
-        operators=flops_by_operator(
-            window.flops.cells, operator_rooflines(window.flops.cells, traced, roof, counted_steps=steps)
-        ),
+        operators=operators,
         uncounted=dict(window.flops.uncounted),
         memory=window.memory,
         traced=traced,
         ranks=None,
         advice=advice,
-        notes=_notes(window, timed=len(timed)),
+        notes=(*_notes(window, timed=len(timed)), *notes, *more),
     )
 
 

@@ -10,6 +10,9 @@ from lightning_flops.records import BatchTokens
 
 _Number = TypeVar("_Number", int, float)
 
+MOST_OF_PEAK = 2
+"""Figures beyond so many times the peak are impossible, whatever the clocks and the shapes say."""
+
 
 def per_second(*, amount: float | None, seconds: float | None) -> float | None:
     """Rate of *amount* over *seconds*.

@@ -84,8 +84,8 @@ def build_rates(
         "iter_samples_per_sec": all_samples,
         "tokens_per_sec": all_tokens,
         "tokens_per_sec_per_device": ratio(part=all_tokens, whole=context.world_size),
-        "mfu": mean(total=_at_peak(dtypes, "model"), steps=counted_steps),
-        "hfu": mean(total=_at_peak(dtypes, "hardware"), steps=counted_steps),
+        "mfu": mean(total=seconds_at_peak(dtypes, "model"), steps=counted_steps),
+        "hfu": mean(total=seconds_at_peak(dtypes, "hardware"), steps=counted_steps),
         "data_wait_ratio": None if timing is None else timing.data_wait_sec,
     }
     values: dict[str, float | None] = {}
@@ -114,7 +114,7 @@ def build_rates(
     return Rates(**values), reasons
 
 
-def _at_peak(dtypes: tuple[DtypeFlops, ...], which: Literal["model", "hardware"]) -> float | None:
+def seconds_at_peak(dtypes: tuple[DtypeFlops, ...], which: Literal["model", "hardware"]) -> float | None:
     """Seconds that these FLOPs of *dtypes* take at their peaks; None if a peak is not known."""
     return peak_seconds(
         flops={one.dtype: one.model if which == "model" else one.hardware for one in dtypes},

@@ -14,7 +14,6 @@ from lightning_flops.schema.comparison import (
     ComparedRun,
     Comparison,
     ModuleDifference,
-    NoiseInterval,
     PartDifference,
 )
 from lightning_flops.text.printable import page
@@ -97,12 +96,12 @@ class _Report:
     def _causes(self) -> Table:
         step = self._comparison.step
         rows = []
-        for kind, interval in (("work", step.work), ("efficiency", step.efficiency), ("waiting", step.waiting)):
+        for kind in _WORDS:
             value = getattr(step.causes, f"{kind}_ns")
-            rows.append((_WORDS[kind][value < 0], self._scale.signed(value), self._about(kind, step.causes, interval)))
+            rows.append((_WORDS[kind][value < 0], self._scale.signed(value), self._about(kind, step.causes)))
         return cells(["B - A by cause", "", ""], rows, left=(0, 2), least_width=0)
 
-    def _about(self, kind: str, causes: Causes, interval: NoiseInterval | None) -> str:
+    def _about(self, kind: str, causes: Causes) -> str:
         parts = [
             f"{words} {self._scale.signed(value)}"
             for name, words in _DETAILS.get(kind, ())
@@ -110,8 +109,6 @@ class _Report:
         ]
         if kind == "efficiency" and causes.efficiency_ns:
             parts.append(f"the same work, {'slower' if causes.efficiency_ns > 0 else 'faster'}")
-        if interval is not None and not interval.beyond and getattr(causes, f"{kind}_ns"):
-            parts.append("within noise")
         return "; ".join(parts)
 
     def _named(self) -> Iterator[str]:
@@ -119,10 +116,12 @@ class _Report:
         found: list[tuple[int, str, Causes | None]]
         found = [(one.own.difference_ns, _name(one), one.own) for one in self._comparison.modules if one.beyond_noise]
         for part in self._comparison.parts:
-            if part.by_module and part.waiting is not None and part.waiting.beyond:
-                found.append((part.causes.waiting_ns, f"waiting in {part.name}", None))
-            elif not part.by_module and part.difference is not None and part.difference.beyond:
+            if part.difference is None or not part.difference.beyond:
+                continue
+            if not part.by_module:
                 found.append((part.causes.difference_ns, part.name, part.causes))
+            elif part.causes.waiting_ns:
+                found.append((part.causes.waiting_ns, f"waiting in {part.name}", None))
         found.sort(key=lambda item: -abs(item[0]))
         if found:
             words = (
@@ -139,12 +138,9 @@ class _Report:
 
     def _part_row(self, part: PartDifference) -> list[str]:
         causes = part.causes
-        if part.difference is None:
-            beyond = NOT_AVAILABLE
-        else:
-            intervals = (("work", part.work), ("efficiency", part.efficiency), ("waiting", part.waiting))
-            kinds = [name for name, interval in intervals if interval is not None and interval.beyond]
-            beyond = ", ".join(kinds) or ("difference" if part.difference.beyond else "-")
+        beyond = NOT_AVAILABLE
+        if part.difference is not None:
+            beyond = "yes" if part.difference.beyond else "-"
         return [part.name, *self._bare(causes), self._scale.number(causes.waiting_ns, signed=True), beyond]
 
     def _bare(self, causes: Causes) -> list[str]:
@@ -163,7 +159,7 @@ class _Report:
             yield from self._module_table(owned)
         else:
             yield "No times of modules in both runs; the notes say why."
-        renamed = [one for one in owned if one.matched_by in ("structure", "shape")]
+        renamed = [one for one in owned if one.matched_by == "structure"]
         new, gone = [one for one in owned if one.a is None], [one for one in owned if one.b is None]
         yield from _names("Renamed", [f"{_of(one.a)} -> {_of(one.b)}" for one in _outermost(renamed)])
         yield from _names("New in B", [_described(one) for one in _outermost(new)])
@@ -221,7 +217,7 @@ class _Report:
             "rest of the time that computes. Waiting: for data, for other ranks, of the device for the host, and what "
             "the loop does around the model. The three causes of a line add up to its B - A, and the lines to the "
             "whole.",
-            f"Noise is the spread of the timed steps ({plain(100 * comparison.confidence)}% by bootstrap). What "
+            f"Noise is the spread of the timed steps ({plain(100 * comparison.confidence)}% by Welch's t). What "
             "changes from one start of a program to the next, or with what else the machine does, is not in it: "
             "compare two runs of A to see that.",
             *comparison.notes,

@@ -189,7 +189,7 @@ class _Report:
             "Each moment of a step counts under the first part from the top that ran then, so the parts add up to the "
             "step. All other tables are sums of what was launched or began in the step; they may overlap. Calls: what "
             "goes with more or fewer of them. Length: each call takes longer or shorter, perhaps for other inputs.",
-            f"Noise is the spread of the traced steps ({plain(100 * comparison.confidence)}% by bootstrap). Of a "
+            f"Noise is the spread of the traced steps ({plain(100 * comparison.confidence)}% by Welch's t). Of a "
             "hundred rows that do not differ, one seems to. What changes from one start of a program to the next is "
             "not in it: compare two traces of A to see that.",
             "Steps under torch.profiler are slower than others, above all on the host.",

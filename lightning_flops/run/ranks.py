@@ -17,6 +17,7 @@ deleted that another rank may read. Keys, all below ``lightning_flops/{number of
 from __future__ import annotations
 
 import collections
+import contextlib
 import itertools
 import logging
 import os
@@ -84,7 +85,7 @@ class _Window:
 
 
 class Ranks:
-    """One rank's part in the reports of one run; calls come from one thread at a time.
+    """One rank's part in the reports of one run; the worker's thread sends, the training thread does the rest.
 
     Only ``finish`` and ``folder`` wait, and not for long. The first error of the store ends the exchange: rank 0 then
     reports on the ranks that it has heard of, with the error as the reason why the others are missing.
@@ -158,10 +159,11 @@ class Ranks:
             return
         if store.check([f"{run}/closed"]):
             self._unsent.clear()
-        while self._unsent:
-            about, packed = self._unsent.popleft()
-            store.set(f"{run}/{about}/{self._rank}", packed)
-            store.add(f"{run}/{about}", 1)
+        with contextlib.suppress(IndexError):  # all is sent, here or on the worker's thread
+            while True:
+                about, packed = self._unsent.popleft()
+                store.set(f"{run}/{about}/{self._rank}", packed)
+                store.add(f"{run}/{about}", 1)
 
     def _run(self, store: Store) -> str | None:
         """The folder of the run's keys; None if rank 0 has not begun it."""

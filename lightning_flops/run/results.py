@@ -15,9 +15,10 @@ from lightning_flops.text.printable import package_logger
 
 if TYPE_CHECKING:
     from lightning_flops.config import ProfilerConfig
-    from lightning_flops.records import CounterTrack, WindowRecord
+    from lightning_flops.records import WindowRecord
     from lightning_flops.schema.profile import Profile
     from lightning_flops.schema.throughput import ThroughputSummary
+    from lightning_flops.trace.counters import CounterTrack
 
 logger = package_logger(__name__)
 

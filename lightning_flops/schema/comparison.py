@@ -71,13 +71,7 @@ class PartDifference:
     by_module: bool
     """Whether the rows of modules hold this part: they and ``(outside)`` then add up to it, less its waiting."""
     difference: NoiseInterval | None
-    """Of the whole difference. None, like the next three, if single steps are not known or are too few."""
-    work: NoiseInterval | None
-    """Of ``causes.work_ns``."""
-    efficiency: NoiseInterval | None
-    """Of ``causes.efficiency_ns``."""
-    waiting: NoiseInterval | None
-    """Of ``causes.waiting_ns``."""
+    """Of the whole difference. None if single steps are not known or are too few."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,9 +98,9 @@ class ModuleDifference:
     """In run A; None if it is new in B."""
     b: ModuleSide | None
     """In run B; None if it is gone."""
-    matched_by: Literal["name", "structure", "shape", "nothing"]
-    """``structure``: another name, the same tree of classes, settings, parameters and FLOPs. ``shape``: another name,
-    the same tree of classes in the same place. ``nothing``: only one of the runs has it."""
+    matched_by: Literal["name", "structure", "nothing"]
+    """``structure``: another name, the same tree of classes, settings, parameters and FLOPs. ``nothing``: only one of
+    the runs has it."""
     own: Causes
     """Its time, forward and backward, without the modules below it; all zero where times of modules are not known."""
     forward: Causes

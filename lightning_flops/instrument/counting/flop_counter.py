@@ -180,7 +180,7 @@ class FlopCounter:
         self._mode.runs_in_tf32 = tf32_operators()
         self._mode.counts_fake = _computes_on_fake_tensors(self._root)
         undo.add(self._compiled.close)
-        self._compiled.begin()
+        self._compiled.begin(self._mode.count_unseen)
         put_up_hooks(undo, self._on_module_enter, self._on_module_leave, self._on_compiled, failed=self._failed)
         optimizers = OptimizerHooks(
             self._on_optimizer_enter, self._on_optimizer_leave, failed=partial(self._failed, "an optimizer's hook")

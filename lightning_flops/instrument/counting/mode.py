@@ -227,6 +227,16 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
             self._follow(state, cell, flops, args, kwargs)
         return cell
 
+    def count_unseen(self, function: Any, args: tuple[Any, ...]) -> bool:
+        """Books one call of an operator inside compiled code; returns whether it could be counted."""
+        state = self._threads.here()
+        operator = self._operators.get(id(function)) or self._operator(function)
+        if state.paused or not operator.counted:
+            return operator.counted
+        cell = self._count(state, *state.place(True), operator, args, {}, None)
+        cell.calls += 1
+        return cell.flops > 0
+
     def _follow(
         self, state: ThreadState, cell: Cell, flops: int, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:

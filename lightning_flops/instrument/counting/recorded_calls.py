@@ -16,9 +16,12 @@ from typing import Any, NoReturn
 import torch
 
 from lightning_flops.instrument.counting.formulas import Entry, Unreadable, Work, lookup
+from lightning_flops.instrument.counting.formulas.contract import RESULT, Rule, bind
+from lightning_flops.instrument.counting.formulas.convolution import plain
 from lightning_flops.instrument.counting.formulas.free_operators import says_heavy
 from lightning_flops.instrument.counting.traffic import bytes_of, dtype_name
 from lightning_flops.instrument.torch_private.operators import (
+    declared_schema,
     is_composite,
     overloads_named,
     schema_of,
@@ -157,6 +160,9 @@ def _last(inputs: RecordedInputs, count: int) -> RecordedInputs:
 @lru_cache(maxsize=4096)
 def _overloads(name: str, types: tuple[str, ...]) -> tuple[tuple[Any, Entry, Any], ...]:
     """What a call with arguments of these types can be, likeliest first: schema, what is known, and itself."""
+    retired = [(schema, entry) for schema, entry in _retired().get(name, ()) if len(schema.arguments) == len(types)]
+    if retired:
+        return ((*retired[0], None),)
     overloads = overloads_named(name)
     by_count = sorted(overloads, key=lambda one: -len(schema_of(one).arguments))
     found = [one for one in overloads if _takes(schema_of(one), types)]
@@ -169,6 +175,39 @@ def _overloads(name: str, types: tuple[str, ...]) -> tuple[tuple[Any, Entry, Any
     if not overloads or (lookup(overloads[0]).kind == "formula" and not is_composite(overloads[0])):
         return ()  # of another version: what its arguments mean is not known
     return ((schema_of(overloads[0]), lookup(overloads[0]), overloads[0]),)
+
+
+_OF_CUDNN = "int[] padding, int[] stride, int[] dilation, int groups, bool benchmark, bool deterministic"
+
+
+@lru_cache(maxsize=1)
+def _retired() -> dict[str, list[tuple[Any, Entry]]]:
+    """Convolutions of cuDNN and MIOpen that torch had before 1.11, which traces of that time name."""
+    found: dict[str, list[tuple[Any, Entry]]] = {}
+
+    def add(declaration: str, flops: Callable[..., int], arguments: str) -> None:
+        schema = declared_schema(f"aten::{declaration}")
+        if schema is not None:
+            name = schema.name.replace("::", ".", 1)
+            rule = Rule(flops, tuple(arguments.split()))
+            found.setdefault(schema.name, []).append((schema, Entry(name, "formula", *bind(rule, schema))))
+
+    add(f"cudnn_convolution(Tensor self, Tensor weight, {_OF_CUDNN}) -> Tensor", plain, f"weight {RESULT}")
+    for backend, tail in (
+        ("cudnn", _OF_CUDNN),
+        ("cudnn", f"{_OF_CUDNN}, bool allow_tf32"),
+        ("miopen", _OF_CUDNN),
+    ):
+        name, grad = f"{backend}_convolution_backward", "Tensor grad_output, Tensor"
+        add(
+            f"{name}(Tensor self, {grad} weight, {tail}, bool[2] output_mask) -> (Tensor, Tensor)",
+            lambda given, weight, mask: sum(map(bool, mask)) * plain(weight, given),
+            "grad_output weight output_mask",
+        )
+        add(f"{name}_input(int[] self_size, {grad} weight, {tail}) -> Tensor", plain, "weight grad_output")
+        # What it puts out has the weight's shape.
+        add(f"{name}_weight(int[] weight_size, {grad} self, {tail}) -> Tensor", plain, f"{RESULT} grad_output")
+    return found
 
 
 def _takes(schema: Any, types: Sequence[str]) -> bool:

@@ -44,6 +44,13 @@ _schema_by_name: Any = take(
     reported=False,
 )
 
+_parse_schema: Any = take(
+    "torch._C:parse_schema",
+    None,
+    "does not read an operator's declaration: convolutions in traces of older versions are listed as uncounted",
+    reported=False,
+)
+
 _SCHEMA = Attribute(
     "torch._ops:OpOverload",
     "_schema",
@@ -101,6 +108,11 @@ def schema_of(function: OpOverload) -> Any:
         full_name: str = function.name()  # type: ignore[no-untyped-call]
         name, _, overload = full_name.partition(".")
         return _schema_by_name(name, overload)
+
+
+def declared_schema(text: str) -> Any:
+    """The schema that *text* declares, in the notation of torch's own files; None if this torch cannot read it."""
+    return None if _parse_schema is None else _parse_schema(text)
 
 
 _REPLACES = re.compile(r"_native::(.+)_[a-z0-9]+_[0-9]+")

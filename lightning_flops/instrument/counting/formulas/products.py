@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from lightning_flops.instrument.counting.formulas.contract import RESULT, Rule, Unreadable, Work, host_integers, rules
-from lightning_flops.instrument.torch_private.dispatch import out_of_sight
+from lightning_flops.instrument.torch_private.dispatch import is_fake, out_of_sight
 from lightning_flops.instrument.torch_private.tensors import nested_sizes, stored_count, stored_indices
 
 _STRIDED = torch.strided
@@ -41,7 +41,13 @@ def rows_of(values: torch.Tensor) -> int:
 
 
 def non_zeros(tensor: torch.Tensor) -> int:
-    """Stored elements of a tensor of any layout: all of a dense one, whole blocks of a blocked one."""
+    """Stored elements of a tensor of any layout: all of a dense one, whole blocks of a blocked one.
+
+    Raises:
+        Unreadable: it is sparse, and has no values.
+    """
+    if tensor.layout is not _STRIDED and (tensor.is_meta or is_fake(type(tensor))):
+        raise Unreadable("how many elements a sparse tensor stores follows from its values")
     if tensor.layout is torch.sparse_coo:
         with out_of_sight():
             stored = stored_count(tensor)
