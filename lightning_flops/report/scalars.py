@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lightning_flops.analysis.rates import mean, over_ranks, per_second, ratio
+from lightning_flops.analysis.rates import mean, per_second
 from lightning_flops.schema.profile import Profile
 
 PROFILE_PREFIX = "flops_profiler"
@@ -101,20 +101,20 @@ def monitor_scalars(
         estimated_ratio: share of the model FLOPs that is an estimate.
         prefix: what the tags begin with.
     """
-    return _known(
-        prefix,
-        {
-            "samples_per_sec": per_second(amount=over_ranks(amount=samples, ranks=dp_size), seconds=seconds),
-            "batches_per_sec": per_second(amount=batches, seconds=seconds),
-            "data_wait_ratio": ratio(part=data_wait_sec, whole=seconds),
-            "tokens_per_sec": per_second(amount=over_ranks(amount=tokens, ranks=dp_size), seconds=seconds),
-            "padding_ratio": padding_ratio,
-            "mfu": per_second(amount=model_flops_peak_sec, seconds=seconds),
-            "useful_mfu": per_second(amount=useful_flops_peak_sec, seconds=seconds),
-            "model_flops_per_sec": per_second(amount=model_flops, seconds=seconds),
-            "estimated_ratio": estimated_ratio,
-        },
-    )
+    amounts = {
+        "samples_per_sec": None if samples is None else samples * dp_size,
+        "batches_per_sec": batches,
+        "data_wait_ratio": data_wait_sec,
+        "tokens_per_sec": None if tokens is None else tokens * dp_size,
+        "mfu": model_flops_peak_sec,
+        "useful_mfu": useful_flops_peak_sec,
+        "model_flops_per_sec": model_flops,
+    }
+    values = {"padding_ratio": padding_ratio, "estimated_ratio": estimated_ratio}
+    for tag, amount in amounts.items():
+        if amount is not None:
+            values[tag] = per_second(amount=amount, seconds=seconds)
+    return _known(prefix, values)
 
 
 def _known(prefix: str, values: dict[str, float | None]) -> dict[str, float]:
