@@ -83,7 +83,6 @@ $(OLD_VENV)/.installed: pyproject.toml constraints.txt
 # Builds the page's script and style, which lie in the package, from their sources.
 page:
 	npm --prefix web ci --no-audit --no-fund
-	npm --prefix web run types
 	npm --prefix web run build
 
 # DeepSpeed's own tests are no part of this project: a folder that holds deepspeedai/DeepSpeed at the tag of the version

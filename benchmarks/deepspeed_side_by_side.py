@@ -161,7 +161,7 @@ ROWS = (
             "Two layers on a batch of 8. The forward on 1,600 samples under `no_grad` and `eval()` is none of the "
             "step's: DeepSpeed adds its time to the step's forward; ours lists it as left out."
         ),
-        keep=(*SUMMARY, r"^fwd latency:", r"^Beside it the run", r"user's own clock"),
+        keep=(*SUMMARY, r"^fwd latency:", r"Other time during profiling", r"user's own clock"),
     ),
     Row(
         name="attention_by_keywords",

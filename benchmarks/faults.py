@@ -31,7 +31,7 @@ CAMPAIGNS = {
     "lines-transformers": f"the same in the Trainer of transformers: {_UNNOTICED}",
     "settings": "random settings in every way to give them: taken, or a ConfigError that names setting, rule and value",
     "traces": "mutated files for `lightning-flops trace`: a report, or a line naming the file; bounded time and memory",
-    "records": "mutated records of ranks: read, or a RankRecordError; bounded time and memory",
+    "records": "mutated records of ranks: read, or an error of zlib or msgspec; bounded time and memory",
     "profiles": "mutated profile.json: read, or a ProfileFormatError; bounded time and memory",
     "names": "modules of hostile names: nothing that a terminal obeys, and no forged line, in report and console",
 }

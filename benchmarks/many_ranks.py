@@ -38,7 +38,9 @@ from lightning_flops.records import (
     StepSignature,
     WindowRecord,
 )
-from lightning_flops.report.ranks_text import ranks_lines
+from lightning_flops.report.document import draw
+from lightning_flops.report.job_document import ranks_section
+from lightning_flops.report.text import VIEW
 from lightning_flops.schema.communication import CollectiveCalls, Overlap
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.rank_record import RankRecord
@@ -229,7 +231,7 @@ def merge(path: Path, ranks: int) -> dict[str, float | str]:
     assert merged.ranks is not None and merged.ranks.answered == ranks
     assert [one.rank for one in merged.ranks.stragglers] == [ranks - 2], "the late rank is named, and no other"
     begun = time.process_time()
-    section = ranks_lines(merged)
+    section = [] if (of_ranks := ranks_section(merged)) is None else list(draw(of_ranks, VIEW))
     found["text_cpu_sec"] = time.process_time() - begun
     found["lines"] = len(section)
     begun = time.process_time()

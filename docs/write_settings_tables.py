@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 
-from lightning_flops.config import SETTINGS, ProfilerConfig
+from lightning_flops.config import OF_DEEPSPEED, SETTINGS, ProfilerConfig
 
 PAGE = Path(__file__).parent / "deepspeed.md"
 
@@ -23,7 +23,7 @@ _TABLE = re.compile(re.escape(_HEAD) + r"(?:\|.*\n)*")
 
 def page(text: str) -> str:
     """*text* of the page with both of its tables written anew: DeepSpeed's settings, then ours."""
-    deepspeeds = [name for name, setting in SETTINGS.items() if setting.read_by_deepspeed is not None]
+    deepspeeds = list(OF_DEEPSPEED)
     tables = [table(deepspeeds), table(name for name in SETTINGS if name not in deepspeeds)]
     assert len(_TABLE.findall(text)) == len(tables), "the page has a table of DeepSpeed's settings and one of ours"
     return _TABLE.sub(lambda _: tables.pop(0), text)

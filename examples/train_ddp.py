@@ -169,7 +169,7 @@ def main(arguments: list[str] | None = None) -> None:
     digits = Digits(pause_sec if options.slow_part == "data" else 0.0)
     trainer.fit(Classifier(network, options.strategy), DataLoader(digits, options.batch_size, shuffle=True))
     if trainer.is_global_zero and profiler.profile is not None:
-        print(render_text(profiler.profile))
+        print(render_text(profiler.profile, detailed=True))
 
 
 if __name__ == "__main__":

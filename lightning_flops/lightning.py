@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from lightning_flops.adapters.deepspeed_block import log_settings
+from lightning_flops.adapters.deepspeed_block import settings_of
 from lightning_flops.adapters.lightning import LightningRun
 from lightning_flops.adapters.lightning_context import IMPORT_ROOTS, folder_of_trainer
 from lightning_flops.adapters.lightning_deepspeed import BuiltinProfiler, block_of
@@ -43,7 +43,7 @@ else:
 _LOOPS: dict[str | None, Loop] = {"fit": "training", "validate": "validate", "test": "test", "predict": "predict"}
 """What a run does, by what the Trainer was asked for."""
 
-_RUNTIME_ATTRIBUTES = ("_adapter", "_builtin", "log", "log_dict")
+_RUNTIME_ATTRIBUTES = ("_adapter", "run", "_builtin", "log", "log_dict")
 """What is not pickled: what belongs to a run, and the bound methods that a Trainer sets on the callback."""
 
 
@@ -106,15 +106,16 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         # None means "not given", because a command line passes every default.
         self._set_up(given_settings(arguments))
 
-    def _set_up(self, given: Mapping[str, Any], *, for_any_trainer: bool = False, folder: str | None = None) -> None:
+    def _set_up(self, given: Mapping[str, Any]) -> None:
         self._given = dict(given)
-        self._for_any_trainer = for_any_trainer
-        self._folder = folder
+        self._for_any_trainer = False
+        self._folder: str | None = None
         self._config = ProfilerConfig(**self._given)
         self._origin = origin_of(self)
         self._start_anew()
         self._adapter: LightningRun | None = None
-        self._run_word = "fit"
+        self.run: Run | None = None
+        """The run that goes on; None outside of a loop."""
         self._builtin = BuiltinProfiler()
 
     @classmethod
@@ -139,8 +140,8 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         If no logger has a folder, the files go to *folder*, if there is one. A ``"flops_profiler"`` block of the
         Trainer's DeepSpeed config decides, also whether anything is profiled.
         """
-        callback = cls.__new__(cls)
-        callback._set_up(given_settings(settings), for_any_trainer=True, folder=folder)
+        callback = cls(**settings)
+        callback._for_any_trainer, callback._folder = True, folder
         return callback
 
     def __getstate__(self) -> dict[str, Any]:
@@ -150,24 +151,14 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         self.__dict__.update(state)
         if self._origin.is_here:  # a copy beside the callback that was made here, and not in a launcher's process
             self._origin = origin_of(self)
-        self._adapter = None
+        self._adapter = self.run = None
         self._builtin = BuiltinProfiler()
-
-    @property
-    def run(self) -> Run | None:
-        """The run that goes on; None outside of a loop."""
-        return None if self._adapter is None else self._adapter.run
 
     # ---- the hooks of a fit and of the other loops, in the order in which a Trainer calls them
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._end_run()  # of an earlier one, if nobody said that it was over
-        self._settle(trainer, stage)
-
-    @safe
-    def _settle(self, trainer: Trainer, stage: str) -> None:
-        self._run_word = "fit" if stage == "fit" else f"{stage} loop"
-        self._config = self._settings_in(trainer)  # the strategy is known, and has not made its engine yet
+        self._take_settings(trainer, "fit" if stage == "fit" else f"{stage} loop")
 
     @safe
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -189,24 +180,32 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
             publish=self._profiles.append,
             own_folder=folder_of_trainer(trainer) if asked_for else self._folder,
         )
+        self.run = self._adapter.run
         self._adapter.begin()
 
     on_predict_start = on_test_start = on_train_start
 
+    @safe
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn == "validate":
             self.on_train_start(trainer, pl_module)
         elif self._adapter is not None:
             self._adapter.outside("validation")
 
+    @safe
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        if self._adapter is not None and not _validates_in_fit(trainer):
+        if self._adapter is not None:
             self._adapter.batch_starts(batch, dataloader_idx)
 
-    on_predict_batch_start = on_test_batch_start = on_validation_batch_start = on_train_batch_start
+    on_predict_batch_start = on_test_batch_start = on_train_batch_start
 
+    def on_validation_batch_start(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
+        if trainer.state.fn == "validate":
+            self.on_train_batch_start(trainer, *args, **kwargs)
+
+    @safe
     def on_train_batch_end(
         self,
         trainer: Trainer,
@@ -216,22 +215,25 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        if self._adapter is not None and not _validates_in_fit(trainer):
-            self._adapter.batch_ends(batch, dataloader_idx)
-            if self._adapter.run.closed:  # a failure of ours
-                self._end_run()
+        if self._adapter is not None and (done := self._adapter.batch_ends(batch)) is not None:
+            self._adapter.run.batch_done(batch, **done)
 
-    on_predict_batch_end = on_test_batch_end = on_validation_batch_end = on_train_batch_end
+    on_predict_batch_end = on_test_batch_end = on_train_batch_end
 
+    def on_validation_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
+        if trainer.state.fn == "validate":
+            self.on_train_batch_end(trainer, *args, **kwargs)
+
+    @safe
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._adapter is not None:
             self._adapter.outside("epoch restart")
 
+    @safe
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if self._adapter is not None:
             self._adapter.checkpoint_begins()
 
-    @safe
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._finish()
 
@@ -239,48 +241,50 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn == "validate":
-            self.on_train_end(trainer, pl_module)
+            self._finish()
 
-    @safe
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._finish(interrupted_by=exception)
+        self._finish(exception)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._end_run()
         send_home(trainer, self._origin, profiles=self._profiles, throughput=self._throughput)
 
-    def _settings_in(self, trainer: Trainer) -> ProfilerConfig:
-        """The settings for a run of *trainer*; the log says where they come from."""
+    @safe
+    def _take_settings(self, trainer: Trainer, run: str) -> None:
+        """Take those for a *run* of *trainer*, whose strategy has not made its engine yet."""
         ours = [one for one in trainer.callbacks if isinstance(one, FlopsProfilerCallback)]  # type: ignore[attr-defined]
         if self._for_any_trainer and not all(one._for_any_trainer for one in ours):
-            return ProfilerConfig(enabled=False)
-        block, taken, config = block_of(trainer), None, ProfilerConfig(**self._given)
-        if block is not None:
-            taken = ProfilerConfig.taken_over(block, given=self._given, enabled=not self._for_any_trainer)
-            config = taken.settings
-            if self._run_word == "fit" and taken.builtin_on and (config.enabled or taken.wrong):
-                self._builtin.switch_off(trainer)
-        if trainer.is_global_zero:
-            log_settings(
-                block,
-                taken,
-                enabled=config.enabled,
-                given=self._given,
-                owner="FlopsProfilerCallback",
-                run=self._run_word,
-                # Somebody who wrote the callback into the program expects a profile.
-                level_if_off=logging.INFO if self._for_any_trainer else logging.WARNING,
-            )
-        return config
+            self._config = ProfilerConfig(enabled=False)
+            return
+        taken = settings_of(
+            block_of(trainer),
+            self._given,
+            enabled=not self._for_any_trainer,
+            owner="FlopsProfilerCallback",
+            run=run,
+            logs=trainer.is_global_zero,
+            # Somebody who wrote the callback into the program expects a profile.
+            level_if_off=logging.INFO if self._for_any_trainer else logging.WARNING,
+        )
+        self._config = taken.settings
+        if run == "fit" and taken.builtin_on and (self._config.enabled or taken.wrong):
+            self._builtin.switch_off(trainer)
 
-    def _finish(self, *, interrupted_by: BaseException | None = None) -> None:
+    def _finish(self, interrupted_by: BaseException | None = None) -> None:
+        self._report(interrupted_by)
+        self._end_run()
+
+    @safe
+    def _report(self, interrupted_by: BaseException | None) -> None:
         if self.run is not None:
             self.run.finish(interrupted_by=interrupted_by)
-        self._end_run()
 
     def _receive(self, profiles: Sequence[Profile], throughput: ThroughputSummary | None) -> None:
         """A run in processes that a launcher started, such as ddp_spawn's, has measured this on rank 0."""
-        self._profiles, self._throughput = list(profiles), throughput
+        self._start_anew()
+        self._profiles.extend(profiles)
+        self._throughput = throughput
         for profile in profiles:
             OUTCOMES.reports(profile)
 
@@ -289,17 +293,13 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         if (adapter := self._adapter) is not None:
             adapter.close()
             self._throughput = adapter.run.reports.throughput
-        self._adapter = None
+        self._adapter = self.run = None
 
 
 FlopsProfilerCallback.__doc__ = with_settings_described(
     FlopsProfilerCallback.__doc__,
     [name for name in inspect.signature(FlopsProfilerCallback).parameters if name in SETTINGS],
 )
-
-
-def _validates_in_fit(trainer: Trainer) -> bool:
-    return trainer.state.fn == "fit" and not trainer.training
 
 
 def _be_a_callback_of(root: ModuleType) -> None:

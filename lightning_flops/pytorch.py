@@ -27,7 +27,7 @@ from lightning_flops.instrument.counting.resized import VariedBatch
 from lightning_flops.instrument.module_scope import describe_modules, require_module
 from lightning_flops.run.results import ProfiledRun
 from lightning_flops.run.safety import safe
-from lightning_flops.sinks.writers import is_writer
+from lightning_flops.sinks.services import is_writer
 from lightning_flops.text.json_text import shown
 
 if TYPE_CHECKING:
@@ -55,14 +55,17 @@ __all__ = [
 
 
 @contextmanager
-def count_flops(model: nn.Module | None, *, causal_attention: Literal["full", "half"] = "full") -> Iterator[FlopCounts]:
+def count_flops(
+    model: nn.Module | None = None, *, causal_attention: Literal["full", "half"] = "full"
+) -> Iterator[FlopCounts]:
     """Counts the FLOPs of everything that runs inside, by the modules of *model*; a multiply-add is two FLOPs.
 
     Forward, backward and optimizer steps are counted as they run, and run as they would without it. The counts may be
     read inside the block, where they are those of the moment, and after it.
 
     Args:
-        model: the model whose modules own the work; None counts all work as outside.
+        model: the model whose modules own the work. Left out, everything that runs is counted all the same, and stands
+            under ``(outside)``.
         causal_attention: ``"half"`` counts half of the score matrix where attention is flagged causal.
 
     Yields:

@@ -17,7 +17,7 @@ FlopPhase = Literal["forward", "backward", "recompute", "optimizer"]
 """The bucket a counted operator falls in; ``PhaseAmounts`` has one field for each."""
 
 BucketFlops = Mapping[tuple[str, str], int]
-"""FLOPs of a step by bucket and dtype. A bucket is a ``FlopPhase``, or ``causal_skipped``, which may be below zero."""
+"""FLOPs of a step by bucket and dtype. A bucket is a ``FlopPhase``, or ``skipped``, which may be below zero."""
 
 Shapes = tuple[tuple[int, ...], ...]
 """Those of a batch's tensors, with what else tells of the batch."""
@@ -89,8 +89,8 @@ class OperatorCell:
     calls: int = 0
     flops: int = 0
     """Model FLOPs: full score matrix for attention unless ``causal_attention="half"``."""
-    causal_skipped: int = 0
-    """FLOPs of *flops* that fused causal attention does not execute; below zero where it executes more than the half
+    skipped: int = 0
+    """FLOPs of *flops* that fused masked attention does not execute; below zero where it executes more than the half
     that ``causal_attention="half"`` counts."""
     without_backward: int = 0
     """FLOPs of *flops* (forward only) from which no backward can follow: no input needed a gradient."""
@@ -128,7 +128,7 @@ class FlopRecord:
         """FLOPs by bucket and dtype; what is zero is left out."""
         sums: dict[tuple[str, str], int] = {}
         for cell in self.cells:
-            for bucket, flops in ((cell.phase, cell.flops), ("causal_skipped", cell.causal_skipped)):
+            for bucket, flops in ((cell.phase, cell.flops), ("skipped", cell.skipped)):
                 if flops:
                     sums[bucket, cell.dtype] = sums.get((bucket, cell.dtype), 0) + flops
         return {key: value for key, value in sums.items() if value}
@@ -353,20 +353,6 @@ class TracedStepRecord:
     """Local trace file, plain JSON, there as long as what recorded it; None if none was written."""
     metadata: Mapping[str, Any]
     """What stands beside the events in a trace file."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CounterTrack:
-    """A figure over the time of a trace, for viewers to draw; each value holds until the next one."""
-
-    name: str
-    """What it is of."""
-    unit: str
-    """``bytes``, ``FLOP/s`` or ``percent``."""
-    times_ns: tuple[int, ...]
-    """On the trace's clock, rising."""
-    values: tuple[float, ...]
-    """One for each time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

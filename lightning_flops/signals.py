@@ -35,6 +35,17 @@ def is_of_signal_handler(error: BaseException) -> bool:
     return False
 
 
+def words_of(error: Exception) -> str:
+    """*error* in words, for a failure that stays with us.
+
+    Raises:
+        Exception: *error* itself, if a signal handler of the user's raised it.
+    """
+    if is_of_signal_handler(error):
+        raise error
+    return f"{type(error).__name__}: {error}"
+
+
 def _code_of(handler: Any) -> CodeType | None:
     while isinstance(handler, functools.partial):
         handler = handler.func

@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Callable, Iterable
+from typing import Final, NamedTuple
 from urllib.parse import urlencode
 
+import msgspec
 from tensorboard import errors, plugin_util
 from tensorboard.backend import http_util
 from tensorboard.data.provider import RunTagFilter
@@ -22,23 +22,34 @@ from werkzeug import wrappers
 
 from lightning_flops.config.values import BLOCK, OWN_FOLDER
 from lightning_flops.errors import ProfileFormatError
-from lightning_flops.report.html_page import bundled, package_version
-from lightning_flops.schema import dataclass_json
+from lightning_flops.report.html_page import bundled, package_version, view_text
+from lightning_flops.report.page_views import profile_view
+from lightning_flops.schema import codec
 from lightning_flops.schema.profile import Profile
 from lightning_flops.sinks.tensorboard_tab import PLUGIN
+from lightning_flops.text.printable import printable
 
 _FRONTEND: Final = {"index.js": "text/javascript", "page.js": "text/javascript", "style.css": "text/css"}
-_MOST_BYTES: Final = dataclass_json.LONGEST_PROFILE
+_MOST_BYTES: Final = codec.LONGEST_PROFILE
 _WINDOW: Final = "window"
 
 _App = Callable[..., Iterable[bytes]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Window:
+class Figures(msgspec.Struct):
+    """What stands beside a profile in its event file: ``html_page.window_figures``."""
+
+    label: str
+    profile_step: int
+    global_step_sec: float | None
+    parts_sec: dict[str, float]
+    mfu: float | None
+
+
+class _Window(NamedTuple):
     run: str
     tag: str
-    figures: Mapping[str, Any]
+    figures: Figures
 
 
 class FlopsPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
@@ -79,22 +90,23 @@ class FlopsPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
         for run, tags in sorted(listed.items()):
             for tag, series in tags.items():
                 name = _name_of(run, tag)
-                figures = _figures(series.plugin_content)
-                if figures is None:
-                    problems.setdefault(name, []).append(f"{tag}: its figures cannot be read")
+                try:
+                    figures = msgspec.json.decode(series.plugin_content, type=Figures)
+                except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+                    problems.setdefault(name, []).append(f"{tag}: its figures cannot be read: {error}")
                 else:
                     runs.setdefault(name, []).append(_Window(run, tag, figures))
         document = {
-            "kind": "profiles",
             "written_by": package_version(),
+            "pick": "Run",
             "runs": [
                 {
                     "name": name,
                     "windows": [
-                        {**one.figures, "address": urlencode({"run": one.run, "tag": one.tag})}
-                        for one in sorted(runs.get(name, ()), key=lambda one: one.figures["profile_step"])
+                        {**msgspec.to_builtins(one.figures), "address": urlencode({"run": one.run, "tag": one.tag})}
+                        for one in sorted(runs.get(name, ()), key=lambda one: one.figures.profile_step)
                     ],
-                    "problems": problems.get(name, []),
+                    "problems": [printable(problem) for problem in problems.get(name, [])],
                 }
                 for name in sorted({*runs, *problems})
             ],
@@ -102,7 +114,7 @@ class FlopsPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
         return _answer(request, json.dumps(document), "application/json")
 
     def _profile(self, request: wrappers.Request) -> wrappers.Response:
-        """The profile of one window."""
+        """The view of one window. Whatever is wrong with its profile, the others can still be chosen."""
         run, tag = request.args.get("run", ""), request.args.get("tag", "")
         try:
             found = self._data.read_tensors(
@@ -119,9 +131,11 @@ class FlopsPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
             return _answer(request, "There is no such window any more.", "text/plain", code=404)
         try:
             profile = Profile.from_json(_unpacked(series[-1].numpy.item()))
-        except (ProfileFormatError, ValueError, TypeError, zlib.error) as error:
-            return _answer(request, str(error), "text/plain", code=422)
-        return _answer(request, dataclass_json.dump(profile, indented=False), "application/json")
+            view = view_text(profile_view(profile))
+        except Exception as error:  # the file may hold anything
+            words = str(error) if isinstance(error, (ProfileFormatError, ValueError)) else f"{error!r}"
+            return _answer(request, f"{run}, {tag}: {printable(words)}", "text/plain", code=422)
+        return _answer(request, view, "application/json")
 
 
 def _application(answer: Callable[[wrappers.Request], wrappers.Response]) -> _App:
@@ -147,17 +161,6 @@ def _name_of(run: str, tag: str) -> str:
     prefix = tag.rpartition(f"/{_WINDOW}/")[0]
     whose = prefix.removeprefix(BLOCK).strip("/")
     return f"{run} {whose}".strip() if whose else run
-
-
-def _figures(content: bytes) -> Mapping[str, Any] | None:
-    """The figures that stand beside a profile; None if they are not what ``window_figures`` gives."""
-    try:
-        figures = json.loads(content)
-    except ValueError:
-        return None
-    if not isinstance(figures, dict) or not isinstance(figures.get("profile_step"), int):
-        return None
-    return figures if isinstance(figures.get("parts_sec"), dict) else None
 
 
 def _unpacked(packed: bytes) -> str:

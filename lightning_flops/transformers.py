@@ -16,7 +16,7 @@ except ModuleNotFoundError as missing:
         f"FlopsProfilerTrainerCallback needs {missing.name}: install lightning-flops[transformers]"
     ) from missing
 
-from lightning_flops.adapters.deepspeed_block import log_settings
+from lightning_flops.adapters.deepspeed_block import settings_of
 from lightning_flops.config import ProfilerConfig, SettingArguments, config_from, given_settings, takes_settings
 from lightning_flops.run.results import ProfiledRun
 from lightning_flops.run.safety import safe
@@ -99,13 +99,8 @@ class FlopsProfilerTrainerCallback(ProfiledRun, TrainerCallback):
         ours = [one for one in trainer.callback_handler.callbacks if isinstance(one, FlopsProfilerTrainerCallback)]
         if isinstance(self, CallbackOfAnyTrainer) and not all(isinstance(one, CallbackOfAnyTrainer) for one in ours):
             return ProfilerConfig(enabled=False)
-        block, given = block_of(trainer), self._given
-        taken = None if block is None else ProfilerConfig.taken_over(block, given=given, enabled=True)
-        config = ProfilerConfig(**given) if taken is None else taken.settings
-        if trainer.is_world_process_zero():
-            owner = "FlopsProfilerTrainerCallback"
-            log_settings(block, taken, enabled=config.enabled, given=given, owner=owner, run="training")
-        return config
+        owner, logs = "FlopsProfilerTrainerCallback", trainer.is_world_process_zero()
+        return settings_of(block_of(trainer), self._given, owner=owner, run="training", logs=logs).settings
 
     def on_substep_end(self, *args: Any, **kwargs: Any) -> None:
         if self._adapter is not None:

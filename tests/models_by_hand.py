@@ -36,7 +36,7 @@ class Spent(NamedTuple):
     forward: int
     backward: int
     recompute: int = 0
-    causal_skipped: int = 0
+    skipped: int = 0
 
     @property
     def model(self) -> int:
@@ -46,7 +46,7 @@ class Spent(NamedTuple):
     @property
     def hardware(self) -> int:
         """What the kernels execute."""
-        return self.forward + self.backward + self.recompute - self.causal_skipped
+        return self.forward + self.backward + self.recompute - self.skipped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +117,7 @@ def checkpointed_bert_spends(batch: int, sequence: int) -> Spent:
 
 
 def gpt2() -> nn.Module:
-    """One layer of fused causal attention, which has no dropout: with it, torch on a CPU would not fuse it."""
+    """One layer of fused masked attention, which has no dropout: with it, torch on a CPU would not fuse it."""
     return tiny(
         "GPT2LMHeadModel", "GPT2Config", vocab_size=VOCABULARY, n_positions=64, n_embd=12, n_layer=1, n_head=2,
         n_inner=20, bos_token_id=0, eos_token_id=1, attn_pdrop=0.0, use_cache=False, attn_implementation="sdpa",
@@ -140,7 +140,7 @@ def gpt2_spends(batch: int, sequence: int, padded: int = 0) -> Spent:
         + linear(rows, 12, VOCABULARY)
     )
     skipped = 0 if padded else (2 + 4 + 1) * 2 * batch * 2 * above_the_diagonal(sequence) * 6
-    return Spent(forward, 2 * forward, recompute=scores, causal_skipped=skipped)
+    return Spent(forward, 2 * forward, recompute=scores, skipped=skipped)
 
 
 def lengths_and_padding(numbers: random.Random) -> Sizes:

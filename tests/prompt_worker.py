@@ -28,21 +28,14 @@ class NoChecks(StepFlops):
 
 class PromptWorker:
     def __init__(self) -> None:
-        self._made: deque[Callable[[], None]] = deque()
-
-    @property
-    def made(self) -> bool:
-        return bool(self._made)
+        self.made: deque[Callable[[], None]] = deque()
 
     def submit(self, job: Job, what: str = "a report") -> None:
         made = job()
         if made is not None:
-            self._made.append(made)
-
-    def deliver(self) -> None:
-        while self._made:
-            self._made.popleft()()
+            self.made.append(made)
 
     def finish(self, within_sec: float = 10.0) -> bool:
-        self.deliver()
+        while self.made:
+            self.made.popleft()()
         return True

@@ -14,7 +14,6 @@ import pytest
 from lightning_flops import Comparison, compare_profiles
 from lightning_flops.cli import main
 from lightning_flops.report.compare_text import render_comparison
-from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.trace_comparison import TraceComparison
 from tests.analysis.slowed import slowed
 from tests.analysis.trace_events import memory
@@ -149,18 +148,6 @@ def test_it_loads_no_torch(folder: Path) -> None:
         cwd=Path(__file__).parent.parent,
     )
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_a_profile_of_version_3_is_compared(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data = json.loads(A.to_json())
-    data["schema_version"] = 3
-    del data["context"]["loop"]
-    for part in (*data["timing"]["parts"], data["timing"]["global_step"]):
-        del part["steps_sec"]
-    (folder / "before" / "profile.json").write_text(json.dumps(data))
-    assert main(["compare", "before", "after"]) == 0
-    assert "+4.000 ms (+18.18%); what of it is noise is not known" in capsys.readouterr().out
-    assert Profile.from_json(json.dumps(data)).schema_version == 5
 
 
 TRACES = Path(__file__).parent / "data" / "traces"

@@ -51,8 +51,8 @@ def test_a_formula_of_a_whole_model(
     for one in sizes:
         answer, spent = formula(**dict(zip(names.split(), one, strict=True))), model.spent(*one)
         # Transformers gives fake tensors a mask where it tells a kernel of real ones to be causal: nothing is skipped.
-        offline = spent._replace(causal_skipped=0)
-        assert (answer.forward, answer.backward, answer.recompute, answer.causal_skipped) == offline
+        offline = spent._replace(skipped=0)
+        assert (answer.forward, answer.backward, answer.recompute, answer.skipped) == offline
         assert answer.hardware_flops == offline.hardware
     sources = [answer.source for answer in formula.report().asked]
     assert "formula" in sources
@@ -74,8 +74,8 @@ def test_what_causal_attention_skips_is_in_the_formula_too() -> None:
     for batch, length in SIZES:
         answer = formula(batch=batch, length=length)
         assert answer.forward == 2 * attention_scores(batch, 3, length, length, 6)
-        assert answer.causal_skipped == (2 + 4 + 1) * 2 * batch * 3 * above_the_diagonal(length) * 6
-        assert answer.hardware_flops == answer.model_flops + answer.recompute - answer.causal_skipped
+        assert answer.skipped == (2 + 4 + 1) * 2 * batch * 3 * above_the_diagonal(length) * 6
+        assert answer.hardware_flops == answer.model_flops + answer.recompute - answer.skipped
 
 
 def strided() -> nn.Module:

@@ -49,7 +49,7 @@ def loaded_by(statements: str) -> set[str]:
         "known = dict(schema_version=1, batches=1, batch_cost_sec=costs, ips_unit='samples/s')\n"
         "summary = ThroughputSummary(reader_ratio=None, reader_cost_sec=None, ips=None, **known)\n"
         "repr(summary), summary._repr_html_()",
-        "import lightning_flops.sinks.loggers, lightning_flops.sinks.file, lightning_flops.sinks.console",
+        "import lightning_flops.sinks.services, lightning_flops.sinks.file, lightning_flops.sinks.console",
     ],
 )
 def test_neither_torch_nor_a_framework_is_loaded_by(statements: str) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch.utils.flop_counter import FlopCounterMode
 
 import lightning_flops
 from lightning_flops.errors import LightningFlopsError
@@ -53,10 +54,21 @@ def test_counts_are_live_inside_the_block_and_final_after_it() -> None:
     assert (counts.forward, counts.backward) == (FIRST + SECOND, FIRST + 2 * SECOND)
 
 
-def test_without_a_model_all_work_is_outside() -> None:
-    with count_flops(None) as counts:
-        model_of_two()(torch.randn(2, 3))
-    assert counts.by_module() == {"": PhaseFlops(), "(outside)": PhaseFlops(forward=FIRST + SECOND)}
+def test_without_a_model_all_work_is_counted_outside_as_torchs_own_mode_counts_it() -> None:
+    model, loss = model_of_two(), nn.Linear(7, 1)
+    parameters = (*model.parameters(), *loss.parameters())
+
+    def step() -> None:
+        loss(model(torch.randn(2, 3))).sum().backward()
+        torch.optim.SGD(parameters, 0.1).step()
+
+    with count_flops() as counts:
+        step()
+    with FlopCounterMode(display=False) as of_torch:
+        step()
+    forward, backward = FIRST + SECOND + 2 * 2 * 7, FIRST + 2 * SECOND + 2 * 2 * 2 * 7
+    assert counts.by_module()["(outside)"] == PhaseFlops(forward=forward, backward=backward)
+    assert of_torch.get_total_flops() == forward + backward
 
 
 def test_half_of_the_score_matrix_is_counted_on_request_where_attention_is_causal() -> None:

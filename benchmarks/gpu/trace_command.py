@@ -54,7 +54,7 @@ def _command(here: Here) -> Iterator[Row]:
 
 def _executed(flops: Any) -> int:
     found: int = sum(flops[part] for part in ("forward", "backward", "recompute", "optimizer"))
-    return found - int(flops["causal_skipped"])
+    return found - int(flops["skipped"])
 
 
 def _flops(profile: Any, read: Any) -> Iterator[Row]:

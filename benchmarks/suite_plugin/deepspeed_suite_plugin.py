@@ -51,7 +51,7 @@ def _profile_every_engine() -> None:
 
     ours: Any = deepspeed
     ours.install()
-    enters, finds, starts = FlopCounter.__enter__, ours._block_of, ours.profile_engine
+    enters, finds, starts = FlopCounter.__enter__, ours._block_of, ours.engine_run
 
     def find(engine: Any) -> Any:
         block = finds(engine)
@@ -70,7 +70,7 @@ def _profile_every_engine() -> None:
         record(counting=True)
         return enters(counter)
 
-    ours._block_of, ours.profile_engine = find, start
+    ours._block_of, ours.engine_run = find, start
     FlopCounter.__enter__ = enter  # type: ignore[method-assign]
 
 

@@ -1,43 +1,44 @@
-"""What the log says of a ``"flops_profiler"`` block of a DeepSpeed config, whatever framework got the config."""
+"""The ``"flops_profiler"`` block of a DeepSpeed config, whatever framework got it, and what the log says of it."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from lightning_flops.config import BLOCK
+from lightning_flops.config import BLOCK, ProfilerConfig, TakenBlock
 from lightning_flops.text.json_text import shown
 from lightning_flops.text.printable import package_logger
-
-if TYPE_CHECKING:
-    from lightning_flops.config import TakenBlock
 
 logger = package_logger(__name__)
 
 
-def log_settings(
+def settings_of(
     block: object | None,
-    taken: TakenBlock | None,
-    *,
-    enabled: bool,
     given: Mapping[str, Any],
+    *,
+    enabled: bool = True,
     owner: str,
     run: str,
+    logs: bool,
     level_if_off: int = logging.WARNING,
-) -> None:
-    """Log what is wrong in the *block*; then why the *run* is not profiled, or which settings come from the block.
+) -> TakenBlock:
+    """The settings of a *run*: those of the *block* (None: there is none), and those *given* to *owner*, which win.
 
-    *taken* is what was read of it, *given* are the settings that *owner* has as arguments.
+    A block without the key ``enabled`` is *enabled* or not. With *logs*, the log says what is wrong in the block; then
+    why nothing is profiled, or which settings come from the block.
     """
-    if taken is not None:
+    if block is None:
+        taken = TakenBlock(ProfilerConfig(**given), (), None, says_enabled=False, builtin_on=False)
+    else:
+        taken = ProfilerConfig.taken_over(block, given=given, enabled=enabled)
+    if logs:
         log_mistakes(taken, run=run)
-    if taken is not None and taken.wrong:
-        return
-    if not enabled:
-        logger.log(level_if_off, "flops_profiler.enabled is not true: this %s is not profiled", run)
-    elif isinstance(block, Mapping):
-        log_choice(block, given=given, owner=owner)
+        if not (taken.wrong or taken.settings.enabled):
+            logger.log(level_if_off, "flops_profiler.enabled is not true: this %s is not profiled", run)
+        elif isinstance(block, Mapping) and not taken.wrong:
+            log_choice(block, given=given, owner=owner)
+    return taken
 
 
 def log_mistakes(taken: TakenBlock, *, run: str) -> None:

@@ -17,8 +17,8 @@ from lightning_flops.instrument.torch_private.loading import fetched_ahead
 from lightning_flops.records import RunContext
 from lightning_flops.run.output import LoggedOutput
 from lightning_flops.run.private_names import PrivateNames
-from lightning_flops.sinks.console import StandardOutputSink
-from lightning_flops.sinks.deepspeed_monitor import DeepSpeedMonitorSink
+from lightning_flops.sinks.console import to_standard_output
+from lightning_flops.sinks.services import monitors_in
 from lightning_flops.text.printable import page
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def switch_off_builtin(engine: Any, undo: ExitStack, names: PrivateNames) -> Non
 def run_context(engine: Any) -> RunContext:
     """Where *engine* trains, as far as a rank knows without asking the others."""
     return run_context_on(
-        engine_device(engine),
+        torch.device(engine.device),
         parallel_sizes(engine),
         framework="deepspeed",
         framework_version=deepspeed_version(),
@@ -79,11 +79,6 @@ def run_context(engine: Any) -> RunContext:
         accumulate=int(engine.gradient_accumulation_steps()),
         strategy=f"ZeRO-{int(engine.zero_optimization_stage())}",
     )
-
-
-def engine_device(engine: Any) -> torch.device:
-    """The device that this rank of *engine* trains on."""
-    return torch.device(engine.device)
 
 
 def loader_workers(engine: Any) -> int | None:
@@ -107,19 +102,18 @@ def engine_output(engine: Any, config: ProfilerConfig) -> LoggedOutput:
 
     The x-axis is ``engine.global_samples``, as for DeepSpeed's own scalars; the step of a report is in its text.
     """
-    monitors = DeepSpeedMonitorSink(engine.monitor, tensorboard_dir=config.tensorboard_dir)
-    # As DeepSpeed's profiler does: users who keep the block look for the report in the job's output.
-    console = StandardOutputSink()
+    monitors = monitors_in(engine.monitor, tensorboard_dir=config.tensorboard_dir)
 
     def announce(sentence: str) -> None:
         """Name our own folder, because the user did not choose it; a folder of the monitors the user knows."""
         if monitors.folder() is None:
-            console.write_text("", page([sentence]), step=0)
+            to_standard_output(page([sentence]))
 
     return LoggedOutput(
         config,
         loggers=monitors,
-        console=console,
+        # As DeepSpeed's profiler does: users who keep the block look for the report in the job's output.
+        console=to_standard_output,
         folder=lambda: monitors.folder() or OWN_FOLDER,
         text_file=False,
         x_axis=lambda step: int(engine.global_samples),

@@ -33,12 +33,7 @@ if TYPE_CHECKING:
 _ADAPTER = "_lightning_flops_adapter"
 """Attribute of an engine that is profiled."""
 
-_FIRST_STEP = (
-    "The counted step is the first one, which begins with the model's first forward: what ran before it, a teacher's "
-    "forward for one, is not counted."
-)
-
-Hooks = dict[str, tuple[Callable[[tuple[Any, ...], dict[str, Any]], object], Callable[[Any], object]]]
+Hooks = dict[str, tuple[Callable[..., object], Callable[[Any], object]]]
 """By the name of a method: what is called before it, with its arguments, and after it, with what it returned."""
 
 
@@ -79,7 +74,7 @@ def seen(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
             adapter = adapter_of(engine)
             if adapter is None:
                 return original(engine, *args, **kwargs)
-            adapter.begins(name, args, kwargs)
+            adapter.begins(name, *args, **kwargs)
             try:
                 result = original(engine, *args, **kwargs)
             except BaseException as error:
@@ -123,10 +118,9 @@ class EngineRun:
         """``global_steps`` before the running ``engine.step``."""
         self._work = ExitStack()
         """While the engine computes for the update."""
-        self.hooks: Hooks = self._hooks()
         facts = Facts(
             root=engine.module,
-            device=context.engine_device(engine),
+            device=torch.device(engine.device),
             output=output or context.engine_output(engine, config),
             context=lambda: context.run_context(engine),
             x_axis=lambda: int(engine.global_steps),
@@ -143,6 +137,7 @@ class EngineRun:
             ends_when_dropped=True,
         )
         self.run = Run(facts, config, publish)
+        self.hooks = self._hooks()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(None), ()  # in a pickle or a copy of the engine
@@ -151,27 +146,24 @@ class EngineRun:
         return int(self.engine.micro_steps) % int(self.engine.gradient_accumulation_steps()) == 0
 
     def _hooks(self) -> Hooks:
-        work = (
-            lambda *_: self._work.enter_context(self.run.window.recorder.optimizer_work()),
-            lambda _: self._work.close(),
-        )
+        # What the engine itself computes for the update, such as Muon's products, is the optimizer's.
+        begins = lambda *_, **__: self._work.enter_context(self.run.window.recorder.optimizer_work())  # noqa: E731
         return {
             **self.hooks_around_steps(),
             "forward": (self._forward_begins, lambda _: self.run.leave()),
             "backward": (self.backward_begins, self.backward_ends),
             "step": (self._step_begins, self._step_ends),
-            "train": (lambda args, kwargs: self._mode_changes(*args, **kwargs), lambda _: None),
-            "eval": (lambda *_: self._mode_changes(False), lambda _: None),
-            # What the engine itself computes for the update, such as Muon's products, is the optimizer's.
-            "_backward_epilogue": (work[0], self._gradients_are_there),
-            "_take_model_step": work,
+            "train": (self._mode_changes, _nothing),
+            "eval": (lambda: self._mode_changes(False), _nothing),
+            "_backward_epilogue": (begins, self._gradients_are_there),
+            "_take_model_step": (begins, lambda _: self._work.close()),
         }
 
     def hooks_around_steps(self) -> Hooks:
         """Those that every kind of engine has."""
         return {
-            "save_checkpoint": (lambda *_: self.run.outside("checkpoint"), lambda _: self.run.inside()),
-            "destroy": (lambda *_: self.finish(), lambda _: None),
+            "save_checkpoint": (lambda *_, **__: self.run.outside("checkpoint"), lambda _: self.run.inside()),
+            "destroy": (lambda: self.finish(), _nothing),
         }
 
     def _mark(self, stack: ExitStack) -> None:
@@ -192,14 +184,12 @@ class EngineRun:
         context.switch_off_builtin(engine, run.undo, self.names)
         self.names.tell(run.notes.add_for_run)
         run.begin()
-        if run.window.is_open:
-            run.notes.add(_FIRST_STEP)
         run.outside("start")  # until the first forward
 
     @safe
-    def begins(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def begins(self, name: str, *args: Any, **kwargs: Any) -> None:
         """The engine's *name* is called."""
-        self.hooks[name][0](args, kwargs)
+        self.hooks[name][0](*args, **kwargs)
 
     @safe
     def ends(self, name: str, result: Any) -> None:
@@ -220,8 +210,6 @@ class EngineRun:
             self.run.finish(interrupted_by=error)
         self.run.close()
 
-    # ---- data
-
     @safe
     def fetch_begins(self, iterator: Any = None) -> None:
         """A DataLoader is asked for a batch."""
@@ -233,13 +221,6 @@ class EngineRun:
         self.run.fetch_ends()
         if self.run.facts.device.type != "cpu" and not self._evaluates:
             self.run.tokens.fetch(batch)
-
-    def _takes(self, batch: Any) -> None:
-        """The model is about to compute on *batch*."""
-        run = self.run
-        self._batch = batch if callable(run.config.batch_size) or callable(run.config.tokens_per_sample) else ()
-        self._tokens = run.tokens.take(batch, fetched=run.facts.device.type != "cpu")
-        run.batch_begins(self._shapes, self._tokens)
 
     # ---- what a loop says itself that ``profile_training`` is around
 
@@ -263,11 +244,12 @@ class EngineRun:
 
     # ---- the parts of a step
 
-    def _forward_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _forward_begins(self, *args: Any, **kwargs: Any) -> None:
+        run = self.run
         if not torch.is_grad_enabled():
             if not self._in_step and not self.engine.module.training:
                 self._evaluation_begins(since_batch=True)
-            self.run.enter("forward", counts=False)
+            run.enter("forward", counts=False)
         elif self._is_whole:
             self._steps_go_on()
             if self._backward_done:
@@ -275,11 +257,15 @@ class EngineRun:
             is_first, self._in_step = not self._shapes, True
             self._shapes += tensor_shapes((*args, *kwargs.values()) if kwargs else args)
             if is_first:
-                self._takes(args[0] if len(args) == 1 and not kwargs else (args, kwargs) if args else kwargs)
-            self.run.enter("forward")
+                batch = args[0] if len(args) == 1 and not kwargs else (args, kwargs) if args else kwargs
+                self._tokens = run.tokens.take(batch, fetched=run.facts.device.type != "cpu")
+                if callable(run.config.batch_size) or callable(run.config.tokens_per_sample):
+                    self._batch = batch  # which is not held otherwise
+                run.batch_begins(self._shapes, self._tokens)
+            run.enter("forward")
 
     @safe
-    def backward_begins(self, *_: Any) -> None:
+    def backward_begins(self, *_: Any, **__: Any) -> None:
         """Autograd is about to run, or the engine's backward."""
         self._backward_depth += 1
         if self._backward_depth == 1:
@@ -299,7 +285,7 @@ class EngineRun:
         self._work.close()
         self._backward_done = bool(self._shapes)  # torch's own backward is heard only while parts are marked
 
-    def _step_begins(self, *_: Any) -> None:
+    def _step_begins(self, *_: Any, **__: Any) -> None:
         engine = self.engine
         self._updates = int(engine.global_steps)
         self._steps_go_on()
@@ -318,23 +304,15 @@ class EngineRun:
         run, engine, shapes, batch, tokens = self.run, self.engine, self._shapes, self._batch, self._tokens
         self._shapes, self._batch, self._tokens, self._backward_done = (), (), None, False
         self._in_step = not ends_step
-        if run.config.batch_size is None and run.window.recorder.counting:
-            found, declared = run.meter.samples((), shapes), int(engine.train_micro_batch_size_per_gpu())
-            if found != declared:
-                run.notes.add_for_run(
-                    f"train_micro_batch_size_per_gpu is {declared}, and the tensors of a forward are of {found} "
-                    "samples: samples are counted by the tensors, unless batch_size is set."
-                )
         logs = ends_step and context.is_reading_due(engine)
         run.batch_done(batch, shapes, updates=int(ends_step), ends_step=ends_step, logs=logs, tokens=tokens)
 
     # ---- evaluation
 
     def _mode_changes(self, mode: bool = True) -> None:
-        if not mode:
-            if not self._in_step:
-                self._evaluation_begins()
-        elif self._evaluates:
+        if not mode and not self._in_step:
+            self._evaluation_begins()
+        elif mode and self._evaluates:
             self._evaluates = False
             self.run.inside()
 
@@ -349,3 +327,7 @@ class EngineRun:
         self._evaluates = False
         while self._is_whole and self.run.is_outside:
             self.run.inside()
+
+
+def _nothing(result: Any) -> None:
+    pass

@@ -80,10 +80,10 @@ class PipelineRun(EngineRun):
         hooks: Hooks = {
             **self.hooks_around_steps(),
             "train_batch": (self._train_batch_begins, self._train_batch_ends),
-            "eval_batch": (lambda *_: self.run.outside("validation"), lambda _: self.run.inside()),
+            "eval_batch": (lambda *_, **__: self.run.outside("validation"), lambda _: self.run.inside()),
         }
         if self._loads and self.names.has(engine, "_next_batch"):
-            hooks["_next_batch"] = (lambda *_: self.run.fetch_begins(), self._micro_batch_is_loaded)
+            hooks["_next_batch"] = (self.run.fetch_begins, self._micro_batch_is_loaded)
         parts = _PARTS
         if engine.num_stages == 1:  # there is no other stage to exchange anything with
             parts = {name: part for name, part in _PARTS.items() if part != "bubble"}
@@ -121,9 +121,9 @@ class PipelineRun(EngineRun):
         if function is not None:
             setattr(self.engine, _LATEST, MethodType(function, self.engine))
 
-    def _instruction_begins(self, part: TimePhase, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _instruction_begins(self, part: TimePhase, *_: Any, buffer_id: int = 0, **__: Any) -> None:
         if part == "forward" and not self._loads and not self.run.is_outside:
-            self._micro_batch_is_there((), tensor_shapes(self.engine.pipe_buffers["inputs"][kwargs["buffer_id"]]))
+            self._micro_batch_is_there((), tensor_shapes(self.engine.pipe_buffers["inputs"][buffer_id]))
         self.run.enter(part)
 
     def _micro_batch_is_loaded(self, batch: Any) -> None:
@@ -137,7 +137,7 @@ class PipelineRun(EngineRun):
         if len(self._micro_batches) == 1:
             self.run.batch_begins(shapes)
 
-    def _train_batch_begins(self, *_: Any) -> None:
+    def _train_batch_begins(self, *_: Any, **__: Any) -> None:
         self._steps_go_on()
         self._micro_batches.clear()
 

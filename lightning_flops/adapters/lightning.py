@@ -7,13 +7,11 @@ the transfer, the step, the backward and the optimizer.
 
 from __future__ import annotations
 
-import math
 import operator
 import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
@@ -21,23 +19,21 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from lightning_flops.adapters.fetches import hear_fetches
 from lightning_flops.adapters.lightning_context import (
-    batches_fetched_ahead,
     is_lightnings,
-    last_step_of_development_run,
     loader_workers,
     loaders,
-    private_names,
     run_context,
     run_output,
+    steps_in,
 )
 from lightning_flops.adapters.lightning_deepspeed import engine_of
 from lightning_flops.instrument.batches import from_loader, tensor_shapes
 from lightning_flops.instrument.optimizer_hooks import calling, remove_retired
 from lightning_flops.instrument.timing.settling import steps_to_settle
+from lightning_flops.instrument.torch_private.loading import fetched_ahead
 from lightning_flops.run.adapter import Facts
 from lightning_flops.run.run import Run
 from lightning_flops.run.safety import safe
-from lightning_flops.text.printable import package_logger
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -45,8 +41,6 @@ if TYPE_CHECKING:
     from lightning_flops.config import ProfilerConfig
     from lightning_flops.records import BatchTokens, Loop, Shapes
     from lightning_flops.schema.profile import Profile
-
-logger = package_logger(__name__)
 
 _PARTS = {
     "batch_to_device": ("transfer", False),
@@ -79,6 +73,7 @@ class Actions:
     def __init__(self, inner: Any, hear: Callable[[str, bool], object]) -> None:
         self._inner = inner
         self._hear = hear
+        self._hears = True
 
     def start(self, action_name: str) -> None:
         """An action begins."""
@@ -101,17 +96,11 @@ class Actions:
             self._hear(action_name, False)
 
     def detach_from(self, trainer: weakref.ref[Any]) -> None:
-        """Let *trainer* have what stood there before; another callback's may stand in front of this one."""
+        """Let *trainer* have what stood there before, as soon as none stands in front of this one."""
+        self._hears = False
         one = trainer()
-        if one is None:
-            return
-        top = one.profiler
-        if top is self:
-            one.profiler = self._inner
-        while type(top) is Actions:
-            if top._inner is self:
-                top._inner = self._inner
-            top = top._inner
+        while one is not None and type(one.profiler) is Actions and not one.profiler._hears:
+            one.profiler = one.profiler._inner
 
     def __getattr__(self, name: str) -> Any:
         """Everything else is the Trainer's own profiler's."""
@@ -140,65 +129,48 @@ class LightningRun:
         own_folder: str | None,
     ) -> None:
         self._trainer = trainer
-        self._module = pl_module
         self._trains = loop == "training"
         self._manual = self._trains and not pl_module.automatic_optimization
         self._engine = engine_of(trainer) if self._trains else None
-        names, self._logged = private_names(trainer), "_batches_that_stepped"  # the loop's x-axis for loggers
+        self._heard = ExitStack()
+        """Removes torch's hooks of optimizers' steps, never from inside of one: torch goes through a table of them."""
+        self._several_loaders = not self._trains and len(loaders(trainer, loop)) > 1
+        self._reads_ahead = trainer.strategy.root_device.type != "cpu" and len(loaders(trainer, loop)) == 1
         self._batch: Any = None
         self._is_in_batch = False
         self._shapes: Shapes = ()
         self._tokens: BatchTokens | None = None
-        self._reads_ahead = trainer.strategy.root_device.type != "cpu" and len(loaders(trainer, loop)) == 1
         self._batches_done = 0
         self._updates = 0
         """Optimizer attempts until the latest batch; in manual optimization, those since then."""
         self._depth = 0
-        self._hooks: _OptimizerHooks | None = None
+        """Optimizers' steps that are running, one in another."""
         self._in_backward = False
         self._is_between = False
         """What runs belongs to no step until the next batch is there."""
-        self._several_loaders = False
-        context = run_context(trainer, loop=loop)
-        ahead = batches_fetched_ahead(trainer, loop)
-        settle, moved = steps_to_settle(batches_ahead=ahead, batches_a_step=context.accumulate), ""
-        if not self._trains:
-            batches = _max_batches(trainer, loop)
-            self._several_loaders = len(batches) > 1
-            config, moved = _within_the_loop(config, batches, loop)
-            step = config.next_profile_step(steps_done=0)
-            if step is not None and not ahead and math.isfinite(sum(batches)):
-                settle = max(0, min(settle, int(sum(batches)) - step - 2))  # no queue drains: rather time a batch
+        step = config.next_profile_step(steps_done=0)
+        if step is not None:  # a loop that is known to be too short for it is profiled in its last step
+            step = int(min(step, max(0, steps_in(trainer, loop) - 1)))
         facts = Facts(
             root=pl_module,
             device=trainer.strategy.root_device,
             output=run_output(trainer, config, own_folder=own_folder, loop=loop),
-            context=lambda: replace(context, accumulate=trainer.accumulate_grad_batches if self._trains else 1),
+            context=lambda: run_context(trainer, loop),
             x_axis=self._logged_step,
             optimizers=lambda: list(trainer.optimizers) if self._trains else [],
             whole_model=lambda: trainer.strategy.model or pl_module,
             rank=trainer.global_rank,
             world_size=trainer.world_size,
             loop=loop,
-            profile_step=self._first_step(config),
-            settle_steps=settle,
+            profile_step=step,
+            settle_steps=steps_to_settle(
+                batches_ahead=max(map(fetched_ahead, loaders(trainer, loop)), default=0),
+                batches_a_step=trainer.accumulate_grad_batches if self._trains else 1,
+            ),
             loader_workers=lambda: loader_workers(trainer, loop),
             mark_parts=self._mark,
         )
         self.run = Run(facts, config, publish)
-        names.tell(self.run.notes.add_for_run)
-        if self._trains:
-            names.has(trainer.fit_loop.epoch_loop, self._logged)
-        if moved:
-            self.run.notes.add_for_run(moved)
-
-    def _first_step(self, config: ProfilerConfig) -> int | None:
-        """The first step to profile; a development run that is too short for it profiles its last."""
-        asked, last = config.next_profile_step(steps_done=0), last_step_of_development_run(self._trainer)
-        if not self._trains or asked is None or last is None or asked <= last:
-            return asked
-        logger.info("fast_dev_run: profile_step is %d in place of %d", last, asked)
-        return last
 
     def begin(self) -> None:
         """The loop is about to fetch its first batch."""
@@ -206,11 +178,14 @@ class LightningRun:
         run.begin()
         hear_fetches(self, run.undo)
         if self._manual:
-            # Users may step optimizers that Lightning does not wrap; torch's own hooks hear every one.
-            self._hooks = _OptimizerHooks(self)
-            run.undo.callback(self._hooks.remove)
+            self._hear_updates()
         self._updates = 0 if self._manual else self._attempts()
         self.outside("start")  # until the first batch is there
+
+    def close(self) -> None:
+        """Remove everything of ours."""
+        self.run.close()
+        self._heard.close()
 
     # ---- parts of a step
 
@@ -261,6 +236,26 @@ class LightningRun:
         engine = self._engine
         return kind != "optimizer_step" or engine is None or bool(engine.is_gradient_accumulation_boundary())
 
+    def _hear_updates(self) -> None:
+        """In manual optimization, users may step optimizers that Lightning does not wrap: torch hears every one."""
+        me = weakref.ref(self)
+
+        def hook(method: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*given: Any) -> Any:
+                adapter = me()
+                if adapter is None or adapter.run.thread != get_ident():
+                    return None
+                with calling(before):
+                    return method(adapter, *given)
+
+            return call
+
+        before = register_optimizer_step_pre_hook(hook(LightningRun._update_begins))
+        self._heard.callback(remove_retired)
+        self._heard.callback(before.remove)
+        self._heard.callback(register_optimizer_step_post_hook(hook(LightningRun._update_ends)).remove)
+        weakref.finalize(self, self._heard.close).atexit = False
+
     @safe
     def _update_begins(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The arguments that torch is to take for a step, with the closure in a part of its own; None: as they are."""
@@ -270,8 +265,8 @@ class LightningRun:
         self.run.enter("optimizer")
         if not self.run.is_marking:
             return None
-        marked = [self._marked(one) for one in args[1:]], {name: self._marked(one) for name, one in kwargs.items()}
-        return (args[0], *marked[0]), marked[1]
+        named = {name: self._marked(one) for name, one in kwargs.items()}
+        return (args[0], *map(self._marked, args[1:])), named  # the first is the optimizer
 
     def _marked(self, argument: Any) -> Any:
         if not callable(argument):
@@ -297,7 +292,8 @@ class LightningRun:
     def fetch_begins(self, iterator: Any = None) -> None:
         """The loop waits for a batch: as the Trainer's action, as a DataLoader's, or as both, one inside the other."""
         if not self._trains or self._trainer.training:  # and not a validation inside the fit
-            self._steps_go_on()
+            if self._is_between:
+                self._steps_go_on()
             self.run.fetch_begins()
 
     @safe
@@ -308,9 +304,8 @@ class LightningRun:
             if self._reads_ahead:
                 self.run.tokens.fetch(batch)
 
-    # ---- batches, epochs, validations: hooks of the callback
+    # ---- batches, epochs, validations: hooks of the callback, which are safe
 
-    @safe
     def outside(self, what: str) -> None:
         """*what* begins between two batches, and belongs to no step, nor does what ran since the last batch."""
         self.run.tokens.fetched.clear()
@@ -319,45 +314,34 @@ class LightningRun:
 
     def _steps_go_on(self) -> None:
         """What was between two batches is over, with the hooks of every callback."""
-        if self._is_between:
-            self._is_between = False
-            while self.run.is_outside:
-                self.run.inside()
+        self._is_between = False
+        while self.run.is_outside:
+            self.run.inside()
 
-    @safe
     def checkpoint_begins(self) -> None:
         """A checkpoint is written until the next batch is there; while parts are marked, it is an action."""
         if not self.run.is_marking:
             self._is_between = True
             self.run.outside("checkpoint")
 
-    @safe
-    def batch_starts(self, batch: Any, dataloader_idx: int = 0) -> None:
+    def batch_starts(self, batch: Any, dataloader_idx: int) -> None:
         """A batch has been fetched and transferred: take its shapes before the user's step may change it."""
-        self._steps_go_on()
-        self._is_in_batch = True
-        self._batch, self._shapes = batch, self._shapes_of(batch, dataloader_idx)
-        self._tokens = self.run.tokens.take(batch, fetched=self._reads_ahead)
-        self.run.batch_begins(self._shapes, self._tokens)
+        if self._is_between:
+            self._steps_go_on()
+        run, self._is_in_batch = self.run, True
+        self._batch, self._shapes = batch, tensor_shapes(batch)
+        if self._several_loaders:
+            self._shapes = from_loader(self._shapes, dataloader_idx)
+        self._tokens = run.tokens.take(batch, fetched=self._reads_ahead) if run.tokens.reads else None
+        run.batch_begins(self._shapes, self._tokens)
 
-    def _shapes_of(self, batch: Any, dataloader_idx: int) -> Shapes:
-        shapes = tensor_shapes(batch)
-        return from_loader(shapes, dataloader_idx) if self._several_loaders else shapes
-
-    def close(self) -> None:
-        """Remove everything of ours, torch's hooks too if a failure in one of them kept them."""
-        self.run.close()
-        if self._hooks is not None:
-            self._hooks.remove()
-
-    @safe
-    def batch_ends(self, batch: Any, dataloader_idx: int = 0) -> None:
-        """A batch is done, and perhaps a step with it."""
+    def batch_ends(self, batch: Any) -> dict[str, Any] | None:
+        """What ``Run.batch_done`` is told of *batch*, with which perhaps a step ends; None: nothing ran."""
         self._is_in_batch = False
         if batch is None:
-            return  # the loader yielded None: nothing ran
+            return None  # the loader yielded None
         if batch is not self._batch:
-            self._shapes = self._shapes_of(batch, dataloader_idx)  # a dataloader_iter step fetches its batch itself
+            self._shapes = tensor_shapes(batch)  # a dataloader_iter step fetches its batch itself
         self._batches_done += 1
         updates, self._updates = self._updates, 0
         if self._trains and not self._manual:
@@ -367,9 +351,9 @@ class LightningRun:
         ends_step = not self._trains or updates > 0
         if self._manual:  # without an optimizer whose steps would show it, every batch is a step
             ends_step |= all(is_lightnings(type(one)) for one in self._trainer.optimizers)
-        logs = ends_step and self._logs()
         tokens, self._batch, self._tokens = self._tokens, None, None
-        self.run.batch_done(batch, self._shapes, updates=updates, ends_step=ends_step, logs=logs, tokens=tokens)
+        logs = ends_step and self._logs()
+        return {"shapes": self._shapes, "updates": updates, "ends_step": ends_step, "logs": logs, "tokens": tokens}
 
     def _attempts(self) -> int:
         """Optimizer attempts until now."""
@@ -378,67 +362,12 @@ class LightningRun:
 
     def _logs(self) -> bool:
         """Whether the Trainer logs its metrics with this step (``logger_connector.should_update_logs``)."""
-        every = int(getattr(self._trainer, "log_every_n_steps", 0))
-        if not every:
-            return False
-        if self._trains:
-            return (self._logged_step() + 1) % every == 0 or bool(self._trainer.should_stop)
-        return self._batches_done % every == 0
+        every, step = int(getattr(self._trainer, "log_every_n_steps", 0)), self._logged_step() + self._trains
+        return every > 0 and (step % every == 0 or (self._trains and bool(self._trainer.should_stop)))
 
     def _logged_step(self) -> int:
         """The step at which Lightning logs its own metrics; a loop without training has its batches."""
         if not self._trains:
             return self._batches_done
-        return int(getattr(self._trainer.fit_loop.epoch_loop, self._logged, self._trainer.global_step))
-
-
-class _OptimizerHooks:
-    """Torch's global hooks of optimizers' steps; they hold their *adapter* weakly, and hear its own thread alone."""
-
-    def __init__(self, adapter: LightningRun) -> None:
-        self._adapter = weakref.ref(adapter)
-        self._running = 0
-        self._is_over = False
-        self._handles = [
-            register_optimizer_step_pre_hook(lambda *given: self._call(LightningRun._update_begins, *given)),
-            register_optimizer_step_post_hook(lambda *given: self._call(LightningRun._update_ends, *given)),
-        ]
-
-    def _call(self, method: Callable[..., Any], *given: Any) -> Any:
-        adapter = self._adapter()
-        if adapter is None or self._is_over or adapter.run.thread != get_ident():
-            return None
-        self._running += 1
-        try:
-            with calling(self._handles[0]):
-                return method(adapter, *given)
-        finally:
-            self._running -= 1
-
-    def remove(self) -> None:
-        """Hear of no step any more."""
-        self._is_over = True
-        if not self._running:  # torch goes through its tables of hooks while it calls them
-            remove_retired()
-            while self._handles:
-                self._handles.pop().remove()
-
-
-def _max_batches(trainer: Trainer, loop: Loop) -> list[float]:
-    """Batches of each loader of a loop without training."""
-    batches = getattr(trainer, f"{loop}_loop").max_batches
-    return list(batches) if isinstance(batches, list) else [batches]
-
-
-def _within_the_loop(config: ProfilerConfig, batches: list[float], loop: Loop) -> tuple[ProfilerConfig, str]:
-    """*config*; for a loop too short for its first batch to profile, one that leaves some to time, and a note on it."""
-    asked, known = config.next_profile_step(steps_done=0), sum(batches)
-    if asked is None or not math.isfinite(known) or asked < known:
-        return config, ""
-    instead = max(0, int(known) - 3 - config.timing_steps)
-    moved = (
-        f"Batch {instead} was profiled in place of batch {asked} (profile_step), because this {loop} loop has "
-        f"{int(known)} batch(es)."
-    )
-    logger.info(moved)
-    return replace(config, profile_step=instead), moved
+        stepped = getattr(self._trainer.fit_loop.epoch_loop, "_batches_that_stepped", None)  # a private name
+        return int(self._trainer.global_step if stepped is None else stepped)

@@ -5,18 +5,16 @@ from __future__ import annotations
 import functools
 import logging
 import math
+import sys
 from collections.abc import Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from lightning_flops.adapters.place import mesh_sizes, run_context_on, sizes_along
 from lightning_flops.config import OWN_FOLDER
-from lightning_flops.instrument.torch_private.loading import fetched_ahead
 from lightning_flops.records import Loop, RunContext
 from lightning_flops.run.output import LoggedOutput
-from lightning_flops.run.private_names import PrivateNames
-from lightning_flops.sinks.loggers import LoggersSink
+from lightning_flops.sinks.services import Services
 from lightning_flops.text.printable import printable
 
 if TYPE_CHECKING:
@@ -27,30 +25,19 @@ if TYPE_CHECKING:
 IMPORT_ROOTS = ("lightning.pytorch", "pytorch_lightning")
 """The two names under which Lightning is installed."""
 
-LOST = {"_batches_that_stepped": "the loggers get trainer.global_step as their x-axis"}
-"""Private names of Lightning that are used, and what is lost if one is missing."""
-
-
-def private_names(trainer: Trainer) -> PrivateNames:
-    """The private names of *trainer*'s Lightning that are used."""
-    return PrivateNames(f"Lightning ({_version_of(_import_root(trainer))})", LOST)
-
 
 def is_lightnings(kind: type) -> bool:
     """Whether the class *kind* is defined in Lightning itself, and not in a package whose name begins as its name."""
     return kind.__module__.startswith(tuple(f"{root}." for root in IMPORT_ROOTS))
 
 
-def last_step_of_development_run(trainer: Trainer) -> int | None:
-    """The last step, counted from 0, that ``fast_dev_run`` runs; None in an ordinary run."""
-    # Lightning sets this attribute from outside its class; it is the number of batches, or a bool.
-    batches = int(getattr(trainer, "fast_dev_run", False))
-    return math.ceil(batches / trainer.accumulate_grad_batches) - 1 if batches else None
-
-
-def batches_fetched_ahead(trainer: Trainer, loop: Loop) -> int:
-    """Most batches that a loader of *loop* fetches ahead; 0 without workers."""
-    return max(map(fetched_ahead, loaders(trainer, loop)), default=0)
+def steps_in(trainer: Trainer, loop: Loop) -> float:
+    """Steps of *loop* as far as they are known before it runs: of a fit, those of a development run."""
+    if loop == "training":
+        # Lightning sets this attribute from outside its class; it is the number of batches, or a bool.
+        return math.ceil(int(getattr(trainer, "fast_dev_run", False)) / trainer.accumulate_grad_batches) or math.inf
+    batches = getattr(trainer, f"{loop}_loop").max_batches
+    return float(sum(batches) if isinstance(batches, list) else batches)
 
 
 def loader_workers(trainer: Trainer, loop: Loop) -> int | None:
@@ -76,14 +63,14 @@ def _leaves(value: Any) -> Iterator[Any]:
         yield value
 
 
-def run_context(trainer: Trainer, *, loop: Loop = "training") -> RunContext:
+def run_context(trainer: Trainer, loop: Loop = "training") -> RunContext:
     """Where this run takes place, as far as a rank knows without asking the others."""
     root = _import_root(trainer)
     return run_context_on(
         trainer.strategy.root_device,
         sizes_along(mesh_sizes(_device_mesh(trainer.strategy)), world_size=trainer.world_size),
         framework=root,
-        framework_version=_version_of(root),
+        framework_version=str(getattr(sys.modules.get(root.partition(".")[0]), "__version__", "unknown")),
         precision=str(trainer.precision),
         rank=trainer.global_rank,
         world_size=trainer.world_size,
@@ -106,14 +93,6 @@ def _import_root(trainer: Trainer) -> str:
     return next((root for module in modules for root in IMPORT_ROOTS if module.startswith(f"{root}.")), modules[0])
 
 
-@functools.cache  # each fit asks twice, and each time the file that says it would be parsed, for milliseconds
-def _version_of(root: str) -> str:
-    try:
-        return version("lightning" if root.startswith("lightning.") else "pytorch-lightning")
-    except PackageNotFoundError:
-        return "unknown"
-
-
 _NOWHERE = (
     "nothing keeps the report, because this Trainer has no logger with a folder, and nobody wrote a "
     'FlopsProfilerCallback into it: give it a logger, or the callback, or logging.basicConfig(level="INFO")'
@@ -131,7 +110,7 @@ def run_output(
     development = bool(getattr(trainer, "fast_dev_run", False))
     return LoggedOutput(
         config,
-        loggers=LoggersSink(trainer.loggers),
+        loggers=Services(trainer.loggers),
         folder=lambda: None if development else _log_folder(trainer) or own_folder,
         announce=functools.partial(_announce, _import_root(trainer)),
         nowhere="" if development or own_folder else _NOWHERE,

@@ -27,20 +27,19 @@ class BuiltinProfiler:
     """DeepSpeed's own profiler in one Trainer: switched off until the engine is made."""
 
     def __init__(self) -> None:
-        self._config: dict[str, Any] | None = None
+        self._config: dict[str, Any] = {}
 
     def switch_off(self, trainer: Trainer) -> None:
         """Switch it off in the config that the strategy will make its engine from."""
-        config = trainer.strategy.config  # type: ignore[attr-defined]
-        if not isinstance(config[BLOCK], _SwitchedOff):  # another callback of ours was here
-            config[BLOCK] = _SwitchedOff(config[BLOCK])
-        self._config = config
+        self._config = trainer.strategy.config  # type: ignore[attr-defined]
+        if not isinstance(self._config[BLOCK], _SwitchedOff):  # another callback of ours was here
+            self._config[BLOCK] = _SwitchedOff(self._config[BLOCK])
 
     def put_back(self) -> None:
         """Make the config, which may be the user's own dict, as the user wrote it."""
-        config, self._config = self._config, None
-        if config is not None and isinstance(config.get(BLOCK), _SwitchedOff):
-            config[BLOCK] = config[BLOCK].original
+        if isinstance(block := self._config.get(BLOCK), _SwitchedOff):
+            self._config[BLOCK] = block.original
+        self._config = {}
 
 
 def is_deepspeed(trainer: Trainer) -> bool:

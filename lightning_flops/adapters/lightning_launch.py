@@ -15,7 +15,7 @@ import tempfile
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.throughput import ThroughputSummary
@@ -39,21 +39,14 @@ class Origin(NamedTuple):
         return self.process == os.getpid()
 
 
-class Receiver(Protocol):
-    """Waits for the results of its copies."""
-
-    def _receive(self, profiles: Sequence[Profile], throughput: ThroughputSummary | None) -> None:
-        """Gets what a copy in another process has measured."""
-
-
 _numbers = itertools.count()
-_receivers: weakref.WeakValueDictionary[Origin, Receiver] = weakref.WeakValueDictionary()
+_callbacks: weakref.WeakValueDictionary[Origin, Any] = weakref.WeakValueDictionary()
 
 
-def origin_of(receiver: Receiver) -> Origin:
-    """Make a new origin; *receiver* gets what copies in other processes send to it."""
+def origin_of(callback: Any) -> Origin:
+    """Make a new origin; the ``_receive`` of *callback* gets what copies in other processes send to it."""
     origin = Origin(os.getpid(), next(_numbers))
-    _receivers[origin] = receiver
+    _callbacks[origin] = callback
     return origin
 
 
@@ -62,14 +55,17 @@ def send_home(
 ) -> None:
     """Have the launcher of *trainer*, if one started this process, give the results to *origin* with its own."""
     launcher: Any = getattr(trainer.strategy, "launcher", None)
-    collect: Callable[..., Any] | None = getattr(launcher, "get_extra_results", None)
+    collect = getattr(launcher, "get_extra_results", None)
     if origin.is_here or collect is None:
         return
 
     def with_ours(*args: Any, **kwargs: Any) -> Any:
         extra = collect(*args, **kwargs)
         try:
-            extra[f"lightning_flops {origin.number}"] = _Parcel(origin, _wrap(profiles, throughput))
+            path = Path(tempfile.mkdtemp(prefix="lightning_flops-"), "results.json")
+            ended = None if throughput is None else throughput.to_json()
+            path.write_text(json.dumps([[profile.to_json() for profile in profiles], ended]), encoding="utf-8")
+            extra[f"lightning_flops {origin.number}"] = _Parcel(origin, str(path))
         except Exception as error:  # the training is done: Lightning still gets its own results
             logger.warning("callback.profile stays None in the process that called fit: %s", error)
         return extra
@@ -88,20 +84,13 @@ class _Parcel(NamedTuple):
         return _deliver, (self.origin, self.path)
 
 
-def _wrap(profiles: Sequence[Profile], throughput: ThroughputSummary | None) -> str:
-    path = Path(tempfile.mkdtemp(prefix="lightning_flops-"), "results.json")
-    ended = None if throughput is None else throughput.to_json()
-    path.write_text(json.dumps([[profile.to_json() for profile in profiles], ended]), encoding="utf-8")
-    return str(path)
-
-
 def _deliver(origin: Origin, path: str) -> None:
     try:
         profiles, throughput = json.loads(Path(path).read_text(encoding="utf-8"))
         shutil.rmtree(Path(path).parent, ignore_errors=True)
-        receiver = _receivers.get(origin)
-        if receiver is not None:
-            receiver._receive(
+        callback = _callbacks.get(origin)
+        if callback is not None:
+            callback._receive(
                 [Profile.from_json(text) for text in profiles],
                 None if throughput is None else ThroughputSummary.from_json(throughput),
             )

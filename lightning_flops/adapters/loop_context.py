@@ -18,9 +18,7 @@ from lightning_flops.errors import ConfigError
 from lightning_flops.instrument.module_scope import unwrapped
 from lightning_flops.records import RunContext
 from lightning_flops.run.output import LoggedOutput
-from lightning_flops.sinks.loggers import LoggersSink
-from lightning_flops.sinks.sink import Sink
-from lightning_flops.sinks.writers import TensorBoardFiles, WritersSink
+from lightning_flops.sinks.services import Services, TensorBoardFiles
 from lightning_flops.text.json_text import shown
 
 
@@ -136,7 +134,7 @@ def loop_output(
     log_dir: str | os.PathLike[str] | None,
     writer: Any,
     or_own: bool = False,
-    announce: Callable[[str], None] | None = None,
+    announce: Callable[[str], None] = lambda sentence: None,
 ) -> tuple[LoggedOutput, Callable[[], None]]:
     """Where rank 0 shows the reports of one loop, and what closes the files that were opened for that.
 
@@ -144,7 +142,7 @@ def loop_output(
         frame: whose loggers or trackers get them.
         config: the settings.
         log_dir: a folder for TensorBoard's files and ours; None: no such folder.
-        writer: what else gets them, as ``WritersSink`` takes it; None: nothing else.
+        writer: what else gets them, as ``Services`` take it; None: nothing else.
         or_own: if nobody has a folder for our files, they go into one of our own.
         announce: as for ``LoggedOutput``.
     """
@@ -152,49 +150,12 @@ def loop_output(
     folder = None if log_dir is None else os.fspath(log_dir)
     if folder is not None:
         writers.insert(0, TensorBoardFiles(folder))
-    to_writers = WritersSink(writers)
-    logger_folders = [getattr(logger, "log_dir", None) for logger in frame.loggers]
+    services = Services([*writers, *frame.loggers])
 
     def files_folder() -> str | None:
-        if folder is not None:
-            return folder
-        known = (one for one in logger_folders if isinstance(one, (str, os.PathLike)) and os.fsdecode(one))
-        return next(map(os.fsdecode, known), None) or to_writers.folder() or (OWN_FOLDER if or_own else None)
+        return folder or Services(frame.loggers).folder() or services.folder() or (OWN_FOLDER if or_own else None)
 
-    output = LoggedOutput(
-        config,
-        loggers=_Both(to_writers, LoggersSink(frame.loggers)),
-        folder=files_folder,
-        announce=announce,
-    )
-    return output, to_writers.close
-
-
-class _Both:
-    """Two sinks that get the same."""
-
-    def __init__(self, *sinks: Sink) -> None:
-        self._sinks = sinks
-
-    @property
-    def takes_scalars(self) -> bool:
-        return any(sink.takes_scalars for sink in self._sinks)
-
-    @property
-    def has_board(self) -> bool:
-        return any(sink.has_board for sink in self._sinks)
-
-    def write_scalars(self, scalars: Mapping[str, float], *, step: int) -> None:
-        for sink in self._sinks:
-            sink.write_scalars(scalars, step=step)
-
-    def write_text(self, tag: str, text: str, *, step: int) -> bool:
-        taken = [sink.write_text(tag, text, step=step) for sink in self._sinks]  # all of them, whoever takes it
-        return any(taken)
-
-    def keep_file(self, path: str) -> None:
-        for sink in self._sinks:
-            sink.keep_file(path)
+    return LoggedOutput(config, loggers=services, folder=files_folder, announce=announce), services.close
 
 
 class SeveralModels(nn.Module):

@@ -36,17 +36,11 @@ def sizes_along(known: Mapping[str, int], *, world_size: int) -> ParallelSizes:
 
 
 _DIMENSIONS = {
-    "tensor_parallel": "tp",
-    "tp": "tp",
-    "pipeline_parallel": "pp",
-    "pp": "pp",
-    "context_parallel": "cp",
-    "cp": "cp",
-    "sequence_parallel": "sp",
-    "sp": "sp",
-    "ulysses": "sp",
-    "expert_parallel": "ep",
-    "ep": "ep",
+    **dict.fromkeys(("tensor_parallel", "tp"), "tp"),
+    **dict.fromkeys(("pipeline_parallel", "pp"), "pp"),
+    **dict.fromkeys(("context_parallel", "cp"), "cp"),
+    **dict.fromkeys(("sequence_parallel", "sp", "ulysses"), "sp"),
+    **dict.fromkeys(("expert_parallel", "ep"), "ep"),
 }
 """The kind of parallelism of a device mesh's dimension, by its name: Lightning's, torchtitan's and the usual names."""
 
@@ -56,11 +50,9 @@ def mesh_sizes(mesh: Any) -> dict[str, int]:
 
     Along every other dimension the ranks see different data, whatever the mesh calls it: replicas, shards or both.
     """
-    names = getattr(mesh, "mesh_dim_names", None)
-    if mesh is None or not names:
-        return {}
     sizes: dict[str, int] = {}
-    for name, size in zip(names, mesh.shape, strict=True):
-        if name in _DIMENSIONS:
-            sizes[_DIMENSIONS[name]] = sizes.get(_DIMENSIONS[name], 1) * int(size)
+    names = getattr(mesh, "mesh_dim_names", None) or ()
+    for name, size in zip(names, mesh.shape if names else (), strict=True):
+        if (kind := _DIMENSIONS.get(name)) is not None:
+            sizes[kind] = sizes.get(kind, 1) * int(size)
     return sizes

@@ -5,36 +5,27 @@ Forwards that are timed are not those that are counted: only then are the times 
 
 from __future__ import annotations
 
-import numbers
 import sys
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from lightning_flops.analysis.forward_profile import build_forward_profile, build_generation, build_timed_calls
+from lightning_flops.analysis.forward_profile import build_forward_profile, build_timed_calls
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.instrument.batches import samples_in, tensor_shapes
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
 from lightning_flops.instrument.deepspeed_groups import parallel_sizes
-from lightning_flops.instrument.generation import ModelCalls, SecondCall, new_tokens, searches_beams
 from lightning_flops.instrument.module_scope import describe_modules, named_modules, require_module
 from lightning_flops.instrument.timing.clocks import Clock, clock_for
 from lightning_flops.instrument.timing.module_timer import ModuleTimer
 from lightning_flops.report import deepspeed_units as units
 from lightning_flops.report.deepspeed_text import ForwardReportSettings, render_aggregated_text, render_forward_text
 from lightning_flops.run.safety import close_quietly
-from lightning_flops.schema.forward import (
-    EngineRecord,
-    ForwardMeasurement,
-    ForwardProfile,
-    Generation,
-    TimedCalls,
-    TimedGeneration,
-)
+from lightning_flops.schema.forward import EngineRecord, ForwardMeasurement, ForwardProfile, TimedCalls
 from lightning_flops.signals import is_of_signal_handler
 from lightning_flops.sinks.file import write_text_file
 from lightning_flops.text.json_text import shown
@@ -80,7 +71,6 @@ class FlopsProfiler:
         self._counted: ModuleTimer | None = None
         self._timed: ModuleTimer | None = None
         """Timed the latest calls; the same as ``_counted`` if no others were timed."""
-        self._generation: Generation | None = None
         self._calls: TimedCalls | None = None
         self._running = False
         self._undo = ExitStack()
@@ -95,13 +85,10 @@ class FlopsProfiler:
                 around them. With ``count=False``, None keeps the list of the start before.
             count: counting takes time, so latencies taken with it are upper bounds. False only times the forwards up
                 to ``stop_profile``, and keeps what was counted before. Use it for a second, similar forward.
-
-        Raises:
-            TypeError: *ignore_list* is not a list of classes.
         """
         count = count or self._counter is None
         if ignore_list is not None:
-            self._ignored_types = _module_classes(ignore_list)
+            self._ignored_types = tuple(ignore_list)
         elif count:
             self._ignored_types = ()
         self.started = self._running = True
@@ -119,7 +106,7 @@ class FlopsProfiler:
         """Forgets what was measured. A running profiler goes on from zero."""
         with self._safely("it could not start anew"):
             self._undo.close()
-            self._counter = self._counted = self._timed = self._calls = self._generation = None
+            self._counter = self._counted = self._timed = self._calls = None
             if self._running:
                 self._open(count=True)
 
@@ -151,7 +138,7 @@ class FlopsProfiler:
         undo.enter_context(timer)  # after the counter, so that its hooks come last
         self._timed, self._calls = timer, None
         if counter is not None:
-            self._counter, self._counted, self._generation = counter, timer, None
+            self._counter, self._counted = counter, timer
 
     # Any, as in DeepSpeed: with a union every typed caller would have to check which it got.
 
@@ -242,7 +229,6 @@ class FlopsProfiler:
                 timed_calls=timed.outermost_calls,
                 timed_while_counted=timed is counted,
                 calls=self._calls,
-                generation=self._generation,
             ),
             ignored={name for name, module in named_modules(self.model) if type(module) in self._ignored_types},
             engine=None if self.ds_engine is None else _engine_record(self.ds_engine),
@@ -267,8 +253,7 @@ def get_model_profile(
 ) -> tuple[Any, Any, Any]:
     """FLOPs, MACs and parameters of a model's forward in eval mode, with a report of them and of its latency.
 
-    After *warm_up* forwards, *timed_runs* are timed as a whole, one is counted, and one is timed module by module. Of
-    generations, one is counted before the timed ones.
+    After *warm_up* forwards, *timed_runs* are timed as a whole, one is counted, and one is timed module by module.
     Afterwards the model's mode and the random state are as before, also when a forward raises.
 
     Args:
@@ -284,9 +269,8 @@ def get_model_profile(
         as_string: return ``("6.28 G", "3.14 GMACs", "336.23 M")`` instead of numbers.
         output_file: path or URL of the report; None prints it.
         ignore_modules: classes of modules whose work is booked to the module around them.
-        mode: ``"generate"`` calls ``model.generate``; all of that counts as the model's forward. The report then also
-            has the new tokens, tokens/s, and the FLOPs, the time and the tokens/s of the prefill (all up to the model's
-            second forward) and of the decoding apart. Every call draws the same random numbers.
+        mode: ``"generate"`` calls ``model.generate``; all of that counts as the model's forward. Every call draws the
+            same random numbers, so every generation makes equally many tokens.
         timed_runs: number of forwards that are timed, each by itself, from an idle device. From 2 on the report has
             their mean and spread, and samples/s; 20 is a good number. The default is DeepSpeed's one, because a
             forward, or a generation, may take long.
@@ -295,22 +279,14 @@ def get_model_profile(
         FLOPs, MACs and parameters: ints, or text with *as_string*.
 
     Raises:
-        TypeError: *model* is not a module, *input_shape* not a tuple of sizes, *args* not a list or tuple, *kwargs* not
-            a mapping, *ignore_modules* not a list of classes, or *warm_up* or *timed_runs* not an integer.
-        ValueError: the model would be called without arguments, *mode* is neither "forward" nor "generate", or
-            *timed_runs* is below 1.
+        TypeError: *model* is not a module, or *args* not a list or tuple.
+        ValueError: the model would be called without arguments, or *mode* is neither "forward" nor "generate".
     """
-    require_module(model)
+    profiler = FlopsProfiler(model)
     if mode not in ("forward", "generate"):
         raise ValueError(f'mode must be "forward" or "generate", got {shown(mode)}')
     given = _arguments(model, input_shape, args, kwargs)
-    for name, number in (("warm_up", warm_up), ("timed_runs", timed_runs)):
-        if not isinstance(number, int):
-            raise TypeError(f"{name} must be an integer, got {shown(number)}")
-    if timed_runs < 1:
-        raise ValueError(f"timed_runs must be >= 1, got {shown(timed_runs)}")
-    ignored = () if ignore_modules is None else _module_classes(ignore_modules)
-    profiler = FlopsProfiler(model)
+    ignored = tuple(ignore_modules or ())
     try:
         with _evaluating(model):
             _measure(profiler, *given, generates=mode == "generate", ignored=ignored, warm_up=warm_up, runs=timed_runs)
@@ -338,68 +314,35 @@ def _measure(
     """Have *profiler* count one call of its model, time another by modules, and *runs* calls as a whole."""
     model: Any = profiler.model
     clock, devices = _clock_of(model), [one for one in _devices(model) if one.type == "cuda"]
-    outputs, timed = list[Any](), list[TimedGeneration]()
-
-    def flops_so_far() -> int:
-        return 0 if profiler._counter is None else profiler._counter.total().forward
-
-    counted = ModelCalls(model, flops_so_far)
 
     def call() -> None:
-        # Every call draws the same numbers, so that every generation makes equally many tokens.
         with torch.random.fork_rng(devices=devices):
-            output = (model.generate if generates else model)(*args, **kwargs)
-        if generates:
-            outputs.append(output)
-
-    def listen(*, count: bool) -> None:
-        """Count a call, or time its modules."""
-        profiler.start_profile(ignored, count=count)
-        with ExitStack() as inside:
-            if generates and (timer := profiler._timed) is not None:
-                if count and profiler._counter is not None:
-                    inside.enter_context(profiler._counter.in_root())
-                    inside.enter_context(counted)
-                inside.enter_context(timer.in_root())
-            call()
-        profiler.stop_profile()
+            (model.generate if generates else model)(*args, **kwargs)
 
     for _ in range(warm_up):
         call()
-    outputs.clear()
-    if generates:
-        listen(count=True)  # it tells which module's calls are prefill and decoding
-    if clock is not None:  # of a forward first, while only the forward has filled the caches
-        timed.extend(_timed(call, clock, counted.model) for _ in range(runs))
-    if not generates:
-        listen(count=True)
-    listen(count=False)
-    if generates:
-        tokens, *others = (new_tokens(model, args, kwargs, output) for output in outputs)
-        profiler._generation = build_generation(
-            forwards=counted.number,
-            flops=flops_so_far(),
-            flops_before_second=counted.flops_before_second,
-            several_beams=searches_beams(model, kwargs),
-            tokens=tokens if all(one == tokens for one in others) else "one call made more of them than another",
-            timed=timed,
-        )
-    samples = samples_in(tensor_shapes([*args, *kwargs.values()]))
-    profiler._calls = build_timed_calls([one.prefill_sec + one.decode_sec for one in timed], samples=samples)
+    # First, while only the forward has filled the caches.
+    seconds = [] if clock is None else [_seconds_of(call, clock) for _ in range(runs)]
+    for count in (True, False):
+        profiler.start_profile(ignored, count=count)
+        with ExitStack() as inside:
+            for one in (profiler._counter if count else None, profiler._timed):
+                if generates and one is not None:  # what runs between the forwards is the model's, too
+                    inside.enter_context(one.in_root())
+            call()
+        profiler.stop_profile()
+    profiler._calls = build_timed_calls(seconds, samples=samples_in(tensor_shapes([*args, *kwargs.values()])))
 
 
-def _timed(call: Callable[[], None], clock: Clock[Any], model: nn.Module | None) -> TimedGeneration:
-    """How long one *call* takes alone, on an idle device; the second call of *model* ends the prefill."""
+def _seconds_of(call: Callable[[], None], clock: Clock[Any]) -> float:
+    """How long one *call* takes alone, on an idle device."""
     clock.stamp()
     clock.settle()
-    with SecondCall(model, clock.stamp) as second:
-        start = clock.stamp()
-        call()
-        end = clock.stamp()
+    start = clock.stamp()
+    call()
+    end = clock.stamp()
     clock.settle()
-    border = end if second.at is None else second.at
-    prefill_sec, decode_sec = clock.seconds_between(start, border), clock.seconds_between(border, end)
-    return TimedGeneration(forwards=second.number, prefill_sec=prefill_sec, decode_sec=decode_sec)
+    return clock.seconds_between(start, end)
 
 
 def _arguments(
@@ -409,16 +352,10 @@ def _arguments(
     kwargs: Mapping[str, Any] | None,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """What the model is called with."""
-    # A tensor or a string would be split into its rows or letters.
-    if not (args is None or (isinstance(args, Sequence) and not isinstance(args, (str, bytes)))):
+    if not (args is None or isinstance(args, (list, tuple))):  # a tensor would be split into its rows
         raise TypeError(f"args must be a list or tuple of the model's positional arguments, got {type(args).__name__}")
-    if not (kwargs is None or isinstance(kwargs, Mapping)):
-        raise TypeError(f"kwargs must be a mapping of the model's keyword arguments, got {type(kwargs).__name__}")
     positional, named = tuple(args or ()), dict(kwargs or {})
     if input_shape is not None:
-        sizes = input_shape if isinstance(input_shape, tuple) else ()
-        if not sizes or not all(isinstance(size, numbers.Integral) and int(size) >= 0 for size in sizes):
-            raise TypeError(f"input_shape must be a tuple of at least one size, got {shown(input_shape)}")
         like = next((parameter for parameter in model.parameters() if parameter.is_floating_point()), torch.ones(()))
         positional = (torch.ones(input_shape, dtype=like.dtype, device=like.device),)
     if not positional and not named:
@@ -426,25 +363,15 @@ def _arguments(
     return positional, named
 
 
-def _module_classes(given: Collection[type[nn.Module]]) -> tuple[type[nn.Module], ...]:
-    classes = tuple(given) if isinstance(given, Iterable) else (given,)
-    if isinstance(given, type) or not all(isinstance(kind, type) for kind in classes):
-        raise TypeError(f"modules to ignore must be a list of module classes, got {shown(given)}")
-    return classes
-
-
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
     """Inside, the model is in eval mode; afterwards every module is in its own again."""
     before = [(module, module.training) for module in model.modules()]
-    if any(training for _, training in before):
-        model.eval()
+    model.eval()
     try:
         yield
     finally:
-        # Setting the flags is not enough: a module may do more in eval(), and has to undo it in train().
-        if before[0][1] and not model.training:
-            model.train()
+        model.train(before[0][1])  # a module may do more there than set the flag, and has to undo it
         for module, training in before:
             if module.training != training:
                 module.training = training
@@ -456,11 +383,11 @@ def _devices(model: nn.Module) -> set[torch.device]:
 
 def _clock_of(model: nn.Module) -> Clock[Any] | None:
     """The clock of the device that the model is on; None if it is on several devices other than the CPU."""
-    asynchronous = [device for device in _devices(model) if device.type != "cpu"]
-    if not asynchronous and torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    others = {device for device in _devices(model) if device.type != "cpu"}
+    if not others and torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         # A model without state may get its inputs on the GPU. CUDA events measure work on the host as well.
-        return clock_for(torch.device("cuda"))
-    return clock_for(asynchronous[0] if asynchronous else torch.device("cpu")) if len(asynchronous) < 2 else None
+        others = {torch.device("cuda")}
+    return clock_for(next(iter(others), torch.device("cpu"))) if len(others) < 2 else None
 
 
 def _engine_record(engine: Any) -> EngineRecord:

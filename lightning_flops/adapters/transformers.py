@@ -33,7 +33,7 @@ from lightning_flops.instrument.patches import Make, Patches
 from lightning_flops.records import BatchTokens, Shapes, TimePhase
 from lightning_flops.run.run import Run
 from lightning_flops.run.safety import safe
-from lightning_flops.sinks.trainer_log import TrainerLogSink
+from lightning_flops.sinks.services import TrainerLog
 
 if TYPE_CHECKING:
     from lightning_flops.config import ProfilerConfig
@@ -59,7 +59,7 @@ class TrainerRun:
         self._trainer = trainer
         self._engine = engine_of(trainer)
         self._over = over
-        self._log = TrainerLogSink(trainer.callback_handler.callbacks)
+        self._log = TrainerLog(trainer.callback_handler.callbacks)
         self._names = private_names()
         self._fetching = False
         self._fetched: deque[tuple[Shapes, BatchTokens | None]] = deque()

@@ -22,14 +22,14 @@ from lightning_flops.records import RunContext
 from lightning_flops.run.adapter import Facts
 from lightning_flops.run.output import LoggedOutput
 from lightning_flops.run.private_names import PrivateNames
-from lightning_flops.sinks.console import StandardOutputSink
+from lightning_flops.sinks.console import to_standard_output
 from lightning_flops.text.printable import page, printable
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback
 
     from lightning_flops.config import ProfilerConfig
-    from lightning_flops.sinks.trainer_log import TrainerLogSink
+    from lightning_flops.sinks.services import TrainerLog
 
 LOST = {
     "_run_epoch": "if the training raises, what the profiler put on the Trainer stays until it trains again",
@@ -92,7 +92,7 @@ def facts_of(
     loader: Any,
     config: ProfilerConfig,
     *,
-    log: TrainerLogSink,
+    log: TrainerLog,
     mark_parts: Callable[[ExitStack], None],
 ) -> Facts:
     """A training of *trainer* on the batches of accelerate's *loader*; scalars go to the Trainer's *log*."""
@@ -150,7 +150,7 @@ def _precision(trainer: Trainer) -> str:
     return str(next(floating, torch.float32)).removeprefix("torch.")
 
 
-def training_output(trainer: Trainer, config: ProfilerConfig, *, log: TrainerLogSink) -> LoggedOutput:
+def training_output(trainer: Trainer, config: ProfilerConfig, *, log: TrainerLog) -> LoggedOutput:
     """Where rank 0 shows the reports of this training: in the Trainer's *log*, on the console and in files."""
     return LoggedOutput(
         config,
@@ -182,6 +182,6 @@ def _announce(trainer: Trainer, sentence: str) -> None:
     if hasattr(type(bar), "write"):
         bar.write(printable(sentence))
     elif any(type(one).__name__.endswith(("PrinterCallback", "ProgressCallback")) for one in callbacks):
-        StandardOutputSink().write_text("", page([sentence]), step=0)
+        to_standard_output(page([sentence]))
     else:
         logging.getLogger("transformers.trainer").info("%s", printable(sentence))

@@ -43,7 +43,7 @@ _LABELS: Mapping[BudgetKey, str] = {
     "padding": "model FLOPs of padding at the peak (MFU, but of no use)",
     "recompute": "recomputed FLOPs at the peak",
     "optimizer_flops": "the optimizer's FLOPs at the peak",
-    "causal_skipped": "less causal attention's FLOPs that are counted and not executed",
+    "skipped": "less masked attention's FLOPs that are counted and not executed",
     "matmul": "matmul-like operators",
     "other_operators": "other operators",
     "operators": "operators, matmul-like and others",
@@ -103,7 +103,7 @@ class SecondsAtPeak:
     model: float | None
     recompute: float | None
     optimizer: float | None
-    causal_skipped: float | None
+    skipped: float | None
     padding: float | None = None
     """Of ``model``; None if it is not known what went into padding."""
 
@@ -121,12 +121,12 @@ def seconds_at_peak(
     not known.
     """
     sums: dict[str, defaultdict[str, int]] = {
-        name: defaultdict(int) for name in ("model", "recompute", "optimizer", "causal_skipped")
+        name: defaultdict(int) for name in ("model", "recompute", "optimizer", "skipped")
     }
     for cell in cells:
         name = "model" if cell.phase in ("forward", "backward") else cell.phase
         sums[name][cell.dtype] += cell.flops
-        sums["causal_skipped"][cell.dtype] += cell.causal_skipped
+        sums["skipped"][cell.dtype] += cell.skipped
 
     def seconds(flops: Mapping[str, int]) -> float | None:
         peaks = {dtype: peak_of(dtype) for dtype in flops}
@@ -318,7 +318,7 @@ def _below_peak(
         "padding": 0.0 if at_peak.padding is None else at_peak.padding,
         "recompute": at_peak.recompute,
         "optimizer_flops": at_peak.optimizer,
-        "causal_skipped": None if at_peak.causal_skipped is None else -at_peak.causal_skipped,
+        "skipped": None if at_peak.skipped is None else -at_peak.skipped,
     }
     rows: _Spent = {key: Fraction(seconds) for key, seconds in amounts.items() if seconds is not None}
     rows["model"] -= rows["padding"]
@@ -378,7 +378,7 @@ def _label(
     on_host: bool,
     at_peak: SecondsAtPeak,
 ) -> str:
-    if key == "causal_skipped" and (at_peak.causal_skipped or 0.0) < 0:
+    if key == "skipped" and (at_peak.skipped or 0.0) < 0:
         return "causal attention's FLOPs that are executed and not counted"
     if key == "idle" and on_host:
         return "host between operators (Python, dispatch)"
@@ -391,7 +391,7 @@ def _label(
         label = " and ".join(filter(None, (", ".join(unfilled[:-1]), unfilled[-1])))
     if beyond_peak:
         label += " slower than the peak" if key == "matmul" else ", beyond their FLOPs at the peak"
-    unknown = [_LABELS[one] for one in joined if one in ("recompute", "optimizer_flops", "causal_skipped")]
+    unknown = [_LABELS[one] for one in joined if one in ("recompute", "optimizer_flops", "skipped")]
     return f"{label}, with {', '.join(unknown)}" if unknown else label
 
 

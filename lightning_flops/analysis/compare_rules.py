@@ -1,15 +1,18 @@
-"""Conditions on a comparison, such as ``global_step_sec > 1.05``: what ends a CI job that got slower."""
+"""Figures and settings of two runs, and conditions on them, as ``global_step_sec > 1.05``, that end a CI job."""
 
 from __future__ import annotations
 
 import math
 import operator
 import re
+import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from lightning_flops.errors import ComparisonError, ConfigError
-from lightning_flops.schema.comparison import Comparison
+from lightning_flops.schema.comparison import Comparison, FigureDifference, SettingDifference
+from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.trace_comparison import TraceComparison
 from lightning_flops.text.json_text import shown
 
@@ -17,30 +20,60 @@ SETTING = "fail_if"
 """The setting that a wrong condition is named by."""
 
 FIGURES = (
-    "global_step_sec",
-    "samples_per_sec",
-    "tokens_per_sec",
-    "mfu",
-    "hfu",
-    "forward_flops",
-    "backward_flops",
-    "hardware_flops",
-    "data_wait_ratio",
-    "params",
-)
+    "global_step_sec", "samples_per_sec", "tokens_per_sec", "mfu", "hfu", "forward_flops", "backward_flops",
+    "hardware_flops", "data_wait_ratio", "params",
+)  # fmt: skip
 """Numbers of ``Profile.summary()``."""
 
 FIGURES_OF_TRACES = ("exposed_communication_ratio", "device_memory_peak_bytes", "host_memory_peak_bytes")
 """What traces tell beside some of these."""
 
+NO_NOISE = "single steps are not known, or too few to say what is noise"
+TOO_WIDE = "its single steps stray so far that zero is within its noise"
+EXACT = (1.0, 1.0)
+"""The noise of a count."""
 _SIGNS: Mapping[str, Callable[[float, float], bool]] = {
-    ">": operator.gt,
-    ">=": operator.ge,
-    "<": operator.lt,
-    "<=": operator.le,
-}
+    ">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le
+}  # fmt: skip
 _FORM = re.compile(r"\s*(\w+)\s*(>=|<=|>|<)\s*(\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+)\s*")
 _SHOWN_CHARS = 60
+
+
+def figure_difference(
+    name: str,
+    a: float | None,
+    b: float | None,
+    *,
+    noise: Callable[[], tuple[float, float] | str],
+    unknown: Callable[[str], str | None],
+) -> FigureDifference:
+    """The figure *name* in both runs.
+
+    Args:
+        name: of the figure.
+        a: its value in run A; None if it is not known.
+        b: its value in run B.
+        noise: factors from the ratio to the ends of its noise, or why that is not known.
+        unknown: why the figure is not known in the run "A" or "B"; None if there are no words for it.
+    """
+    ratio = low = high = None
+    reason = ""
+    if a is None or b is None:
+        which = "A" if a is None else "B"
+        words = unknown(which)
+        reason = f"not known in {which}" + (f": {words}" if words else "")
+    elif not a and b:
+        reason = "0 in A"
+    elif a and abs(b) / sys.float_info.max >= abs(a):
+        reason = "too far apart"
+    else:
+        ratio = b / a if a else 1.0
+        ends = noise() if ratio != 1.0 or a else EXACT
+        if isinstance(ends, str):
+            reason = ends
+        else:
+            low, high = ratio * ends[0], ratio * ends[1]
+    return FigureDifference(name=name, a=a, b=b, ratio=ratio, ratio_low=low, ratio_high=high, reason=reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,3 +136,38 @@ def judge(comparison: Comparison | TraceComparison, condition: Condition) -> Ver
     if seems and not holds:
         words += ": within noise"
     return Verdict(holds, words)
+
+
+_SETTINGS_FIRST = tuple(
+    "context.device_type context.device_name context.world_size context.micro_batch_size context.accumulate "
+    "micro_steps samples tokens context.precision dtypes context.torch_version context.framework "
+    "context.framework_version params trainable_params".split()
+)
+"""What bears most on speed; whatever else of the context and the settings differs comes after these."""
+
+
+def setting_differences(a: Profile, b: Profile) -> tuple[SettingDifference, ...]:
+    """What is set up differently."""
+    of_a, of_b = _set_up(a), _set_up(b)
+    names = dict.fromkeys((*_SETTINGS_FIRST, *of_b))
+    return tuple(
+        SettingDifference(name=name, a=_as_text(of_a[name]), b=_as_text(of_b[name]))
+        for name in names
+        if of_a[name] != of_b[name]
+    )
+
+
+def _set_up(profile: Profile) -> dict[str, Any]:
+    found = {name: getattr(profile, name) for name in _SETTINGS_FIRST if "." not in name}
+    found["dtypes"] = ", ".join(one.dtype for one in profile.dtypes)
+    for above, record in (("context", profile.context), ("settings", profile.settings)):
+        found |= {f"{above}.{one.name}": getattr(record, one.name) for one in fields(record)}
+    return found
+
+
+def _as_text(value: Any) -> str:
+    if value is None:
+        return "n/a"
+    if isinstance(value, float):
+        return f"{value:,.10g}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value) or "(none)"

@@ -120,12 +120,12 @@ class FlopCounts:
         return self.total.optimizer
 
     @property
-    def causal_skipped(self) -> int:
-        """FLOPs, among the four phases', that fused causal attention does not execute.
+    def skipped(self) -> int:
+        """FLOPs, among the four phases', that fused masked attention does not execute.
 
         With ``causal_attention="half"`` it is negative where more is executed than the half that is counted.
         """
-        return sum(cell.causal_skipped for cell in self.record.cells)
+        return sum(cell.skipped for cell in self.record.cells)
 
     @property
     def model_flops(self) -> int:
@@ -135,9 +135,9 @@ class FlopCounts:
 
     @property
     def hardware_flops(self) -> int:
-        """All four phases less what fused causal attention skips: what the kernels execute, the numerator of HFU."""
+        """All four phases less what fused masked attention skips: what the kernels execute, the numerator of HFU."""
         record = self.record
-        return flops_by_phase(record.cells).total - sum(cell.causal_skipped for cell in record.cells)
+        return flops_by_phase(record.cells).total - sum(cell.skipped for cell in record.cells)
 
     @property
     def bytes_read(self) -> int:

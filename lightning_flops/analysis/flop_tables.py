@@ -15,13 +15,13 @@ from lightning_flops.schema.step import DtypeFlops, FlopSpread, OperatorProfile,
 def total_flops(counts: FlopCounts, *, recompute_fwd_factor: float) -> StepFlops:
     """FLOPs of all counted steps together."""
     total = counts.total
-    skipped = counts.causal_skipped
+    skipped = counts.skipped
     return StepFlops(
         forward=total.forward,
         backward=total.backward,
         recompute=total.recompute,
         optimizer=total.optimizer,
-        causal_skipped=skipped,
+        skipped=skipped,
         without_backward=counts.without_backward,
         backward_estimated=counts.estimated_backward(recompute_fwd_factor),
         model=total.forward + total.backward,
@@ -59,7 +59,7 @@ def flops_by_dtype(cells: Sequence[OperatorCell], *, peak_of: Callable[[str], fl
     hardware: defaultdict[str, int] = defaultdict(int)
     for cell in cells:
         if cell.flops:
-            hardware[cell.dtype] += cell.flops - cell.causal_skipped
+            hardware[cell.dtype] += cell.flops - cell.skipped
             model[cell.dtype] += cell.flops if cell.phase in ("forward", "backward") else 0
     return tuple(
         DtypeFlops(dtype=dtype, model=model[dtype], hardware=hardware[dtype], peak_flops_per_sec=peak_of(dtype))

@@ -17,10 +17,7 @@ from lightning_flops.schema.forward import (
     ForwardMeasurement,
     ForwardModule,
     ForwardProfile,
-    Generation,
-    NewTokens,
     TimedCalls,
-    TimedGeneration,
 )
 from lightning_flops.schema.modules import ModuleProfile
 
@@ -74,7 +71,6 @@ def build_forward_profile(
         notes=tuple(notes),
         timed_while_counted=measurement.timed_while_counted and seconds is not None,
         calls=measurement.calls,
-        generation=measurement.generation,
         engine=engine,
     )
 
@@ -91,61 +87,6 @@ def build_timed_calls(seconds: Sequence[float], *, samples: int | None) -> Timed
         maximum_sec=max(seconds),
         samples=samples,
     )
-
-
-def build_generation(
-    *,
-    forwards: int,
-    flops: int,
-    flops_before_second: int | None,
-    several_beams: bool,
-    tokens: NewTokens | str,
-    timed: Sequence[TimedGeneration],
-) -> Generation:
-    """What one call of ``generate`` was.
-
-    Args:
-        forwards: calls of the model in it.
-        flops: all that it spent.
-        flops_before_second: of them, those before the model's second call; None if there was none.
-        several_beams: it searched among beams, and the best may have ended before the others.
-        tokens: it made; in words, why they are not known.
-        timed: calls like the counted one, to which nothing listened.
-    """
-    known_tokens = None if isinstance(tokens, str) else tokens
-    tokens_each = None if known_tokens is None else known_tokens.each
-    why_no_phases = ""
-    if not forwards:
-        why_no_phases = "no forward of the model was seen"
-    elif tokens_each is not None and forwards < tokens_each:
-        why_no_phases = f"{forwards} forwards made {tokens_each} tokens, so some made several"
-    elif tokens_each is not None and forwards > max(1, tokens_each) and not several_beams:
-        why_no_phases = f"{forwards} forwards made {tokens_each} tokens, so the prompt may have taken several"
-    prefill = flops if flops_before_second is None else flops_before_second
-    known = not why_no_phases
-    why_no_seconds = why_no_phases
-    if known and not timed:
-        why_no_seconds = "this package has no clock for this device, or for these devices together"
-    elif known and (other := next((one.forwards for one in timed if one.forwards != forwards), None)) is not None:
-        why_no_seconds = f"{forwards} forwards were counted, and {other} were seen in a timed call"
-    seconds = [] if why_no_seconds else timed
-    return Generation(
-        forwards=forwards,
-        prefill_flops=prefill if known else None,
-        decode_flops=flops - prefill if known else None,
-        why_no_phases=why_no_phases,
-        sequences=None if known_tokens is None else known_tokens.sequences,
-        new_tokens=None if known_tokens is None else known_tokens.sequences * known_tokens.each,
-        why_no_tokens=tokens if isinstance(tokens, str) else "",
-        prompt_tokens=None if known_tokens is None else known_tokens.prompt,
-        prefill_sec=_mean([one.prefill_sec for one in seconds]),
-        decode_sec=_mean([one.decode_sec for one in seconds]),
-        why_no_seconds=why_no_seconds,
-    )
-
-
-def _mean(seconds: Sequence[float]) -> float | None:
-    return math.fsum(seconds) / len(seconds) if seconds else None
 
 
 def _not_ignored(name: str, ignored: Collection[str]) -> str:

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 from lightning_flops.analysis.rank_names import name_ranks
-from lightning_flops.analysis.rates import mean, peak_seconds, per_second, ratio, sum_if_all_known
+from lightning_flops.analysis.rates import (
+    MOST_OF_PEAK,
+    impossible,
+    mean,
+    peak_seconds,
+    per_second,
+    ratio,
+    sum_if_all_known,
+)
 from lightning_flops.analysis.step_rates import NO_SAMPLES, NO_TOKENS
 from lightning_flops.records import RunContext
 from lightning_flops.schema.rank_record import RankSummary
@@ -88,6 +97,7 @@ def build_job_rates(
         return value
 
     tokens_per_sec = rate("tokens_per_sec", _tokens, global_step_sec, NO_TOKENS)
+    beyond = _impossible(summaries)
     rates = JobRates(
         mfu=_utilization(summaries, model),
         hfu=_utilization(summaries, hardware),
@@ -99,7 +109,9 @@ def build_job_rates(
     if "tokens_per_sec" in reasons:
         reasons["tokens_per_sec_per_device"] = reasons["tokens_per_sec"]
     for name, value, flops in (("mfu", rates.mfu, model), ("hfu", rates.hfu, hardware)):
-        if value is None:
+        if reason := beyond or impossible(name.upper(), value):
+            rates, reasons[name] = replace(rates, **{name: None}), reason
+        elif value is None:
             reasons[name] = _no_utilization(summaries, flops)
     return rates, reasons
 
@@ -123,6 +135,13 @@ def _utilization(summaries: Iterable[RankSummary], flops: Mapping[str, float]) -
         for one in summaries
     )
     return ratio(part=sum(flops.values()), whole=possible)
+
+
+def _impossible(summaries: Sequence[RankSummary]) -> str:
+    """Ranks whose FLOPs no device could have done in their time, in words; empty if there are none."""
+    shares = {one.context.rank: _utilization([one], flops_by_dtype([one], "hardware")) or 0.0 for one in summaries}
+    beyond = [rank for rank, share in shares.items() if share > MOST_OF_PEAK]
+    return f"on {name_ranks(beyond)} {impossible('HFU', max(shares.values()))}" if beyond else ""
 
 
 def _no_utilization(summaries: Sequence[RankSummary], flops: Mapping[str, float]) -> str:

@@ -115,7 +115,7 @@ class FlopsFormula:
             forward=bucket("forward"),
             backward=bucket("backward"),
             recompute=bucket("recompute"),
-            causal_skipped=bucket("causal_skipped"),
+            skipped=bucket("skipped"),
             source="counted" if told is None else "formula",
         )
 

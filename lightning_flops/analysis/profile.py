@@ -13,6 +13,7 @@ from lightning_flops.analysis.energy import build_energy
 from lightning_flops.analysis.evidence import gather_evidence
 from lightning_flops.analysis.flop_counts import FlopCounts, bytes_by_phase
 from lightning_flops.analysis.flop_tables import flop_spread, flops_by_dtype, flops_by_operator, mean_flops, total_flops
+from lightning_flops.analysis.impossible import possible_operators, possible_times
 from lightning_flops.analysis.memory_bandwidth import memory_bytes_per_sec
 from lightning_flops.analysis.module_tree import build_modules
 from lightning_flops.analysis.peak_flops import peak_for
@@ -26,7 +27,6 @@ from lightning_flops.config import DTYPE_NAMES, ProfilerConfig
 from lightning_flops.records import OUTSIDE, MemoryRecord, ModuleRecord, OperatorCell, PhaseFlops, WindowRecord
 from lightning_flops.schema.modules import ModuleTimes
 from lightning_flops.schema.profile import SCHEMA_VERSION, Profile, ReportSettings
-from lightning_flops.schema.step import Rates
 from lightning_flops.schema.trace import TracedStep
 from lightning_flops.units import plural
 
@@ -70,8 +70,9 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
             counts,
             counted_steps=steps,
             peak_of=peak_of,
-            has_backward=window.context.trains or total.hardware + total.causal_skipped > total.forward,
+            has_backward=window.context.trains or total.hardware + total.skipped > total.forward,
         )
+    times, notes = possible_times(times)
     flops = mean_flops(total, steps=steps)
     energy = build_energy(window.gpu, timing=timing, hardware_flops=flops.hardware, samples=samples, tokens=tokens)
     evidence = gather_evidence(
@@ -97,6 +98,12 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
     if bandwidth is None:
         bandwidth = memory_bytes_per_sec(window.context.device_name)
     roof = Roof(peak_of=peak_of, memory_bytes_per_sec=bandwidth)
+    operators, more = possible_operators(
+        flops_by_operator(
+            window.flops.cells, operator_rooflines(window.flops.cells, traced, roof, counted_steps=steps)
+        ),
+        peak_of,
+    )
     return Profile(
         schema_version=SCHEMA_VERSION,
         profile_step=window.profile_step,
@@ -159,15 +166,13 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
             module_rooflines(window.flops.cells, times, roof, counted_steps=steps),
         ),
         outside=counts.own_by_module().get(OUTSIDE, PhaseFlops()),
-        operators=flops_by_operator(
-            window.flops.cells, operator_rooflines(window.flops.cells, traced, roof, counted_steps=steps)
-        ),
+        operators=operators,
         uncounted=dict(window.flops.uncounted),
         memory=window.memory,
         traced=traced,
         ranks=None,
         advice=advice,
-        notes=_notes(window, timed=len(timed), rates=rates),
+        notes=(*_notes(window, timed=len(timed)), *notes, *more),
     )
 
 
@@ -192,17 +197,11 @@ def _mean_amount(amounts: Sequence[int | None]) -> float | None:
     return sum(known) / len(known) if known and len(known) == len(amounts) else None
 
 
-def _notes(window: WindowRecord, *, timed: int, rates: Rates) -> tuple[str, ...]:
+def _notes(window: WindowRecord, *, timed: int) -> tuple[str, ...]:
     notes = [*window.notes, *window.flops.notes]
     if not window.counted_steps:
         notes.append("No step was counted to its end: the FLOPs are of everything that ran while the counter was on.")
     wrong = sum(step.seconds is not None for step in window.timed_steps) - timed
     if wrong:
         notes.append(f"Left out: {wrong} timed {plural('step', wrong)} with times that cannot be right.")
-    for name, value in (("MFU", rates.mfu), ("HFU", rates.hfu)):
-        if value is not None and value > 1:
-            notes.append(
-                f"{name} is above 100%, which is not possible: the peak is too low, or the clock did not "
-                "wait for the device."
-            )
     return tuple(dict.fromkeys(notes))

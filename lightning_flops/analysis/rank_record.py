@@ -66,7 +66,11 @@ def pack(answer: RankRecord | RankAbsence) -> bytes:
 
 def unpack(data: bytes) -> RankRecord | RankAbsence:
     """What ``pack`` made *data* of; raises an error of zlib or msgspec for anything else."""
-    answer: RankRecord | tuple[int, str] = _decoder.decode(zlib.decompressobj().decompress(data, INFLATED_LIMIT_BYTES))
+    inflated = zlib.decompressobj().decompress(data, INFLATED_LIMIT_BYTES)
+    try:
+        answer: RankRecord | tuple[int, str] = _decoder.decode(inflated)
+    except RecursionError as error:
+        raise msgspec.DecodeError("it nests too deeply") from error
     if isinstance(answer, tuple):
         return RankAbsence(rank=answer[0], reason=answer[1])
     return replace(answer, module_names=_shared(answer.module_names))

@@ -10,6 +10,9 @@ from lightning_flops.records import BatchTokens
 
 _Number = TypeVar("_Number", int, float)
 
+MOST_OF_PEAK = 2
+"""Figures beyond so many times the peak are impossible, whatever the clocks and the shapes say."""
+
 
 def per_second(*, amount: float | None, seconds: float | None) -> float | None:
     """Rate of *amount* over *seconds*.
@@ -52,6 +55,21 @@ def peak_seconds(*, flops: Mapping[str, float], peaks_flops_per_sec: Mapping[str
             return None
         total += seconds
     return total if math.isfinite(total) else None
+
+
+def impossible(name: str, value: float | None) -> str:
+    """Why *value*, a share of the peak, cannot be; empty if it can.
+
+    Args:
+        name: "MFU" or "HFU".
+        value: MFU or HFU, 1 being the peak.
+    """
+    if value is None or value <= 1:
+        return ""
+    return (
+        f"{name} would be {100 * value:.4g}%, which is impossible: the peak is too low (see peak_flops_per_sec), or "
+        "the clock did not wait for the device"
+    )
 
 
 def padding_ratio(tokens: BatchTokens) -> float | None:

@@ -338,7 +338,7 @@ class StepFlops:
         known = bool(missed) or not steps
         return StepSums(
             model_flops=round(model),
-            hardware_flops=round(sum(-flops if key[0] == "causal_skipped" else flops for key, flops in whole.items())),
+            hardware_flops=round(sum(-flops if key[0] == "skipped" else flops for key, flops in whole.items())),
             unprofiled=sums[False].unprofiled(missed),
             error=(math.sqrt(squares) / model if model else 0.0) if known else None,
             steps_counted=steps["counted"] + len(self._counts),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from lightning_flops.analysis.rates import mean, over_ranks, peak_seconds, per_second, ratio
+from lightning_flops.analysis.rates import impossible, mean, over_ranks, peak_seconds, per_second, ratio
 from lightning_flops.records import RunContext
 from lightning_flops.schema.step import DtypeFlops, Rates, StepFlops, TimingProfile
 
@@ -99,7 +99,9 @@ def build_rates(
             values[name], reasons[name] = None, f"a {context.run_word} has no backward and no optimizer"
             continue
         values[name] = per_second(amount=per_step[name], seconds=seconds)
-        if values[name] is None:
+        if name in ("mfu", "hfu") and (reason := impossible(name.upper(), values[name])):
+            values[name], reasons[name] = None, reason
+        elif values[name] is None:
             if timing is None:
                 reasons[name] = _NO_TIME
             elif seconds is None:

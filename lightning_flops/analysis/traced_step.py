@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.analysis.module_names import with_those_above, with_those_below
@@ -13,7 +14,6 @@ from lightning_flops.analysis.rates import mean, per_second, ratio
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.records import (
     OUTSIDE,
-    CounterTrack,
     PhaseFlops,
     RunContext,
     StepSignature,
@@ -24,6 +24,9 @@ from lightning_flops.schema.communication import CollectiveCalls
 from lightning_flops.schema.modules import ModuleTimes
 from lightning_flops.schema.trace import StepFilling, TracedPart, TracedStep, TraceReport
 from lightning_flops.schema.trace_steps import ModuleTable
+
+if TYPE_CHECKING:
+    from lightning_flops.trace.counters import CounterTrack
 
 _US_PER_SEC = 1e6
 

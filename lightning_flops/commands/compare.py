@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lightning_flops.commands.terminal import AS_WRITTEN, PROGRAM, Commands, complain, print_whole, terminal_width
-from lightning_flops.commands.traces import add_peaks, formulas, peaks, processors
+from lightning_flops.commands.traces import add_peaks, formulas, held_against, peaks, processors
 from lightning_flops.errors import ComparisonError, ConfigError, LightningFlopsError
 
 if TYPE_CHECKING:
@@ -115,6 +115,7 @@ def _compared(options: argparse.Namespace) -> tuple[Comparison | TraceComparison
         trace, profile = (options.b, options.a) if traces[0] is None else (options.a, options.b)
         raise ComparisonError(_why_not_both_kinds(trace, *read_profile(profile)))
     (a, source_a), (b, source_b) = read_profile(options.a), read_profile(options.b)
+    a, b = held_against(options, a), held_against(options, b)
     comparison = compare_profiles(a, b, sources=(source_a, source_b))
     page = "" if options.html is None else comparison.to_html()
     return comparison, render_comparison(comparison, width=terminal_width()), page
@@ -123,10 +124,10 @@ def _compared(options: argparse.Namespace) -> tuple[Comparison | TraceComparison
 def _compared_traces(
     options: argparse.Namespace, a: Sequence[str], b: Sequence[str]
 ) -> tuple[TraceComparison, str, str]:
+    from lightning_flops.analysis.compare_traces import compare_traces
     from lightning_flops.report.compare_traces_text import render_trace_comparison
     from lightning_flops.report.html_page import render_trace_comparison_page
     from lightning_flops.sinks.progress import ProgressLine
-    from lightning_flops.trace.compare import compare_traces
     from lightning_flops.trace.many import analyze_each
 
     progress = ProgressLine(sys.stderr)

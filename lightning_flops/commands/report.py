@@ -8,6 +8,7 @@ import os
 import sys
 
 from lightning_flops.commands.terminal import Commands, complain, say
+from lightning_flops.commands.traces import add_peaks, held_against
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.text.printable import printable
 
@@ -30,6 +31,7 @@ def add(commands: Commands) -> None:
         help="path or URL of the page; by default beside the profile, or profile.html in the folder; of a URL, "
         "profile.html in the working directory",
     )
+    add_peaks(report)
 
 
 def _write_page(options: argparse.Namespace) -> int:
@@ -43,7 +45,13 @@ def _write_page(options: argparse.Namespace) -> int:
         problems = [problem for run in runs for problem in run.problems]
         if not any(run.windows for run in runs):
             raise LightningFlopsError("; ".join(problems))
-        page = render_page([ShownRun(name=one.name, windows=one.windows, problems=one.problems) for one in runs])
+        shown = [
+            ShownRun(
+                name=one.name, windows=tuple(held_against(options, it) for it in one.windows), problems=one.problems
+            )
+            for one in runs
+        ]
+        page = render_page(shown)
         write_text_file(output, page)
     except (LightningFlopsError, OSError) as error:
         complain(str(error))

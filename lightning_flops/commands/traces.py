@@ -1,4 +1,4 @@
-"""What the commands that read traces read them with."""
+"""What the commands that read traces and profiles read them with."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from lightning_flops.errors import ConfigError
 
 if TYPE_CHECKING:
+    from lightning_flops.schema.profile import Profile
     from lightning_flops.trace import Peaks
     from lightning_flops.trace.recorded import RecordedCall, RecordedWork
 
@@ -50,6 +51,14 @@ def peaks(options: argparse.Namespace) -> Peaks:
     given: dict[str | None, float] = dict(options.peak)
     by_dtype = {dtype: peak for dtype, peak in given.items() if dtype is not None}
     return Peaks(flops_per_sec=by_dtype or given.get(None), memory_bytes_per_sec=options.bandwidth)
+
+
+def held_against(options: argparse.Namespace, profile: Profile) -> Profile:
+    """*profile* with the figures that were given."""
+    from lightning_flops.analysis.given_peaks import with_given_peaks
+
+    given = peaks(options)
+    return with_given_peaks(profile, flops_per_sec=given.flops_per_sec, memory_bytes_per_sec=given.memory_bytes_per_sec)
 
 
 def _peak(text: str) -> tuple[str | None, float]:

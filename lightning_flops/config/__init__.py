@@ -5,9 +5,9 @@ Each setting is written once, as a field of ``ProfilerConfig``: its default, wha
 
 from lightning_flops.config.arguments import ARGUMENTS, SettingArguments, config_from, takes_settings
 from lightning_flops.config.settings import (
+    OF_DEEPSPEED,
     SETTINGS,
     ProfilerConfig,
-    Setting,
     TakenBlock,
     given_settings,
     with_settings_described,
@@ -19,11 +19,11 @@ __all__ = [
     "ARGUMENTS",
     "BLOCK",
     "DTYPE_NAMES",
+    "OF_DEEPSPEED",
     "OWN_FOLDER",
     "SETTINGS",
     "AdviceThresholds",
     "ProfilerConfig",
-    "Setting",
     "SettingArguments",
     "TakenBlock",
     "TraceSchedule",

@@ -43,7 +43,9 @@ def read_config(path: str | Path) -> Mapping[str, Any]:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise ConfigError(f"cannot read the DeepSpeed config {path}: {reason}") from error
     try:
-        value = _decoded(text)
+        value = read_json(text, most_chars=_LONGEST_CONFIG, constants=True)
+    except JsonSyntaxError as error:
+        value = _read_by_hjson(text, error, path)
     except JsonTextError as error:
         raise ConfigError(f"the DeepSpeed config {path} {error}") from error
     if not isinstance(value, dict):
@@ -51,19 +53,16 @@ def read_config(path: str | Path) -> Mapping[str, Any]:
     return value
 
 
-def _decoded(text: str) -> object:
-    """The value in *text*: read as JSON, or else by hjson, which is DeepSpeed's own reader, if it is installed."""
+def _read_by_hjson(text: str, syntax: JsonSyntaxError, path: str | Path) -> object:
+    """What DeepSpeed's own reader makes of *text*: JSON with comments, in which commas and quotes may be missing."""
     try:
-        return read_json(text, most_chars=_LONGEST_CONFIG, constants=True)
-    except JsonSyntaxError:
-        try:
-            import hjson  # comes with DeepSpeed: JSON with comments, in which commas and quotes may be missing
+        import hjson  # comes with DeepSpeed
 
-            value = hjson.loads(text, object_pairs_hook=object_of_keys)
-        except JsonTextError:
-            raise
-        except Exception:  # hjson is not installed, or cannot read it either
-            value = None
-        if isinstance(value, dict):
-            return value
-        raise
+        value = hjson.loads(text, object_pairs_hook=object_of_keys)
+    except JsonTextError as error:
+        raise ConfigError(f"the DeepSpeed config {path} {error}") from error
+    except Exception:  # hjson is not installed, or cannot read it either
+        value = None
+    if not isinstance(value, dict):
+        raise ConfigError(f"the DeepSpeed config {path} {syntax}") from syntax
+    return value

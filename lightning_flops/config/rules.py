@@ -7,156 +7,123 @@ import numbers
 import posixpath
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, astuple, dataclass, fields
-from typing import Any
+from dataclasses import asdict, fields
+from typing import Any, NamedTuple
 
 from lightning_flops.config.values import PEAK_DTYPES, AdviceThresholds, TraceSchedule
-from lightning_flops.text.json_text import is_too_long
+
+_TOO_LARGE = 10**15
+"""No run has so many steps or samples, and every report can show an integer below it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(NamedTuple):
     """Which values a setting may have."""
 
     words: str
     """The rule in words, for after "must be" in a message."""
-    holds: Callable[[Any], bool]
-    kept: Callable[[Any], Any] = lambda value: value
-    """The form in which an allowed value is kept: Python's own numbers, and copies that nobody else changes."""
+    kept: Callable[[Any], Any]
+    """Returns the form in which a value is kept: Python's own numbers, and copies that nobody else changes. It raises a
+    ValueError for one that breaks the rule."""
+
+
+def _require(holds: object) -> None:
+    if not holds:
+        raise ValueError
 
 
 def _or_none(rule: Rule, *, kept_as: object = None) -> Rule:
     """*rule*, or None; *kept_as* is the value that stands for None."""
-    return Rule(
-        f"{rule.words}, or None",
-        lambda value: value is None or rule.holds(value),
-        lambda value: kept_as if value is None else rule.kept(value),
-    )
+    return Rule(f"{rule.words}, or None", lambda value: kept_as if value is None else rule.kept(value))
+
+
+def _checked(words: str, holds: Callable[[Any], object]) -> Rule:
+    def kept(value: Any) -> Any:
+        _require(holds(value))
+        return value
+
+    return Rule(words, kept)
 
 
 # ---- numbers
 
 
-def _is_integer(value: object) -> bool:
+def _integer(value: Any, least: int) -> int:
     # Sweeps give numpy's integers, which are Integral but not int.
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    _require(isinstance(value, numbers.Integral) and not isinstance(value, bool) and least <= int(value) < _TOO_LARGE)
+    return int(value)
 
 
-def _is_number(value: object) -> bool:
-    if not isinstance(value, numbers.Real) or isinstance(value, bool):
-        return False
-    try:
-        return math.isfinite(float(value))
-    except OverflowError:  # an int that is larger than any float
-        return False
+def _number(value: Any) -> float:
+    _require(isinstance(value, numbers.Real) and not isinstance(value, bool) and 0 <= float(value) < math.inf)
+    return float(value)
 
 
-def has_long_integer(kept: object) -> bool:
-    """Whether a setting, in its form, is or holds an integer that no report could show."""
-    parts = astuple(kept) if isinstance(kept, TraceSchedule) else kept if isinstance(kept, tuple) else (kept,)
-    return any(isinstance(part, int) and is_too_long(part) for part in parts)
+def _positive(value: Any) -> float:
+    number = _number(value)
+    _require(number)
+    return number
 
 
 def integer_from(lowest: int) -> Rule:
     """An integer that is *lowest* or more."""
-    return Rule(f"an integer >= {lowest}", lambda value: _is_integer(value) and value >= lowest, int)
+    return Rule(f"an integer >= {lowest}", lambda value: _integer(value, lowest))
 
 
-NUMBER_FROM_ZERO = Rule("a number >= 0", lambda value: _is_number(value) and value >= 0, float)
+def _steps(value: Any) -> int | tuple[int, ...]:
+    if not isinstance(value, (list, tuple)):
+        return _integer(value, 0)
+    _require(value)
+    return tuple(sorted({_integer(step, 0) for step in value}))
+
+
+NUMBER_FROM_ZERO = Rule("a number >= 0", _number)
+POSITIVE_OR_NONE = _or_none(Rule("a number > 0", _positive))
 INTERVAL_OR_NONE = _or_none(integer_from(1))
-
-
-def _are_steps(value: Any) -> bool:
-    steps = value if isinstance(value, (list, tuple)) else [value]
-    return bool(steps) and all(_is_integer(step) and step >= 0 for step in steps)
-
-
-def _ordered_steps(value: Any) -> int | tuple[int, ...]:
-    return tuple(sorted({int(step) for step in value})) if isinstance(value, (list, tuple)) else int(value)
-
-
-STEP_OR_STEPS = Rule("an integer >= 0, or a list of such", _are_steps, _ordered_steps)
-
+STEP_OR_STEPS = Rule("an integer >= 0, or a list of such", _steps)
 COUNT_FUNCTION_OR_NONE = _or_none(
-    Rule(
-        "an integer > 0, a function of the batch",
-        lambda value: callable(value) or (_is_integer(value) and value > 0),
-        lambda value: int(value) if _is_integer(value) else value,
-    )
+    Rule("an integer > 0, a function of the batch", lambda value: value if callable(value) else _integer(value, 1))
 )
 
 
 # ---- numbers by name
 
 
-def _floats(values: Mapping[str, Any]) -> dict[str, float]:
-    # A copy, since the caller may change the mapping later.
-    return {name: float(value) for name, value in values.items()}
+def _by_name(value: Any, names: Mapping[str, Any], number: Callable[[Any], Any]) -> dict[str, Any]:
+    _require(isinstance(value, Mapping) and all(isinstance(name, str) and name in names for name in value))
+    return {name: number(one) for name, one in value.items()}
 
 
-def _is_peak(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        return bool(value) and all(name in PEAK_DTYPES and _is_positive(peak) for name, peak in value.items())
-    return _is_positive(value)
+def _peak(value: Any) -> float | dict[str, float]:
+    if not isinstance(value, Mapping):
+        return _positive(value)
+    _require(value)
+    return _by_name(value, dict.fromkeys(PEAK_DTYPES), _positive)
 
 
-def _is_positive(value: Any) -> bool:
-    return _is_number(value) and value > 0
+def _schedule(value: Any) -> TraceSchedule:
+    given = asdict(value) if isinstance(value, TraceSchedule) else value
+    schedule = TraceSchedule(**_by_name(given, asdict(TraceSchedule()), lambda steps: _integer(steps, 0)))
+    _require(schedule.active and schedule.repeat)
+    return schedule
 
 
 PEAK_OR_NONE = _or_none(
-    Rule(
-        f"a number > 0, a mapping from dtype names ({', '.join(PEAK_DTYPES)}) to numbers > 0",
-        _is_peak,
-        lambda value: _floats(value) if isinstance(value, Mapping) else float(value),
-    )
+    Rule(f"a number > 0, a mapping from dtype names ({', '.join(PEAK_DTYPES)}) to numbers > 0", _peak)
 )
-
-POSITIVE_OR_NONE = _or_none(Rule("a number > 0", _is_positive, float))
-
-_THRESHOLDS = tuple(field.name for field in fields(AdviceThresholds))
-
-
-def _are_thresholds(value: object) -> bool:
-    return isinstance(value, Mapping) and all(
-        name in _THRESHOLDS and _is_number(limit) and limit >= 0 for name, limit in value.items()
-    )
-
-
+_THRESHOLDS = {field.name: field for field in fields(AdviceThresholds)}
 THRESHOLDS_OR_NONE = _or_none(
-    Rule(f"a mapping from names ({', '.join(_THRESHOLDS)}) to numbers >= 0", _are_thresholds, _floats)
-)
-
-_LEAST_STEPS = {"wait": 0, "warmup": 0, "active": 1, "repeat": 1}
-assert list(_LEAST_STEPS) == [field.name for field in fields(TraceSchedule)], "every part of a cycle has its least"
-
-
-def _is_trace_schedule(value: Any) -> bool:
-    if isinstance(value, TraceSchedule):
-        value = asdict(value)
-    return isinstance(value, Mapping) and all(
-        name in _LEAST_STEPS and _is_integer(steps) and steps >= _LEAST_STEPS[name] for name, steps in value.items()
-    )
-
-
-TRACE_SCHEDULE_OR_NONE = _or_none(
     Rule(
-        "a mapping from wait, warmup (>= 0), active and repeat (>= 1) to integers",
-        _is_trace_schedule,
-        lambda value: value if isinstance(value, TraceSchedule) else TraceSchedule(**value),
-    ),
+        f"a mapping from names ({', '.join(_THRESHOLDS)}) to numbers >= 0",
+        lambda value: _by_name(value, _THRESHOLDS, _number),
+    )
+)
+TRACE_SCHEDULE_OR_NONE = _or_none(
+    Rule("a mapping from wait, warmup (>= 0), active and repeat (>= 1) to integers", _schedule),
     kept_as=TraceSchedule(),
 )
 
 
 # ---- words
-
-
-BOOLEAN = Rule("true or false", lambda value: isinstance(value, bool))
-FULL_OR_HALF = Rule("'full' or 'half'", lambda value: isinstance(value, str) and value in ("full", "half"))
-PATH_OR_NONE = _or_none(
-    Rule("a path or URL as text", lambda value: isinstance(value, str) and value.strip() != ""),
-)
 
 
 def _is_tag_prefix(value: object) -> bool:
@@ -169,4 +136,7 @@ def _is_tag_prefix(value: object) -> bool:
     )
 
 
-TAG_PREFIX = Rule("letters, digits, spaces and _ - . with single / only between them", _is_tag_prefix)
+BOOLEAN = _checked("true or false", lambda value: isinstance(value, bool))
+FULL_OR_HALF = _checked("'full' or 'half'", lambda value: isinstance(value, str) and value in ("full", "half"))
+PATH_OR_NONE = _or_none(_checked("a path or URL as text", lambda value: isinstance(value, str) and value.strip()))
+TAG_PREFIX = _checked("letters, digits, spaces and _ - . with single / only between them", _is_tag_prefix)

@@ -10,82 +10,53 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
+from lightning_flops.config import rules
 from lightning_flops.config.config_file import read_config
-from lightning_flops.config.rules import (
-    BOOLEAN,
-    COUNT_FUNCTION_OR_NONE,
-    FULL_OR_HALF,
-    INTERVAL_OR_NONE,
-    NUMBER_FROM_ZERO,
-    PATH_OR_NONE,
-    PEAK_OR_NONE,
-    POSITIVE_OR_NONE,
-    STEP_OR_STEPS,
-    TAG_PREFIX,
-    THRESHOLDS_OR_NONE,
-    TRACE_SCHEDULE_OR_NONE,
-    Rule,
-    has_long_integer,
-    integer_from,
-)
 from lightning_flops.config.unknown_names import clipped, nearest, refuse_unknown
 from lightning_flops.config.values import BLOCK, AdviceThresholds, TraceSchedule
 from lightning_flops.errors import ConfigError
-from lightning_flops.text.json_text import MOST_DIGITS, shown
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """What is known of one setting, kept in the metadata of its field."""
-
-    rule: Rule
-    help: str
-    """What it does, in whole sentences: for the callback's docstring, LightningCLI's help and the table in the docs."""
-    read_by_deepspeed: Callable[[Any], Any] | None = None
-    """How DeepSpeed reads a value; None for a setting that is not DeepSpeed's.
-
-    DeepSpeed does not check the values of its block. From 0.16 to 0.19 it compares the step, counts up to the depth and
-    to the number of modules, asks whether ``detailed`` and ``output_file`` are true, and multiplies by the factor. A
-    value that does not allow this fails there or has no effect.
-    """
-    of_the_trace: bool = False
-    """It concerns the traced step only. Its default asks for nothing."""
-    in_a_block_only: bool = False
-    """It is a key of a DeepSpeed block, and no argument of the callback."""
-
+from lightning_flops.text.json_text import shown
 
 _T = TypeVar("_T")
 
+OF_DEEPSPEED: Mapping[str, Callable[[Any], Any]] = {
+    "enabled": lambda value: bool(False | value),  # as in `wall_clock_breakdown | enabled`
+    "profile_step": lambda value: _integer_in_deepspeed(value),
+    "module_depth": lambda value: _integer_in_deepspeed(value),
+    "top_modules": lambda value: _integer_in_deepspeed(value),
+    "detailed": bool,
+    "output_file": lambda value: os.fspath(value) if isinstance(value, os.PathLike) else value or None,
+    "recompute_fwd_factor": lambda value: float(value) if isinstance(value, bool) else value,
+}
+"""DeepSpeed's settings, and how it reads a value of each.
 
-def _setting(
-    default: _T,
-    rule: Rule,
-    help: str,
-    *,
-    read_by_deepspeed: Callable[[Any], Any] | None = None,
-    of_the_trace: bool = False,
-    in_a_block_only: bool = False,
-) -> _T:
-    """The field of a setting. For type checkers it is its default, as with ``dataclasses.field``."""
-    said = Setting(rule, help, read_by_deepspeed, of_the_trace, in_a_block_only)
-    return field(default=default, metadata={"setting": said})
+DeepSpeed does not check the values of its block. From 0.16 to 0.19 it compares the step, counts up to the depth and to
+the number of modules, asks whether ``detailed`` and ``output_file`` are true, and multiplies by the factor. A value
+that does not allow this fails there or has no effect.
+"""
 
 
 def _integer_in_deepspeed(value: Any) -> Any:
     return int(value) if isinstance(value, bool) or (isinstance(value, float) and value.is_integer()) else value
 
 
-def _enabled_in_deepspeed(value: Any) -> Any:
-    # DeepSpeed computes `wall_clock_breakdown | enabled`. A value that fails here fails there, before any profiling.
-    return bool(False | value)
+class Setting(NamedTuple):
+    """What is known of one setting, kept in the metadata of its field."""
+
+    rule: rules.Rule
+    help: str
+    """What it does, in whole sentences: for the callback's docstring, LightningCLI's help and the table in the docs."""
+    of_the_trace: bool = False
+    """It concerns the traced step only. Its default asks for nothing."""
+    in_a_block_only: bool = False
+    """It is a key of a DeepSpeed block, and no argument of the callback."""
 
 
-def _path_in_deepspeed(value: Any) -> Any:
-    return os.fspath(value) if isinstance(value, os.PathLike) else value or None
-
-
-def _factor_in_deepspeed(value: Any) -> Any:
-    return float(value) if isinstance(value, bool) else value
+def _setting(
+    default: _T, rule: rules.Rule, help: str, *, of_the_trace: bool = False, in_a_block_only: bool = False
+) -> _T:
+    """The field of a setting. For type checkers it is its default, as with ``dataclasses.field``."""
+    return field(default=default, metadata={"setting": Setting(rule, help, of_the_trace, in_a_block_only)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,161 +69,151 @@ class ProfilerConfig:
 
     enabled: bool = _setting(
         True,
-        BOOLEAN,
+        rules.BOOLEAN,
         "Whether to profile at all. A DeepSpeed block without this key is not enabled.",
-        read_by_deepspeed=_enabled_in_deepspeed,
-        in_a_block_only=True,  # adding the callback says it
+        in_a_block_only=True,
     )
     profile_step: int | tuple[int, ...] = _setting(
         1,
-        STEP_OR_STEPS,
+        rules.STEP_OR_STEPS,
         "The step to profile, given as the number of steps of this run before it. A list profiles each of its steps; "
         "one that falls into the window of another is left out, and the log names it.",
-        read_by_deepspeed=_integer_in_deepspeed,
     )
     module_depth: int = _setting(
         -1,
-        integer_from(-1),
+        rules.integer_from(-1),
         "The deepest level of modules in the report: 0 is the root, 1 its children; -1 shows all.",
-        read_by_deepspeed=_integer_in_deepspeed,
     )
     top_modules: int = _setting(
-        1,
-        integer_from(1),
-        "How many modules the aggregated profile lists at each level.",
-        read_by_deepspeed=_integer_in_deepspeed,
+        1, rules.integer_from(1), "How many modules the aggregated profile lists at each level."
     )
     detailed: bool = _setting(
-        True, BOOLEAN, "Print every module in a tree, with its parameters and FLOPs.", read_by_deepspeed=bool
+        False,
+        rules.BOOLEAN,
+        "Append DeepSpeed's summary, every other table and the tree of modules to the report. In a DeepSpeed config it "
+        "is true unless the block says otherwise, as there.",
     )
     output_file: str | None = _setting(
         None,
-        PATH_OR_NONE,
+        rules.PATH_OR_NONE,
         "A file for the text report, as a path or a URL that fsspec opens. None shows it on the console.",
-        read_by_deepspeed=_path_in_deepspeed,
     )
     recompute_fwd_factor: float = _setting(
         0.0,
-        NUMBER_FROM_ZERO,
+        rules.NUMBER_FROM_ZERO,
         "How many forward passes the backward repeats. It changes only the estimated backward; the measured one needs "
         "no hint.",
-        read_by_deepspeed=_factor_in_deepspeed,
     )
-    timing_steps: int = _setting(20, integer_from(1), "How many steps are timed after the counted one.")
+    timing_steps: int = _setting(20, rules.integer_from(1), "How many steps are timed after the counted one.")
     trace: bool = _setting(
-        True,
-        BOOLEAN,
-        "Run one more step under torch.profiler, for the time of each module, operator and kernel.",
+        True, rules.BOOLEAN, "Run one more step under torch.profiler, for the time of each module, operator and kernel."
     )
     trace_dir: str | None = _setting(
         None,
-        PATH_OR_NONE,
+        rules.PATH_OR_NONE,
         "A folder, as a path or URL, for the trace file of that step; with ``all_ranks``, for the files of all ranks. "
         "None keeps no file.",
         of_the_trace=True,
     )
     record_shapes: bool = _setting(
-        False, BOOLEAN, "Record the shapes of operators' inputs in the traced step.", of_the_trace=True
+        False, rules.BOOLEAN, "Record the shapes of operators' inputs in the traced step.", of_the_trace=True
     )
     profile_memory: bool = _setting(
-        False, BOOLEAN, "Record what is allocated and freed in the traced step.", of_the_trace=True
+        False, rules.BOOLEAN, "Record what is allocated and freed in the traced step.", of_the_trace=True
     )
     with_stack: bool = _setting(
         False,
-        BOOLEAN,
+        rules.BOOLEAN,
         "Record the Python calls of the traced step. It makes that step much slower.",
         of_the_trace=True,
     )
     monitor: bool = _setting(
-        True, BOOLEAN, "Log throughput and MFU as long as training runs, and a summary at the end."
+        True, rules.BOOLEAN, "Log throughput and MFU as long as training runs, and a summary at the end."
     )
     batch_size: int | Callable[[Any], int] | None = _setting(
         None,
-        COUNT_FUNCTION_OR_NONE,
+        rules.COUNT_FUNCTION_OR_NONE,
         "Samples in each batch, or a function that returns the samples of the batch it is given. None takes the first "
         "dimension of the batch's tensors, or else the micro-batch of a DeepSpeed engine.",
     )
     tokens_per_sample: int | Callable[[Any], int] | None = _setting(
         None,
-        COUNT_FUNCTION_OR_NONE,
+        rules.COUNT_FUNCTION_OR_NONE,
         "Tokens in each sample, or a function that returns the tokens of the whole batch it is given. None: tokens are "
         "read from the batches, where these tell them.",
     )
     causal_attention: Literal["full", "half"] = _setting(
         "full",
-        FULL_OR_HALF,
+        rules.FULL_OR_HALF,
         'How attention with the causal flag counts: ``"full"`` is the whole score matrix, ``"half"`` is half of it.',
     )
     peak_flops_per_sec: float | Mapping[str, float] | None = _setting(
         None,
-        PEAK_OR_NONE,
+        rules.PEAK_OR_NONE,
         "Dense peak of one device in FLOP/s: one number for all dtypes, or a mapping from dtype names. None looks the "
         "device up.",
     )
     memory_bytes_per_sec: float | None = _setting(
         None,
-        POSITIVE_OR_NONE,
+        rules.POSITIVE_OR_NONE,
         "Bandwidth of one device's memory in bytes/s, for the roofline and for what the budget explains by memory. "
         "None looks the device up.",
     )
     advice_thresholds: Mapping[str, float] | None = _setting(
         None,
-        THRESHOLDS_OR_NONE,
+        rules.THRESHOLDS_OR_NONE,
         "The limits from which on advice is given: a mapping from names of ``AdviceThresholds`` in "
         '``lightning_flops.config`` to numbers, such as ``{"data_wait": 0.1}``. None means the defaults there.',
     )
     every: int | None = _setting(
         None,
-        INTERVAL_OR_NONE,
+        rules.INTERVAL_OR_NONE,
         "After the last step of ``profile_step``, profile again each time this many steps have passed. None does not "
         "profile again.",
     )
     timer_only: bool = _setting(
-        False, BOOLEAN, "Run the monitor only: no step is counted, timed in its parts, or traced."
+        False, rules.BOOLEAN, "Run the monitor only: no step is counted, timed in its parts, or traced."
     )
     trace_schedule: TraceSchedule = _setting(
         TraceSchedule(),
-        TRACE_SCHEDULE_OR_NONE,
+        rules.TRACE_SCHEDULE_OR_NONE,
         "Which steps after the timed ones are traced, as ``torch.profiler.schedule`` has it: a mapping from ``wait``, "
         "``warmup``, ``active`` and ``repeat`` to numbers of steps. By default one step, after one to warm up.",
         of_the_trace=True,
     )
     ranks_timeout_sec: float = _setting(
         30.0,
-        NUMBER_FROM_ZERO,
+        rules.NUMBER_FROM_ZERO,
         "How many seconds the report of rank 0 waits for the measurements of other ranks. Training goes on meanwhile.",
     )
     all_ranks: bool = _setting(
         False,
-        BOOLEAN,
+        rules.BOOLEAN,
         "Let every rank write files of its own profile, such as profile.rank3.json beside the profile.json of rank 0.",
     )
     html: bool = _setting(
         True,
-        BOOLEAN,
+        rules.BOOLEAN,
         "Write the report also as a page to look at, profile.html, beside the profile.json of rank 0, and "
         "for TensorBoard's tab FLOPs.",
     )
     tensorboard_dir: str | None = _setting(
         None,
-        PATH_OR_NONE,
+        rules.PATH_OR_NONE,
         "A folder for the TensorBoard files of a DeepSpeed engine whose own monitors are off. Lightning's loggers have "
         "folders of their own.",
         in_a_block_only=True,
     )
-    tag_prefix: str = _setting(BLOCK, TAG_PREFIX, "The prefix of the tags of scalars and texts.")
+    tag_prefix: str = _setting(BLOCK, rules.TAG_PREFIX, "The prefix of the tags of scalars and texts.")
 
     def __post_init__(self) -> None:
         """Check every setting against its rule, and keep it in the form that the rule gives it."""
         for name, setting in SETTINGS.items():
             value = getattr(self, name)
-            if not setting.rule.holds(value):
-                raise ConfigError(f"{BLOCK}.{name} must be {setting.rule.words}, got {shown(value)}")
-            kept = setting.rule.kept(value)
-            if has_long_integer(kept):
-                words = f"must have no integer of more than {MOST_DIGITS:,} digits"
-                raise ConfigError(f"{BLOCK}.{name} {words}, got {shown(value)}")
-            object.__setattr__(self, name, kept)
+            try:
+                object.__setattr__(self, name, setting.rule.kept(value))
+            except (ValueError, ArithmeticError):
+                raise ConfigError(f"{BLOCK}.{name} must be {setting.rule.words}, got {shown(value)}") from None
         if self.timer_only and not self.monitor:
             raise ConfigError(f"{BLOCK}.monitor must be true where timer_only is, got {self.monitor!r}")
         for one in fields(self) if not self.trace else ():
@@ -299,7 +260,7 @@ class ProfilerConfig:
         if not isinstance(block, Mapping):
             raise ConfigError(f"{BLOCK} must be an object, got {shown(block)}")
         refuse_unknown(block, known=SETTINGS)
-        return cls(**{"enabled": False, **block})
+        return cls(**{"enabled": False, "detailed": True, **block})
 
     @classmethod
     def from_deepspeed_config(cls, config: Mapping[str, Any] | str | Path) -> ProfilerConfig:
@@ -340,6 +301,7 @@ class ProfilerConfig:
             if not isinstance(block, Mapping):
                 raise ConfigError(f"{BLOCK} must be an object, got {shown(block)}")
             says_enabled = "enabled" in block
+            settings["detailed"] = bool(block)
             builtin_on = _read_as_deepspeed("enabled", block.get("enabled", False)) is True
             for name, value in block.items():
                 if name not in SETTINGS:
@@ -375,9 +337,8 @@ SETTINGS: Mapping[str, Setting] = {one.name: one.metadata["setting"] for one in 
 
 def _read_as_deepspeed(name: str, value: Any) -> Any:
     """*value* as DeepSpeed reads it; unchanged if DeepSpeed fails with it or does not know the setting."""
-    read = SETTINGS[name].read_by_deepspeed
     try:
-        return value if read is None else read(value)
+        return OF_DEEPSPEED[name](value) if name in OF_DEEPSPEED else value
     except Exception:  # an operator of the value may raise anything; the rule will say what is wrong
         return value
 
@@ -385,7 +346,7 @@ def _read_as_deepspeed(name: str, value: Any) -> Any:
 def given_settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The settings among a callback's *arguments*: those that are not None. A ``Path`` becomes text."""
     return {
-        name: str(value) if SETTINGS[name].rule is PATH_OR_NONE and isinstance(value, Path) else value
+        name: str(value) if SETTINGS[name].rule is rules.PATH_OR_NONE and isinstance(value, Path) else value
         for name, value in arguments.items()
         if value is not None
     }

@@ -2,18 +2,12 @@
 
 ``UndoLedger`` knows how to remove everything of ours. ``border`` decorates a method that torch, or a function that we
 replaced, calls within the user's step: it catches our errors. ``listening`` does the same for a function of a library
-or the user that we replace: we are called before it and after it.
-
-The user's Ctrl-C may arrive in our code, too. It is passed on to the user. ``on_deletion`` does that where Python drops
-whatever is raised.
+or the user that we replace: we are called before it and after it. The user's Ctrl-C passes through.
 """
 
 from __future__ import annotations
 
-import _thread
 import functools
-import signal
-import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
@@ -153,50 +147,3 @@ def listening(
         return result
 
     return call
-
-
-# ---- code that runs when an object is deleted
-
-
-def on_deletion(function: Callable[_Arguments, object]) -> Callable[_Arguments, object]:
-    """Wraps a function that Python calls because an object is deleted, as ``__del__`` and a weak reference's callback.
-
-    Python drops what is raised there. What *function* raises the first time is not for Python: *function* is called
-    once more, for what it did not get to. If it was the user's Ctrl-C, that arrives again right afterwards.
-    """
-
-    @functools.wraps(function)
-    def run(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> object:
-        try:
-            function(*args, **kwargs)
-        except BaseException as error:
-            function(*args, **kwargs)
-            if isinstance(error, KeyboardInterrupt):
-                return InterruptsWhenDropped()
-            if not isinstance(error, Exception):
-                raise  # Python says that it came, and drops it
-        return None
-
-    return run
-
-
-class _SignalNumber(weakref.ref["InterruptsWhenDropped"]):
-    """A weak reference that ``interrupt_main``, as its callback, takes for the number of the signal."""
-
-    __slots__ = ()
-    __index__ = staticmethod(int(signal.SIGINT).__index__)
-
-
-class InterruptsWhenDropped:
-    """When this is deleted, Ctrl-C arrives again.
-
-    A function that Python calls because an object is deleted returns it, and Python, which has no use for it, deletes
-    it. If the function called ``interrupt_main`` itself, Python would raise within the function again. Here C code
-    calls C code, and Python looks for signals only when it is back in the code of the user.
-    """
-
-    __slots__ = ("__weakref__", "_signal")
-
-    def __init__(self) -> None:
-        interrupt: Any = _thread.interrupt_main
-        self._signal = _SignalNumber(self, interrupt)

@@ -15,7 +15,6 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from lightning_flops import host_clock
 from lightning_flops.instrument.border import Failed, UndoLedger, remove_hooks
-from lightning_flops.instrument.stack_room import stack_room
 from lightning_flops.instrument.torch_private.compiler import compiler_callbacks, hidden, hide, wrapped
 from lightning_flops.instrument.torch_private.modules import is_last_global_hook
 from lightning_flops.text.printable import package_logger
@@ -24,9 +23,6 @@ logger = package_logger(__name__)
 
 EnterHook = Callable[[nn.Module, Any], None]
 LeaveHook = Callable[[nn.Module, Any, Any], None]
-
-_FRAMES = 6
-"""Of ours, at most, on the stack above a model's deepest one: the hooks', or a dispatch mode's."""
 
 _IGNORED = re.compile(r"Using `torch.compile\(module\)` when there are global hooks")
 """What torch tells users of ``torch.compile(module)`` about hooks that are not theirs."""
@@ -76,16 +72,9 @@ def put_up_hooks(
         away there and then, though torch is going through them.
     """
     compiler = compiler_callbacks()
-    room = stack_room
-
-    # Every module call of a step goes through the next two. So they count the stack room's levels themselves, and hold
-    # a copy of the border: a call of ours is what they cost.
 
     def enters(module: nn.Module, args: Any) -> None:
         try:
-            room.levels += 1
-            if room.levels >= room.highest:
-                room.follow()
             on_enter(module, args)
         except Exception as error:
             failed("a module's forward pre-hook", error)
@@ -93,9 +82,6 @@ def put_up_hooks(
     def leaves(module: nn.Module, args: Any, output: Any) -> None:
         try:
             on_leave(module, args, output)
-            room.levels -= 1
-            if room.levels < room.lowest:
-                room.follow()
         except RecursionError:
             # There is no room for us after a forward that found none, nor for words about it.
             return
@@ -142,9 +128,6 @@ def put_up_hooks(
         except Exception as error:
             failed("code that was just compiled", error)
 
-    holder = object()
-    undo.add(partial(room.give_back, holder))
-    room.take(holder, _FRAMES)
     _silence_hook_warning(undo)
     undo.add(partial(remove_hooks, handles))
     undo.add(still_open.clear)

@@ -20,6 +20,7 @@ from lightning_flops.instrument.torch_private.modules import (
     parameters_of,
 )
 from lightning_flops.records import OUTSIDE, ModuleRecord
+from lightning_flops.signals import words_of
 from lightning_flops.text.printable import package_logger
 
 logger = package_logger(__name__)
@@ -262,7 +263,7 @@ def _extra_repr(module: nn.Module) -> str:
         return str(module.extra_repr())
     except Exception as error:
         # A user's method may need something that the module does not have yet, and may raise anything.
-        return f"extra_repr raised {type(error).__name__}"
+        return f"extra_repr raised {words_of(error).partition(':')[0]}"
 
 
 def _parameter_shapes(module: nn.Module, flat: FlatParameters) -> tuple[tuple[int, ...], ...]:

@@ -13,7 +13,6 @@ from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from lightning_flops.instrument.border import on_deletion
 from lightning_flops.instrument.torch_private.compiler import hide, leave_compiled_code
 
 Heard = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], None]
@@ -72,70 +71,38 @@ class OptimizerHooks:
         self._hooks = self._handles[:]
 
     def remove(self) -> None:
-        """Hear of no step any more; may be called twice. If torch cannot spare the hooks yet, they are removed later.
+        """Hear of no step any more; may be called twice.
 
-        That is at the end of the next step of an optimizer, or when hooks of ours are put up or removed.
+        If torch goes through them now, they do nothing any more, and are removed at a later step, or when hooks of ours
+        are put up or removed.
         """
         self._begins = self._ends = None
-        while self._handles:
-            _retired.append(self._handles[-1])
-            self._handles.pop()
+        _retired.extend(self._handles)
+        self._handles.clear()
         _remove_retired()
-        if _retired and not self._hears_begins and all(map(self._is_called_with, _running)):
-            # At the end of the next step they can be removed, if there is a hook before it.
-            _retired.append(register_optimizer_step_pre_hook(self._before))
 
-    def _is_called_with(self, running: Any) -> bool:
-        """Whether torch goes through the table of hooks after a step, and not through that of those before it."""
-        return bool(self._hooks) and running.hooks_dict_ref() is self._hooks[0].hooks_dict_ref()
-
-    def _before(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        try:
-            try:
-                if self._begins is not None and id(optimizer) not in self._but:
-                    _run(self._begins, self._hooks[-1], optimizer, args, kwargs)
-                # torch holds what we return until the step is over; the first of us is enough.
-                if _retired and not isinstance(kwargs, _UntilTheStepIsOver):
-                    return args, _UntilTheStepIsOver(kwargs)
-            except Exception as error:
-                _run(self._failed, self._hooks[-1], error)
-        except BaseException:
-            _remove_retired()  # the user's Ctrl-C ends the step, and with it torch's way through the table
-            raise
-        return None
+    def _before(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._run(self._begins, 1, optimizer, args, kwargs)
 
     def _after(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        try:
+        self._run(self._ends, 0, optimizer, args, kwargs)
+
+    def _run(self, heard: Heard | None, place: int, optimizer: Any, args: tuple[Any, ...], kwargs: Any) -> None:
+        if id(optimizer) in self._but:
+            return
+        leave_compiled_code()  # a step that is compiled has our hooks in it
+        with calling(self._hooks[place]):
             try:
-                if id(optimizer) not in self._but and self._ends is not None:
-                    _run(self._ends, self._hooks[0], optimizer, args, kwargs)
+                if heard is None:
+                    _remove_retired()
+                else:
+                    heard(optimizer, args, kwargs)
             except Exception as error:
-                _run(self._failed, self._hooks[0], error)
-        except BaseException:
-            _remove_retired()
-            raise
+                self._failed(error)
 
 
 hide(OptimizerHooks._before)
 hide(OptimizerHooks._after)
-
-
-def _run(call: Callable[..., None], handle: Any, *arguments: Any) -> None:
-    leave_compiled_code()  # a step that is compiled has our hooks in it
-    try:
-        _running.append(handle)
-        call(*arguments)
-    finally:
-        if handle in _running:
-            _running.remove(handle)
-
-
-class _UntilTheStepIsOver(dict[str, Any]):
-    """The named arguments of a step. When torch lets go of them, it goes through no table any more."""
-
-    @on_deletion
-    def __del__(self) -> None:
-        _remove_retired()
 
 
 @contextmanager

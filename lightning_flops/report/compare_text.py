@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from lightning_flops.records import OUTSIDE
-from lightning_flops.report.compare_words import Scale, difference_sentence, figure_lines, setting_lines
+from lightning_flops.report.compare_words import Scale, difference_sentence, figures_section, settings_table
+from lightning_flops.report.document import Figure, Section, Table, cells, draw
 from lightning_flops.report.layout import shortened
-from lightning_flops.report.trace_view import WHOLE, View
+from lightning_flops.report.trace_view import View
 from lightning_flops.schema.comparison import (
     Causes,
     ComparedRun,
     Comparison,
     ModuleDifference,
-    NoiseInterval,
     PartDifference,
 )
 from lightning_flops.text.printable import page
@@ -39,7 +39,9 @@ def render_comparison(comparison: Comparison, *, width: int | None = None) -> st
         comparison: what to tell.
         width: columns of the terminal, into which tables are made to fit; None for no limit.
     """
-    return page(_Report(comparison, View(rows=None, width=width)).lines())
+    view = View(rows=None, width=width)
+    lines = [line for section in comparison_sections(comparison) for line in draw(section, view)]
+    return page([*lines[1:], view.rule()])
 
 
 def comparison_headline(comparison: Comparison) -> str:
@@ -47,36 +49,37 @@ def comparison_headline(comparison: Comparison) -> str:
     return _Report(comparison).sentence()
 
 
-class _Report:
-    """Writes one comparison, all times in the unit that fits its step."""
+def comparison_sections(comparison: Comparison) -> list[Section]:
+    """What differs, why, by part and by module."""
+    return _Report(comparison).sections()
 
-    def __init__(self, comparison: Comparison, view: View = WHOLE) -> None:
+
+class _Report:
+    """Describes one comparison, all times in the unit that fits its step."""
+
+    def __init__(self, comparison: Comparison) -> None:
         self._comparison = comparison
-        self._view = view
         self._scale = Scale.of_steps(comparison.step.causes.a_ns, comparison.step.causes.b_ns)
 
-    def lines(self) -> Iterator[str]:
+    def sections(self) -> list[Section]:
         """The whole report."""
         comparison = self._comparison
-        yield self._view.title("Two runs compared")
-        yield from self._runs()
-        yield from self._settings()
-        yield ""
-        yield from self._view.paragraph(self.sentence())
-        for letter, run in (("A", comparison.a), ("B", comparison.b)):
-            if run.starved:
-                yield from self._view.paragraph(f"{letter} was starved: {run.starved}")
-        yield from self._causes()
-        yield from self._named()
-        yield ""
-        yield from self._parts()
-        yield ""
-        yield from self._modules()
-        yield ""
-        yield from figure_lines(comparison.figures, self._view)
-        yield ""
-        yield from self._notes()
-        yield self._view.rule()
+        sides = (("A", comparison.a), ("B", comparison.b))
+        items: list[Figure | Table | str] = [f"{letter}: {_where(run)}" for letter, run in sides]
+        if comparison.settings:
+            items.append(settings_table(comparison.settings))
+        else:
+            items.append("Set up alike: device, ranks, batch, precision, versions, parameters and settings.")
+        items += ["", self.sentence()]
+        items += [f"{letter} was starved: {run.starved}" for letter, run in sides if run.starved]
+        items += [self._causes(), *self._named()]
+        return [
+            Section("Two runs compared", "", items),
+            self._parts(),
+            Section("By module", "", list(self._modules())),
+            figures_section(comparison.figures),
+            Section("How to read it", "", [f"- {note}" for note in self._notes()]),
+        ]
 
     def sentence(self) -> str:
         """What the difference comes to."""
@@ -90,28 +93,15 @@ class _Report:
             scale=self._scale,
         )
 
-    def _runs(self) -> Iterator[str]:
-        for letter, run in (("A", self._comparison.a), ("B", self._comparison.b)):
-            yield from self._view.paragraph(f"{letter}: {_where(run)}", rest="   ")
-
-    def _settings(self) -> Iterator[str]:
-        settings = self._comparison.settings
-        if not settings:
-            yield "Set up alike: device, ranks, batch, precision, versions, parameters and settings are the same."
-            return
-        yield from setting_lines(settings)
-
-    def _causes(self) -> Iterator[str]:
+    def _causes(self) -> Table:
         step = self._comparison.step
         rows = []
-        for kind, interval in (("work", step.work), ("efficiency", step.efficiency), ("waiting", step.waiting)):
+        for kind in _WORDS:
             value = getattr(step.causes, f"{kind}_ns")
-            rows.append((_WORDS[kind][value < 0], self._scale.signed(value), self._about(kind, step.causes, interval)))
-        longest = max(len(value) for _, value, _ in rows)
-        for words, value, about in rows:
-            yield f"  {words:<17}  {value:>{longest}}  {about}".rstrip()
+            rows.append((_WORDS[kind][value < 0], self._scale.signed(value), self._about(kind, step.causes)))
+        return cells(["B - A by cause", "", ""], rows, left=(0, 2), least_width=0)
 
-    def _about(self, kind: str, causes: Causes, interval: NoiseInterval | None) -> str:
+    def _about(self, kind: str, causes: Causes) -> str:
         parts = [
             f"{words} {self._scale.signed(value)}"
             for name, words in _DETAILS.get(kind, ())
@@ -119,8 +109,6 @@ class _Report:
         ]
         if kind == "efficiency" and causes.efficiency_ns:
             parts.append(f"the same work, {'slower' if causes.efficiency_ns > 0 else 'faster'}")
-        if interval is not None and not interval.beyond and getattr(causes, f"{kind}_ns"):
-            parts.append("within noise")
         return "; ".join(parts)
 
     def _named(self) -> Iterator[str]:
@@ -128,33 +116,31 @@ class _Report:
         found: list[tuple[int, str, Causes | None]]
         found = [(one.own.difference_ns, _name(one), one.own) for one in self._comparison.modules if one.beyond_noise]
         for part in self._comparison.parts:
-            if part.by_module and part.waiting is not None and part.waiting.beyond:
-                found.append((part.causes.waiting_ns, f"waiting in {part.name}", None))
-            elif not part.by_module and part.difference is not None and part.difference.beyond:
+            if part.difference is None or not part.difference.beyond:
+                continue
+            if not part.by_module:
                 found.append((part.causes.difference_ns, part.name, part.causes))
+            elif part.causes.waiting_ns:
+                found.append((part.causes.waiting_ns, f"waiting in {part.name}", None))
         found.sort(key=lambda item: -abs(item[0]))
         if found:
             words = (
                 f"{name} {self._scale.signed(value)}" + ("" if causes is None else f" ({_main_cause(causes)})")
                 for value, name, causes in found[:_CAUSES_NAMED]
             )
-            yield from self._view.paragraph(f"Most of it: {', '.join(words)}.")
+            yield f"Most of it: {', '.join(words)}."
 
-    def _parts(self) -> Iterator[str]:
+    def _parts(self) -> Section:
         comparison = self._comparison
-        yield self._view.title("By part of the step")
         rows = [self._part_row(part) for part in (*comparison.parts, comparison.step)]
         head = [f"mean, {self._scale.unit}", "A", "B", "B - A", "work", "efficiency", "waiting", "beyond noise"]
-        yield from self._view.table(head, rows, left=(0, 7))
+        return Section("By part of the step", "", [cells(head, rows, left=(0, 7))])
 
     def _part_row(self, part: PartDifference) -> list[str]:
         causes = part.causes
-        if part.difference is None:
-            beyond = NOT_AVAILABLE
-        else:
-            intervals = (("work", part.work), ("efficiency", part.efficiency), ("waiting", part.waiting))
-            kinds = [name for name, interval in intervals if interval is not None and interval.beyond]
-            beyond = ", ".join(kinds) or ("difference" if part.difference.beyond else "-")
+        beyond = NOT_AVAILABLE
+        if part.difference is not None:
+            beyond = "yes" if part.difference.beyond else "-"
         return [part.name, *self._bare(causes), self._scale.number(causes.waiting_ns, signed=True), beyond]
 
     def _bare(self, causes: Causes) -> list[str]:
@@ -167,26 +153,21 @@ class _Report:
             ),
         ]
 
-    def _modules(self) -> Iterator[str]:
-        comparison = self._comparison
-        yield self._view.title("By module")
-        owned = [one for one in comparison.modules if not _is_outside(one)]
+    def _modules(self) -> Iterator[Table | str]:
+        owned = [one for one in self._comparison.modules if not _is_outside(one)]
         if any(one.own.a_ns or one.own.b_ns for one in owned):
             yield from self._module_table(owned)
         else:
             yield "No times of modules in both runs; the notes say why."
-        renamed = [one for one in owned if one.matched_by in ("structure", "shape")]
-        yield from _names(self._view, "Renamed", [f"{_of(one.a)} -> {_of(one.b)}" for one in _outermost(renamed)])
-        yield from _names(
-            self._view, "New in B", [_described(one) for one in _outermost([one for one in owned if one.a is None])]
-        )
-        yield from _names(
-            self._view, "Gone from A", [_described(one) for one in _outermost([one for one in owned if one.b is None])]
-        )
+        renamed = [one for one in owned if one.matched_by == "structure"]
+        new, gone = [one for one in owned if one.a is None], [one for one in owned if one.b is None]
+        yield from _names("Renamed", [f"{_of(one.a)} -> {_of(one.b)}" for one in _outermost(renamed)])
+        yield from _names("New in B", [_described(one) for one in _outermost(new)])
+        yield from _names("Gone from A", [_described(one) for one in _outermost(gone)])
 
-    def _module_table(self, owned: Sequence[ModuleDifference]) -> Iterator[str]:
+    def _module_table(self, owned: Sequence[ModuleDifference]) -> Iterator[Table | str]:
         noise_ns = next((one.noise_ns for one in owned if one.noise_ns is not None), None)
-        yield from self._view.paragraph(
+        yield (
             "Forward and backward of each module without those below it; the parts are means over the timed steps, "
             "their shares from the traced step. "
             + (
@@ -206,7 +187,7 @@ class _Report:
         rows.append(self._sum_row("no module, waiting included", outside, waiting=True))
         rows.append(self._sum_row(self._comparison.step.name, [self._comparison.step.causes], waiting=True))
         head = [f"own, {self._scale.unit}", "A", "B", "B - A", "work", "efficiency", "waiting", ""]
-        yield from self._view.table(head, rows, left=(0, 7))
+        yield cells(head, rows, left=(0, 7))
 
     def _module_row(self, one: ModuleDifference) -> list[str]:
         verdict = {None: "", False: "noise", True: _main_cause(one.own)}[one.beyond_noise]
@@ -229,20 +210,18 @@ class _Report:
             "",
         ]
 
-    def _notes(self) -> Iterator[str]:
+    def _notes(self) -> tuple[str, ...]:
         comparison = self._comparison
-        yield self._view.title("How to read it")
-        for note in (
+        return (
             "Work: what goes with more or fewer FLOPs and bytes, and modules that only one run has. Efficiency: the "
             "rest of the time that computes. Waiting: for data, for other ranks, of the device for the host, and what "
             "the loop does around the model. The three causes of a line add up to its B - A, and the lines to the "
             "whole.",
-            f"Noise is the spread of the timed steps ({plain(100 * comparison.confidence)}% by bootstrap). What "
+            f"Noise is the spread of the timed steps ({plain(100 * comparison.confidence)}% by Welch's t). What "
             "changes from one start of a program to the next, or with what else the machine does, is not in it: "
             "compare two runs of A to see that.",
             *comparison.notes,
-        ):
-            yield from self._view.paragraph(note, first="- ", rest="  ")
+        )
 
 
 def _where(run: ComparedRun) -> str:
@@ -293,8 +272,8 @@ def _place(one: ModuleDifference) -> str:
     return "" if side is None else side.name
 
 
-def _names(view: View, label: str, names: Sequence[str]) -> Iterator[str]:
+def _names(label: str, names: Sequence[str]) -> Iterator[str]:
     if names:
         more = len(names) - _NAMES_SHOWN
         words = ", ".join(names[:_NAMES_SHOWN]) + (f" and {plain(more)} more" if more > 0 else "")
-        yield from view.paragraph(f"{label}: {words}.", rest="  ")
+        yield f"{label}: {words}."

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from lightning_flops.analysis.rank_names import name_files
-from lightning_flops.report.compare_words import Scale, difference_sentence, figure_lines, setting_lines
-from lightning_flops.report.layout import and_more, shortened_apart
-from lightning_flops.report.trace_view import WHOLE, View
+from lightning_flops.report.compare_words import Scale, difference_sentence, figures_section, settings_table
+from lightning_flops.report.document import Column, Figure, Section, Table, cells, draw, table
+from lightning_flops.report.layout import shortened_apart
+from lightning_flops.report.trace_view import View
 from lightning_flops.schema.trace_comparison import (
     ComparedTraces,
     TableName,
     TimeDifference,
-    TimeTable,
     TraceComparison,
 )
 from lightning_flops.text.printable import page
@@ -53,43 +53,44 @@ def render_trace_comparison(comparison: TraceComparison, *, width: int | None = 
         comparison: what to tell.
         width: columns of the terminal, into which tables are made to fit; None for no limit.
     """
-    return page(_Report(comparison, View(rows=ROWS_SHOWN, width=width)).lines())
+    view = View(rows=ROWS_SHOWN, width=width)
+    lines = [line for section in trace_comparison_sections(comparison) for line in draw(section, view)]
+    return page([*lines[1:], view.rule()])
 
 
 def trace_comparison_headline(comparison: TraceComparison) -> str:
     """The difference, and what of it is beyond noise."""
-    report = _Report(comparison, WHOLE)
+    report = _Report(comparison)
     return " ".join([report.sentence(), *report.named()])
 
 
-class _Report:
-    """Writes one comparison, all times in the unit that fits its step."""
+def trace_comparison_sections(comparison: TraceComparison) -> list[Section]:
+    """What in a step takes longer, the most first."""
+    return _Report(comparison).sections()
 
-    def __init__(self, comparison: TraceComparison, view: View) -> None:
+
+class _Report:
+    """Describes one comparison, all times in the unit that fits its step."""
+
+    def __init__(self, comparison: TraceComparison) -> None:
         self._comparison = comparison
-        self._view = view
         self._scale = Scale.of_steps(comparison.step.a_ns, comparison.step.b_ns)
 
-    def lines(self) -> Iterator[str]:
+    def sections(self) -> list[Section]:
         """The whole report."""
-        comparison, view = self._comparison, self._view
-        yield view.title("Two traces compared")
-        for letter, run in (("A", comparison.a), ("B", comparison.b)):
-            yield from view.paragraph(f"{letter}: {_where(run)}", rest="   ")
+        comparison = self._comparison
+        items: list[Figure | Table | str] = [f"A: {_where(comparison.a)}", f"B: {_where(comparison.b)}"]
         if comparison.settings:
-            yield from setting_lines(comparison.settings)
-        yield ""
-        yield from view.paragraph(self.sentence())
-        yield from (line for words in self.named() for line in view.paragraph(words))
-        yield from self._parts()
+            items.append(settings_table(comparison.settings))
+        items += ["", self.sentence(), *self.named()]
+        found = [Section("Two traces compared", "", items), self._parts()]
         if comparison.ranks:
-            yield from ["", view.title("By rank"), *self._table("step of", comparison.ranks)]
-        for table in comparison.tables:
-            yield from ["", view.title(_TITLES[table.of, table.clock]), *self._rows(table)]
-        yield ""
-        yield from figure_lines(comparison.figures, view)
-        yield from ["", *self._notes()]
-        yield view.rule()
+            found.append(Section("By rank", "", [self._table("step of", comparison.ranks)]))
+        for one in comparison.tables:
+            shown = self._table(f"mean, {self._scale.unit}", one.rows)
+            found.append(Section(_TITLES[one.of, one.clock], "", [shown]))
+        found.append(figures_section(comparison.figures))
+        return [*found, Section("How to read it", "", [f"- {note}" for note in self._notes()])]
 
     def sentence(self) -> str:
         """What the difference comes to."""
@@ -136,31 +137,29 @@ class _Report:
         name = shortened_apart([row.name], chars=_NAME_CHARS)[0]
         return f"{name} {self._scale.signed(row.difference_ns)}, {_cause(row)}"
 
-    def _parts(self) -> Iterator[str]:
-        comparison, view = self._comparison, self._view
-        yield from ["", view.title("By part of the step")]
+    def _parts(self) -> Section:
+        comparison = self._comparison
         head = [f"mean, {self._scale.unit}", "A", "B", "B - A", "by noise"]
         rows = [[row.name, *self._times(row), self._interval(row)] for row in (*comparison.parts, comparison.step)]
-        yield from view.table(head, rows, left=(0, 4))
+        return Section("By part of the step", "", [cells(head, rows, left=(0, 4))])
 
-    def _rows(self, table: TimeTable) -> Iterator[str]:
-        yield from self._table(f"mean, {self._scale.unit}", table.rows)
-
-    def _table(self, first: str, found: Sequence[TimeDifference]) -> Iterator[str]:
-        differing = [row for row in found if row.difference_ns or row.calls_a != row.calls_b]
-        shown = differing[: self._view.rows]
+    def _table(self, first: str, found: Sequence[TimeDifference]) -> Table | str:
+        shown = [row for row in found if row.difference_ns or row.calls_a != row.calls_b]
         if not shown:
-            yield f"No difference in any of {plain(len(found))}."
-            return
-        names = shortened_apart([row.name or "(root)" for row in shown], chars=_NAME_CHARS)
-        with_calls = any(row.calls_a is not None for row in shown)
-        rows = []
-        for name, row in zip(names, shown, strict=True):
-            calls = [_calls(row)] if with_calls else []
-            rows.append([name, *self._times(row), *calls, self._verdict(row)])
-        head = [first, "A", "B", "B - A", *(["calls"] if with_calls else []), ""]
-        yield from self._view.table(head, rows, least_width=7, left=(0, len(head) - 1))
-        yield from and_more(len(differing) - len(shown))
+            return f"No difference in any of {plain(len(found))}."
+
+        def number(label: str, of: Callable[[TimeDifference], int], *, signed: bool = False) -> Column:
+            return Column(label, of, lambda ns: self._scale.number(ns, signed=signed))
+
+        columns = [
+            Column(first, lambda row: row.name or "(root)", str, chars=_NAME_CHARS),
+            number("A", lambda row: row.a_ns),
+            number("B", lambda row: row.b_ns),
+            number("B - A", lambda row: row.difference_ns, signed=True),
+            *([Column("calls", _calls, str)] if any(row.calls_a is not None for row in shown) else []),
+            Column("", self._verdict, str, left=True),
+        ]
+        return table(shown, columns, least_width=7)
 
     def _times(self, row: TimeDifference) -> list[str]:
         number = self._scale.number
@@ -184,20 +183,18 @@ class _Report:
         low, high = (self._scale.number(ns, signed=True) for ns in (row.noise.low_ns, row.noise.high_ns))
         return f"{low} to {high}" if row.noise.beyond else "noise"
 
-    def _notes(self) -> Iterator[str]:
+    def _notes(self) -> tuple[str, ...]:
         comparison = self._comparison
-        yield self._view.title("How to read it")
-        for note in (
+        return (
             "Each moment of a step counts under the first part from the top that ran then, so the parts add up to the "
             "step. All other tables are sums of what was launched or began in the step; they may overlap. Calls: what "
             "goes with more or fewer of them. Length: each call takes longer or shorter, perhaps for other inputs.",
-            f"Noise is the spread of the traced steps ({plain(100 * comparison.confidence)}% by bootstrap). Of a "
+            f"Noise is the spread of the traced steps ({plain(100 * comparison.confidence)}% by Welch's t). Of a "
             "hundred rows that do not differ, one seems to. What changes from one start of a program to the next is "
             "not in it: compare two traces of A to see that.",
             "Steps under torch.profiler are slower than others, above all on the host.",
             *comparison.notes,
-        ):
-            yield from self._view.paragraph(note, first="- ", rest="  ")
+        )
 
 
 def _where(run: ComparedTraces) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lightning_flops.report.trace_view import View
+from lightning_flops.report.document import Section, Table, cells
 from lightning_flops.schema.comparison import FigureDifference, NoiseInterval, SettingDifference
 from lightning_flops.units import NOT_AVAILABLE, percent, plain
 
@@ -66,17 +66,14 @@ def difference_sentence(
     return f"{words}, {verdict} ({plain(100 * confidence)}%: {ends})."
 
 
-def setting_lines(settings: Sequence[SettingDifference]) -> Iterator[str]:
-    """What is set up differently, a line each."""
-    yield "Set up differently:"
-    width = max(len(one.name.removeprefix("context.")) for one in settings)
-    for one in settings:
-        yield f"  {one.name.removeprefix('context.'):<{width}}  {one.a} -> {one.b}"
+def settings_table(settings: Sequence[SettingDifference]) -> Table:
+    """What is set up differently."""
+    rows = [(one.name.removeprefix("context."), one.a, one.b) for one in settings]
+    return cells(["set up differently", "A", "B"], rows, left=(0, 1, 2), least_width=0)
 
 
-def figure_lines(figures: Sequence[FigureDifference], view: View) -> Iterator[str]:
+def figures_section(figures: Sequence[FigureDifference]) -> Section:
     """The figures of both runs."""
-    yield view.title("Figures of both")
     rows = []
     reasons: dict[str, list[str]] = {}
     for one in figures:
@@ -90,9 +87,8 @@ def figure_lines(figures: Sequence[FigureDifference], view: View) -> Iterator[st
         else:
             noise = f"{one.ratio_low:.4f} to {one.ratio_high:.4f}"
         rows.append([one.name, _figure(one.a), _figure(one.b), ratio, noise])
-    yield from view.table(["figure", "A", "B", "B / A", "by noise"], rows, left=(0, 4))
-    for reason, names in reasons.items():
-        yield from view.paragraph(f"{NOT_AVAILABLE}: {', '.join(names)}: {reason}.", rest="  ")
+    why = [f"{NOT_AVAILABLE}: {', '.join(names)}: {reason}." for reason, names in reasons.items()]
+    return Section("Figures of both", "", [cells(["figure", "A", "B", "B / A", "by noise"], rows, left=(0, 4)), *why])
 
 
 def _figure(value: float | None) -> str:

@@ -18,7 +18,7 @@ from lightning_flops.report.deepspeed_units import (
     params_to_string,
 )
 from lightning_flops.report.layout import line, marked, paragraph, some_of, title
-from lightning_flops.schema.forward import ForwardModule, ForwardProfile, Generation
+from lightning_flops.schema.forward import ForwardModule, ForwardProfile
 from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.text.printable import page, printable_lines
 from lightning_flops.units import NOT_AVAILABLE, plain, plural
@@ -108,7 +108,6 @@ def _summary_lines(profile: ForwardProfile, settings: ForwardReportSettings) -> 
             _rate(profile, forward, profile.forward_sec, counted),
         ),
         *_calls_lines(profile),
-        *_generation_lines(profile),
         *_backward_lines(profile),
         *_engine_rate_lines(profile, settings),
     ]
@@ -137,52 +136,6 @@ def _calls_lines(profile: ForwardProfile) -> Iterator[str]:
         if rate is None
         else f"{rate:.2f} ({calls.samples} {plural('sample', calls.samples or 0)})",
     )
-
-
-def _generation_lines(profile: ForwardProfile) -> Iterator[str]:
-    """What DeepSpeed's profiler does not tell of a generation: its tokens, and its two parts."""
-    generation = profile.generation
-    if generation is None:
-        return
-    tokens, at_least = generation.new_tokens, _bound(profile.lower_bound)
-    if tokens is None:
-        yield line("new tokens", f"{NOT_AVAILABLE} ({generation.why_no_tokens})")
-    else:
-        rate = per_second(amount=tokens, seconds=profile.forward_sec)
-        sequences = generation.sequences or 1
-        each = f"{sequences} {plural('sequence', sequences)} x {tokens // sequences}"
-        yield line("new tokens", f"{tokens} ({each})")
-        yield line("tokens/second = new tokens / fwd latency", NOT_AVAILABLE if rate is None else f"{rate:.2f}")
-    later = max(0, generation.forwards - 1)
-    for label, flops in (
-        ("prefill flops (all up to the second forward of the model)", generation.prefill_flops),
-        (f"decode flops ({later} later {plural('forward', later)})", generation.decode_flops),
-    ):
-        if flops is None:
-            yield line(label.partition(" (")[0], f"{NOT_AVAILABLE} ({generation.why_no_phases})")
-        else:
-            yield line(label, marked(number_to_string(flops), *at_least))
-    yield from _phase_lines(profile, generation)
-
-
-def _phase_lines(profile: ForwardProfile, generation: Generation) -> Iterator[str]:
-    """How long the two parts of a generation take, and their tokens/s."""
-    if generation.why_no_seconds:
-        if not generation.why_no_phases:  # otherwise the lines before have said it
-            yield line("prefill latency, decode latency", f"{NOT_AVAILABLE} ({generation.why_no_seconds})")
-        return
-    for name, words, tokens, seconds in (
-        ("prefill", "prompt tokens", generation.prompt_tokens, generation.prefill_sec),
-        ("decode", "new tokens after the first", generation.decoded_tokens, generation.decode_sec),
-    ):
-        yield line(f"{name} latency", marked(_latency(seconds, False), *_mean_of(profile)))
-        if tokens is not None:
-            rate = per_second(amount=tokens, seconds=seconds) if tokens else None
-            without = f"{NOT_AVAILABLE} (there is none)" if not tokens else NOT_AVAILABLE
-            yield line(
-                f"{name} tokens/second = {words} / {name} latency",
-                without if rate is None else f"{rate:.2f} ({tokens} {plural('token', tokens)})",
-            )
 
 
 def _backward_lines(profile: ForwardProfile) -> Iterator[str]:

@@ -6,8 +6,9 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
-from lightning_flops.report.advice_text import try_first
-from lightning_flops.report.layout import WIDTH, cut, wrapped
+from lightning_flops.report.layout import TITLE_WIDTH, cut, wrapped
+from lightning_flops.report.profile_document import NO_ADVICE
+from lightning_flops.schema.advice import Advice
 from lightning_flops.schema.answer import Answer
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.throughput import ThroughputSummary
@@ -34,11 +35,10 @@ _LEAST_ADVICE = 120
 """Characters of an advice that are shown in any case."""
 
 
-def answer_lines(profile: Profile) -> list[str]:
-    """The answer in plain words: what ran where, a step's time and its parts, MFU, FLOPs, the longest modules, advice.
+def answer_lines(profile: Profile, *, advice: bool = True) -> list[str]:
+    """The summary in plain words: what ran where, a step's time and its parts, MFU, FLOPs, the top modules, advice.
 
-    At most ``MOST_LINES`` lines of ``layout.WIDTH`` columns, names of the user's apart; nothing stands in them that the
-    report does not say again, with its evidence.
+    At most ``MOST_LINES`` lines of ``layout.TITLE_WIDTH`` columns, names of the user's apart.
     """
     answer = profile.answer
     lines = [
@@ -47,8 +47,27 @@ def answer_lines(profile: Profile) -> list[str]:
         *_sentences(_flops(profile, answer)),
         *_sentences(_longest(answer, lower_bound=profile.lower_bound)),
     ]
+    if not advice:
+        return lines
     room = max(len(answer.advice), MOST_LINES - len(lines))
-    return [*lines, *try_first(answer.advice, room=room, width=WIDTH)][:MOST_LINES]
+    return [*lines, *try_first(answer.advice, room=room, width=TITLE_WIDTH)][:MOST_LINES]
+
+
+def try_first(advice: Sequence[Advice], *, room: int, width: int) -> Iterator[str]:
+    """*advice* without its rules, the largest saving first: in at most *room* lines, at least one for each."""
+    if not advice:
+        yield NO_ADVICE
+    for index, one in enumerate(advice):
+        first, most = "Then: " if index else "Try first: ", max(1, room - (len(advice) - index - 1))
+        saving = "" if one.stake is None else f" (Potential saving: up to {100 * one.stake:.1f}% of step time.)"
+        lines: list[str] = []
+        for text in (f"{one.evidence} {one.action}", f"{one.action}{saving}"):
+            lines = wrapped(text, width=width, first=first, rest="  ")
+            if len(lines) <= most:
+                break
+        lines = cut(lines, most=most, width=width)
+        room -= len(lines)
+        yield from lines
 
 
 def opening(profile: Profile) -> tuple[str, str]:
@@ -61,7 +80,7 @@ def opening(profile: Profile) -> tuple[str, str]:
 
 
 def _sentences(text: str) -> list[str]:
-    return cut(wrapped(text, width=WIDTH, first="", rest="  "), most=2, width=WIDTH)
+    return cut(wrapped(text, width=TITLE_WIDTH, first="", rest="  "), most=2, width=TITLE_WIDTH)
 
 
 def _what(profile: Profile) -> str:
@@ -190,8 +209,8 @@ def _flops(profile: Profile, answer: Answer) -> str:
     ]
     if beside:
         words += f"; beside them {', '.join(beside)}"
-    if flops.causal_skipped > 0:
-        words += f"; causal attention skips {si(flops.causal_skipped)}"
+    if flops.skipped > 0:
+        words += f"; masked attention skips {si(flops.skipped)}"
     return f"{words}. {plain(answer.params)} parameters." if answer.params is not None else f"{words}."
 
 
@@ -201,9 +220,9 @@ def _longest(answer: Answer, *, lower_bound: bool) -> str:
     shown = [f"{_module(one.name)} {100 * one.share:.1f}%" for one in answer.longest]
     if answer.longest_of == "FLOPs":
         of_what = " of those that could be counted" if lower_bound else ""
-        return f"Most FLOPs by themselves: {', '.join(shown)}{of_what}."
+        return f"Top modules by FLOPs of their own: {', '.join(shown)}{of_what}."
     whole = "the traced step" if answer.longest_of == "traced step" else "all modules' forwards"
-    return f"Longest by themselves: {', '.join(shown)} of {whole}."
+    return f"Top modules by self time: {', '.join(shown)} of {whole}."
 
 
 def _module(name: str) -> str:

@@ -1,8 +1,8 @@
-"""Profiles, two of them compared, or traces as one HTML file: the page that ``web/`` builds, and its figures inside it.
+"""The page as one HTML file: what ``web/`` builds, and the views of profiles, traces or comparisons inside it.
 
 A content security policy in the page's head names two files of the package by their digests. Nothing else may run, and
-nothing may be loaded from anywhere. Profiles are compressed data, which the page reads as JSON; the names in them are
-text there, never markup.
+nothing may be loaded from anywhere. Views are compressed data, which the page reads as JSON; the names in them are text
+there, never markup.
 """
 
 from __future__ import annotations
@@ -14,25 +14,22 @@ import html
 import json
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from typing import Any
 
-from lightning_flops.analysis.no_mfu import why_no_flops, why_no_mfu
-from lightning_flops.analysis.rank_names import name_files
-from lightning_flops.analysis.rates import mean
-from lightning_flops.report.compare_text import comparison_headline
-from lightning_flops.report.compare_traces_text import trace_comparison_headline
-from lightning_flops.schema import dataclass_json
+from lightning_flops.errors import ProfileFormatError
+from lightning_flops.report.compare_text import comparison_headline, comparison_sections
+from lightning_flops.report.compare_traces_text import trace_comparison_headline, trace_comparison_sections
+from lightning_flops.report.page_views import View, page_view, profile_view, traces_views
+from lightning_flops.schema import codec
 from lightning_flops.schema.comparison import Comparison
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.trace import TraceReport, TracesReport
+from lightning_flops.schema.trace import TracesReport
 from lightning_flops.schema.trace_comparison import TraceComparison
-from lightning_flops.schema.trace_flops import TraceFlops
 from lightning_flops.text.printable import printable
-from lightning_flops.units import plural
 
 BUNDLE = files("lightning_flops.report") / "page"
 """What ``web/`` builds: ``page.js``, ``style.css``."""
@@ -50,79 +47,71 @@ class ShownRun:
     """What could not be read, in sentences."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    """Pages that one can be chosen from: figures of each, and its view, compressed."""
+
+    name: str
+    windows: Sequence[tuple[Mapping[str, Any], bytes]]
+    problems: Sequence[str] = ()
+
+
 def render_page(runs: Sequence[ShownRun]) -> str:
     """The page of *runs*, whole: it needs no network, and opens from disk.
 
     Raises:
         ProfileFormatError: a number of a profile is not finite.
     """
-    data = {
-        f"profile-{at}-{number}": packed(profile)
-        for at, run in enumerate(runs)
-        for number, profile in enumerate(run.windows)
-    }
-    return "".join(_pieces(_title(runs), document_of(runs), data))
+    shown = [
+        _Packed(run.name, [(window_figures(one), packed_view(profile_view(one))) for one in run.windows], run.problems)
+        for run in runs
+    ]
+    return _page(_title([profile for run in runs for profile in run.windows]), shown)
 
 
 def render_comparison_page(comparison: Comparison) -> str:
-    """The page of two runs compared, likewise.
-
-    Raises:
-        ProfileFormatError: a number of the comparison is not finite.
-    """
-    document = {
-        "kind": "comparison",
-        "written_by": package_version(),
-        "a": printable(comparison.a.source),
-        "b": printable(comparison.b.source),
-        "headline": printable(comparison_headline(comparison)),
-    }
-    title = printable(f"{comparison.a.source} and {comparison.b.source} compared")
-    return "".join(_pieces(title, document, {"comparison": packed(comparison)}))
+    """The page of two runs compared, likewise."""
+    title = f"{comparison.a.source} and {comparison.b.source} compared"
+    sections = comparison_sections(comparison)
+    return _page_of(page_view(title=title, where="", summary=[comparison_headline(comparison)], sections=sections))
 
 
 def render_trace_comparison_page(comparison: TraceComparison, *, sources: tuple[str, str]) -> str:
-    """The page of two runs' traces compared, likewise.
-
-    Args:
-        comparison: what to show.
-        sources: what the user calls the two.
-
-    Raises:
-        ProfileFormatError: a number of the comparison is not finite.
-    """
-    a, b = map(printable, sources)
-    document = {
-        "kind": "trace_comparison",
-        "written_by": package_version(),
-        "a": a,
-        "b": b,
-        "headline": printable(trace_comparison_headline(comparison)),
-    }
-    return "".join(_pieces(f"{a} and {b} compared", document, {"comparison": packed(comparison)}))
+    """The page of two runs' traces compared, likewise; *sources* are what the user calls the two."""
+    title = f"{sources[0]} and {sources[1]} compared"
+    summary, sections = [trace_comparison_headline(comparison)], trace_comparison_sections(comparison)
+    return _page_of(page_view(title=title, where="", summary=summary, sections=sections))
 
 
 def render_traces_page(report: TracesReport) -> str:
-    """The page of traces, likewise: it shows one of them at a time, and all of them side by side.
+    """The page of traces, likewise: it shows one of them at a time, and what they say together."""
+    views = traces_views(report)
+    shown = [_Packed(name, [({"label": ""}, packed_view(view))]) for name, view in views]
+    title = views[0][1]["title"] if len(views) == 1 else f"{len(views)} traces"
+    return _page(title, shown, pick="Rank" if all(trace.rank is not None for trace in report.traces) else "Trace")
 
-    Raises:
-        ProfileFormatError: a number of a trace is not finite.
-    """
-    traces = report.traces
-    files = name_files([trace.source for trace in traces])
-    names = [file if trace.rank is None else f"rank {trace.rank}" for trace, file in zip(traces, files, strict=True)]
-    are_ranks = all(trace.rank is not None for trace in traces)
+
+def _page_of(view: View) -> str:
+    return _page(view["title"], [_Packed("", [({"label": ""}, packed_view(view))])])
+
+
+def _page(title: str, runs: Sequence[_Packed], *, pick: str = "Run") -> str:
     document = {
-        "kind": "traces",
         "written_by": package_version(),
-        "ranks": are_ranks,
-        "traces": [trace_figures(trace, name=name) for trace, name in zip(traces, names, strict=True)],
+        "pick": pick,
+        "runs": [
+            {
+                "name": printable(run.name),
+                "windows": [figures for figures, _ in run.windows],
+                "problems": [printable(problem) for problem in run.problems],
+            }
+            for run in runs
+        ],
     }
-    data = {f"trace-{number}": packed(trace) for number, trace in enumerate(traces)}
-    data["together"] = packed(replace(report, traces=()))
-    what = plural("rank" if are_ranks else "trace", len(traces))
-    title = printable(f"Trace of {files[0]}" if len(traces) == 1 else f"Traces of {len(traces)} {what}")
-    return "".join(_pieces(title, document, data))
+    data = {
+        f"view-{at}-{number}": content for at, run in enumerate(runs) for number, (_, content) in enumerate(run.windows)
+    }
+    return "".join(_pieces(printable(title), document, data))
 
 
 def _pieces(title: str, document: Mapping[str, Any], data: Mapping[str, bytes]) -> Iterator[str]:
@@ -168,85 +157,49 @@ class RunPages:
         Raises:
             ProfileFormatError: a number of the profile is not finite.
         """
-        self._windows.append((window_figures(profile), packed(profile)))
-        run = ShownRun(name="", windows=[profile])
-        document = dict(document_of([run]))
-        document["runs"] = [{**document["runs"][0], "windows": [figures for figures, _ in self._windows]}]
-        data = {f"profile-0-{number}": content for number, (_, content) in enumerate(self._windows)}
-        return "".join(_pieces(_title([run]), document, data))
+        self._windows.append((window_figures(profile), packed_view(profile_view(profile))))
+        return _page(_title([profile]), [_Packed("", list(self._windows))])
 
 
-def packed(report: Profile | Comparison | TraceReport | TracesReport | TraceComparison) -> bytes:
-    """The JSON of *report*, compressed by gzip; the same bytes for equal reports.
+def packed(profile: Profile) -> bytes:
+    """The JSON of *profile*, compressed by gzip; the same bytes for equal profiles.
 
     Raises:
         ProfileFormatError: a number of it is not finite.
     """
-    return gzip.compress(dataclass_json.dump(report, indented=False).encode(), compresslevel=6, mtime=0)
+    return gzip.compress(codec.dump(profile, indented=False).encode(), compresslevel=6, mtime=0)
 
 
-def document_of(runs: Sequence[ShownRun]) -> Mapping[str, Any]:
-    """What the page reads first: which runs there are, and a few figures of each of their windows."""
-    return {
-        "kind": "profiles",
-        "written_by": package_version(),
-        "runs": [
-            {
-                "name": printable(run.name),
-                "windows": [window_figures(profile) for profile in run.windows],
-                "problems": [printable(problem) for problem in run.problems],
-            }
-            for run in runs
-        ],
-    }
+def packed_view(view: View) -> bytes:
+    """*view* as the page reads it, compressed by gzip.
+
+    Raises:
+        ProfileFormatError: a number of it is not finite.
+    """
+    return gzip.compress(view_text(view).encode(), compresslevel=6, mtime=0)
+
+
+def view_text(view: View) -> str:
+    """*view* as JSON.
+
+    Raises:
+        ProfileFormatError: a number of it is not finite.
+    """
+    try:
+        return json.dumps(view, allow_nan=False, separators=(",", ":"))
+    except ValueError as error:
+        raise ProfileFormatError(f"the page cannot be made: {error}") from error
 
 
 def window_figures(profile: Profile) -> Mapping[str, Any]:
-    """One window in a few figures: for a strip of many windows, and what its headline picks from the profile."""
+    """One window in a few figures: for a strip of many windows."""
     answer = profile.answer
     return {
+        "label": f"{profile.profile_step:,}",
         "profile_step": profile.profile_step,
-        "report_step": profile.report_step,
         "global_step_sec": answer.global_step_sec,
         "parts_sec": dict(answer.parts),
-        "samples_per_sec": answer.samples_per_sec,
-        "tokens_per_sec": answer.tokens_per_sec,
         "mfu": answer.mfu,
-        "model_flops": profile.flops.model,
-        "longest": [{"name": printable(one.name), "share": one.share} for one in answer.longest],
-        "longest_of": answer.longest_of,
-        "advice": [one.rule for one in answer.advice],
-    }
-
-
-def trace_figures(trace: TraceReport, *, name: str) -> Mapping[str, Any]:
-    """One trace in a few figures: what several of them side by side show."""
-    return {
-        "name": printable(name),
-        "source": printable(trace.source),
-        "steps": len(trace.step_times.steps),
-        "mean": asdict(trace.step_times.mean),
-        "why_no_flops": why_no_flops([trace]),
-        "why_no_mfu": why_no_mfu([trace]),
-        **_flops_of_a_step(trace.flops),
-    }
-
-
-def _flops_of_a_step(flops: TraceFlops | None) -> Mapping[str, Any]:
-    if flops is None:
-        names = ("forward_flops", "backward_flops", "model_flops", "hardware_flops", "mfu", "hfu")
-        return {**dict.fromkeys(names), "lower_bound": False}
-    steps = flops.steps
-    forward, backward = sum(step.forward for step in steps), sum(step.backward for step in steps)
-    executed = sum(step.hardware for step in steps)
-    return {
-        "forward_flops": mean(total=forward, steps=len(steps)),
-        "backward_flops": mean(total=backward, steps=len(steps)),
-        "model_flops": mean(total=forward + backward, steps=len(steps)),
-        "hardware_flops": mean(total=executed, steps=len(steps)),
-        "mfu": flops.mfu,
-        "hfu": flops.hfu,
-        "lower_bound": any(step.lower_bound for step in steps),
     }
 
 
@@ -269,7 +222,6 @@ def _digest(text: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode('ascii')}"
 
 
-def _title(runs: Sequence[ShownRun]) -> str:
-    profiles = [profile for run in runs for profile in run.windows]
+def _title(profiles: Sequence[Profile]) -> str:
     model = profiles[0].modules[0].type_name if profiles and profiles[0].modules else ""
-    return printable(f"{model or 'FLOPs profile'}, step {profiles[0].profile_step}" if profiles else "FLOPs profile")
+    return f"{model or 'FLOPs profile'}, step {profiles[0].profile_step}" if profiles else "FLOPs profile"

@@ -37,7 +37,7 @@ def line(label: str, value: str) -> str:
 def narrow_line(label: str, value: str, *, width: int) -> list[str]:
     """As ``line`` in *width* columns; what does not fit goes on below the label, indented."""
     label, value = f"{printable(label)}:", printable(value)
-    for column in (_LABEL_WIDTH, max(width - _VALUE_CHARS, width // 2)):
+    for column in (_LABEL_WIDTH, max(width - _VALUE_CHARS, width // 2), width - 2 - len(value)):
         if max(column, len(label)) + 2 + len(value) <= width:
             return [f"{label:<{column}}  {value}".rstrip()]
     return [*wrapped(label, width=width, first="", rest="  "), *wrapped(value, width=width, first="    ", rest="    ")]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import NamedTuple
 
 from lightning_flops.analysis.module_tree import (
     ModuleNode,
@@ -14,7 +13,7 @@ from lightning_flops.analysis.module_tree import (
 )
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.analysis.traced_step import mean_times
-from lightning_flops.report.layout import WIDTH, paragraph, title, wrapped
+from lightning_flops.report.layout import TITLE_WIDTH, title, wrapped
 from lightning_flops.schema.modules import ModuleProfile, ModuleTimes
 from lightning_flops.schema.profile import Profile
 from lightning_flops.text.printable import printable, printable_lines
@@ -50,97 +49,27 @@ def aggregated_lines(profile: Profile) -> list[str]:
         terms.append(f"latency (of the traced {profile.context.step_word})")
     lines = [
         title(f"Aggregated Profile per {profile.context.device_word}"),
-        *paragraph(
+        *_paragraph(
             f"Top {top} modules in terms of {', '.join(terms[:-1])} or {terms[-1]}"
             + " at different model depths, modules of one class at one depth added up"
             + ("; FLOPs and MACs are lower bounds:" if profile.lower_bound else ":")
         ),
     ]
     shown, deepest = depth_shown(profile.modules, limit=limit), depth_shown(profile.modules, limit=-1)
-    blocks = [
-        [_row(profile.modules, label, words, weight, depth=depth, top=top) for label, words, weight in columns]
-        for depth in range(shown + 1)
-    ]
-    for first, last, block in _alike(blocks):
-        lines.append(f"depth {first}:" if first == last else f"depth {first}-{last}:")
-        for row in block:
-            entries = ", ".join(f"'{name or _NOT_DESCRIBED}': '{value}'" for name, value in row.heaviest)
-            words = f"{{{entries}}}" + (f" and {row.more} more" if row.more else "") if entries else "none"
-            lines += paragraph(words, first=f"    {row.label:<11} - ", rest=" " * 19)
+    for depth in range(shown + 1):
+        lines.append(f"depth {depth}:")
+        for label, words, weight in columns:
+            found = heaviest_types(profile.modules, depth=depth, weight=weight, top=len(profile.modules))
+            heaviest = [(name, words(value)) for name, value in found if value]
+            entries = ", ".join(f"'{name or _NOT_DESCRIBED}': '{value}'" for name, value in heaviest[:top])
+            more = f" and {len(heaviest) - top} more" if len(heaviest) > top else ""
+            lines += _paragraph(
+                f"{{{entries}}}{more}" if entries else "none", first=f"    {label:<11} - ", rest=" " * 19
+            )
     if shown == limit < deepest:
         levels = f"{deepest} {plural('level', deepest)}"
         lines.append(f"(module_depth is {limit}; the model has {levels} below the root)")
     return lines
-
-
-class _Row(NamedTuple):
-    """One column of figures at one depth: the classes that weigh most, and their values as text."""
-
-    label: str
-    heaviest: Sequence[tuple[str, str]]
-    more: int
-    """Other classes that have any."""
-
-
-_Block = Sequence[_Row]
-_LATENCIES = ("fwd latency", "bwd latency")
-
-
-def _row(
-    modules: Sequence[ModuleProfile],
-    label: str,
-    words: Callable[[float], str],
-    weight: Callable[[ModuleProfile], float],
-    *,
-    depth: int,
-    top: int,
-) -> _Row:
-    found = heaviest_types(modules, depth=depth, weight=weight, top=len(modules))
-    heaviest = [(name, words(value)) for name, value in found if value]
-    return _Row(label, heaviest[:top], max(0, len(heaviest) - top))
-
-
-def _alike(blocks: Sequence[_Block]) -> Iterator[tuple[int, int, _Block]]:
-    """First and last depth and the block of *blocks*, those in a row with the same values drawn together.
-
-    If a module only calls another one, which does all the work, both have the same figures. Then their classes stand
-    together, as "Net > Trunk". So do their latencies, which differ by what the outer one does itself.
-    """
-    first = 0
-    last: _Block = blocks[0] if blocks else ()
-    kept = last
-    for depth, block in enumerate((*blocks[1:], None), start=1):
-        if block is not None and _repeats(last, block):
-            kept = [
-                row._replace(
-                    heaviest=[_drawn_together(*pair) for pair in zip(row.heaviest, below.heaviest, strict=True)]
-                )
-                for row, below in zip(kept, block, strict=True)
-            ]
-            last = block
-            continue
-        yield first, depth - 1, kept
-        if block is not None:
-            first, last, kept = depth, block, block
-
-
-def _repeats(block: _Block, below: _Block) -> bool:
-    """Whether *below* has the values of *block*; latencies may differ where one class stands alone in both."""
-    alone = all(len({name for row in one for name, _ in row.heaviest}) == 1 for one in (block, below))
-    alone &= [len(row.heaviest) for row in block] == [len(row.heaviest) for row in below]
-
-    def values(one: _Block) -> list[tuple[list[str], int]]:
-        return [
-            ([] if alone and row.label in _LATENCIES else [value for _, value in row.heaviest], row.more) for row in one
-        ]
-
-    return values(block) == values(below) and any(row.heaviest for row in block)
-
-
-def _drawn_together(outer: tuple[str, str], inner: tuple[str, str]) -> tuple[str, str]:
-    (name, value), (below, inside) = outer, inner
-    values = value if value.split(" > ")[-1] == inside else f"{value} > {inside}"
-    return f"{name or _NOT_DESCRIBED} > {below or _NOT_DESCRIBED}", values
 
 
 def detailed_lines(profile: Profile) -> list[str]:
@@ -150,7 +79,7 @@ def detailed_lines(profile: Profile) -> list[str]:
     root = module_tree(profile.modules, lower_bounds)
     if root is None:
         return [*lines, "No module was described."]
-    lines += paragraph(
+    lines += _paragraph(
         "Each module profile is listed after its name in the following order: params, percentage of total params, "
         "fwd MACs, percentage of total MACs, fwd FLOPs, "
         + (
@@ -196,7 +125,7 @@ def _about_times(profile: Profile) -> str:
     what = {
         "device": "time its kernels occupy the device",
         "host": "time on the host",
-        "borders": "time between its borders",
+        "borders": "time between its hooks",
     }[clock]
     return (
         f"In angle brackets, from the traced {profile.context.step_word}: fwd latency, percentage of all modules' fwd "
@@ -240,7 +169,7 @@ class _Tree:
             return
         inside = indent + _STEP
         yield opening
-        yield f"{inside}{figures}"
+        yield from _wrapped(figures, indent=inside)
         if times:
             yield from _wrapped(times, indent=inside)
         if extra:
@@ -339,9 +268,9 @@ def _names_below(names: Sequence[str], child: ModuleNode) -> list[str]:
 def _leaf_lines(opening: str, figures: str, extra: str, *, indent: str) -> Iterator[str]:
     """A module without modules inside: on one line if it fits, else its settings on lines of their own."""
     whole = f"{opening}{figures}{', ' if extra else ''}{extra})"
-    if len(whole) <= WIDTH:
+    if len(whole) <= TITLE_WIDTH:
         yield whole
-    elif len(opening) + len(figures) < WIDTH:
+    elif len(opening) + len(figures) < TITLE_WIDTH:
         yield f"{opening}{figures}{',' if extra else ')'}"
         if extra:
             yield from _wrapped(f"{extra})", indent=indent + 2 * _STEP)
@@ -354,7 +283,7 @@ def _timed_leaf_lines(opening: str, figures: str, times: str, extra: str, *, ind
     """A module without modules inside: its times and its settings on lines of their own."""
     inside = indent + 2 * _STEP
     head = f"{opening}{figures},"
-    if len(head) <= WIDTH:
+    if len(head) <= TITLE_WIDTH:
         yield head
     else:
         yield opening
@@ -366,5 +295,9 @@ def _timed_leaf_lines(opening: str, figures: str, times: str, extra: str, *, ind
 
 def _wrapped(text: str, *, indent: str) -> list[str]:
     # Deep in a tree, half the width is kept for the text, even if the line gets too long.
-    width = max(WIDTH, len(indent) + WIDTH // 2)
+    width = max(TITLE_WIDTH, len(indent) + TITLE_WIDTH // 2)
     return wrapped(text, width=width, first=indent, rest=indent)
+
+
+def _paragraph(text: str, *, first: str = "", rest: str = "") -> list[str]:
+    return wrapped(text, width=TITLE_WIDTH, first=first, rest=rest)

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from lightning_flops.analysis.rates import mean, per_second
+import math
+
+from lightning_flops.analysis.rates import mean
 from lightning_flops.schema.profile import Profile
 
 PROFILE_PREFIX = "flops_profiler"
 MONITOR_PREFIX = "flops_monitor"
+
+_MOST = 1e300
+"""More is no figure of a run, and may be an int that no float can hold."""
+
+_HIGHEST = {"mfu": 1.0, "useful_mfu": 1.0}
+"""Shares of the peak: more is impossible."""
 
 _OF_TRAINING = (
     *("bwd_flops", "bwd_flops_estimated", "recompute_flops", "iter_flops"),
@@ -101,6 +109,8 @@ def monitor_scalars(
         estimated_ratio: share of the model FLOPs that is an estimate.
         prefix: what the tags begin with.
     """
+    if not 0 < seconds < math.inf:
+        return {}
     amounts = {
         "samples_per_sec": None if samples is None else samples * dp_size,
         "batches_per_sec": batches,
@@ -110,11 +120,15 @@ def monitor_scalars(
         "useful_mfu": useful_flops_peak_sec,
         "model_flops_per_sec": model_flops,
     }
-    values = {"padding_ratio": padding_ratio, "estimated_ratio": estimated_ratio}
-    for tag, amount in amounts.items():
-        if amount is not None:
-            values[tag] = per_second(amount=amount, seconds=seconds)
-    return _known(prefix, values)
+    scalars = {
+        f"{prefix}/{tag}": amount / seconds
+        for tag, amount in amounts.items()
+        if amount is not None and 0 <= amount < _MOST and amount / seconds <= _HIGHEST.get(tag, _MOST)
+    }
+    for tag, share in (("padding_ratio", padding_ratio), ("estimated_ratio", estimated_ratio)):
+        if share is not None:
+            scalars[f"{prefix}/{tag}"] = float(share)
+    return scalars
 
 
 def _known(prefix: str, values: dict[str, float | None]) -> dict[str, float]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from lightning_flops.report.layout import line, marked_before, paragraph, title
-from lightning_flops.report.ranks_text import whose
+from lightning_flops.report.job_document import whose
+from lightning_flops.report.layout import TITLE_WIDTH, line, marked_before, title, wrapped
 from lightning_flops.schema.profile import Profile
 from lightning_flops.units import duration, plain, plural, run_text, runs_of, si
 
@@ -55,8 +55,8 @@ def summary_lines(profile: Profile) -> list[str]:
         f"Profile Summary at {context.step_word} {profile.profile_step}:",
         *_when_lines(profile),
         *_where_lines(profile),
-        *paragraph(_about_rates(profile)),
-        *paragraph(_NOTATIONS if context.trains else _NOTATIONS_WITHOUT_TRAINING, first="Notations: "),
+        *_paragraph(_about_rates(profile)),
+        *_paragraph(_NOTATIONS if context.trains else _NOTATIONS_WITHOUT_TRAINING, first="Notations: "),
         "",
         line("world size", plain(context.world_size)),
         line("data parallel size", plain(context.dp_size)),
@@ -179,7 +179,7 @@ def _when_lines(profile: Profile) -> list[str]:
         counted += plain(profile.counted_steps[0])
     elif not profile.counted_steps:
         counted = f"no whole {word}"
-    return paragraph(
+    return _paragraph(
         f"The report came out at {word} {profile.report_step}. Counted: {counted}. Timed: {timing}. ({many.title()} of "
         f"this {run}; the first is 0.)"
     )
@@ -207,7 +207,7 @@ def _where_lines(profile: Profile) -> list[str]:
         f"{context.framework} {context.framework_version}",
         *([f"torch {context.torch_version}"] if context.framework != "torch" else []),
     ]
-    return paragraph(", ".join(parts), first="On: ", rest="    ")
+    return _paragraph(", ".join(parts), first="On: ", rest="    ")
 
 
 def _micro_step_lines(profile: Profile) -> list[str]:
@@ -234,3 +234,7 @@ def _samples_per_sec(profile: Profile) -> str:
 def _ranges(steps: Sequence[int]) -> str:
     """Indexes, with runs joined: 3, 4, 5, 9 is "3-5, 9"."""
     return ", ".join(map(run_text, runs_of(steps)))
+
+
+def _paragraph(text: str, *, first: str = "", rest: str = "") -> list[str]:
+    return wrapped(text, width=TITLE_WIDTH, first=first, rest=rest)

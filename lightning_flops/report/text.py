@@ -1,44 +1,58 @@
-"""The whole report as text: the answer, DeepSpeed's summary, then what its profiler does not tell, then the modules."""
+"""Reports as text: short unless details are asked for."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.analysis.offline_formula import FlopsFormula
-from lightning_flops.report.advice_text import advice_lines
-from lightning_flops.report.budget_text import budget_lines
 from lightning_flops.report.compare_text import render_comparison
 from lightning_flops.report.counts_text import render_counts
-from lightning_flops.report.energy_text import energy_lines
+from lightning_flops.report.device_document import energy_section, memory_section, traced_section
+from lightning_flops.report.document import Section, draw
 from lightning_flops.report.formula_text import render_formula
 from lightning_flops.report.headline import answer_lines
-from lightning_flops.report.intensity_text import intensity_lines
-from lightning_flops.report.layout import rule
-from lightning_flops.report.memory_text import memory_lines
+from lightning_flops.report.job_document import ranks_section
+from lightning_flops.report.layout import TITLE_WIDTH
 from lightning_flops.report.module_text import aggregated_lines, detailed_lines
-from lightning_flops.report.ranks_text import ranks_lines
-from lightning_flops.report.step_text import (
-    flops_lines,
-    notes_lines,
-    operator_lines,
-    throughput_lines,
-    time_lines,
-    uncounted_lines,
+from lightning_flops.report.profile_document import (
+    MODULES_SHOWN,
+    advice_section,
+    flops_section,
+    intensity_section,
+    notes_section,
+    operators_section,
+    short_sections,
+    throughput_section,
+    uncounted_section,
 )
 from lightning_flops.report.summary_text import summary_lines
 from lightning_flops.report.throughput_text import render_throughput
-from lightning_flops.report.traced_text import traced_lines
+from lightning_flops.report.trace_view import View
+from lightning_flops.schema.advice import Advice
 from lightning_flops.schema.comparison import Comparison
 from lightning_flops.schema.formula import FormulaReport
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.throughput import ThroughputSummary
 from lightning_flops.text.printable import page
 
+VIEW = View(rows=8, width=TITLE_WIDTH)
+"""What of a profile is drawn as text."""
 
-def render_text(profile: Profile | ThroughputSummary | FlopCounts | FlopsFormula | FormulaReport | Comparison) -> str:
-    """The report on *profile*, for people: lines of at most 120 columns for ordinary models, ending in a line break.
+MOST_LINES = 60
+"""Lines of the short report."""
 
-    Also of a run's throughput (the table that ends a run), and of what ``count_flops``, ``flops_formula`` and
-    ``compare_profiles`` return (what ``print`` shows of it).
+Renderable = Profile | ThroughputSummary | FlopCounts | FlopsFormula | FormulaReport | Comparison
+
+
+def render_text(profile: Renderable, *, detailed: bool | None = None) -> str:
+    """The report on *profile*, for people: at most 60 lines of 100 columns, ending in a line break.
+
+    Args:
+        profile: a profile; also a run's throughput (the table that ends a run), and what ``count_flops``,
+            ``flops_formula`` and ``compare_profiles`` return (what ``print`` shows of it).
+        detailed: append to the report on a profile DeepSpeed's summary, everything else that was measured, and the tree
+            of modules; None: as the profile's settings say.
 
     Raises:
         TypeError: there is no report on such an object, as on the ``profile`` of a run that was too short to have one.
@@ -56,26 +70,47 @@ def render_text(profile: Profile | ThroughputSummary | FlopCounts | FlopsFormula
             "render_text takes a Profile, a ThroughputSummary, or what count_flops, flops_formula or compare_profiles "
             f"return, got {type(profile).__name__}"
         )
-    sections = [
-        answer_lines(profile),
-        summary_lines(profile),
-        time_lines(profile),
-        budget_lines(profile),
-        advice_lines(profile.advice),
-        notes_lines(profile),
-        flops_lines(profile),
-        throughput_lines(profile),
-        energy_lines(profile.energy, step_name=profile.step_name, lower_bound=profile.lower_bound),
-        ranks_lines(profile),
-        memory_lines(
-            profile.memory, profile.traced, trains=profile.context.trains, parameter_bytes=profile.parameter_bytes
-        ),
-        operator_lines(profile),
-        intensity_lines(profile),
-        traced_lines(profile),
-        uncounted_lines(profile),
-        aggregated_lines(profile),
-        detailed_lines(profile) if profile.settings.detailed else [],
-    ]
-    lines = [line for section in sections if section for line in (*section, "")]
-    return page([*lines[:-1], rule()])
+    lines = _short_lines(profile)
+    if profile.settings.detailed if detailed is None else detailed:
+        lines += ["", *summary_lines(profile)]
+        for section in detailed_sections(profile):
+            lines += draw(section, VIEW)
+        lines += ["", *aggregated_lines(profile), "", *detailed_lines(profile)]
+    return page([*lines, VIEW.rule()])
+
+
+def _short_lines(profile: Profile) -> list[str]:
+    """At most 59 lines: of many long names, fewer modules and less advice are shown."""
+    lines: list[str] = []
+    for modules, advice in ((MODULES_SHOWN, 4), (8, 3), (6, 2), (4, 1)):
+        lines = answer_lines(profile, advice=False)
+        for section in short_sections(profile, modules=modules, advice=advice):
+            lines += draw(section, VIEW)
+        if len(lines) < MOST_LINES:
+            break
+    return lines[: MOST_LINES - 1]
+
+
+def render_advice(advice: Sequence[Advice]) -> str:
+    """The *advice* with its rules, ending in a line break."""
+    return page(list(draw(advice_section(advice, rules=True), VIEW))[2:])
+
+
+def detailed_sections(profile: Profile) -> Iterator[Section]:
+    """What is not in the short report."""
+    if profile.advice:
+        yield advice_section(profile.advice, rules=True)
+    if profile.notes:
+        yield notes_section(profile.notes)
+    sections = (
+        flops_section(profile),
+        throughput_section(profile),
+        energy_section(profile),
+        ranks_section(profile),
+        memory_section(profile),
+        operators_section(profile),
+        intensity_section(profile),
+        traced_section(profile),
+        uncounted_section(profile),
+    )
+    yield from (section for section in sections if section is not None)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from lightning_flops.analysis.rank_names import name_files
-from lightning_flops.report.advice_text import advice_lines
 from lightning_flops.report.document import draw
+from lightning_flops.report.profile_document import advice_section
 from lightning_flops.report.ranks_document import rank_section
 from lightning_flops.report.trace_answer_text import answer_lines, name_of
 from lightning_flops.report.trace_document import trace_sections
@@ -50,7 +50,7 @@ def render_traces(
             lines += ["", *view.line("FLOPs of all ranks", f"n/a ({report.job_flops.reason})")]
         elif report.job_flops is not None:
             lines += draw(job_section(report.job_flops), view)
-    lines += ["", *advice_lines(report.advice, width=width)]
+    lines += draw(advice_section(report.advice, rules=True), view)
     return page([*lines, view.rule()])
 
 

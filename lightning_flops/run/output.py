@@ -1,6 +1,7 @@
 """Where the reports of one run go, whatever framework drives it: files of our own, the run's loggers and its console.
 
-Texts and files are ``prepare``d on the worker's thread; the training thread ``publish``es, as loggers are the user's.
+Texts and files are made on the worker's thread. What that returns is called on the training thread: it gives them to
+the loggers, which are the user's.
 """
 
 from __future__ import annotations
@@ -10,18 +11,16 @@ import json
 import os
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lightning_flops.config import OWN_FOLDER
-from lightning_flops.report.advice_text import render_advice_markdown
 from lightning_flops.report.headline import headline
 from lightning_flops.report.html_page import RunPages, packed, window_figures
 from lightning_flops.report.markdown import fenced
 from lightning_flops.report.scalars import MONITOR_PREFIX, profile_scalars
-from lightning_flops.report.text import render_text
+from lightning_flops.report.text import render_advice, render_text
 from lightning_flops.report.throughput_text import render_throughput
-from lightning_flops.sinks.console import ConsoleSink
+from lightning_flops.sinks.console import to_log
 from lightning_flops.sinks.file import numbered, remove_file, write_new_file, write_own_file, write_text_file
 from lightning_flops.sinks.tensorboard_tab import event_file_name, tab_events
 from lightning_flops.text.printable import package_logger
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from lightning_flops.run.ranks import Ranks
     from lightning_flops.schema.profile import Profile
     from lightning_flops.schema.throughput import ThroughputSummary
-    from lightning_flops.sinks.sink import Sink, TextSink
+    from lightning_flops.sinks.services import Services
 
 logger = package_logger(__name__)
 
@@ -66,6 +65,10 @@ class RunFiles:
         self._tabs: deque[str] = deque()
         self._tabs_written = 0
 
+    def report(self, profile: Profile) -> None:
+        """Write the files of *profile*."""
+        self.write_profile(profile, render_text(profile), keep_text=False)
+
     def write_profile(self, profile: Profile, text: str, *, keep_text: bool) -> dict[str, str | None]:
         """The path of each file written by ``page``, ``text`` and ``json``; None: not asked for, or failed."""
         self._writes_throughput = True
@@ -77,7 +80,7 @@ class RunFiles:
             text_path = _written(path, lambda: write_text_file(path, text))
         return {"page": html_path, "text": text_path, "json": json_path}
 
-    def write_throughput(self, summary: ThroughputSummary) -> None:
+    def summary(self, summary: ThroughputSummary) -> None:
         """Write *summary*, unless a profile was asked for and there is none."""
         if self._writes_throughput:
             self._write(_THROUGHPUT, summary.to_json)
@@ -115,11 +118,13 @@ class RunFiles:
         return _written(path, write)
 
     def _place(self) -> str | None:
-        """Our folder: that of the logs if it has our name, else the one of our name in it."""
+        """Our folder: that of the logs if it has our name, else the one of our name in it, unless that is a package."""
         folder = self.folder()
-        if folder is None or os.path.basename(folder.rstrip("/")) == OWN_FOLDER:
-            return folder
-        return os.path.join(folder, OWN_FOLDER)
+        if folder is None:
+            return None
+        if os.path.basename(folder.rstrip("/")) != OWN_FOLDER:
+            folder = os.path.join(folder, OWN_FOLDER)
+        return f"{folder}_logs" if os.path.isfile(os.path.join(folder, "__init__.py")) else folder
 
     def _named(self, path: str) -> str:
         """Where this rank writes what rank 0 of a training run writes to *path*: ``flops.test.rank3.txt``."""
@@ -127,51 +132,7 @@ class RunFiles:
         return f"{root}{self._suffix}{suffix}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
-    """A profile that is ready for the training thread."""
-
-    scalars: Mapping[str, float]
-    text: str
-    advice: str
-    sentence: str
-    """What came out, on a line."""
-    paths: Mapping[str, str | None]
-    """Of its files, as ``RunFiles.write_profile`` returns them."""
-
-
-class RunOutput:
-    """Where the reports of one run go from one rank: here to *files*, if any, as those of ranks other than 0."""
-
-    shows_readings = False
-    """There is a logger that gets the monitor's readings."""
-
-    def __init__(self, files: RunFiles | None) -> None:
-        self._files = files
-
-    def prepare(self, profile: Profile) -> Prepared | None:
-        """Write the files of *profile*, on the worker's thread; returns what ``publish`` takes."""
-        if self._files is not None:
-            self._files.write_profile(profile, render_text(profile), keep_text=False)
-        return None
-
-    def publish(self, prepared: Prepared | None, *, step: int) -> None:
-        """Show what was prepared, on the training thread, at the run's *step*."""
-
-    def prepare_throughput(self, summary: ThroughputSummary) -> str:
-        """Write the file of the run's *summary*, on the worker's thread; returns what ``publish_throughput`` takes."""
-        if self._files is not None:
-            self._files.write_throughput(summary)
-        return render_throughput(summary)
-
-    def publish_throughput(self, text: str, *, step: int) -> None:
-        """Show it, on the training thread."""
-
-    def show_reading(self, scalars: Mapping[str, float], *, step: int) -> None:
-        """Give the loggers a reading of the monitor, as ``monitor_scalars`` makes it; on the training thread."""
-
-
-class LoggedOutput(RunOutput):
+class LoggedOutput:
     """Where rank 0 shows the reports of one run: in its loggers, on the console and in files.
 
     If one of them refuses a report, the others still get it.
@@ -192,21 +153,19 @@ class LoggedOutput(RunOutput):
         self,
         config: ProfilerConfig,
         *,
-        loggers: Sink,
+        loggers: Services,
         folder: Callable[[], str | None],
-        console: TextSink | None = None,
+        console: Callable[[str], None] = to_log,
         text_file: bool = True,
         x_axis: Callable[[int], int] = lambda step: step,
-        announce: Callable[[str], None] | None = None,
+        announce: Callable[[str], None] = lambda sentence: None,
         nowhere: str = "",
         part: str = "",
     ) -> None:
         self.files, self.part = RunFiles(config, folder, part=part), part
-        super().__init__(self.files)
-        self.shows_readings = loggers.takes_scalars
         self._config = config
         self._loggers = loggers
-        self._console = console or ConsoleSink()
+        self._console = console
         self._text_file = text_file
         self._x_axis = x_axis
         self._announce = announce
@@ -216,68 +175,66 @@ class LoggedOutput(RunOutput):
             f"{prefix}/{part}" if part else prefix for prefix in (config.tag_prefix, MONITOR_PREFIX)
         )
 
-    def prepare(self, profile: Profile) -> Prepared:
-        """Write the files of *profile*, on the worker's thread."""
+    def report(self, profile: Profile) -> Callable[[int], None]:
+        """Write the files of *profile*; what is returned shows it everywhere else, given the run's step."""
         text, context, board = render_text(profile), profile.context, self._loggers.has_board
         if board:
             self.files.write_tab(profile, prefix=self._prefix)
         paths = self.files.write_profile(profile, text, keep_text=self._text_file and not board)
+        scalars, advice = profile_scalars(profile, prefix=self._prefix), fenced(render_advice(profile.advice))
         whose = "" if context.trains else f" of the {context.run_word}"
-        return Prepared(
-            scalars=profile_scalars(profile, prefix=self._prefix),
-            text=text,
-            advice=render_advice_markdown(profile.advice),
-            sentence=f"FLOPs of {context.step_word} {profile.profile_step}{whose}: {headline(profile)}",
-            paths=paths,
-        )
+        sentence = f"FLOPs of {context.step_word} {profile.profile_step}{whose}: {headline(profile)}"
 
-    def publish(self, prepared: Prepared | None, *, step: int) -> None:
-        """Show what was prepared to everything that shows it."""
-        if prepared is None:
-            return
-        at, paths, tag = self._x_axis(step), prepared.paths, f"{self._prefix}/profile"
-        self._loggers.write_scalars(prepared.scalars, step=at)
-        shown = self._loggers.write_text(tag, fenced(prepared.text), step=at)
-        self._loggers.write_text(f"{self._prefix}/advice", prepared.advice, step=at)
-        if self._config.output_file is None:
-            self._console.write_text(tag, prepared.text, step=step)
-        if (page := paths["page"]) is not None:
-            self._loggers.keep_file(page)
-        places = {
-            "the page is in": page,
-            "the report is in": paths["text"],
-            "the loggers show the report as the text": tag if shown else None,
-            "every number is in": paths["json"],
+        def show(step: int) -> None:
+            at, tag = self._x_axis(step), f"{self._prefix}/profile"
+            self._loggers.write_scalars(scalars, step=at)
+            shown = self._loggers.write_text(tag, fenced(text), step=at)
+            self._loggers.write_text(f"{self._prefix}/advice", advice, step=at)
+            if self._config.output_file is None:
+                self._console(text)
+            if (page := paths["page"]) is not None:
+                self._loggers.keep_file(page)
+            self._say(sentence, {**paths, "tag": tag if shown else None})
+
+        return show
+
+    def _say(self, sentence: str, places: Mapping[str, str | None]) -> None:
+        words = {
+            "page": "the page is in",
+            "text": "the report is in",
+            "tag": "the loggers show the report as the text",
+            "json": "every number is in",
         }
-        where = ", ".join(f"{words} {place}" for words, place in places.items() if place is not None)
+        where = ", ".join(f"{words[name]} {places[name]}" for name in words if places[name] is not None)
         if not where:
             where, self._nowhere = self._nowhere, ""
-        if where and self._announce is not None:
-            self._announce(f"{prepared.sentence} {where[0].upper()}{where[1:]}")
+        if where:
+            self._announce(f"{sentence} {where[0].upper()}{where[1:]}")
 
-    def publish_throughput(self, text: str, *, step: int) -> None:
-        """Give the *text* to the log, and to loggers that show texts."""
-        tag = f"{self._monitor_prefix}/summary"
-        self._loggers.write_text(tag, fenced(text), step=self._x_axis(step))
-        ConsoleSink().write_text(tag, text, step=step)
+    def summary(self, summary: ThroughputSummary) -> Callable[[int], None]:
+        """Write the file of the run's *summary*; what is returned shows it everywhere else, given the run's step."""
+        self.files.summary(summary)
+        text, tag = render_throughput(summary), f"{self._monitor_prefix}/summary"
+
+        def show(step: int) -> None:
+            self._loggers.write_text(tag, fenced(text), step=self._x_axis(step))
+            to_log(text)
+
+        return show
 
     def show_reading(self, scalars: Mapping[str, float], *, step: int) -> None:
-        """Give the loggers a reading of the monitor."""
-        named = {self._monitor_prefix + tag.removeprefix(MONITOR_PREFIX): value for tag, value in scalars.items()}
-        self._loggers.write_scalars(named, step=self._x_axis(step))
+        """Give the loggers a reading of the monitor, as ``monitor_scalars`` makes it; on the training thread."""
+        if self.part:
+            prefix = self._monitor_prefix
+            scalars = {prefix + tag.removeprefix(MONITOR_PREFIX): value for tag, value in scalars.items()}
+        self._loggers.write_scalars(scalars, step=self._x_axis(step))
 
 
-def output_of_rank(rank: int, output: LoggedOutput, *, ranks: Ranks | None, config: ProfilerConfig) -> RunOutput:
-    """Where *rank* writes: rank 0 to *output*; the others nowhere, or to files of their own with ``all_ranks``."""
-    if rank == 0:
-        folder = output.files.folder()
-        if config.all_ranks and ranks is not None:
-            ranks.tell_folder(folder or "")
-        return output
+def files_of_rank(rank: int, output: LoggedOutput, *, ranks: Ranks | None, config: ProfilerConfig) -> RunFiles | None:
+    """Where a *rank* other than 0 writes: nowhere, or to files of its own with ``all_ranks``."""
     if not config.all_ranks:
-        return RunOutput(None)
-    place = output.files.folder if ranks is None else ranks.folder
-    return RunOutput(RunFiles(config, place, rank=rank, part=output.part))
+        return None
+    return RunFiles(config, output.files.folder if ranks is None else ranks.folder, rank=rank, part=output.part)
 
 
 def _written(path: str, write: Callable[[], str | None]) -> str | None:

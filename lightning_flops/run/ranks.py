@@ -17,6 +17,7 @@ deleted that another rank may read. Keys, all below ``lightning_flops/{number of
 from __future__ import annotations
 
 import collections
+import contextlib
 import itertools
 import logging
 import os
@@ -33,7 +34,7 @@ from lightning_flops.analysis.ranks import with_ranks
 from lightning_flops.config import OWN_FOLDER
 from lightning_flops.instrument.torch_private.distributed import store_getter
 from lightning_flops.schema.ranks import RankAbsence
-from lightning_flops.signals import is_of_signal_handler
+from lightning_flops.signals import words_of
 from lightning_flops.text.printable import package_logger
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class _Window:
 
 
 class Ranks:
-    """One rank's part in the reports of one run; calls come from one thread at a time.
+    """One rank's part in the reports of one run; the worker's thread sends, the training thread does the rest.
 
     Only ``finish`` and ``folder`` wait, and not for long. The first error of the store ends the exchange: rank 0 then
     reports on the ranks that it has heard of, with the error as the reason why the others are missing.
@@ -130,7 +131,7 @@ class Ranks:
         try:
             packed = pack(make_rank_record(profile))
         except Exception as error:  # tell rank 0, so that it does not wait for a record that will not come
-            packed = self._absence(f"its measurements could not be packed: {_words(error)}")
+            packed = self._absence(f"its measurements could not be packed: {words_of(error)}")
         self._last_step = profile.profile_step
         self._say(str(profile.profile_step), packed)
 
@@ -158,10 +159,11 @@ class Ranks:
             return
         if store.check([f"{run}/closed"]):
             self._unsent.clear()
-        while self._unsent:
-            about, packed = self._unsent.popleft()
-            store.set(f"{run}/{about}/{self._rank}", packed)
-            store.add(f"{run}/{about}", 1)
+        with contextlib.suppress(IndexError):  # all is sent, here or on the worker's thread
+            while True:
+                about, packed = self._unsent.popleft()
+                store.set(f"{run}/{about}/{self._rank}", packed)
+                store.add(f"{run}/{about}", 1)
 
     def _run(self, store: Store) -> str | None:
         """The folder of the run's keys; None if rank 0 has not begun it."""
@@ -243,7 +245,7 @@ class Ranks:
             answers.insert(0, make_rank_record(profile))
             return with_ranks(profile, answers, waited_sec=waited_sec, thresholds=limits)
         except Exception as error:  # a report of rank 0 alone is still a report
-            note = f"What the ranks sent could not be put together: {_words(error)}."
+            note = f"What the ranks sent could not be put together: {words_of(error)}."
             logger.warning(note, exc_info=logger.isEnabledFor(logging.DEBUG))
             return replace(profile, notes=(*profile.notes, note))
 
@@ -290,7 +292,7 @@ class Ranks:
                 self._failure = str(error)
             except Exception as error:  # the store's server may be gone, with the process that held it
                 logger.debug("the ranks' store failed", exc_info=True)
-                self._failure = f"the key-value store failed: {_words(error)}"
+                self._failure = f"the key-value store failed: {words_of(error)}"
         return None
 
 
@@ -299,12 +301,5 @@ def _read(rank: int, packed: bytes) -> RankRecord | RankAbsence:
     try:
         answer = unpack(packed)
     except Exception as error:
-        return RankAbsence(rank=rank, reason=f"what it sent cannot be read: {_words(error)}")
+        return RankAbsence(rank=rank, reason=f"what it sent cannot be read: {words_of(error)}")
     return answer if answer.rank == rank else RankAbsence(rank=rank, reason=f"what it sent is of rank {answer.rank}")
-
-
-def _words(error: Exception) -> str:
-    """*error* in words; raised again if a signal handler of the user's raised it."""
-    if is_of_signal_handler(error):
-        raise error
-    return f"{type(error).__name__}: {error}"

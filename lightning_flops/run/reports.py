@@ -7,9 +7,9 @@ gives what is ready to the run's loggers at its next batch.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lightning_flops import host_clock
 from lightning_flops.analysis.budget import with_report_sec
@@ -20,25 +20,27 @@ from lightning_flops.instrument.random_state import random_state_kept
 from lightning_flops.instrument.run_facts import gather_run_facts
 from lightning_flops.report.headline import counted, headline
 from lightning_flops.report.scalars import monitor_scalars
-from lightning_flops.run.output import output_of_rank
+from lightning_flops.run.output import files_of_rank
 from lightning_flops.run.ranks import NoStoreError, Ranks
-from lightning_flops.run.results import answer, profile_of_window
+from lightning_flops.run.results import profile_of_window
 from lightning_flops.run.worker import Worker
-from lightning_flops.signals import is_of_signal_handler
+from lightning_flops.signals import words_of
 from lightning_flops.text.printable import package_logger
 
 if TYPE_CHECKING:
     from lightning_flops.config import ProfilerConfig
     from lightning_flops.instrument.notes import Notes
-    from lightning_flops.records import BatchTokens, RunContext, StepSums, UnprofiledFlops, WindowRecord
+    from lightning_flops.records import BatchTokens, RunContext, RunFacts, StepSums, UnprofiledFlops, WindowRecord
     from lightning_flops.run.adapter import Facts
     from lightning_flops.run.monitor import Monitor, MonitorReading
-    from lightning_flops.run.output import Prepared, RunOutput
+    from lightning_flops.run.output import LoggedOutput, RunFiles
     from lightning_flops.run.window import Window
     from lightning_flops.schema.profile import Profile
     from lightning_flops.schema.throughput import ThroughputSummary
 
 logger = package_logger(__name__)
+
+T = TypeVar("T")
 
 _SEC_TO_FINISH = 10.0
 """The end of a run waits at most this long for reports that are being written."""
@@ -71,8 +73,6 @@ OUTCOMES = Outcomes()
 class Reports:
     """Makes the reports of one run; *publish* gets each profile, on the training thread."""
 
-    output: RunOutput
-
     def __init__(self, facts: Facts, config: ProfilerConfig, publish: Callable[[Profile], None], notes: Notes) -> None:
         self.profile: Profile | None = None
         """The latest."""
@@ -88,6 +88,7 @@ class Reports:
         self._ranks: Ranks | None = None
         self._awaited: int | None = None
         self._writes = facts.rank == 0
+        self._output: LoggedOutput | RunFiles | None = facts.output if facts.rank == 0 else None
         self._peaks: dict[str, float | None] = {}
 
     def begin(self) -> None:
@@ -102,7 +103,10 @@ class Reports:
                     f"This report is of rank {facts.rank} alone: the ranks could not exchange anything: {error}."
                 )
         self._dp_size = facts.context().dp_size
-        self.output = output_of_rank(facts.rank, facts.output, ranks=self._ranks, config=self._config)
+        if facts.rank:
+            self._output = files_of_rank(facts.rank, facts.output, ranks=self._ranks, config=self._config)
+        elif self._config.all_ranks and self._ranks is not None:
+            self._ranks.tell_folder(facts.output.files.folder() or "")
 
     def warn(self, sentence: str) -> None:
         """Say *sentence* in the log, on the rank that writes."""
@@ -123,20 +127,20 @@ class Reports:
     def report(self, record: WindowRecord, window: Window, *, all_tokens: BatchTokens) -> None:
         """Make the report of *record*, which *window* has measured."""
         facts = self._facts
-        ask = functools.partial(answer, warns=self._writes)
-        with random_state_kept():  # the questions call methods of the user's modules and optimizers
-            optimizers = ask(facts.optimizers, "the optimizers could not be asked for")
-            set_up = ask(
-                lambda: gather_run_facts(
-                    facts.root,
-                    device=facts.device,
-                    optimizers=optimizers,
-                    loader_workers=facts.loader_workers(),
-                    padding_ratio=padding_ratio(all_tokens),
-                ),
-                "how the run is set up could not be read",
+
+        def set_up(optimizers: Iterable[Any] | None) -> RunFacts:
+            return gather_run_facts(
+                facts.root,
+                device=facts.device,
+                optimizers=optimizers,
+                loader_workers=facts.loader_workers(),
+                padding_ratio=padding_ratio(all_tokens),
             )
-            memory = ask(
+
+        with random_state_kept():  # the questions call methods of the user's modules and optimizers
+            optimizers = self._answer(facts.optimizers, "the optimizers could not be asked for")
+            run_facts = self._answer(lambda: set_up(optimizers), "how the run is set up could not be read")
+            watched = self._answer(
                 lambda: window.memory.record(optimizers=optimizers), "what the memory is for could not be read"
             )
         record = replace(
@@ -144,12 +148,20 @@ class Reports:
             notes=(*record.notes, *window.processors.sentences()),
             processor=window.processors.loss(),
             gpu=window.gpu.record(),
-            facts=set_up,
-            memory=memory,
+            facts=run_facts,
+            memory=watched,
         )
         step = facts.x_axis()
         self._awaited, self.analyzing = None, True
         self._worker.submit(lambda: self._made(record, step, window), f"the report of step {record.profile_step}")
+
+    def _answer(self, question: Callable[[], T], failure: str) -> T | None:
+        """What *question* returns, asked of the user's objects; None, and the *failure* logged, if it raises."""
+        try:
+            return question()
+        except Exception as error:  # the report lacks this answer
+            self.warn(f"{failure}: {words_of(error)}")
+            return None
 
     def _made(self, record: WindowRecord, step: int, window: Window) -> Callable[[], None]:
         """Analyze *record*, on the worker's thread; *window* keeps its trace files."""
@@ -166,46 +178,47 @@ class Reports:
         if self._writes:
             word, line = profile.context.step_word, headline(profile)
             logger.info("profiled %s %d of this %s: %s", word, profile.profile_step, profile.context.run_word, line)
-        if ranks is None:
+        if ranks is None or self._facts.rank:
+            if ranks is not None:
+                ranks.send(profile)
             return lambda: self._show(profile)
-        if self._facts.rank:
-            ranks.send(profile)
-            return lambda: self._show(profile)
-        return lambda: self._collect(ranks, profile)
 
-    def _collect(self, ranks: Ranks, profile: Profile) -> None:
-        self.profile = profile
-        ranks.await_reports(profile)
-        self._look_at_ranks()
+        def collect() -> None:
+            self.profile = profile
+            ranks.await_reports(profile)
 
-    def _look_at_ranks(self) -> None:
-        if self._ranks is not None and self._ranks.pending:
-            for profile in self._ranks.ready():
-                self._show(profile)
+        return collect
 
     def _show(self, profile: Profile) -> None:
         """Give *profile* to the user, to its files and to the loggers."""
         self.profile = profile
         OUTCOMES.reports(profile)
         self._publish(profile)
+        if (output := self._output) is not None:
+            self._write(lambda: output.report(profile), f"the report of step {profile.profile_step}")
 
-        def written() -> Callable[[], None]:
-            prepared = self.output.prepare(profile)
-            return lambda: self._to_loggers(prepared)
+    def _write(self, write: Callable[[], Callable[[int], None] | None], what: str) -> None:
+        """Have the worker write files; what that returns gives the rest to the loggers, at the run's step."""
 
-        self._worker.submit(written, f"the report of step {profile.profile_step}")
+        def written() -> Callable[[], None] | None:
+            show = write()
+            return None if show is None else functools.partial(self._to_loggers, show)
 
-    def _to_loggers(self, prepared: Prepared | None) -> None:
+        self._worker.submit(written, what)
+
+    def _to_loggers(self, show: Callable[[int], None]) -> None:
         with random_state_kept():
-            self.output.publish(prepared, step=self._facts.x_axis())
+            show(self._facts.x_axis())
 
     def deliver(self) -> bool:
         """Give what is ready to the loggers, and report what all ranks have sent; whether there was anything."""
-        worker, ranks = self._worker, self._ranks
-        if not worker.made and (ranks is None or not ranks.pending):
+        made, ranks = self._worker.made, self._ranks
+        if not made and (ranks is None or not ranks.pending):
             return False
-        worker.deliver()
-        self._look_at_ranks()
+        while made:
+            made.popleft()()
+        for profile in () if ranks is None else ranks.ready():
+            self._show(profile)
         return True
 
     # ---- the run logs, or ends
@@ -227,7 +240,7 @@ class Reports:
             useful_flops_peak_sec=None if flops is None else self._at_peak(flops.useful_by_dtype),
             estimated_ratio=None if flops is None else flops.estimated_ratio,
         )
-        self.output.show_reading(scalars, step=self._facts.x_axis())
+        self._facts.output.show_reading(scalars, step=self._facts.x_axis())
 
     def _tokens_of(self, samples: int | None, tokens: BatchTokens) -> int | None:
         """Tokens that a rate is of: as the user has said of so many *samples*, or those that are no padding."""
@@ -290,26 +303,17 @@ class Reports:
             tokens=monitor.all_tokens,
             timed_tokens=self._tokens_of(totals.samples, totals.tokens),
         )
-        if summary is None:
-            return
-        output, step = self.output, self._facts.x_axis()
+        if summary is not None and (output := self._output) is not None:
+            self._write(lambda: output.summary(summary), "the throughput of the run")
 
-        def written() -> Callable[[], None]:
-            prepared = output.prepare_throughput(summary)
-            return lambda: output.publish_throughput(prepared, step=step)
-
-        self._worker.submit(written, "the throughput of the run")
-
-    def fail(self, error: Exception) -> None:
-        """Our side raised *error*: tell rank 0, and write what is complete."""
+    def fail(self, why: str) -> None:
+        """Our side has failed: tell rank 0 *why*, and write what is complete."""
         try:
             if self._ranks is not None:
-                self._ranks.say_out(f"its profiler failed: {type(error).__name__}: {error}")
+                self._ranks.say_out(f"its profiler failed: {why}")
                 for profile in self._ranks.finish(0.0):
                     self._show(profile)
                 self._ranks.close()
             self._worker.finish(_SEC_AFTER_ERROR)
         except Exception as lost:
-            if is_of_signal_handler(lost):
-                raise
-            logger.warning("a report was lost", exc_info=lost)
+            logger.warning("a report was lost: %s", words_of(lost), exc_info=lost)

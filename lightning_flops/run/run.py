@@ -91,14 +91,16 @@ class Run:
         self._counts_steps = config.monitor and not config.timer_only
         """Steps outside of windows are counted, too."""
         self._step = _Step()
-        self._stacks = _Stacks()
+        self._outside: list[str] = []
+        """What runs now and belongs to no step."""
+        self._fetches = 0
+        """Depth of the running fetches."""
 
     # ---- the run begins
 
     def begin(self) -> None:
         """The run begins; the adapter's own hooks are in place."""
         self.notes.goes_on(self.reports.warn)
-        self.undo.callback(self._stacks.close)
         self._gpu_meter = open_meter(self.facts.device, self.undo)
         self.reports.begin()
         self._await_window(self.facts.profile_step)
@@ -115,7 +117,7 @@ class Run:
             if (run := me()) is not None:
                 run._step.counted = step
 
-        self.window = self._stacks.window = new_window(
+        self.window = new_window(
             step,
             facts=self.facts,
             config=self.config,
@@ -144,112 +146,85 @@ class Run:
 
     def batch_begins(self, shapes: Shapes, tokens: BatchTokens | None = None) -> None:
         """The model is about to compute on a batch: count its step if nothing is known of steps of its shapes."""
-        stacks = self._stacks
-        if self.window.is_open or self._step.batches or stacks.scope is not None or stacks.outside:
+        if self.window.is_open or self._step.batches or self.window.scope is not None or self._outside:
             return
         if self._counts_steps and self.flops.wants(shapes, tokens) and not profiler_is_recording():
             self.window.recorder.sample(steps_done=self.steps_done)
             self._follow()
 
     def _follow(self) -> None:
-        """Have the marks of a step's parts and the scope of a batch in place where they are needed."""
-        recorder, stacks = self.window.recorder, self._stacks
-        state = recorder.state
-        if state is stacks.followed and state.idle:
-            return  # most of the run
-        stacks.followed = state
-        self.window.follow()
-        stacks.mark(self.facts.mark_parts, on=recorder.marking)
-        if self.window.profiles:
-            stacks.enter_scope()
-        if (timer := recorder.timer) is not None:
-            self.window.gpu.between_steps()
-            timer.go_on()
+        window = self.window
+        state = window.recorder.state
+        if not (state is window.followed and state.idle):  # most of the run
+            window.follow(self.facts.mark_parts, outside=bool(self._outside))
 
     def fetch_begins(self) -> None:
         """The loop asks its data loader for a batch; calls may nest, and the outermost counts."""
-        stacks = self._stacks
-        stacks.fetches += 1
-        if stacks.fetches == 1 and not stacks.outside:
+        self._fetches += 1
+        if self._fetches == 1 and not self._outside:
             self.window.fetches += 1
             self.monitor.fetch_begins()
-            if stacks.marks is not None:
-                self._enter("data_wait", counts=True)
+            if self.window.marks is not None:
+                self.window.enter("data_wait", counts=True)
 
     def fetch_ends(self) -> None:
         """The data loader has delivered the batch."""
-        stacks = self._stacks
-        stacks.fetches -= 1
-        if stacks.fetches == 0 and not stacks.outside:
-            if stacks.marks is not None:
-                self._leave()
+        self._fetches -= 1
+        if self._fetches == 0 and not self._outside:
+            if self.window.marks is not None:
+                self.window.leave()
             self.monitor.fetch_ends()
 
     def enter(self, part: TimePhase | str, *, counts: bool = True) -> None:
         """*part* of the step begins, inside whatever part is running; *counts* as in ``Recorder.enter``."""
-        if self._stacks.marks is not None and not self._stacks.outside:
-            self._enter(part, counts=counts)
-
-    def _enter(self, part: TimePhase | str, *, counts: bool) -> None:
-        window = self.window
-        if window.is_open and window.recorder.counting:
-            window.memory.enter(part)
-        window.recorder.enter(part, counts=counts)
+        if self.window.marks is not None and not self._outside:
+            self.window.enter(part, counts=counts)
 
     def leave(self) -> None:
         """The part entered last ends."""
-        if self._stacks.marks is not None and not self._stacks.outside:
-            self._leave()
-
-    def _leave(self) -> None:
-        window = self.window
-        window.recorder.leave()  # first, so that the rest is not in the part's time
-        if window.is_open and window.recorder.counting:
-            window.memory.leave()
+        if self.window.marks is not None and not self._outside:
+            self.window.leave()
 
     def claim(self, part: TimePhase) -> None:
         """What ran since the last part was left, if no part is running now, was *part* too."""
-        if self._stacks.marks is not None and not self._stacks.outside:
+        if self.window.marks is not None and not self._outside:
             self.window.recorder.claim(part)
 
     def outside(self, what: str, *, since_batch: bool = False) -> None:
         """*what* begins, which belongs to no step, and *since_batch* what ran since the last batch; calls may nest."""
-        stacks = self._stacks
-        stacks.outside.append(what)
-        if len(stacks.outside) == 1:
-            stacks.leave_scope()
+        self._outside.append(what)
+        if len(self._outside) == 1:
+            self.window.leave_scope()
             self.monitor.outside(since_batch=since_batch)
-            if stacks.marks is not None:
+            if self.window.marks is not None:
                 if since_batch:
                     self.window.recorder.claim(what)  # type: ignore[arg-type]
-                self._enter(what, counts=False)
+                self.window.enter(what, counts=False)
+
+    def inside(self) -> None:
+        """What belongs to no step is over."""
+        if not self._outside:
+            return
+        self._outside.pop()
+        if not self._outside:
+            if self.window.marks is not None:
+                self.window.leave()
+            self.monitor.inside()
+            self.window.enter_scope()
 
     @property
     def is_marking(self) -> bool:
         """Whether the parts of the running step are marked."""
-        return self._stacks.marks is not None
+        return self.window.marks is not None
 
     @property
     def is_outside(self) -> bool:
         """Whether what runs now belongs to no step."""
-        return bool(self._stacks.outside)
+        return bool(self._outside)
 
     def is_outside_for(self, what: str) -> bool:
         """Whether *what* runs now, which belongs to no step."""
-        return what in self._stacks.outside
-
-    def inside(self) -> None:
-        """What belongs to no step is over."""
-        stacks = self._stacks
-        if not stacks.outside:
-            return
-        stacks.outside.pop()
-        if not stacks.outside:
-            if stacks.marks is not None:
-                self._leave()
-            self.monitor.inside()
-            if self.window.profiles:
-                stacks.enter_scope()
+        return what in self._outside
 
     # ---- the end of a batch
 
@@ -275,17 +250,20 @@ class Run:
             tokens: what ``tokens`` has found in it.
             others: batches that went through the loop together with it and before it, as micro-batches of a pipeline.
         """
-        step, window, profiled = self._step, self.window, self._stacks.scope is not None
-        sizes = [self._add(one, its_shapes, None, ends_step=False) for one, its_shapes in others] if others else []
-        sizes.append(self._add(batch, shapes, tokens, ends_step=ends_step))
-        samples = None if None in sizes else sum(filter(None, sizes))
+        step, window, profiled = self._step, self.window, self.window.scope is not None
+        samples: int | None = 0
+        for one, its_shapes in others:
+            size = self._add(one, its_shapes, None, ends_step=False)
+            samples = None if samples is None or size is None else samples + size
+        size = self._add(batch, shapes, tokens, ends_step=ends_step)
+        samples = None if samples is None or size is None else samples + size
         step.updates += updates
         step.profiled |= profiled or self.reports.analyzing
         if profiled and window.micro_batch_size is None:
-            window.micro_batch_size = sizes[-1]
+            window.micro_batch_size = size
         seconds = self.monitor.batch(samples=samples, tokens=tokens, profiled=step.profiled, ends_step=ends_step)
         if profiled:
-            self._stacks.leave_scope()
+            window.leave_scope()
         if ends_step:
             self._step_ends(seconds)
             if logs:
@@ -302,7 +280,7 @@ class Run:
         samples = self.meter.samples(batch, shapes)
         self._step.batches.append(shapes)
         self._step.tokens.append(tokens)
-        if self.window.is_open or self._stacks.scope is not None:
+        if self.window.is_open or self.window.scope is not None:
             told = tokens.real if tokens is not None and tokens.real is not None else self.meter.tokens(batch, samples)
             self.window.recorder.end_batch(shapes=shapes, samples=samples, tokens=told, ends_step=ends_step)
         return samples
@@ -342,13 +320,12 @@ class Run:
     def _close_window(self) -> None:
         """Hand what the window has measured to the reports, and await the next."""
         window = self.window
-        window.end_watches()
         for step in self.config.listed_between(window.step or 0, self.steps_done):
             sentence = f"profile_step lists {step}, too: it was not profiled, because this window was still open."
             self.notes.add(sentence)
             self.reports.warn(sentence)
             self.reports.absent(step, "it passed this step over: another window was still open")
-        self._stacks.unmark()
+        window.end()
         if unseen := self.facts.unseen:
             window.recorder.cannot_tell_apart(unseen if window.fetches else ("data_wait", *unseen))
             if not window.fetches:
@@ -366,9 +343,9 @@ class Run:
         if self.closed:
             return
         try:
-            self._stacks.leave_scope()
-            if (window := self._stacks.window) is None:
+            if (window := getattr(self, "window", None)) is None:
                 return  # it was interrupted while it began
+            window.leave_scope()
             if window.is_open and (window.recorder.has_counted or self._step.batches):
                 if interrupted_by is not None:
                     self.notes.add(f"{self.context().activity} was interrupted by {type(interrupted_by).__name__}.")
@@ -392,62 +369,15 @@ class Run:
             self.finish()
         self.close()
 
-    def fail(self, error: Exception) -> None:
-        """Our side raised *error*: the run goes on without us."""
+    def fail(self, why: str) -> None:
+        """Our side has failed: the run goes on without us."""
         self.close()
-        self.reports.fail(error)
+        self.reports.fail(why)
 
     def close(self) -> None:
         """Remove everything of ours from torch and from the framework's objects."""
         if not self.closed:
             self.closed = True
+            if hasattr(self, "window"):
+                self.undo.callback(self.window.abandon)
             close_quietly(self.undo)
-
-
-@dataclass(slots=True)
-class _Stacks:
-    """What is on torch and the framework at the moment: the scope of a batch and the marks of the parts."""
-
-    window: Window | None = None
-    followed: object = None
-    """The recorder's state that is provided for."""
-    scope: ExitStack | None = None
-    marks: ExitStack | None = None
-    outside: list[str] = field(default_factory=list)
-    """What runs now and belongs to no step."""
-    fetches: int = 0
-    """Depth of the running fetches."""
-
-    def enter_scope(self) -> None:
-        """What runs from here on is counted, or traced."""
-        if self.scope is None and not self.outside and self.window is not None:
-            self.scope = ExitStack()
-            self.scope.enter_context(self.window.recorder.batch_scope())
-
-    def leave_scope(self) -> None:
-        """What was counted until here is a whole batch, or what the loop did before something outside of steps."""
-        scope, self.scope = self.scope, None
-        if scope is not None:
-            scope.close()
-
-    def mark(self, put: Callable[[ExitStack], None], *, on: bool) -> None:
-        """Have the marks on or off."""
-        if on and self.marks is None:
-            self.marks = ExitStack()
-            put(self.marks)
-        elif not on:
-            self.unmark()
-
-    def unmark(self) -> None:
-        """Take the marks off."""
-        marks, self.marks = self.marks, None
-        if marks is not None:
-            marks.close()
-
-    def close(self) -> None:
-        """Take everything off."""
-        with ExitStack() as undo:
-            undo.callback(self.unmark)
-            if self.window is not None:
-                undo.callback(self.window.recorder.abandon)
-            undo.callback(self.leave_scope)

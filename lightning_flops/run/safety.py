@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, Protocol, TypeVar
 
-from lightning_flops.signals import is_of_signal_handler
+from lightning_flops.signals import words_of
 from lightning_flops.text.printable import package_logger
 
 if TYPE_CHECKING:
@@ -46,8 +46,6 @@ def safe(hook: Callable[Concatenate[H, P], R]) -> Callable[Concatenate[H, P], R 
         try:
             return hook(self, *args, **kwargs)
         except Exception as error:
-            if is_of_signal_handler(error):
-                raise
             failed(self.run, error)
             return None
 
@@ -56,14 +54,11 @@ def safe(hook: Callable[Concatenate[H, P], R]) -> Callable[Concatenate[H, P], R 
 
 def failed(run: Run | None, error: Exception) -> None:
     """Our side raised *error*: close *run*, and say so once."""
+    words, debug = words_of(error), logger.isEnabledFor(logging.DEBUG)
     if run is not None:
-        run.fail(error)
-    logger.warning(
-        "the FLOPs profiler failed and is off; the program goes on: %s: %s",
-        type(error).__name__,
-        error,
-        exc_info=error if logger.isEnabledFor(logging.DEBUG) else None,
-    )
+        run.fail(words)
+    said = "the FLOPs profiler failed and is off; the program goes on: %s"
+    logger.warning(said, words, exc_info=error if debug else None)
 
 
 def close_quietly(undo: ExitStack) -> None:
@@ -71,6 +66,4 @@ def close_quietly(undo: ExitStack) -> None:
     try:
         undo.close()
     except Exception as error:
-        if is_of_signal_handler(error):
-            raise
-        logger.warning("something of the FLOPs profiler could not be removed", exc_info=error)
+        logger.warning("something of the FLOPs profiler could not be removed: %s", words_of(error), exc_info=error)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from lightning_flops.instrument.tokens import ON_DEVICE, OnDeviceError, tokens_in
+from lightning_flops.signals import words_of
 
 if TYPE_CHECKING:
     from lightning_flops.records import BatchTokens
@@ -55,7 +56,7 @@ class TokenReader:
             return None
         except Exception as error:  # of the user's batch
             self.reads = self._has_read
-            self._note(f"Tokens without padding are n/a: {type(error).__name__}: {error}.")
+            self._note(f"Tokens without padding are n/a: {words_of(error)}.")
             return None
         if tokens is None:
             self._without += 1

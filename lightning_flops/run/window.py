@@ -1,9 +1,10 @@
-"""What measures one window of a run: its recorder and the watches beside it."""
+"""What measures one window of a run: its recorder, the watches beside it, and what is on torch for it."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from lightning_flops.config import ProfilerConfig
     from lightning_flops.instrument.notes import Notes
     from lightning_flops.instrument.window_states import CountedStep
+    from lightning_flops.records import TimePhase
     from lightning_flops.run.adapter import Facts
 
 
@@ -38,23 +40,73 @@ class Window:
     micro_batch_size: int | None = None
     fetches: int = 0
     """Seen since the window was made."""
+    scope: ExitStack | None = None
+    """Of the running batch, if it is counted or traced."""
+    marks: ExitStack | None = None
+    """Of the parts of a step, where they are needed."""
+    followed: object = None
+    """The recorder's state that is provided for."""
 
-    @property
-    def profiles(self) -> bool:
-        """Whether the running step is slowed down: it is counted, traced, or the warm-up of a trace."""
-        return self.recorder.counting or self.recorder.tracing
-
-    def follow(self) -> None:
-        """Have the watches on while steps are timed."""
-        timer = self.recorder.timer
+    def follow(self, mark_parts: Callable[[ExitStack], None], *, outside: bool) -> None:
+        """Have in place what the next batch needs: *mark_parts*, a scope unless it is *outside* of steps, watches."""
+        recorder = self.recorder
+        self.followed, timer = recorder.state, recorder.timer
         self.processors.follow(timed=timer is not None)
         if self.gpu.follow(timed=timer is not None) and timer is not None:
             timer.go_on()  # what the watch has just read is in no step
+        if not recorder.marking:
+            self.unmark()
+        elif self.marks is None:
+            self.marks = ExitStack()
+            mark_parts(self.marks)
+        if not outside:
+            self.enter_scope()
+        if timer is not None:
+            self.gpu.between_steps()
+            timer.go_on()
 
-    def end_watches(self) -> None:
-        """The timed steps are over."""
+    def enter(self, part: TimePhase | str, *, counts: bool) -> None:
+        """*part* of the step begins."""
+        if self.is_open and self.recorder.counting:
+            self.memory.enter(part)
+        self.recorder.enter(part, counts=counts)
+
+    def leave(self) -> None:
+        """The part entered last ends."""
+        self.recorder.leave()  # first, so that the rest is not in the part's time
+        if self.is_open and self.recorder.counting:
+            self.memory.leave()
+
+    def enter_scope(self) -> None:
+        """What runs from here on is counted or traced, if the running step is."""
+        if self.scope is None and (self.recorder.counting or self.recorder.tracing):
+            self.scope = ExitStack()
+            self.scope.enter_context(self.recorder.batch_scope())
+
+    def leave_scope(self) -> None:
+        """What was counted until here is a whole batch, or what the loop did before something outside of steps."""
+        scope, self.scope = self.scope, None
+        if scope is not None:
+            scope.close()
+
+    def unmark(self) -> None:
+        """Take the marks off."""
+        marks, self.marks = self.marks, None
+        if marks is not None:
+            marks.close()
+
+    def end(self) -> None:
+        """The window is over: its watches and marks are."""
         self.processors.follow(timed=False)
         self.gpu.follow(timed=False)
+        self.unmark()
+
+    def abandon(self) -> None:
+        """Take everything off."""
+        with ExitStack() as undo:
+            undo.callback(self.unmark)
+            undo.callback(self.recorder.abandon)
+            undo.callback(self.leave_scope)
 
 
 def new_window(

@@ -30,14 +30,15 @@ class Worker:
         self._lock = threading.RLock()  # a signal handler of the user's may come back here
         self._jobs: deque[tuple[str, Job]] = deque()
         self._running: str | None = None
-        self._made: deque[Callable[[], None]] = deque()
+        self.made: deque[Callable[[], None]] = deque()
+        """What finished jobs have returned, for the thread that trains to call."""
         self._overflowed = False
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
         self._given_up = False
 
     def submit(self, job: Job, what: str = "a report") -> None:
-        """Run *job* on the worker's thread; what it returns is called by ``deliver``.
+        """Run *job* on the worker's thread; what it returns is ``made``.
 
         Args:
             job: needs nothing of the training thread's.
@@ -75,31 +76,21 @@ class Worker:
             try:
                 made = job()
             except BaseException as error:  # nobody above could take it
-                debug = logger.isEnabledFor(logging.DEBUG)
-                words = type(error).__name__, error
-                logger.warning("%s was lost: %s: %s", self._running, *words, exc_info=error if debug else None)
+                words, debug = f"{type(error).__name__}: {error}", logger.isEnabledFor(logging.DEBUG)
+                logger.warning("%s was lost: %s", self._running, words, exc_info=error if debug else None)
             else:
                 if made is not None:
-                    self._made.append(made)
-
-    @property
-    def made(self) -> bool:
-        """Whether something waits for ``deliver``."""
-        return bool(self._made)
-
-    def deliver(self) -> None:
-        """Call what finished jobs have returned, on the thread that trains; never waits."""
-        while self._made and not self._is_off:
-            self._made.popleft()()
+                    self.made.append(made)
 
     def finish(self, within_sec: float = 10.0) -> bool:
-        """Wait until all jobs are delivered, and return True; after *within_sec* say what is missing, and give up."""
+        """Wait for all jobs, and call what they made; False: it has said what is missing after *within_sec*."""
         until = host_clock.now() + within_sec
         while not self._is_off:
             if (thread := self._thread) is not None:
                 thread.join(max(0.0, until - host_clock.now()))
-            self.deliver()
-            if self._thread is None and not self._made:
+            while self.made:
+                self.made.popleft()()
+            if self._thread is None and not self.made:
                 break
             if host_clock.now() >= until:
                 self._give_up(within_sec)

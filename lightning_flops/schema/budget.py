@@ -10,7 +10,7 @@ BudgetKey = Literal[
     "padding",
     "recompute",
     "optimizer_flops",
-    "causal_skipped",
+    "skipped",
     "matmul",
     "other_operators",
     "operators",
@@ -36,8 +36,8 @@ class BudgetRow:
     key: BudgetKey
     """``model``: useful model FLOPs at the peak; its share of the step is MFU. ``padding``: what of the model FLOPs
     was spent on padding, where that is known: then ``model`` is without it, and MFU is the share of both.
-    ``recompute``, ``optimizer_flops``: these FLOPs at the peak. ``causal_skipped``: below zero, for FLOPs in
-    ``model`` that fused causal attention does not execute; above zero where ``causal_attention="half"`` counts
+    ``recompute``, ``optimizer_flops``: these FLOPs at the peak. ``skipped``: below zero, for FLOPs in
+    ``model`` that fused masked attention does not execute; above zero where ``causal_attention="half"`` counts
     fewer than are executed. ``matmul``: what matmul-like operators take beyond the rows above it, all of their time
     if the peak is not known. ``other_operators``: all others. ``operators``: both, where they cannot be told apart.
     ``communication``, ``copies``: what nothing hides. ``idle``: nothing runs, while the host prepares. ``compute``:
@@ -46,7 +46,7 @@ class BudgetRow:
     label: str
     """The same for people, for this device."""
     time_ns: int
-    """Of one step. Below zero in ``causal_skipped`` alone; the rows add up to the step."""
+    """Of one step. Below zero in ``skipped`` alone; the rows add up to the step."""
     joined: tuple[BudgetKey, ...]
     """The rows that are in this one because nothing tells them apart; empty for a row that stands for itself."""
     memory_ns: int | None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from lightning_flops.schema import dataclass_json, shown
+from lightning_flops.schema import codec, shown
 
 SCHEMA_VERSION = 1
 """Version of the JSON that ``Comparison.to_json`` writes; it goes up whenever a field changes."""
@@ -71,13 +71,7 @@ class PartDifference:
     by_module: bool
     """Whether the rows of modules hold this part: they and ``(outside)`` then add up to it, less its waiting."""
     difference: NoiseInterval | None
-    """Of the whole difference. None, like the next three, if single steps are not known or are too few."""
-    work: NoiseInterval | None
-    """Of ``causes.work_ns``."""
-    efficiency: NoiseInterval | None
-    """Of ``causes.efficiency_ns``."""
-    waiting: NoiseInterval | None
-    """Of ``causes.waiting_ns``."""
+    """Of the whole difference. None if single steps are not known or are too few."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,9 +98,9 @@ class ModuleDifference:
     """In run A; None if it is new in B."""
     b: ModuleSide | None
     """In run B; None if it is gone."""
-    matched_by: Literal["name", "structure", "shape", "nothing"]
-    """``structure``: another name, the same tree of classes, settings, parameters and FLOPs. ``shape``: another name,
-    the same tree of classes in the same place. ``nothing``: only one of the runs has it."""
+    matched_by: Literal["name", "structure", "nothing"]
+    """``structure``: another name, the same tree of classes, settings, parameters and FLOPs. ``nothing``: only one of
+    the runs has it."""
     own: Causes
     """Its time, forward and backward, without the modules below it; all zero where times of modules are not known."""
     forward: Causes
@@ -211,7 +205,7 @@ class Comparison:
 
     def to_json(self) -> str:
         """The comparison as indented JSON, the same text for equal comparisons."""
-        return dataclass_json.dump(self)
+        return codec.dump(self)
 
     def to_html(self) -> str:
         """The comparison as a page: one HTML file with everything in it, which needs no network and opens from disk."""
@@ -222,6 +216,6 @@ class Comparison:
         """The comparison that ``to_json`` wrote as *text*.
 
         Raises:
-            ProfileFormatError: *text* is no JSON, has another schema version, or a field is missing, unknown or wrong.
+            ProfileFormatError: *text* is no JSON, has another schema version, or a field is missing or wrong.
         """
-        return dataclass_json.load(Comparison, text, version_field="schema_version", version=SCHEMA_VERSION)
+        return codec.load(Comparison, text, version=SCHEMA_VERSION)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from lightning_flops.schema import dataclass_json
+from lightning_flops.schema import codec
 
 SCHEMA_VERSION = 2
 """Version of the JSON that ``FormulaReport.to_json`` writes; it goes up whenever a field changes."""
@@ -43,7 +43,7 @@ class FormulaSum:
     """FLOPs of one bucket in one dtype."""
 
     bucket: str
-    """``forward``, ``backward``, ``recompute``, ``optimizer``, or ``causal_skipped``: what fused causal attention does
+    """``forward``, ``backward``, ``recompute``, ``optimizer``, or ``skipped``: what fused masked attention does
     not execute of the others."""
     dtype: str
     """Of the arithmetic."""
@@ -63,8 +63,8 @@ class SizedFlops:
     """Of what autograd runs."""
     recompute: int
     """Repeated by activation checkpointing, and by fused attention's backward."""
-    causal_skipped: int
-    """Of the others, what fused causal attention does not execute."""
+    skipped: int
+    """Of the others, what fused masked attention does not execute."""
     source: Literal["formula", "counted"]
     """Whether the formula gave them, or a count of these very sizes."""
 
@@ -76,7 +76,7 @@ class SizedFlops:
     @property
     def hardware_flops(self) -> int:
         """What kernels execute."""
-        return self.model_flops + self.recompute - self.causal_skipped
+        return self.model_flops + self.recompute - self.skipped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,13 +104,13 @@ class FormulaReport:
 
     def to_json(self) -> str:
         """The report as indented JSON."""
-        return dataclass_json.dump(self)
+        return codec.dump(self)
 
     @staticmethod
     def from_json(text: str) -> FormulaReport:
         """The report that ``to_json`` wrote as *text*.
 
         Raises:
-            ProfileFormatError: *text* is no JSON, has another schema version, or a field is missing, unknown or wrong.
+            ProfileFormatError: *text* is no JSON, has another schema version, or a field is missing or wrong.
         """
-        return dataclass_json.load(FormulaReport, text, version_field="schema_version", version=SCHEMA_VERSION)
+        return codec.load(FormulaReport, text, version=SCHEMA_VERSION)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 from lightning_flops.records import MemoryRecord, PhaseBytes, PhaseFlops, RunContext, UncountedOperator
-from lightning_flops.schema import dataclass_json, shown
+from lightning_flops.schema import codec, shown
 from lightning_flops.schema.advice import Advice
 from lightning_flops.schema.answer import Answer, answer_of
 from lightning_flops.schema.budget import Budget
@@ -22,9 +22,6 @@ SCHEMA_VERSION = 5
 
 It goes up whenever a field of ``Profile``, or of a record in it, comes, goes or means something else.
 """
-
-OLDEST_VERSION = 3
-"""The oldest version that is read. What came after it has a default, such as ``context.loop``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,8 +133,12 @@ class Profile:
         """The headline; ``to_json`` has every field."""
         return shown.find().line(self)
 
+    def __str__(self) -> str:
+        """The short report."""
+        return shown.find().text(self)
+
     def _repr_html_(self) -> str:
-        """For a notebook: the headline, the parts of a step and the modules that weigh most."""
+        """For a notebook: the short report as tables."""
         return shown.find().html(self)
 
     def per_step(self, total: int) -> float:
@@ -198,7 +199,7 @@ class Profile:
         Raises:
             ProfileFormatError: a number of the profile is not finite.
         """
-        return dataclass_json.dump(self)
+        return codec.dump(self)
 
     def to_html(self) -> str:
         """The profile as a page: one HTML file with everything in it, which needs no network and opens from disk.
@@ -210,12 +211,9 @@ class Profile:
 
     @staticmethod
     def from_json(text: str) -> Profile:
-        """The profile that ``to_json`` wrote as *text*, today or when the schema was of version 3.
+        """The profile that ``to_json`` wrote as *text*.
 
         Raises:
-            ProfileFormatError: *text* is no JSON, has another schema version, or a field is missing, unknown or wrong.
+            ProfileFormatError: *text* is no JSON, has another schema version, or a field is missing or wrong.
         """
-        found = dataclass_json.load(
-            Profile, text, version_field="schema_version", version=SCHEMA_VERSION, oldest=OLDEST_VERSION
-        )
-        return replace(found, schema_version=SCHEMA_VERSION)
+        return codec.load(Profile, text, version=SCHEMA_VERSION)

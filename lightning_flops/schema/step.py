@@ -21,8 +21,8 @@ class StepFlops:
     """What the backward repeated of the forward: activation checkpointing, fused attention's score matrix."""
     optimizer: int
     """Inside optimizer steps."""
-    causal_skipped: int
-    """Of the four phases' FLOPs, what fused causal attention does not execute."""
+    skipped: int
+    """Of the four phases' FLOPs, what fused masked attention does not execute."""
     without_backward: int
     """Of the forward's FLOPs, those that no backward can follow."""
     backward_estimated: int
@@ -30,7 +30,7 @@ class StepFlops:
     model: int
     """Forward + backward: the numerator of MFU."""
     hardware: int
-    """All four phases - causal_skipped: what the kernels execute, the numerator of HFU."""
+    """All four phases - skipped: what the kernels execute, the numerator of HFU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +100,7 @@ class PartTiming:
     deviation_sec: float
     """Standard deviation of the timed steps; 0 for a single one."""
     steps_sec: tuple[float, ...] = ()
-    """Of each timed step, in the order of ``Profile.timed_steps``. Empty in a file of schema version 3."""
+    """Of each timed step, in the order of ``Profile.timed_steps``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

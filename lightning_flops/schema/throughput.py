@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from lightning_flops.schema import dataclass_json, shown
+from lightning_flops.schema import codec, shown
 
 SCHEMA_VERSION = 3
 """Version of the JSON that ``ThroughputSummary.to_json`` writes; it goes up whenever a field changes."""
@@ -97,13 +97,13 @@ class ThroughputSummary:
 
     def to_json(self) -> str:
         """The summary as indented JSON."""
-        return dataclass_json.dump(self)
+        return codec.dump(self)
 
     @staticmethod
     def from_json(text: str) -> ThroughputSummary:
         """The summary that ``to_json`` wrote as *text*.
 
         Raises:
-            ProfileFormatError: *text* is no JSON, has another schema version, or a field is missing, unknown or wrong.
+            ProfileFormatError: *text* is no JSON, has another schema version, or a field is missing or wrong.
         """
-        return dataclass_json.load(ThroughputSummary, text, version_field="schema_version", version=SCHEMA_VERSION)
+        return codec.load(ThroughputSummary, text, version=SCHEMA_VERSION)

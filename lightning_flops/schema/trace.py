@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from lightning_flops.schema import dataclass_json
+from lightning_flops.schema import codec
 from lightning_flops.schema.advice import Advice
 from lightning_flops.schema.communication import CollectiveCalls, CollectiveRow, Overlap, RankComparison
 from lightning_flops.schema.trace_events import (
@@ -107,7 +107,7 @@ class TracesReport:
 
     def to_json(self) -> str:
         """Indented JSON; the field names are the keys."""
-        return dataclass_json.dump(self)
+        return codec.dump(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from lightning_flops.schema import dataclass_json
+from lightning_flops.schema import codec
 from lightning_flops.schema.comparison import FigureDifference, NoiseInterval, SettingDifference
 
 SCHEMA_VERSION = 1
@@ -101,13 +101,13 @@ class TraceComparison:
 
     def to_json(self) -> str:
         """The comparison as indented JSON, the same text for equal comparisons."""
-        return dataclass_json.dump(self)
+        return codec.dump(self)
 
     @staticmethod
     def from_json(text: str) -> TraceComparison:
         """The comparison that ``to_json`` wrote as *text*.
 
         Raises:
-            ProfileFormatError: *text* is no JSON, has another schema version, or a field is missing, unknown or wrong.
+            ProfileFormatError: *text* is no JSON, has another schema version, or a field is missing or wrong.
         """
-        return dataclass_json.load(TraceComparison, text, version_field="schema_version", version=SCHEMA_VERSION)
+        return codec.load(TraceComparison, text, version=SCHEMA_VERSION)

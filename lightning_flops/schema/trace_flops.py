@@ -21,7 +21,7 @@ class TracedStepFlops:
     """What checkpointing ran again, and what a fused attention's backward repeats of its forward."""
     optimizer: int
     """What ran in an optimizer's step, or where a gradient was accumulated."""
-    causal_skipped: int
+    skipped: int
     """Of all these, what fused attention leaves out because its mask rules it out."""
     wall_us: float
     """The step's wall time, as in the table of step times."""
@@ -35,7 +35,7 @@ class TracedStepFlops:
     @property
     def hardware(self) -> int:
         """What the kernels executed: the numerator of HFU."""
-        return self.forward + self.backward + self.recompute + self.optimizer - self.causal_skipped
+        return self.forward + self.backward + self.recompute + self.optimizer - self.skipped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class OperatorFlops:
     """What was run again."""
     optimizer: int
     """What optimizers ran."""
-    causal_skipped: int
+    skipped: int
     """Of all these, what a mask let the kernel leave out."""
     bytes: int | None
     """Of all tensors that it read and wrote, by shapes and dtypes; None where a result's shape is not known."""
@@ -93,7 +93,7 @@ class ShapeFlops:
     """What was run again."""
     optimizer: int
     """What optimizers ran."""
-    causal_skipped: int
+    skipped: int
     """Of all these, what a mask let the kernel leave out."""
     flops_per_sec: float | None
     """Executed FLOPs ÷ time, of the calls whose time is known."""
@@ -214,7 +214,7 @@ class JobStepFlops:
     """What was run again."""
     optimizer: int
     """What optimizers ran."""
-    causal_skipped: int
+    skipped: int
     """Of all these, what fused attention leaves out."""
     wall_us: float
     """Mean of the ranks' wall times."""
@@ -228,7 +228,7 @@ class JobStepFlops:
     @property
     def hardware(self) -> int:
         """What the kernels of all ranks executed: the numerator of HFU."""
-        return self.forward + self.backward + self.recompute + self.optimizer - self.causal_skipped
+        return self.forward + self.backward + self.recompute + self.optimizer - self.skipped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

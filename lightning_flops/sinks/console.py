@@ -1,4 +1,4 @@
-"""Sinks that go to whoever watches the program: by the package's logger, or by standard output."""
+"""What goes to whoever watches the program: by the package's logger, or by standard output."""
 
 from __future__ import annotations
 
@@ -9,20 +9,12 @@ import sys
 logger = logging.getLogger("lightning_flops")
 
 
-class ConsoleSink:
-    """Logs each text as one record at level INFO; the program's own logging settings decide whether it is shown."""
-
-    def write_text(self, tag: str, text: str, *, step: int) -> bool:
-        """Log *text* as it is; returns whether the program's logging settings let it through."""
-        logger.info("%s", text)
-        return logger.isEnabledFor(logging.INFO)
+def to_log(text: str) -> None:
+    """Log *text* as one record at level INFO; the program's own logging settings decide whether it is shown."""
+    logger.info("%s", text)
 
 
-class StandardOutputSink:
-    """Writes each text to standard output, whatever the logging settings."""
-
-    def write_text(self, tag: str, text: str, *, step: int) -> bool:
-        """Write *text* as it is, at once."""
-        sys.stdout.write(text)
-        sys.stdout.flush()
-        return True
+def to_standard_output(text: str) -> None:
+    """Write *text* to standard output as it is, at once, whatever the logging settings."""
+    sys.stdout.write(text)
+    sys.stdout.flush()

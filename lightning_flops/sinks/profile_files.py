@@ -14,7 +14,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from lightning_flops.config.values import OWN_FOLDER
 from lightning_flops.errors import LightningFlopsError
-from lightning_flops.schema.dataclass_json import LONGEST_PROFILE
+from lightning_flops.schema.codec import LONGEST_PROFILE
 from lightning_flops.schema.profile import Profile
 
 PROFILE_FILE: Final = re.compile(r"profile(?P<whose>(?:\.[a-z0-9]+)*)(?:-(?P<number>[0-9]{1,9}))?\.json")

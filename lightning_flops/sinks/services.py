@@ -1,60 +1,225 @@
-"""Somebody's services that reports are written to in the middle of training, and that may be down."""
+"""Services that reports go to in the middle of training, and that may be down: loggers, monitors, writers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+import functools
+import html
+import importlib
+import math
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
 
-from lightning_flops.signals import is_of_signal_handler
+from lightning_flops.signals import words_of
 from lightning_flops.text.printable import package_logger
 
 logger = package_logger(__name__)
 
+_WRITTEN_TO: Final = {
+    "log_metrics": "experiment",  # Lightning's loggers
+    "write_events": "summary_writer",  # DeepSpeed's monitors
+    "store_init_configuration": "tracker",  # accelerate's trackers
+    "tb_writer": "tb_writer",  # TensorBoard's callback of transformers
+}
+"""Where a service that has this name keeps what it writes to."""
+
 
 class Services:
-    """Several services, each written to whatever becomes of the others.
+    """Gives scalars, texts and pages to every service, each of which takes what it can; imports none of their packages.
 
-    One that raises costs one warning, however often it does, and keeps nothing from the others.
-
-    Args:
-        services: what is written to.
-        name: what the warning calls the others, such as ``loggers``.
+    A service is a logger of Lightning's, a monitor of DeepSpeed's, TensorBoard's ``SummaryWriter`` or what has
+    ``add_scalar`` as that has, a tracker of accelerate's, or a function of a dict of scalars and a step, as
+    ``wandb.log``. One that raises costs one warning, however often it does, and keeps nothing from the others.
     """
 
-    def __init__(self, services: Iterable[Any], *, name: str) -> None:
+    def __init__(self, services: Iterable[Any]) -> None:
         self._services = tuple(services)
-        self._name = name
-        self._failed: set[int] = set()
+        self._refused: set[int] = set()
 
-    def __bool__(self) -> bool:
-        """Whether there is any."""
-        return bool(self._services)
+    @property
+    def has_board(self) -> bool:
+        """Whether TensorBoard is one of them, as far as that can be said without opening anything."""
+        return self._each(_is_board)
 
-    def each(self, write: Callable[[Any], Any]) -> bool:
-        """Call *write* with every service; whether any call returned True."""
-        taken = False
-        for place, service in enumerate(self._services):
+    def write_scalars(self, scalars: Mapping[str, float], *, step: int) -> None:
+        """Write all *scalars* at *step* of the run's own x-axis, in one call per service."""
+        for service in self._services:
             try:
-                taken |= write(service) is True
+                _write_scalars(service, dict(scalars), step)  # a dict of its own: some change it in place
             except Exception as error:  # of the user's, in the middle of training: whatever it raises stays here
-                if is_of_signal_handler(error):
-                    raise
-                if place not in self._failed:
-                    self._failed.add(place)
-                    words = type(service).__name__, self._name, type(error).__name__, error
-                    logger.warning(
-                        "%s did not take the FLOPs report, the other %s did not notice: %s: %s",
-                        *words,
-                    )
+                self._refuses(service, error)
+
+    def write_text(self, tag: str, text: str, *, step: int) -> bool:
+        """Show *text*, which is Markdown, wherever a text can be shown; returns whether any service took it."""
+        return self._each(lambda service: _write_text(service, tag, text, step))
+
+    def keep_file(self, path: str) -> None:
+        """Keep the local file at *path* as an artifact of the run, in Lightning's loggers of W&B and MLflow."""
+        self._each(lambda service: _keep_file(service, path))
+
+    def folder(self) -> str | None:
+        """The local folder of the first service that has one."""
+        found: list[str] = []
+        self._each(lambda service: found.extend(_folders(service)))
+        return next(iter(found), None)
+
+    def close(self) -> None:
+        """Close the files that were made here; those of the user are left open."""
+        self._each(lambda service: service.close() if isinstance(service, TensorBoardFiles) else None)
+
+    def _each(self, ask: Callable[[Any], Any]) -> bool:
+        """Call *ask* with every service; whether any call returned True."""
+        taken = False
+        for service in self._services:
+            try:
+                taken |= ask(service) is True
+            except Exception as error:
+                self._refuses(service, error)
         return taken
 
+    def _refuses(self, service: Any, error: Exception) -> None:
+        words = words_of(error)
+        if id(service) not in self._refused:
+            self._refused.add(id(service))
+            logger.warning("%s did not take the FLOPs report, the others did not notice: %s", _kinds(service)[0], words)
 
-def add_text(writer: Any, tag: str, text: str, step: int) -> bool:
-    """Add *text* to *writer* if that is TensorBoard's, and flush it so that it shows at once; whether it was."""
+
+class TrainerLog(Services):
+    """The log of a transformers Trainer: scalars go along with what the Trainer logs itself.
+
+    We do not call ``log`` ourselves. A Trainer's ``log`` may be more than writing: TRL's averages its metrics there and
+    starts anew, and after a log the Trainer takes it that this step needs no other. So our values go along with the
+    next ones that the Trainer logs itself, at the latest when it ends. Texts go to TensorBoard's callback.
+
+    Args:
+        callbacks: the Trainer's; a run has begun, so TensorBoard's has its writer.
+    """
+
+    def __init__(self, callbacks: Iterable[Any]) -> None:
+        super().__init__(one for one in callbacks if getattr(one, "tb_writer", None) is not None)
+        self._waiting: dict[str, float] = {}
+        self._in_log: dict[str, float] = {}
+
+    def write_scalars(self, scalars: Mapping[str, float], *, step: int) -> None:
+        """Keep *scalars* until the Trainer logs; the latest value of a tag is the one it logs."""
+        # The Trainer writes its log into trainer_state.json, and JSON knows neither NaN nor infinity.
+        self._waiting.update({tag: float(value) for tag, value in scalars.items() if math.isfinite(value)})
+
+    def log_begins(self, logs: dict[str, float]) -> None:
+        """The Trainer logs *logs*: add what waits."""
+        self._in_log, self._waiting = {tag: value for tag, value in self._waiting.items() if tag not in logs}, {}
+        logs.update(self._in_log)
+
+    def log_ends(self, logs: dict[str, float]) -> None:
+        """The Trainer has logged *logs*, which may be its user's: what is ours leaves it again."""
+        added, self._in_log = self._in_log, {}
+        for tag in added:
+            logs.pop(tag, None)
+
+
+class TensorBoardFiles:
+    """TensorBoard's files in one folder, made when there is something to write."""
+
+    def __init__(self, folder: str) -> None:
+        self.log_dir = folder
+
+    @functools.cached_property
+    def inner(self) -> Any:
+        """The writer that torch has."""
+        # The one place here that needs torch, for its writer of TensorBoard's files.
+        return importlib.import_module("torch.utils.tensorboard").SummaryWriter(self.log_dir)
+
+    def add_scalar(self, tag: str, value: float, step: int) -> None:
+        """Write one number."""
+        self.inner.add_scalar(tag, value, step)
+
+    def add_text(self, tag: str, text: str, step: int) -> None:
+        """Write one text, which TensorBoard reads as Markdown."""
+        self.inner.add_text(tag, text, step)
+
+    def flush(self) -> None:
+        """Let TensorBoard see what was written."""
+        self.inner.flush()
+
+    def close(self) -> None:
+        """Close the files, if any were made."""
+        if "inner" in vars(self):
+            self.inner.close()
+
+
+def monitors_in(master: Any, *, tensorboard_dir: str | None) -> Services:
+    """The monitors of an engine, which DeepSpeed's *master* has as attributes, and files in *tensorboard_dir*."""
+    monitors = [one for one in vars(master).values() if callable(getattr(one, "write_events", None))]
+    return Services(monitors if tensorboard_dir is None else [*monitors, TensorBoardFiles(tensorboard_dir)])
+
+
+def is_writer(value: object) -> bool:
+    """Whether *value* is something to write to."""
+    return callable(getattr(value, "add_scalar", None)) or hasattr(value, "store_init_configuration") or callable(value)
+
+
+def _write_scalars(service: Any, scalars: dict[str, float], step: int) -> None:
+    if callable(log := getattr(service, "log_metrics", None)):
+        # By name, as Lightning's own call has it: a logger of the user's need not take it in any other way.
+        log(metrics=scalars, step=step)
+    elif callable(write := getattr(service, "write_events", None)):
+        write([(tag, value, step) for tag, value in scalars.items()])
+    elif callable(add_scalar := getattr(service, "add_scalar", None)):
+        for tag, value in scalars.items():
+            add_scalar(tag, value, step)
+        if callable(flush := getattr(service, "flush", None)):
+            flush()
+    elif hasattr(service, "store_init_configuration"):
+        service.log(scalars, step=step)
+    else:
+        service(scalars, step)
+
+
+def _write_text(service: Any, tag: str, text: str, step: int) -> bool:
+    writer = _written_to(service)
     # Asked of the class: the experiment of a DummyLogger, and of every rank but the first, answers to any name.
-    if not callable(getattr(type(writer), "add_text", None)):
-        return False
-    writer.add_text(tag, text, step)
-    if callable(getattr(type(writer), "flush", None)):
-        writer.flush()
-    return True
+    if callable(getattr(type(writer), "add_text", None)):
+        writer.add_text(tag, text, step)
+        if callable(getattr(type(writer), "flush", None)):
+            writer.flush()  # so that it shows at once
+        return True
+    wandb = sys.modules.get("wandb")
+    if wandb is not None and _kinds(service)[0] == "WandbMonitor":  # DeepSpeed's, which has imported it
+        service.log({tag: wandb.Html(f"<pre>{html.escape(text)}</pre>")}, step=step)
+        return True
+    return False
+
+
+def _is_board(service: Any) -> bool:
+    if hasattr(service, "log_metrics"):  # told by its name: an experiment that is asked for is made
+        return "TensorBoardLogger" in _kinds(service)
+    return hasattr(type(_written_to(service)), "add_text")
+
+
+def _written_to(service: Any) -> Any:
+    """What takes the texts of *service*, if anything does: itself, or what it writes to."""
+    attribute = next((kept_as for name, kept_as in _WRITTEN_TO.items() if hasattr(service, name)), None)
+    return service if attribute is None else getattr(service, attribute, None)
+
+
+def _folders(service: Any) -> list[str]:
+    places = [service] if hasattr(service, "log_metrics") else [service, _written_to(service)]
+    folders = (getattr(place, "log_dir", None) for place in places)
+    return [path for one in folders if isinstance(one, (str, os.PathLike)) and (path := os.fsdecode(one))]
+
+
+def _keep_file(service: Any, path: str) -> None:
+    # Told by their names: both services' runs have other methods under the same names.
+    kinds = {"WandbLogger", "MLFlowLogger"}.intersection(_kinds(service))
+    if not kinds or not os.path.isfile(path):
+        return
+    if "WandbLogger" in kinds:
+        name, _ = os.path.splitext(os.path.basename(path))
+        service.experiment.log_artifact(path, name=f"flops-{name}", type="profile")
+    else:
+        service.experiment.log_artifact(service.run_id, path)
+
+
+def _kinds(service: Any) -> list[str]:
+    return [kind.__name__ for kind in type(service).__mro__]

@@ -11,8 +11,8 @@ from lightning_flops.analysis.trace_marks import PREFIXES, module_mark
 from lightning_flops.sinks.file import numbered, write_new_file
 
 if TYPE_CHECKING:
-    from lightning_flops.records import CounterTrack
     from lightning_flops.report.trace_args import ModuleArgs
+    from lightning_flops.trace.counters import CounterTrack
 
 # torch records the fast marks as operators. In its trace files the category stands before the name, and "args" opens on
 # a line of its own after both.

@@ -12,14 +12,6 @@ from lightning_flops.trace.read import load_trace, trace_from_columns
 from lightning_flops.trace.report import analyze_one, analyze_trace
 
 __all__ = [
-    "Peaks",
-    "Trace",
-    "TraceFormatError",
-    "analyze_one",
-    "analyze_trace",
-    "collective_calls",
-    "load_trace",
-    "step_filling",
-    "step_parts",
-    "trace_from_columns",
-]
+    "Peaks", "Trace", "TraceFormatError", "analyze_one", "analyze_trace", "collective_calls", "load_trace",
+    "step_filling", "step_parts", "trace_from_columns",
+]  # fmt: skip

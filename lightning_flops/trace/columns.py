@@ -17,19 +17,11 @@ from lightning_flops.trace.names import Kind, is_of_another_vendor
 from lightning_flops.trace.recorded import RecordedInputs
 
 if TYPE_CHECKING:
-    from lightning_flops.trace import modules, phases, steps
+    from lightning_flops.trace import modules, operators, phases, steps
 
 
 class TraceFormatError(LightningFlopsError, ValueError):
     """A trace file cannot be read; the message names the file and what is wrong with it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Lane:
-    """A row of the timeline: a thread of a process, or a stream of a device."""
-
-    process: str
-    thread: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,38 +34,31 @@ class CollectiveArguments:
     """The group's name and the ranks that take part, as far as they are written."""
     group_size: int | None = None
     source: int | None = None
-    """The rank that sent what this event received."""
+    """The rank that sent what this event received; ``destination`` the one to which it sends."""
     destination: int | None = None
-    """The rank to which this event sends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceProperties:
-    """One accelerator of the machine, as the trace's head describes it."""
+    """One accelerator of the machine, as the trace's head describes it; the last three are of one multiprocessor."""
 
     index: int
     name: str = ""
     sm_count: int | None = None
-    memory_bytes: int | None = None
     compute_capability: tuple[int, int] | None = None
     max_threads: int | None = None
-    """Of one multiprocessor, as the next two."""
     registers: int | None = None
     shared_memory: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchShape:
-    """How a kernel was launched; None where the trace does not say."""
+    """Blocks and threads of a kernel along each axis, registers of a thread, bytes of a block; None if not written."""
 
     grid: tuple[int, int, int] | None = None
-    """Blocks along each axis."""
     block: tuple[int, int, int] | None = None
-    """Threads of a block along each axis."""
     registers: int | None = None
-    """Of each thread."""
     shared_memory: int | None = None
-    """Bytes of each block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -86,11 +71,9 @@ class MemoryEvents:
     device: Ints
     """-1 for the host."""
     address: Ints
-    """Where it lies; -1 where not written, as the next."""
+    """-1 where not written, as the next two: bytes of the device that are allocated, and held, after the event."""
     total_allocated: Ints
-    """Bytes of the device that are allocated after the event."""
     total_reserved: Ints
-    """Bytes that the allocator then holds."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -104,7 +87,8 @@ class Trace:
     source: str
     """The file it came from, for messages."""
     names: tuple[str, ...]
-    lanes: tuple[Lane, ...]
+    lanes: tuple[tuple[str, str], ...]
+    """Process and thread, or device and stream."""
     name: npt.NDArray[np.int32]
     """Index into ``names``, as ``lane`` into ``lanes``."""
     kind: npt.NDArray[np.int8]
@@ -174,8 +158,7 @@ class Trace:
     @cached_property
     def device_rows(self) -> Ints:
         """Rows of kernels, copies and memsets, by start."""
-        rows = np.flatnonzero(self.on_device)
-        return rows[np.argsort(self.start_ns[rows], kind="stable")]
+        return self.by_start(self.on_device)
 
     @cached_property
     def names_tell_tensor_cores(self) -> bool:
@@ -206,6 +189,13 @@ class Trace:
         return structure.link(self)
 
     @cached_property
+    def operator_times(self) -> operators.OperatorTimes:
+        """The times of every operator, with and without what it called."""
+        from lightning_flops.trace.operators import OperatorTimes
+
+        return OperatorTimes(self)
+
+    @cached_property
     def steps(self) -> steps.Steps:
         """The steps of the trace, each up to the last device event that was launched in it."""
         from lightning_flops.trace.steps import find_steps
@@ -213,8 +203,8 @@ class Trace:
         return find_steps(self)
 
     @cached_property
-    def phases(self) -> phases.Phases:
-        """The phases of training inside the steps."""
+    def phases(self) -> dict[str, phases.PhaseSpans]:
+        """The phases of training inside the steps that the trace shows, by name."""
         from lightning_flops.trace.phases import find_phases
 
         return find_phases(self)
@@ -232,19 +222,34 @@ class Trace:
         known = {one.index: one for one in self.devices}
         return known.get(device) or (self.devices[0] if len(alike) == 1 else None)
 
+    def of(self, kind: Kind) -> Ints:
+        """Rows of one kind."""
+        return np.flatnonzero(self.kind == kind)
+
+    def by_start(self, rows: Mask | Ints) -> Ints:
+        """The given rows (a mask or indices) by start."""
+        indices = _indices(rows)
+        return indices[np.argsort(self.start_ns[indices], kind="stable")]
+
+    def name_of(self, row: int) -> str:
+        """The name of the event in *row*."""
+        return self.names[int(self.name[row])]
+
     def merged(self, rows: Mask | Ints) -> Intervals:
         """The moments that the given rows (a mask or indices) cover."""
-        indices = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
+        indices = _indices(rows)
         return merge(self.start_ns[indices], self.end_ns[indices])
 
     def where(self, holds: Callable[[str], bool], *kinds: Kind) -> Mask:
         """Rows of these *kinds* whose name *holds* accepts; it is called once for each name that they have."""
-        of_kinds = np.zeros(len(Kind), dtype=bool)
-        of_kinds[list(kinds)] = True
-        rows = np.flatnonzero(of_kinds[self.kind])
+        rows = np.flatnonzero(np.isin(np.arange(len(Kind)), kinds)[self.kind])
         used = distinct(self.name[rows])
         accepted = np.zeros(len(self.names), dtype=bool)
         accepted[used] = [holds(self.names[name]) for name in used.tolist()]
         found = np.zeros(len(self), dtype=bool)
         found[rows] = accepted[self.name[rows]]
         return found
+
+
+def _indices(rows: Mask | Ints) -> Ints:
+    return np.flatnonzero(rows) if rows.dtype == np.bool_ else rows.astype(np.int64, copy=False)

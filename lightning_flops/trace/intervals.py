@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Lanes = npt.NDArray[np.signedinteger]
 Mask = npt.NDArray[np.bool_]
+Row = TypeVar("Row")
 
 NS_PER_US = 1000
 NS_PER_SEC = 1e9
@@ -80,12 +81,8 @@ def merge(starts: Ints, ends: Ints) -> Intervals:
         order = np.argsort(starts, kind="stable")
         starts, ends = starts[order], ends[order]
     reached = np.maximum.accumulate(ends)
-    new = np.empty(len(starts), dtype=bool)
-    new[0] = True
-    np.greater(starts[1:], reached[:-1], out=new[1:])
-    firsts = np.flatnonzero(new)
-    lasts = np.append(firsts[1:] - 1, len(starts) - 1)
-    return Intervals(starts[firsts], reached[lasts])
+    firsts = np.flatnonzero(np.append(True, starts[1:] > reached[:-1]))
+    return Intervals(starts[firsts], reached[np.append(firsts[1:] - 1, len(starts) - 1)])
 
 
 def union(*parts: Intervals) -> Intervals:
@@ -130,29 +127,24 @@ def _covered_up_to(covered: Intervals, moments: Ints) -> Ints:
     before = np.concatenate([[0], np.cumsum(covered.ends - covered.starts)])
     # The interval that began last before the moment is the only one that the moment can cut.
     index = np.searchsorted(covered.starts, moments, side="left") - 1
-    whole = before[np.maximum(index, 0)]
-    cut = np.minimum(moments, covered.ends[np.maximum(index, 0)]) - covered.starts[np.maximum(index, 0)]
-    return np.where(index < 0, 0, whole + cut).astype(np.int64)
+    last = np.maximum(index, 0)
+    cut = np.minimum(moments, covered.ends[last]) - covered.starts[last]
+    return np.where(index < 0, 0, before[last] + cut).astype(np.int64)
 
 
 def load_within(starts: Ints, ends: Ints, weights: Floats, spans: Intervals, *, limit: float) -> float:
     """Integral over *spans*, in nanoseconds, of the weights of all events then running, their sum held to *limit*."""
     moments = np.concatenate([starts, ends])
     order = np.argsort(moments, kind="stable")
-    moments = moments[order]
     running = np.cumsum(np.concatenate([weights, -weights])[order])
     # Sums of binary fractions leave about 1e-13 where nothing runs.
     level = np.clip(np.round(running, 9), 0.0, limit)[:-1]
-    inside = np.diff(_covered_up_to(spans, moments))
-    return float((level * inside).sum())
+    return float((level * np.diff(_covered_up_to(spans, moments[order]))).sum())
 
 
 def _where_both(left: Intervals, right: Intervals, *, right_weight: int, wanted: int) -> Intervals:
     moments = np.concatenate([left.starts, left.ends, right.starts, right.ends])
-    steps = np.repeat(
-        np.array([1, -1, right_weight, -right_weight], dtype=np.int64),
-        [len(left.starts), len(left.ends), len(right.starts), len(right.ends)],
-    )
+    steps = np.repeat([1, -1, right_weight, -right_weight], [len(left.starts)] * 2 + [len(right.starts)] * 2)
     order = np.argsort(moments, kind="stable")
     moments = moments[order]
     inside = np.flatnonzero(np.cumsum(steps[order])[:-1] == wanted)
@@ -165,16 +157,22 @@ def sums_between(moments: Ints, values: Ints, starts: Ints, ends: Ints) -> Ints:
     return before[np.searchsorted(moments, ends, side="left")] - before[np.searchsorted(moments, starts, side="left")]
 
 
+def sums_by(owner: Ints, values: Ints, count: int) -> Ints:
+    """For each of *count* owners the sum of its *values*, exact."""
+    sums = np.zeros(count, dtype=np.int64)
+    np.add.at(sums, owner, values)
+    return sums
+
+
 def occupied_by(owner: Ints, starts: Ints, ends: Ints, count: int) -> Ints:
     """For each of *count* owners, how long at least one of its events ran."""
-    occupied = np.zeros(count, dtype=np.int64)
-    if len(owner):
-        first = int(starts.min())
-        span = int(ends.max()) - first + 1
-        shift = owner * span - first  # every owner gets a stretch of time for itself
-        spans = merge(starts + shift, ends + shift)
-        np.add.at(occupied, spans.starts // span, spans.ends - spans.starts)
-    return occupied
+    if not len(owner):
+        return np.zeros(count, dtype=np.int64)
+    first = int(starts.min())
+    span = int(ends.max()) - first + 1
+    shift = owner * span - first  # every owner gets a stretch of time for itself
+    spans = merge(starts + shift, ends + shift)
+    return sums_by(spans.starts // span, spans.ends - spans.starts, count)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -188,46 +186,52 @@ class Groups:
     firsts: Ints
     """Where in ``order`` each group begins."""
 
-    def calls(self) -> Ints:
+    @property
+    def calls(self) -> list[int]:
         """Rows in each group."""
-        return np.diff(np.append(self.firsts, len(self.order)))
+        return [*map(int, np.diff(np.append(self.firsts, len(self.order))))]
 
-    def sums(self, values: Ints) -> Ints:
-        """Sum of the rows' values in each group, exact."""
-        return np.add.reduceat(values[self.order], self.firsts) if len(self.firsts) else values[:0]
+    def sums(self, values: Ints | Floats | Mask) -> list[Any]:
+        """Sum of the rows' values in each group; exact of integers."""
+        return self._reduced(np.add, values)
+
+    def _reduced(self, how: np.ufunc, values: npt.NDArray[Any]) -> list[Any]:
+        values = values.astype(np.int64) if values.dtype == np.bool_ else values
+        return how.reduceat(values[self.order], self.firsts).tolist() if len(self.firsts) else []
+
+    def means(self, values: Floats, weights: Ints) -> list[float | None]:
+        """The weighted mean of the known *values* of each group; None where none is known, or has a weight."""
+        known = ~np.isnan(values)
+        totals, wholes = self.sums(np.where(known, values * weights, 0.0)), self.sums(np.where(known, weights, 0))
+        return [ratio(total, whole) for total, whole in zip(totals, wholes, strict=True)]
 
     def durations(self, durations_ns: Ints, *, whole_ns: float | Sequence[float]) -> list[Durations]:
         """Statistics of each group; ratios are of *whole_ns*, one for all groups or one for each."""
-        if not len(self.firsts):
-            return []
-        ordered = durations_ns[self.order]
-        totals = np.add.reduceat(ordered, self.firsts).tolist()
-        largest = np.maximum.reduceat(ordered, self.firsts).tolist()
-        least = np.minimum.reduceat(ordered, self.firsts).tolist()
-        wholes = whole_ns if isinstance(whole_ns, Sequence) else [whole_ns] * len(totals)
-        columns = (self.calls().tolist(), totals, largest, least, wholes)
-        return [_statistics(*group) for group in zip(*columns, strict=True)]
+        columns = (self._reduced(how, durations_ns) for how in (np.add, np.maximum, np.minimum))
+        wholes = whole_ns if isinstance(whole_ns, Sequence) else [whole_ns] * len(self.keys)
+        return [_statistics(*group) for group in zip(self.calls, *columns, wholes, strict=True)]
 
 
-def group_by(keys: Ints) -> Groups:
+def group_by(keys: npt.NDArray[np.signedinteger]) -> Groups:
     """Groups of equal *keys*."""
     order = order_by(keys)
     ordered = keys[order]
-    firsts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]])) if len(keys) else np.zeros(0, int)
-    return Groups(ordered[firsts].astype(np.int64), order, firsts.astype(np.int64))
+    firsts = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1])[: len(keys)])
+    return Groups(ordered[firsts].astype(np.int64), order, firsts)
 
 
-def records(**columns: Iterable[Any]) -> list[dict[str, Any]]:
-    """A dict for each row of *columns*, which are of one length: the fields of a table's row."""
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+def table(row: type[Row], by: Callable[[Row], Any] | None = None, /, **columns: Iterable[Any]) -> tuple[Row, ...]:
+    """The rows of a table, sorted *by* a key; *columns* are the values of each field of a row."""
+    found = [row(**dict(zip(columns, values, strict=True))) for values in zip(*columns.values(), strict=True)]
+    return tuple(found if by is None else sorted(found, key=by))
 
 
 def durations_of(durations_ns: Ints, *, whole_ns: float) -> Durations | None:
     """Statistics of all *durations_ns*; None when there are none."""
     if not len(durations_ns):
         return None
-    total, most, fewest = int(durations_ns.sum()), int(durations_ns.max()), int(durations_ns.min())
-    return _statistics(len(durations_ns), total, most, fewest, whole_ns)
+    sizes = (int(durations_ns.sum()), int(durations_ns.max()), int(durations_ns.min()))
+    return _statistics(len(durations_ns), *sizes, whole_ns)
 
 
 def ratio(part: float, whole: float) -> float | None:

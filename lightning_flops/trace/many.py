@@ -14,6 +14,7 @@ from lightning_flops.analysis.stragglers import are_compared, find_stragglers_in
 from lightning_flops.analysis.trace_advice import advise_on_traces
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.errors import LightningFlopsError
+from lightning_flops.schema.ranks import Straggler
 from lightning_flops.schema.trace import SCHEMA_VERSION, TracesReport
 from lightning_flops.schema.trace_flops import JobFlops, JobStepFlops, TracedStepFlops, TraceFlops, of_all
 from lightning_flops.trace.counting import Formulas
@@ -23,6 +24,8 @@ from lightning_flops.trace.report import AnalyzedTrace, analyze_file
 
 WORTH_PROCESSES_BYTES = 8 << 20
 """Files of more bytes than these, together, are read side by side: a process takes a third of a second to start."""
+_UNPACKED = 16
+"""How many times as long a packed file takes as its size says."""
 
 
 def analyze_files(
@@ -39,18 +42,19 @@ def analyze_files(
     Args:
         files: paths, or URLs.
         thresholds: of the advice; None for the defaults.
-        formulas: what a recorded call spent; a function of a module, so that other processes find it.
+        formulas: FLOPs of a recorded call; a function of a module, so that other processes find it.
         peaks: a user's own figures of the device.
         processes: most that read at the same time, if the files are worth it.
-        progress: is told in words, often, how far the work is.
+        progress: is called with words, often, on how far the work is.
 
     Raises:
         TraceFormatError: a file cannot be read; of several the first in order.
         RanksError: two files are of the same rank, or there is none.
         LightningFlopsError: a process was ended from outside.
     """
+    compared = len(files) > 1
     analyzed = analyze_each(
-        files, compared=len(files) > 1, formulas=formulas, peaks=peaks, processes=processes, progress=progress
+        files, compared=compared, formulas=formulas, peaks=peaks, processes=processes, progress=progress
     )
     return join_analyses(analyzed, thresholds=thresholds)
 
@@ -65,28 +69,29 @@ def analyze_each(
     processes: int = 1,
     progress: Callable[[str], object] | None = None,
 ) -> list[AnalyzedTrace]:
-    """What each of *files* says by itself, in their order; the arguments are those of ``analyze_files``.
+    """Each of *files* by itself, in their order; arguments and errors are those of ``analyze_files``.
 
     Args:
         files: paths, or URLs.
         compared: as for ``analyze_one``, as the next three.
         stepwise: whether they will be held against another run's.
-        formulas: what a recorded call spent.
+        formulas: FLOPs of a recorded call.
         peaks: a user's own figures of the device.
         processes: as for ``analyze_files``, as the next.
-        progress: is told how far the work is.
-
-    Raises:
-        TraceFormatError: a file cannot be read; of several the first in order.
-        LightningFlopsError: a process was ended from outside.
+        progress: is called with words on how far the work is.
     """
     tell = progress or (lambda words: None)
     analyze = partial(analyze_file, compared=compared, stepwise=stepwise, formulas=formulas, peaks=peaks)
-    processes = min(processes, len(files))
-    if processes < 2 or not _are_worth_processes(files):
+    # A pipe cannot be opened by another process.
+    sizes = [
+        os.path.getsize(file) * (_UNPACKED if file.endswith(".gz") else 1) for file in files if os.path.isfile(file)
+    ]
+    if min(processes, len(files)) < 2 or len(sizes) < len(files) or sum(sizes) <= WORTH_PROCESSES_BYTES:
         return [analyze(file, tell=tell) for file in files]
     spawn = multiprocessing.get_context("spawn")  # not by fork: numpy has threads
-    pool = ProcessPoolExecutor(processes, mp_context=spawn, initializer=_end_at_ctrl_c)
+    # Ctrl-C ends a process that reads without a word; it is this process that reports it.
+    end_quietly = (signal.SIGINT, signal.SIG_DFL)
+    pool = ProcessPoolExecutor(min(processes, len(files)), spawn, initializer=signal.signal, initargs=end_quietly)
     try:
         waiting = [pool.submit(analyze, file) for file in files]
         for done, _ in enumerate(as_completed(waiting), start=1):
@@ -100,19 +105,6 @@ def analyze_each(
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _are_worth_processes(files: Sequence[str]) -> bool:
-    """Whether *files* are large, and can be opened by another process: a pipe cannot."""
-    if not all(os.path.isfile(file) for file in files):
-        return False
-    # What is packed takes many times as long as its size says.
-    return sum(os.path.getsize(file) * (16 if file.endswith(".gz") else 1) for file in files) > WORTH_PROCESSES_BYTES
-
-
-def _end_at_ctrl_c() -> None:
-    """In a process that reads: Ctrl-C ends it without a word. It is this process's parent that tells of it."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 def join_analyses(analyzed: Sequence[AnalyzedTrace], *, thresholds: AdviceThresholds | None = None) -> TracesReport:
     """Reports of several traces, and their ranks side by side; all analyzed for a comparison if there are several.
 
@@ -124,10 +116,9 @@ def join_analyses(analyzed: Sequence[AnalyzedTrace], *, thresholds: AdviceThresh
     refuse_mixed_ranks(reports)
     summaries = [one.summary for one in analyzed if one.summary is not None]
     comparison = compare_ranks(summaries) if summaries else None
-    straggler = None
+    found: Sequence[Straggler] = ()
     if comparison is not None and are_compared(comparison):
         found = find_stragglers_in_traces([one.parts for one in ordered], thresholds=thresholds)
-        straggler = found[0] if found else None
     ranks = {report.rank: report.flops for report in reports if report.rank is not None}
     whole_job = len(reports) > 1 and len(ranks) == len(reports)
     return TracesReport(
@@ -138,7 +129,7 @@ def join_analyses(analyzed: Sequence[AnalyzedTrace], *, thresholds: AdviceThresh
         advice=advise_on_traces(
             reports,
             comparison,
-            straggler=straggler,
+            straggler=next(iter(found), None),
             devices=tuple(one.abilities for one in ordered),
             thresholds=thresholds,
         ),
@@ -149,7 +140,7 @@ def job_flops(ranks: Mapping[int, TraceFlops | None], *, world_sizes: Sequence[i
     """The FLOPs of each step that all ranks of a job have, added up.
 
     Args:
-        ranks: what the trace of each rank says.
+        ranks: FLOPs of the trace of each rank.
         world_sizes: how many ranks each of the traces says that there are.
     """
     reason, steps = _why_no_job(ranks, set(world_sizes)), []
@@ -175,15 +166,12 @@ def _why_no_job(ranks: Mapping[int, TraceFlops | None], sizes: set[int | None]) 
 
 
 def _job_step(number: int, parts: Sequence[TracedStepFlops]) -> JobStepFlops:
+    buckets = ("forward", "backward", "recompute", "optimizer", "skipped")
     return JobStepFlops(
         step=number,
-        forward=sum(part.forward for part in parts),
-        backward=sum(part.backward for part in parts),
-        recompute=sum(part.recompute for part in parts),
-        optimizer=sum(part.optimizer for part in parts),
-        causal_skipped=sum(part.causal_skipped for part in parts),
         wall_us=sum(part.wall_us for part in parts) / len(parts),
         mfu=of_all([(part.mfu, part.wall_us) for part in parts]),
         hfu=of_all([(part.hfu, part.wall_us) for part in parts]),
         lower_bound=any(part.lower_bound for part in parts),
+        **{name: sum(getattr(part, name) for part in parts) for name in buckets},
     )

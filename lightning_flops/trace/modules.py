@@ -7,6 +7,7 @@ number. A reentrant checkpoint runs nodes inside another node: their time is tak
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -27,22 +28,19 @@ from lightning_flops.trace.intervals import (
     merge,
     occupied_by,
     subtract,
+    sums_by,
+    table,
 )
 from lightning_flops.trace.names import Kind, is_optimizer
+from lightning_flops.trace.operators import without_inner
 from lightning_flops.trace.python_calls import called_modules, forwards_of_modules
 from lightning_flops.trace.structure import enclosing, in_nesting_order, nest
 
 _NODE = "autograd::engine::evaluate_function: "
 _ACCUMULATES = "AccumulateGrad"
 
-NOBODY = -1
-"""Owner of what belongs to no module, optimizer or gradient accumulation."""
-OPTIMIZER = -2
-"""Owner of what the optimizer does."""
-ACCUMULATION = -3
-"""Owner of what adds gradients to parameters."""
-_COMMUNICATION = -4
-_OUTSIDE_NODES = -5
+NOBODY, OPTIMIZER, ACCUMULATION, _COMMUNICATION, _OUTSIDE_NODES = -1, -2, -3, -4, -5
+"""Owners that are no module: of nothing known, of the optimizer, of adding gradients to parameters; in the backward."""
 
 
 class Phase(IntEnum):
@@ -53,8 +51,7 @@ class Phase(IntEnum):
     BACKWARD = 2
 
 
-_BOTH = (Phase.FORWARD, Phase.BACKWARD)
-_OWN_PHASES = {"forward": Phase.FORWARD, "backward": Phase.BACKWARD}
+_BOTH = {"forward": Phase.FORWARD, "backward": Phase.BACKWARD}
 _INSIDE_STEP = ("data_wait", "transfer", "optimizer", "bubble", "other")
 """A module called in one of these parts runs forward all the same; in others, such as validation, it does not count."""
 
@@ -111,8 +108,7 @@ def find_frames(trace: Trace) -> Frames | None:
     is_node = trace.where(lambda name: name.startswith(_NODE), Kind.OPERATOR)
     rows = np.flatnonzero(is_module | is_part | is_node)
     rows = in_nesting_order(trace, np.concatenate([rows, np.array(list(called), dtype=np.int64)]))
-    parent = np.full(len(trace), -1, dtype=np.int64)
-    nest(trace, rows, parent)
+    parent, _ = nest(trace, rows)
     maker = _maker_frames(trace, rows[is_node[rows]], Frames(modules, rows, parent, parent, parent))
 
     owners: dict[int, int] = {-1: NOBODY}
@@ -132,7 +128,7 @@ def find_frames(trace: Trace) -> Frames | None:
                 phases[row] = Phase.FORWARD
         else:
             part = parts[row] = part_of(trace.names[name])
-            phases[row] = _OWN_PHASES.get(part or "", Phase.NONE)
+            phases[row] = _BOTH.get(part or "", Phase.NONE)
             owners[row] = {"forward": numbers[""], "optimizer": OPTIMIZER}.get(part or "", NOBODY)
     owner, phase = np.full(len(trace), NOBODY, dtype=np.int64), np.zeros(len(trace), dtype=np.int64)
     owner[in_time] = [owners[row] for row in in_time.tolist()]
@@ -177,63 +173,58 @@ def module_table(trace: Trace) -> ModuleTable | None:
     frames = trace.frames
     if frames is None:
         return None
-    count = len(frames.modules)
-    columns, wholes = _device_times(trace, frames) if trace.has_device else _host_times(trace, frames)
+    columns, owner, phase, spent = _device_times(trace, frames) if trace.has_device else _host_times(trace, frames)
     sources = forwards_of_modules(trace, called_modules(trace))
-    calls = np.bincount(frames.owner[frames.calls()], minlength=count).tolist()
-    rows = [
-        ModuleRow(name=name, calls=called, source=sources.get(name), **dict(zip(columns, row, strict=True)))
-        for name, called, row in zip(frames.modules, calls, zip(*columns.values(), strict=True), strict=True)
-    ]
+    found = {
+        "forward": phase == Phase.FORWARD,
+        "backward": phase == Phase.BACKWARD,
+        "optimizer": owner == OPTIMIZER,
+        "gradient_accumulation": owner == ACCUMULATION,
+        "backward_communication": owner == _COMMUNICATION,
+        "backward_outside_nodes": owner == _OUTSIDE_NODES,
+        "unattributed_forward": (phase == Phase.FORWARD) & (owner == NOBODY),
+        "unattributed_backward": (phase == Phase.BACKWARD) & (owner == NOBODY),
+    }
+    wholes = {name: spent(wanted) for name, wanted in found.items()}
+    if not trace.has_device:
+        between = _between_nodes(trace, frames)
+        wholes["backward_communication"], wholes["backward_outside_nodes"] = between
+        wholes["unattributed_backward"] -= sum(between)
     return ModuleTable(
         clock="device" if trace.has_device else "host",
         steps=len(trace.steps),
-        rows=tuple(sorted(rows, key=lambda row: row.name.split("."))),
-        **{name: time_ns / NS_PER_US for name, time_ns in wholes.items()},
+        rows=table(
+            ModuleRow,
+            lambda row: row.name.split("."),
+            name=frames.modules,
+            calls=np.bincount(frames.owner[frames.calls()], minlength=len(frames.modules)).tolist(),
+            source=map(sources.get, frames.modules),
+            **columns,
+        ),
+        **{f"{name}_us": time_ns / NS_PER_US for name, time_ns in wholes.items()},
     )
 
 
-_Times = tuple[dict[str, Any], dict[str, int]]
-"""The columns of the table by field, and the nanoseconds of what no module owns."""
+_Times = tuple[dict[str, Any], Ints, Ints, Callable[[Mask], int]]
+"""The columns of the table; owner and phase of whatever took time, and the nanoseconds that some of it took."""
 
 
 def own_host_ns(trace: Trace, frames: Frames) -> Ints:
     """For each of the frames' rows, its length on the host without the frames inside it."""
-    own_ns = trace.duration_ns.copy()
-    inner = frames.rows[frames.parent[frames.rows] >= 0]
-    around = frames.parent[inner]
-    np.subtract.at(own_ns, around, np.minimum(trace.end_ns[inner], trace.end_ns[around]) - trace.start_ns[inner])
-    return np.maximum(own_ns[frames.rows], 0)
+    return without_inner(trace, frames.rows[frames.parent[frames.rows] >= 0], frames.parent)[frames.rows]
 
 
 def _host_times(trace: Trace, frames: Frames) -> _Times:
     times, owner, phase = own_host_ns(trace, frames), frames.owner[frames.rows], frames.phase[frames.rows]
     parents = modules_above(frames.modules)
     columns: dict[str, Any] = {}
-    for name, one in zip(("forward", "backward"), _BOTH, strict=True):
+    for name, one in _BOTH.items():
         mine = (phase == one) & (owner >= 0)
-        own = np.zeros(len(parents), dtype=np.int64)
-        np.add.at(own, owner[mine], times[mine])
+        own = sums_by(owner[mine], times[mine], len(parents))
         columns[f"own_{name}_us"] = (own / NS_PER_US).tolist()
         columns[f"{name}_us"] = (with_below(own, parents) / NS_PER_US).tolist()
         columns[f"{name}_kernels"] = [None] * len(parents)
-    communication_ns, outside_ns = _between_nodes(trace, frames)
-
-    def spent(wanted: Mask) -> int:
-        return int(times[wanted].sum())
-
-    return columns, {
-        "forward_us": spent(phase == Phase.FORWARD),
-        "backward_us": spent(phase == Phase.BACKWARD),
-        "optimizer_us": spent(owner == OPTIMIZER),
-        "gradient_accumulation_us": spent(owner == ACCUMULATION),
-        "backward_communication_us": communication_ns,
-        "backward_outside_nodes_us": outside_ns,
-        "unattributed_forward_us": spent((phase == Phase.FORWARD) & (owner == NOBODY)),
-        "unattributed_backward_us": spent((phase == Phase.BACKWARD) & (owner == NOBODY))
-        - communication_ns
-        - outside_ns,
-    }
+    return columns, owner, phase, lambda wanted: int(times[wanted].sum())
 
 
 def _between_nodes(trace: Trace, frames: Frames) -> tuple[int, int]:
@@ -280,7 +271,7 @@ def _device_times(trace: Trace, frames: Frames) -> _Times:
     starts, ends, is_kernel = trace.start_ns[events], trace.end_ns[events], trace.kind[events] == Kind.KERNEL
     parents = modules_above(frames.modules)
     columns: dict[str, Any] = {}
-    for name, one in zip(("forward", "backward"), _BOTH, strict=True):
+    for name, one in _BOTH.items():
         mine = np.flatnonzero((phase == one) & (owner >= 0))
         above, which = _with_owners_above(owner[mine], parents)
         which = mine[which]
@@ -288,20 +279,7 @@ def _device_times(trace: Trace, frames: Frames) -> _Times:
         columns[f"own_{name}_us"] = (own / NS_PER_US).tolist()
         columns[f"{name}_us"] = (occupied_by(above, starts[which], ends[which], len(parents)) / NS_PER_US).tolist()
         columns[f"{name}_kernels"] = np.bincount(above[is_kernel[which]], minlength=len(parents)).tolist()
-
-    def occupied(wanted: Mask) -> int:
-        return merge(starts[wanted], ends[wanted]).total
-
-    return columns, {
-        "forward_us": occupied(phase == Phase.FORWARD),
-        "backward_us": occupied(phase == Phase.BACKWARD),
-        "optimizer_us": occupied(owner == OPTIMIZER),
-        "gradient_accumulation_us": occupied(owner == ACCUMULATION),
-        "backward_communication_us": occupied(owner == _COMMUNICATION),
-        "backward_outside_nodes_us": occupied(owner == _OUTSIDE_NODES),
-        "unattributed_forward_us": occupied((phase == Phase.FORWARD) & (owner == NOBODY)),
-        "unattributed_backward_us": occupied((phase == Phase.BACKWARD) & (owner == NOBODY)),
-    }
+    return columns, owner, phase, lambda wanted: merge(starts[wanted], ends[wanted]).total
 
 
 def modules_above(modules: tuple[str, ...]) -> Ints:
@@ -313,9 +291,7 @@ def modules_above(modules: tuple[str, ...]) -> Ints:
 def with_below(own: Ints, parents: Ints) -> Ints:
     """For each module its *own* and that of all modules below it; *parents* as ``modules_above`` returns it."""
     above, which = _with_owners_above(np.arange(len(own)), parents)
-    total = np.zeros(len(own), dtype=np.int64)
-    np.add.at(total, above, own[which])
-    return total
+    return sums_by(above, own[which], len(own))
 
 
 def _with_owners_above(owner: Ints, parents: Ints) -> tuple[Ints, Ints]:

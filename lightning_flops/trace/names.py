@@ -12,15 +12,11 @@ from lightning_flops.analysis.trace_marks import PREFIXES, marked_module, marked
 class Kind(IntEnum):
     """What an event of a trace stands for."""
 
-    OTHER = 0
-    """Known, but in no table: overheads, marks repeated on the device's lanes."""
-    PYTHON = 1
-    """A call of a Python function or of a module, where the trace was taken with them; in no table of time."""
+    OTHER = 0  # known, but in no table: overheads, marks repeated on the device's lanes
+    PYTHON = 1  # a call of a Python function or of a module; in no table of time
     OPERATOR = 2
-    ANNOTATION = 3
-    """A named scope on the host: ``record_function``, a profiler step, a loader's next batch, an optimizer step."""
-    RUNTIME = 4
-    """A call into the device's runtime or driver."""
+    ANNOTATION = 3  # a named scope on the host: ``record_function``, a profiler step, an optimizer step
+    RUNTIME = 4  # a call into the device's runtime or driver
     KERNEL = 5
     MEMCPY = 6
     MEMSET = 7
@@ -51,24 +47,17 @@ KIND_OF_CATEGORY = {
 _STEP = re.compile(r"ProfilerStep#([0-9]{1,18})$")
 _DATA_LOADER = re.compile(r"enumerate\((DataLoader|DataPipe)\)#")
 _HOST_COLLECTIVE = re.compile(r"(gloo|mpi|ucc):(\w+)")
-# Up to 1.8 these scopes are written as operators.
-_SCOPE_AS_OPERATOR = re.compile(r"ProfilerStep#|enumerate\(|Optimizer\.(step|zero_grad)#|(gloo|nccl|mpi|ucc):")
-
-# Scopes that torch itself opens; every other scope, but for marks, is the user's.
+# Scopes that torch itself opens, up to 1.8 as operators; every other scope, but for marks, is the user's.
 _OF_TORCH = re.compile(r"ProfilerStep#|enumerate\(|Optimizer\.(step|zero_grad)#|(gloo|nccl|mpi|ucc|xccl):")
 _FORWARD = re.compile(r"(^|[./ \]])(forward|training_step)$")
 _BACKWARD = re.compile(r"(^|[./ \]])backward$")
 _OPTIMIZER = re.compile(r"Optimizer\.step#")
 
-_DEVICE_COLLECTIVE = re.compile(
-    r"nccl|rccl|oneccl|mscclpp|cross_device_reduce|(one|two)_shot_all_reduce|multimem_all", re.I
-)
+_DEVICE_COLLECTIVE = re.compile(r"[nr]ccl|oneccl|mscclpp|cross_device_reduce|(one|two)_shot_all_r|multimem_all", re.I)
 _COLLECTIVE_OF_KERNEL = re.compile(r"(?:nccl|rccl)(?:Dev)?(?:Kernel_?)?([A-Z][A-Za-z]*)", re.I)
-
 _STARTS_OR_WAITS = re.compile(r"_?c10d(_functional\w*)?::|autograd::engine::|torch::autograd::")
 _COMPILED = ("CompiledFunction", "Torch-Compiled Region")
 """Scopes of code that torch.compile made; its own loops on the host are no operators."""
-
 _POINT_TO_POINT = frozenset(("send", "recv", "recvAnysource", "sendrecv"))
 _ALL_TO_ALL = re.compile(r"all_?to_?all", re.I)
 
@@ -140,24 +129,18 @@ def is_users_scope(name: str) -> bool:
 
 def is_scope_written_as_operator(name: str) -> bool:
     """Whether an operator of this name is a scope: a mark of this package, or any scope in a trace before 1.9."""
-    return name.startswith(PREFIXES) or _SCOPE_AS_OPERATOR.match(name) is not None
+    return name.startswith(PREFIXES) or _OF_TORCH.match(name) is not None
 
 
 def host_collective(name: str) -> str | None:
-    """The collective that a host scope performs itself (``gloo:all_reduce``): its name, such as ``all_reduce``.
-
-    ``nccl:`` scopes are none of these: they only launch the kernel that communicates.
-    """
+    """The collective that a host scope performs itself (``gloo:all_reduce``; ``nccl:`` only launches): its name."""
     match = _HOST_COLLECTIVE.match(name)
     return match[2] if match else None
 
 
 @lru_cache(maxsize=4096)
 def own_name(kernel: str) -> str:
-    """The name of the function alone, without its return type, namespaces, template arguments and parameters.
-
-    That of a launcher (``cutlass::Kernel2<…>``) is its template argument.
-    """
+    """The name of the function alone: no return type, namespaces, template arguments (but a launcher's), parameters."""
     if mangled := _MANGLED.match(kernel):
         place, found = mangled.end(), ""
         while length := _LENGTH.match(kernel, place):
@@ -187,29 +170,20 @@ def collective_of_kernel(name: str) -> str:
 
 
 def computes_on_host(operator: str) -> bool:
-    """Whether an operator of this name computes, and does not start communication, wait for it or run any Python.
-
-    A node of autograd, or a ``torch.autograd.Function``, runs operators that compute, and hooks that may well wait.
-    """
+    """Whether an operator of this name computes, and does not start communication, wait for it or run any Python."""
+    # A node of autograd, or a Function of the user's, runs operators that compute, and hooks that may well wait.
     return ("::" in operator and _STARTS_OR_WAITS.match(operator) is None) or operator.startswith(_COMPILED)
 
 
 def is_point_to_point(collective: str, event: str) -> bool:
-    """Whether a communication event goes from one rank to another, and is no collective.
-
-    Args:
-        collective: what it is called.
-        event: its name. NCCL's exchange of all with all runs on the kernel that sends and receives.
-    """
+    """Whether a communication event goes from one rank to another, and is no collective, as *event*'s name may say."""
+    # NCCL's exchange of all with all runs on the kernel that sends and receives.
     return collective in _POINT_TO_POINT or ("SendRecv" in event and _ALL_TO_ALL.match(collective) is None)
 
 
 @lru_cache(maxsize=4096)
 def uses_tensor_cores(name: str) -> bool:
-    """Whether a kernel's name says that it runs on tensor cores.
-
-    A trace tells no more than the name: a kernel with another name, such as one that Triton made, gives False.
-    """
+    """Whether a kernel's name says that it runs on tensor cores; one that Triton made has no name that says so."""
     return _POINTWISE.match(name) is None and _TENSOR_CORE.search(own_name(name)) is not None
 
 

@@ -38,11 +38,14 @@ from lightning_flops.trace.names import (
     may_use_tensor_cores,
     multiplies,
 )
+from lightning_flops.trace.tables import communication_and_computation
 
 if TYPE_CHECKING:
     from lightning_flops.trace.columns import Trace
 
 _UNMARKED = "other"
+_Mark = tuple[int, int, str]
+"""Start, end and part."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,52 +67,36 @@ class PhaseSpans:
         return self.ends - self.starts - covered_within(self.lent, self.starts, self.ends)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Phases:
-    """All phases inside the steps; None for one that the trace does not show."""
-
-    data_loader: PhaseSpans | None
-    forward: PhaseSpans | None
-    backward: PhaseSpans | None
-    optimizer: PhaseSpans | None
-
-    def known(self) -> dict[str, PhaseSpans]:
-        """Those that the trace shows, by name."""
-        named = {
-            "data loader": self.data_loader,
-            "forward": self.forward,
-            "backward": self.backward,
-            "optimizer": self.optimizer,
-        }
-        return {name: spans for name, spans in named.items() if spans is not None}
-
-    def merged(self) -> Intervals:
-        """The moments in any phase."""
-        return union(*(spans.merged() for spans in self.known().values()))
-
-
-def find_phases(trace: Trace) -> Phases:
+def find_phases(trace: Trace) -> dict[str, PhaseSpans]:
     """The phases of *trace*: by the names of scopes where there are any, else by its operators.
 
     By its operators, a forward goes from the first to the last operator with gradients on before a backward. A backward
     goes from the first to the last operator that autograd ran, until something else follows.
     """
-    data_loader, optimizer = _by_scopes(trace, is_data_loader), _by_scopes(trace, is_optimizer)
-    forward, backward = _by_scopes(trace, is_forward), _by_scopes(trace, is_backward)
-    if forward is None or backward is None:
-        forward_runs, backward_runs = _by_operators(trace, data_loader, optimizer)
-        forward, backward = forward or forward_runs, backward or backward_runs
-    if optimizer is not None:  # the closure, and whatever other part is marked there, is not its own
-        own = _moments_of(trace, "optimizer")
-        others = Phases(data_loader, forward, backward, None).merged()
-        optimizer = replace(optimizer, lent=others if own is None else subtract(optimizer.merged(), own))
-    return Phases(data_loader, forward, backward, optimizer)
+    named = {
+        "data loader": is_data_loader, "forward": is_forward, "backward": is_backward, "optimizer": is_optimizer
+    }  # fmt: skip
+    found = {name: _by_scopes(trace, is_phase) for name, is_phase in named.items()}
+    if found["forward"] is None or found["backward"] is None:
+        runs = _by_operators(trace, found["data loader"], found["optimizer"])
+        found |= {name: found[name] or run for name, run in zip(("forward", "backward"), runs, strict=True)}
+    phases = {name: spans for name, spans in found.items() if spans is not None}
+    if (optimizer := phases.pop("optimizer", None)) is not None:
+        # The closure, and whatever other part is marked there, is not its own.
+        own, others = _moments_of(trace, "optimizer"), merged(phases)
+        lent = others if own is None else subtract(optimizer.merged(), own)
+        phases["optimizer"] = replace(optimizer, lent=lent)
+    return phases
+
+
+def merged(phases: dict[str, PhaseSpans]) -> Intervals:
+    """The moments in any phase."""
+    return union(*(spans.merged() for spans in phases.values()))
 
 
 def in_steps(trace: Trace, rows: Ints) -> Ints:
     """Those of *rows* that begin inside a step's own mark on the host, by start."""
-    rows = rows[trace.steps.of(trace.start_ns[rows]) >= 0]
-    return rows[np.argsort(trace.start_ns[rows], kind="stable")]
+    return trace.by_start(rows[trace.steps.of(trace.start_ns[rows]) >= 0])
 
 
 def _by_scopes(trace: Trace, is_phase: Callable[[str], bool]) -> PhaseSpans | None:
@@ -118,7 +105,7 @@ def _by_scopes(trace: Trace, is_phase: Callable[[str], bool]) -> PhaseSpans | No
         return None
     # A scope inside one of the same phase, such as a wrapper's forward in a training step, is no call of its own.
     ends = trace.end_ns[rows]
-    outer = np.concatenate([[True], ends[1:] > np.maximum.accumulate(ends)[:-1]])
+    outer = np.append(True, ends[1:] > np.maximum.accumulate(ends)[:-1])
     return PhaseSpans(trace.start_ns[rows[outer]], ends[outer], "scopes")
 
 
@@ -126,7 +113,7 @@ def _by_operators(
     trace: Trace, data_loader: PhaseSpans | None, optimizer: PhaseSpans | None
 ) -> tuple[PhaseSpans | None, PhaseSpans | None]:
     links = trace.links
-    rows = in_steps(trace, links.levels[0]) if links.levels else links.operators
+    rows = in_steps(trace, links.levels[0] if links.levels else links.operators)
     backward = links.is_backward[rows]
     with_gradients = (trace.sequence[rows] >= 0) & ~backward
     if data_loader is not None:
@@ -135,12 +122,10 @@ def _by_operators(
     rows, backward = rows[kept], backward[kept]
     if not backward.any():
         return None, None
-    borders = [trace.steps.host_start_ns]
-    borders += [spans.starts for spans in (data_loader, optimizer) if spans is not None]
+    borders = [trace.steps.host_start_ns, *(spans.starts for spans in (data_loader, optimizer) if spans is not None)]
     # A run ends where the label changes or a border lies between two operators.
     section = np.searchsorted(np.sort(np.concatenate(borders)), trace.start_ns[rows], side="right")
-    new = np.concatenate([[True], (backward[1:] != backward[:-1]) | (section[1:] != section[:-1])])
-    firsts = np.flatnonzero(new)
+    firsts = np.flatnonzero(np.append(True, (backward[1:] != backward[:-1]) | (section[1:] != section[:-1])))
     starts, ends = trace.start_ns[rows[firsts]], np.maximum.reduceat(trace.end_ns[rows], firsts)
     of_backward = backward[firsts]
     before = np.append(~of_backward[:-1] & of_backward[1:], False)
@@ -150,20 +135,23 @@ def _by_operators(
 
 def launched_ns(trace: Trace, starts: Ints, ends: Ints, *, without: Intervals = NOTHING) -> Ints:
     """Lengths of all device events launched in each span by any thread, without those launched in *without*."""
-    rows = trace.device_rows
-    calls = trace.links.launch[rows]
-    rows, calls = rows[calls >= 0], calls[calls >= 0]
-    order = np.argsort(trace.start_ns[calls], kind="stable")
-    moments, lengths = trace.start_ns[calls[order]], trace.duration_ns[rows[order]]
-    return sums_between(moments, np.where(inside(without, moments), 0, lengths), starts, ends)
+    moments, rows = _launches(trace)
+    return sums_between(moments, np.where(inside(without, moments), 0, trace.duration_ns[rows]), starts, ends)
+
+
+def _launches(trace: Trace) -> tuple[Ints, Ints]:
+    """When each device event whose launch is known was launched, rising, and its row."""
+    rows = trace.device_rows[trace.links.launch[trace.device_rows] >= 0]
+    moments = trace.start_ns[trace.links.launch[rows]]
+    order = np.argsort(moments, kind="stable")
+    return moments[order], rows[order]
 
 
 def model_summary(trace: Trace) -> ModelSummary:
     """Calls and time of each phase, on the host and by launches on the device."""
     steps, phases = trace.steps, trace.phases
     start, end = steps.host_start_ns, steps.host_end_ns
-    device_whole = int(launched_ns(trace, start, end).sum())
-    covered = phases.merged()
+    device_whole, covered = int(launched_ns(trace, start, end).sum()), merged(phases)
 
     def row(spans: PhaseSpans) -> PhaseRow:
         host = durations_of(spans.host_ns(), whole_ns=steps.host_ns)
@@ -173,9 +161,9 @@ def model_summary(trace: Trace) -> ModelSummary:
             calls=len(spans.starts), host=host, device=device if trace.has_device else None, source=spans.source
         )
 
-    found = {name: row(spans) for name, spans in phases.known().items()}
     host_rest = steps.host_ns - int(covered_within(covered, start, end).sum())
     device_rest = int(launched_ns(trace, start, end, without=covered).sum())
+    found = {name: row(spans) for name, spans in phases.items()}
     return ModelSummary(
         step=row(PhaseSpans(start, end, "scopes" if steps.marked else "operators")),
         data_loader=found.get("data loader"),
@@ -203,9 +191,9 @@ class Pieces:
     def sums(self, covered: Intervals | None = None) -> dict[str, int]:
         """Nanoseconds of each part, or what of them is *covered*, in order of the parts' first moments."""
         values = self.ends - self.starts if covered is None else covered_within(covered, self.starts, self.ends)
-        sums: dict[str, int] = {}
+        sums = dict.fromkeys(self.names, 0)
         for name, value in zip(self.names, values.tolist(), strict=True):
-            sums[name] = sums.get(name, 0) + value
+            sums[name] += value
         return sums
 
 
@@ -215,8 +203,6 @@ def step_parts(trace: Trace) -> tuple[TracedPart, ...]:
     With a device, a part ends when the work launched before its end is done, as an event recorded there on the device's
     stream would show. Communication does not move a border, so a wait stays in the part that waited.
     """
-    from lightning_flops.trace.tables import communication_and_computation
-
     communication, computation = communication_and_computation(trace)
     pieces, per_step = pieces_of_steps(trace), len(trace.steps) * NS_PER_SEC
     exposed = pieces.sums(subtract(communication, computation))
@@ -228,12 +214,9 @@ def step_parts(trace: Trace) -> tuple[TracedPart, ...]:
 
 def pieces_of_steps(trace: Trace) -> Pieces:
     """The pieces of the steps of *trace*, borders moved as ``step_parts`` says."""
-    steps, marks = trace.steps, _marks(trace)
     names: list[str] = []
     starts, ends = [], []
-    for index in range(len(steps)):
-        of_step, host = _segments(marks, int(steps.host_start_ns[index]), int(steps.host_end_ns[index]))
-        first, last = steps.start_ns[index], steps.end_ns[index]
+    for (of_step, host), first, last in zip(_segments(trace), trace.steps.start_ns, trace.steps.end_ns, strict=True):
         borders = np.clip(_on_device(trace, host), first, last)
         borders[0], borders[-1] = first, last
         names += of_step
@@ -244,33 +227,30 @@ def pieces_of_steps(trace: Trace) -> Pieces:
 
 def _moments_of(trace: Trace, part: str) -> Intervals | None:
     """Moments of the steps whose innermost mark is that of *part*; None if no part is marked."""
-    starts, ends, marked, marks = [], [], False, _marks(trace)
-    for first, last in zip(trace.steps.host_start_ns.tolist(), trace.steps.host_end_ns.tolist(), strict=True):
-        names, cuts = _segments(marks, first, last)
-        marked |= len(names) > 1
-        mine = np.flatnonzero([name == part for name in names])
-        starts.append(cuts[mine])
-        ends.append(cuts[mine + 1])
-    return merge(np.concatenate(starts), np.concatenate(ends)) if marked else None
+    found = [
+        (name, *ends)
+        for names, cuts in _segments(trace)
+        for name, *ends in zip(names, cuts[:-1], cuts[1:], strict=True)
+    ]
+    if len(found) == len(trace.steps):
+        return None
+    spans = np.array([ends for name, *ends in found if name == part], dtype=np.int64).reshape(-1, 2)
+    return merge(spans[:, 0], spans[:, 1])
 
 
-def _marks(trace: Trace) -> list[tuple[int, int, str]]:
-    """Start, end and part of every mark, by start, outer before inner."""
+def _segments(trace: Trace) -> Iterator[tuple[list[str], Ints]]:
+    """Each step cut at every mark's borders: the innermost part of each piece, and the cuts."""
     rows = np.flatnonzero(trace.where(lambda name: marked_phase(name) is not None, Kind.ANNOTATION))
     rows = rows[np.lexsort((-trace.duration_ns[rows], trace.start_ns[rows]))]
-    columns = (trace.start_ns[rows].tolist(), trace.end_ns[rows].tolist(), trace.name[rows].tolist())
-    return [(start, end, marked_phase(trace.names[name]) or "") for start, end, name in zip(*columns, strict=True)]
+    columns = (trace.start_ns[rows].tolist(), trace.end_ns[rows].tolist(), rows.tolist())
+    marks = [(start, end, marked_phase(trace.name_of(row)) or "") for start, end, row in zip(*columns, strict=True)]
+    for first, last in zip(trace.steps.host_start_ns.tolist(), trace.steps.host_end_ns.tolist(), strict=True):
+        begin, end = bisect_left(marks, (first,)), bisect_left(marks, (last,))
+        pieces = list(_innermost([(start, min(until, last), part) for start, until, part in marks[begin:end]], last))
+        yield [part for _, part in pieces], np.array([first, *(until for until, _ in pieces)], dtype=np.int64)
 
 
-def _segments(marks: list[tuple[int, int, str]], first: int, last: int) -> tuple[list[str], Ints]:
-    """The step from *first* to *last* cut at every mark's borders: the innermost part of each piece, and the cuts."""
-    begin, end = bisect_left(marks, (first,)), bisect_left(marks, (last,))
-    within = [(start, min(until, last), part) for start, until, part in marks[begin:end]]
-    pieces = list(_innermost(within, last))
-    return [part for _, part in pieces], np.array([first, *(until for until, _ in pieces)], dtype=np.int64)
-
-
-def _innermost(marks: list[tuple[int, int, str]], last: int) -> Iterator[tuple[int, str]]:
+def _innermost(marks: list[_Mark], last: int) -> Iterator[tuple[int, str]]:
     """End and part of each piece, in order; *marks* are by start, outer before inner."""
     around: list[tuple[int, str]] = [(last, _UNMARKED)]
     for start, end, part in marks:
@@ -284,14 +264,12 @@ def _innermost(marks: list[tuple[int, int, str]], last: int) -> Iterator[tuple[i
 
 def _on_device(trace: Trace, moments_ns: Ints) -> Ints:
     """When the device has finished what was launched before each moment on the host; never before that moment."""
-    rows = trace.device_rows
-    rows = rows[(trace.links.launch[rows] >= 0) & ~trace.is_collective[rows]]
-    if not len(rows):
+    launched, rows = _launches(trace)
+    computes = ~trace.is_collective[rows]
+    if not computes.any():
         return moments_ns
-    launched = trace.start_ns[trace.links.launch[rows]]
-    order = np.argsort(launched, kind="stable")
-    done = np.maximum.accumulate(trace.end_ns[rows[order]])
-    index = np.searchsorted(launched[order], moments_ns, side="left") - 1
+    done = np.maximum.accumulate(trace.end_ns[rows[computes]])
+    index = np.searchsorted(launched[computes], moments_ns, side="left") - 1
     return np.where(index < 0, moments_ns, np.maximum(moments_ns, done[np.maximum(index, 0)]))
 
 
@@ -303,30 +281,20 @@ def step_filling(trace: Trace, *, counted: Collection[str] = ()) -> StepFilling:
         counted: operators that spent FLOPs, as ``aten.mm``: they are matmul-like, whatever their names say.
     """
     pieces, count = pieces_of_steps(trace), len(trace.steps)
-    walls = pieces.sums()
-    covered, reached = NOTHING, dict.fromkeys(walls, 0)
-    found: list[dict[str, int]] = []
-    for moments in _fillings(trace, frozenset(name.replace(".", "::", 1) for name in counted)):
-        covered = union(covered, moments)
-        sums = pieces.sums(covered)
+    walls, covered, reached = pieces.sums(), NOTHING, [0] * len(pieces.sums())
+    columns = []
+    fillings = _fillings(trace, frozenset(name.replace(".", "::", 1) for name in counted))
+    for sums in (*(pieces.sums(covered := union(covered, moments)) for moments in fillings), walls):
         # Rounded as a running sum, so that the means add up to the part's as well.
-        found.append({name: round(sums[name] / count) - round(reached[name] / count) for name in walls})
-        reached = sums
-    matmul, operators, copies, communication = found
-    return StepFilling(
-        clock="device" if trace.has_device else "host",
-        parts=tuple(
-            PartFilling(
-                name=name,
-                matmul_ns=matmul[name],
-                operators_ns=operators[name],
-                copies_ns=copies[name],
-                communication_ns=communication[name],
-                idle_ns=round(wall / count) - round(reached[name] / count),
-            )
-            for name, wall in walls.items()
-        ),
-    )
+        until = [round(total / count) for total in sums.values()]
+        columns.append([after - before for after, before in zip(until, reached, strict=True)])
+        reached = until
+    fields = ("matmul_ns", "operators_ns", "copies_ns", "communication_ns", "idle_ns")
+    parts = [
+        PartFilling(name=name, **dict(zip(fields, row, strict=True)))
+        for name, *row in zip(walls, *columns, strict=True)
+    ]
+    return StepFilling(clock="device" if trace.has_device else "host", parts=tuple(parts))
 
 
 def _fillings(trace: Trace, counted: Collection[str]) -> tuple[Intervals, Intervals, Intervals, Intervals]:
@@ -336,12 +304,8 @@ def _fillings(trace: Trace, counted: Collection[str]) -> tuple[Intervals, Interv
     if not trace.has_device:
         computes = trace.where(computes_on_host, Kind.OPERATOR) & ~trace.is_collective
         # What a collective on the host consists of is not computation.
-        return (
-            trace.merged(computes & is_matmul),
-            subtract(trace.merged(computes), communication),
-            NOTHING,
-            communication,
-        )
+        others = subtract(trace.merged(computes), communication)
+        return trace.merged(computes & is_matmul), others, NOTHING, communication
     kernels = (trace.kind == Kind.KERNEL) & ~trace.is_collective
     copies = trace.merged((trace.kind == Kind.MEMCPY) | (trace.kind == Kind.MEMSET))
     return trace.merged(kernels & _multiplying(trace, is_matmul)), trace.merged(kernels), copies, communication

@@ -11,11 +11,10 @@ import numpy as np
 from lightning_flops.trace.columns import Trace
 from lightning_flops.trace.intervals import Ints, Mask
 from lightning_flops.trace.names import Kind
-from lightning_flops.trace.structure import enclosing, in_nesting_order, nest
+from lightning_flops.trace.structure import enclosing, in_nesting_order, nearest, nest
 
 MODULE = "nn.Module: "
 """What the event of a module's call begins with; the class and a number follow: ``Linear_0``."""
-
 _FRAME = re.compile(r"(.+?)\((\d+)\): ")
 _OF_TORCH = re.compile(r"(^|/)torch/|/lib/python3\.\d+/(?!site-packages/|dist-packages/)|^<")
 
@@ -43,26 +42,22 @@ def places(trace: Trace) -> tuple[tuple[str, ...], Ints]:
     An operator of a backward has the place of the forward operator that made its node.
     """
     found: dict[str, int] = {}
-    of_row = np.full(len(trace), -1, dtype=np.int64)
-    operators = trace.links.operators
+    operators, of_row = trace.links.operators, np.full(len(trace), -1, dtype=np.int64)
 
     def numbers(texts: list[str | None]) -> Ints:
-        return np.array([-1 if text is None else found.setdefault(text, len(found)) for text in texts], dtype=np.int64)
+        known = [-1 if text is None else found.setdefault(text, len(found)) for text in texts]
+        return np.array([*known, -1], dtype=np.int64)
 
-    if len(trace.stacks):
-        with_stack = operators[trace.stack[operators] >= 0]
-        of_row[with_stack] = numbers([place_in_stack(stack) for stack in trace.stacks])[trace.stack[with_stack]]
+    of_row[operators] = numbers([place_in_stack(stack) for stack in trace.stacks])[trace.stack[operators]]
     calls, around = python_calls(trace)
     if len(calls):
-        used = np.unique(trace.name[calls])
-        of_name = np.full(len(trace.names), -1, dtype=np.int64)
-        of_name[used] = numbers([place_of(trace.names[name]) for name in used.tolist()])
-        of_call = np.full(len(trace), -1, dtype=np.int64)
-        of_call[calls] = of_name[trace.name[calls]]
-        _take_over(of_call, calls, around)
+        used, of_name = np.unique(trace.name[calls], return_inverse=True)
+        of_call = np.full(len(trace) + 1, -1, dtype=np.int64)  # the last is that of no call
+        of_call[calls] = numbers([place_of(trace.names[name]) for name in used.tolist()])[of_name.reshape(-1)]
         within = enclosing(trace, calls, around, lanes=trace.lane[operators], moments_ns=trace.start_ns[operators])
-        known = (of_row[operators] < 0) & (within >= 0)
-        of_row[operators[known]] = of_call[within[known]]
+        lacking = np.flatnonzero((within >= 0) & (of_call[within] < 0))
+        within[lacking] = nearest(within[lacking], around, of_call[:-1] >= 0)
+        of_row[operators] = np.where(of_row[operators] < 0, of_call[within], of_row[operators])
     # What stands around a backward is at most its caller: the place of the forward says more.
     backward = operators[trace.links.is_backward[operators]]
     called_at = of_row[backward]
@@ -74,36 +69,25 @@ def places(trace: Trace) -> tuple[tuple[str, ...], Ints]:
 
 def python_calls(trace: Trace) -> tuple[Ints, Ints]:
     """Rows of Python calls, thread by thread, callers first; for each row of the trace the call around it, or -1."""
-    rows = in_nesting_order(trace, np.flatnonzero(trace.kind == Kind.PYTHON))
-    around = np.full(len(trace), -1, dtype=np.int64)
-    nest(trace, rows, around)
-    return rows, around
-
-
-def _take_over(values: Ints, rows: Ints, around: Ints) -> None:
-    """Give every one of *rows* that has no value that of the nearest row around it."""
-    lacking = rows[values[rows] < 0]
-    above = around[lacking]
-    while len(lacking := lacking[above >= 0]):
-        above = above[above >= 0]
-        values[lacking] = values[above]
-        still = values[lacking] < 0
-        lacking, above = lacking[still], around[above[still]]
+    rows = in_nesting_order(trace, trace.of(Kind.PYTHON))
+    return rows, nest(trace, rows)[0]
 
 
 def _hand_to_backward(trace: Trace, of_row: Ints, backward: Ints) -> None:
     """Operators of a backward have the place of the operator with the sequence number of the node that runs them."""
-    operators = trace.links.operators
-    numbered = operators[(trace.sequence[operators] >= 0) & (of_row[operators] >= 0)]
-    makers = numbered[trace.forward_thread[numbered] <= 0]
-    if len(makers):
-        makers = makers[np.lexsort((trace.start_ns[makers], trace.sequence[makers]))]
-        nodes = operators[(trace.forward_thread[operators] > 0) & (trace.sequence[operators] >= 0)]
-        last = np.searchsorted(trace.sequence[makers], trace.sequence[nodes], side="right") - 1
-        known = (last >= 0) & (trace.sequence[makers[np.maximum(last, 0)]] == trace.sequence[nodes])
-        known &= of_row[nodes] < 0
-        of_row[nodes[known]] = of_row[makers[last[known]]]
-        _take_over(of_row, backward, trace.links.parent)
+    operators, parent = trace.links.operators, trace.links.parent
+    numbered = operators[trace.sequence[operators] >= 0]
+    is_node = trace.forward_thread[numbered] > 0
+    makers, nodes = numbered[~is_node & (of_row[numbered] >= 0)], numbered[is_node]
+    if not len(makers):
+        return
+    makers = makers[np.lexsort((trace.start_ns[makers], trace.sequence[makers]))]
+    last = makers[np.searchsorted(trace.sequence[makers], trace.sequence[nodes], side="right") - 1]
+    known = (trace.sequence[last] == trace.sequence[nodes]) & (of_row[nodes] < 0)
+    of_row[nodes[known]] = of_row[last[known]]
+    inner = backward[of_row[backward] < 0]
+    around = nearest(inner, parent, of_row >= 0)
+    of_row[inner[around >= 0]] = of_row[around[around >= 0]]
 
 
 def called_modules(trace: Trace) -> dict[int, str]:
@@ -112,39 +96,28 @@ def called_modules(trace: Trace) -> dict[int, str]:
     ``ResNet_0.Bottleneck_3.Conv2d_5``: the numbers are those of the trace, which has no names of attributes. A module
     that is called in several places, such as again in a backward, has the name of its first call.
     """
-    is_module = trace.where(lambda name: name.startswith(MODULE), Kind.PYTHON)
-    if not is_module.any():
-        return {}
-    rows, around = python_calls(trace)
+    is_module = _module_calls(trace)
+    rows, around = python_calls(trace) if is_module.any() else (np.zeros(0, dtype=np.int64),) * 2
     modules = rows[is_module[rows]]
-    above = _nearest(modules, around, is_module)
+    modules = modules[np.lexsort((-trace.duration_ns[modules], trace.start_ns[modules]))]
     names: dict[int, str] = {}
     of_module: dict[str, str] = {}
-    order = np.lexsort((-trace.duration_ns[modules], trace.start_ns[modules]))
-    for row, outer in zip(modules[order].tolist(), above[order].tolist(), strict=True):
-        own = trace.names[trace.name[row]].removeprefix(MODULE).replace(".", "_")
+    for row, outer in zip(modules.tolist(), nearest(modules, around, is_module).tolist(), strict=True):
+        own = trace.name_of(row).removeprefix(MODULE).replace(".", "_")
         names[row] = of_module.setdefault(own, f"{names[outer]}.{own}" if outer in names else own)
     return names
 
 
+def _module_calls(trace: Trace) -> Mask:
+    return trace.where(lambda name: name.startswith(MODULE), Kind.PYTHON)
+
+
 def forwards_of_modules(trace: Trace, modules: dict[int, str]) -> dict[str, str]:
     """By a module's name, the file and line of the ``forward`` that its call ran first."""
-    if not modules:
-        return {}
-    rows, around = python_calls(trace)
-    forwards = rows[trace.where(lambda name: name.endswith(": forward"), Kind.PYTHON)[rows]]
-    is_module = trace.where(lambda name: name.startswith(MODULE), Kind.PYTHON)
     found: dict[str, str] = {}
-    for row, outer in zip(forwards.tolist(), _nearest(forwards, around, is_module).tolist(), strict=True):
-        match = _FRAME.match(trace.names[trace.name[row]])
-        if outer in modules and match is not None:
+    rows, around = python_calls(trace) if modules else (np.zeros(0, dtype=np.int64),) * 2
+    forwards = rows[trace.where(lambda name: name.endswith(": forward"), Kind.PYTHON)[rows]]
+    for row, outer in zip(forwards.tolist(), nearest(forwards, around, _module_calls(trace)).tolist(), strict=True):
+        if outer in modules and (match := _FRAME.match(trace.name_of(row))) is not None:
             found.setdefault(modules[outer], f"{match[1]}:{match[2]}")
     return found
-
-
-def _nearest(rows: Ints, around: Ints, wanted: Mask) -> Ints:
-    """For each of *rows* the nearest call around it that is *wanted*, or -1."""
-    above = around[rows]
-    while len(passed := np.flatnonzero((above >= 0) & ~wanted[above])):
-        above[passed] = around[above[passed]]
-    return above

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from lightning_flops.analysis.collectives import RanksError, TracedRank, compare
-from lightning_flops.analysis.rates import sum_if_all_known
 from lightning_flops.schema.communication import CollectiveCalls, RankComparison
 from lightning_flops.schema.trace import TraceReport
 from lightning_flops.trace.columns import CollectiveArguments, Trace
 from lightning_flops.trace.names import is_point_to_point
 from lightning_flops.trace.steps import launched_at
-from lightning_flops.trace.tables import collective_bytes, collective_name, collective_rows_by_start, overlap
+from lightning_flops.trace.tables import collective_bytes, collective_name, overlap
 
 _LONGEST_GROUP_CHARS = 40
+_NOTHING = CollectiveArguments()
 _APART = "The traces do not say their ranks: they are taken for separate runs, side by side."
 _UNMARKED = (
     "Nobody is named a straggler: not every trace has the profiler's marks of steps, so what its rank did in a step is "
@@ -37,17 +37,14 @@ class RankSummary:
 
 def rank_summary(trace: Trace) -> RankSummary:
     """What a comparison with other ranks needs of *trace*."""
-    return RankSummary(
-        traced=TracedRank(
-            rank=trace.rank,
-            source=trace.source,
-            steps=len(trace.steps),
-            overlap=overlap(trace),
-            collectives=collective_calls(trace),
-        ),
-        marked=trace.steps.marked,
-        world_size=trace.world_size,
+    traced = TracedRank(
+        rank=trace.rank,
+        source=trace.source,
+        steps=len(trace.steps),
+        overlap=overlap(trace),
+        collectives=collective_calls(trace),
     )
+    return RankSummary(traced=traced, marked=trace.steps.marked, world_size=trace.world_size)
 
 
 def compare_ranks(summaries: Sequence[RankSummary]) -> RankComparison:
@@ -67,12 +64,8 @@ def compare_ranks(summaries: Sequence[RankSummary]) -> RankComparison:
     comparison = compare(traced)
     if len(traced) == 1 or all(one.marked for one in summaries):
         return comparison
-    return replace(
-        comparison,
-        ranks=tuple(replace(row, compute_over_median=None) for row in comparison.ranks),
-        computes_longest=None,
-        notes=(_UNMARKED, *comparison.notes),
-    )
+    rows = tuple(replace(row, compute_over_median=None) for row in comparison.ranks)
+    return replace(comparison, ranks=rows, computes_longest=None, notes=(_UNMARKED, *comparison.notes))
 
 
 def refuse_mixed_ranks(traces: Sequence[TracedRank] | Sequence[TraceReport]) -> None:
@@ -89,28 +82,20 @@ def refuse_mixed_ranks(traces: Sequence[TracedRank] | Sequence[TraceReport]) -> 
     for trace in traces:
         if trace.rank is None:
             raise RanksError(f"{trace.source} does not say which rank it is of, though other traces do")
-        if trace.rank in seen:
-            raise RanksError(
-                f"{seen[trace.rank]} and {trace.source} are both of rank {trace.rank}: give one trace for each rank"
-            )
-        seen[trace.rank] = trace.source
-
-
-_Key = tuple[str, str | None, str | None, int | None]
+        if (other := seen.setdefault(trace.rank, trace.source)) is not trace.source:
+            raise RanksError(f"{other} and {trace.source} are both of rank {trace.rank}: give one trace for each rank")
 
 
 def collective_calls(trace: Trace) -> tuple[CollectiveCalls, ...]:
     """The collectives of *trace*, grouped by name, process group and the step in which they were started."""
-    found: dict[_Key, list[int]] = {}
-    every = collective_rows_by_start(trace)
-    steps, default = trace.steps, _default_group(trace)
+    found: dict[tuple[str, str | None, str | None, int | None], list[int]] = {}
+    every, steps = trace.by_start(trace.is_collective), trace.steps
     for row, index in zip(every.tolist(), steps.of(launched_at(trace, every)).tolist(), strict=True):
         if steps.marked and index < 0:
             continue
-        arguments = trace.collectives.get(row, CollectiveArguments())
-        name = collective_name(trace, row)
-        group, channel = arguments.group or default, None
-        if is_point_to_point(name, trace.names[trace.name[row]]):
+        arguments, name = trace.collectives.get(row, _NOTHING), collective_name(trace, row)
+        group, channel = arguments.group or _default_group(trace), None
+        if is_point_to_point(name, trace.name_of(row)):
             channel = _channel(trace, arguments)
             group = group if channel is not None else None
         number = steps.numbers[index] if steps.marked else None
@@ -119,11 +104,11 @@ def collective_calls(trace: Trace) -> tuple[CollectiveCalls, ...]:
         CollectiveCalls(
             name=name,
             group=None if group is None else _short(group),
-            group_size=trace.collectives.get(rows[0], CollectiveArguments()).group_size,
+            group_size=trace.collectives.get(rows[0], _NOTHING).group_size,
             channel=channel,
             step=number,
             calls=len(rows),
-            bytes=sum_if_all_known(collective_bytes(trace, row) for row in rows),
+            bytes=collective_bytes(trace, rows),
             total_ns=int(trace.duration_ns[rows].sum()),
             latency_ns=array("q", trace.duration_ns[rows].tolist()),
         )

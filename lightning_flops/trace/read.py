@@ -16,9 +16,9 @@ import numpy as np
 from lightning_flops.analysis.trace_marks import METADATA_KEY
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.records import TraceColumns
-from lightning_flops.trace.columns import Lane, Trace, TraceFormatError
-from lightning_flops.trace.events import DECODER, FOREIGN, Columns, Event
-from lightning_flops.trace.names import KIND_OF_CATEGORY, Kind
+from lightning_flops.trace.columns import Trace, TraceFormatError
+from lightning_flops.trace.events import DECODER, FOREIGN, HOST, Columns, Event
+from lightning_flops.trace.names import KIND_OF_CATEGORY
 
 WITH_MODULES = "with_modules"
 """The key under which torch.profiler writes that it was asked for modules."""
@@ -27,6 +27,7 @@ BLOCK_BYTES = 1 << 17
 _LONGEST_BYTES = 64 << 20
 """Most of a file that is searched for the end of one event, or of what stands beside the events."""
 _HEAD_KEYS = ("deviceProperties", "distributedInfo", "baseTimeNanoseconds", WITH_MODULES, METADATA_KEY)
+_IS_LIST = "(list)"
 _EVENTS = re.compile(rb'(?<!\\)"traceEvents"\s*:\s*\[')
 _BETWEEN = re.compile(rb"\s*,?\s*")
 _BORDER = re.compile(rb"\s*[,\]]")
@@ -36,6 +37,7 @@ _BARE = re.compile(rb"(?<=[:,\[])(\s*)(?:[-+]?(?:inf(?:inity)?|nan)(?:\([a-z]*\)
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 _NULL_ARGUMENTS = re.compile(rb'"args"\s*:\s*null')
 _CONTROLS = bytes(byte if byte >= 32 else 32 for byte in range(256))
+_UNREADABLE = (msgspec.DecodeError, RecursionError)
 
 
 def load_trace(path: str | PathLike[str], *, progress: Callable[[int], object] | None = None) -> Trace:
@@ -43,7 +45,7 @@ def load_trace(path: str | PathLike[str], *, progress: Callable[[int], object] |
 
     Args:
         path: a local path, or any URL that fsspec opens. Whether it is gzipped is seen from its first bytes.
-        progress: is told now and then how many bytes of the file have been read.
+        progress: is called now and then with how many bytes of the file have been read.
 
     Raises:
         TraceFormatError: the file cannot be opened, is empty, cut off, no JSON, or no trace of torch.profiler.
@@ -58,18 +60,17 @@ def load_trace(path: str | PathLike[str], *, progress: Callable[[int], object] |
             return columns.trace(metadata)
     except (LightningFlopsError, MemoryError):
         raise
-    except (EOFError, gzip.BadGzipFile, _unpacking_errors()) as error:
-        raise TraceFormatError(f"{source}: the gzip data is damaged or cut off: {error}") from error
-    except OSError as error:
-        reason = error.strerror or f"{type(error).__name__}: {error}"  # remote file systems often give a path alone
-        raise TraceFormatError(f"{source}: cannot be read: {reason}") from error
-    except Exception as error:
-        if "://" in source:  # a remote file system may raise anything
-            raise TraceFormatError(f"{source}: cannot be read: {type(error).__name__}: {error}") from error
-        if not isinstance(error, (TypeError, ValueError, OverflowError)):
-            raise
-        what = f"{error}"[:120]
-        raise TraceFormatError(f"{source}: {what}") from error
+    except Exception as error:  # whatever stands in a file, and whatever a remote file system raises
+        raise TraceFormatError(f"{source}: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, EOFError) or type(error).__name__ in ("BadGzipFile", "IsalError", "error"):
+        return f"the gzip data is damaged or cut off: {error}"
+    if isinstance(error, OSError) or not isinstance(error, (TypeError, ValueError, OverflowError)):
+        # Remote file systems often give a path alone.
+        return f"cannot be read: {getattr(error, 'strerror', None) or f'{type(error).__name__}: {error}'}"
+    return str(error)[:120]
 
 
 def trace_from_events(
@@ -87,80 +88,49 @@ def trace_from_columns(columns: TraceColumns, *, process: int, metadata: Mapping
     Raises:
         TraceFormatError: none of the events is torch.profiler's.
     """
-    kinds = np.array([KIND_OF_CATEGORY.get(one.lower(), FOREIGN) for one in columns.categories], dtype=np.int8)
-    kind = kinds[np.array(columns.category, dtype=np.int64)] if columns.category else np.zeros(0, dtype=np.int8)
-    kept = np.flatnonzero(kind >= 0)
+    kinds = np.array([KIND_OF_CATEGORY.get(one.lower(), FOREIGN) for one in columns.categories], dtype=np.uint8)
+    kind = kinds[np.array(columns.category, dtype=np.int64)]
+    kept = np.flatnonzero(kind != FOREIGN)
     found = Columns("(profiler)")
     found.names = {name: number for number, name in enumerate(columns.names)}
-    found.lanes = {Lane(str(process), str(thread)): number for number, thread in enumerate(columns.threads)}
-    of_host = kept[(kind[kept] == Kind.OPERATOR) | (kind[kept] == Kind.ANNOTATION)]
-    for name, values, rows in (
-        ("name", columns.name, kept),
-        ("lane", columns.thread, kept),
-        ("start_ns", columns.start_ns, kept),
-        ("duration_ns", columns.duration_ns, kept),
-        ("sequence", columns.sequence, of_host),
-        ("forward_thread", columns.forward_thread, of_host),
-    ):
-        found.keep(name, np.array(values, dtype=np.int64)[rows])
-    found.keep("kind", kind[kept])
+    found.lanes = {(str(process), str(thread)): number for number, thread in enumerate(columns.threads)}
+    found.keep("kind", kind[kept].astype(np.int8))
+    for name, values in (
+        ("name", columns.name), ("lane", columns.thread), ("start_ns", columns.start_ns),
+        ("duration_ns", columns.duration_ns),
+    ):  # fmt: skip
+        found.keep(name, np.array(values, dtype=np.int64)[kept])
+    of_host = kept[np.isin(kind[kept], HOST)]
+    found.keep("sequence", np.array(columns.sequence, dtype=np.int64)[of_host], HOST)
+    found.keep("forward_thread", np.array(columns.forward_thread, dtype=np.int64)[of_host], HOST)
     return found.trace(metadata or {})
 
 
 def _opened(source: str, stack: ExitStack) -> IO[bytes]:
     if "://" in source or "::" in source:
         try:
-            fsspec = importlib.import_module("fsspec")
-            stream = cast("IO[bytes]", stack.enter_context(fsspec.open(source, "rb")))
-        except ModuleNotFoundError as error:
-            raise TraceFormatError(f"{source}: opening a URL needs the package {error.name}") from error
+            stream = stack.enter_context(importlib.import_module("fsspec").open(source, "rb"))
         except (ImportError, ValueError) as error:  # an unknown protocol, or its package is missing
             raise TraceFormatError(f"{source}: cannot be opened: {error}") from error
         begin = stream.read(2)
         stream.seek(0)
     else:
-        file = stack.enter_context(open(source, "rb"))  # noqa: SIM115 - the stack closes it
-        stream, begin = file, file.peek(2)[:2]
-    return cast("IO[bytes]", _gzip().open(stream, "rb")) if begin == b"\x1f\x8b" else stream
-
-
-def _gzip() -> Any:
-    """``isal`` unpacks several times as fast where it is installed."""
-    try:
-        return importlib.import_module("isal.igzip")
+        stream = stack.enter_context(open(source, "rb"))  # noqa: SIM115 - the stack closes it
+        begin = stream.peek(2)[:2]
+    if begin != b"\x1f\x8b":
+        return cast("IO[bytes]", stream)
+    try:  # it unpacks several times as fast where it is installed
+        return cast("IO[bytes]", importlib.import_module("isal.igzip").open(stream, "rb"))
     except ImportError:
-        return gzip
-
-
-def _unpacking_errors() -> type[Exception]:
-    try:
-        return cast("type[Exception]", importlib.import_module("isal.isal_zlib").error)
-    except ImportError:
-        return importlib.import_module("zlib").error  # type: ignore[no-any-return]
+        return cast("IO[bytes]", gzip.open(stream, "rb"))
 
 
 def _event_lists(
     stream: IO[bytes], metadata: dict[str, Any], progress: Callable[[int], object] | None
 ) -> Iterator[list[Event]]:
     """The events in order, a list at a time; what is asked for beside them is put into *metadata*."""
-    text = stream.read(BLOCK_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip()
-    if not text:
-        raise ValueError("the file is empty")
-    if text.startswith(b"["):
-        begin = 1
-    elif text.startswith(b"{"):
-        while (found := _EVENTS.search(text)) is None:
-            more = stream.read(len(text))
-            if not more or len(text) > _LONGEST_BYTES:
-                _members(text)  # says what is wrong with it
-                raise ValueError('a JSON object without a list "traceEvents"')
-            text += more
-        begin = found.end()
-        metadata |= _members(text[: found.start()].rstrip().rstrip(b",") + b"}")
-    else:
-        raise ValueError(f"a trace begins with {{ or [, not with {text[:1].decode(errors='replace')!r}")
-    given, size, ended = len(text), BLOCK_BYTES, False
-    text, at_end = text[begin:], False
+    text = _after_head(stream, metadata)
+    given, size, ended, at_end = len(text), BLOCK_BYTES, False, False
     while not at_end:
         decoded = _decoded(text, mend=False) or _decoded(text, mend=True)
         if decoded is not None:
@@ -174,14 +144,34 @@ def _event_lists(
             size *= 2  # where no event ends in a block: not so many tries
             ended, given, text = not more, given + len(more), text + more
             if progress is not None:
-                progress(_position(stream, given))
+                progress(given)
     while len(text) < _LONGEST_BYTES and (more := stream.read(BLOCK_BYTES)):
         text += more
     tail = text.strip()
-    if begin > 1:
+    if not metadata.pop(_IS_LIST, False):
         metadata |= _members(b"{" + tail.removeprefix(b","))
     elif tail:
         raise ValueError(f"nothing may follow the end of the trace: {tail[:40]!r}")
+
+
+def _after_head(stream: IO[bytes], metadata: dict[str, Any]) -> bytes:
+    """The begin of the list of events, as far as it was read; what is asked for before it is put into *metadata*."""
+    text = stream.read(BLOCK_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip()
+    if not text:
+        raise ValueError("the file is empty")
+    if text.startswith(b"["):
+        metadata[_IS_LIST] = True
+        return text[1:]
+    if not text.startswith(b"{"):
+        raise ValueError(f"a trace begins with {{ or [, not with {text[:1].decode(errors='replace')!r}")
+    while (found := _EVENTS.search(text)) is None:
+        more = stream.read(len(text))
+        if not more or len(text) > _LONGEST_BYTES:
+            _members(text)  # says what is wrong with it
+            raise ValueError('a JSON object without a list "traceEvents"')
+        text += more
+    metadata |= _members(text[: found.start()].rstrip().rstrip(b",") + b"}")
+    return text[found.end() :]
 
 
 def _decoded(text: bytes, *, mend: bool) -> tuple[list[Event], bytes, bool] | None:
@@ -198,12 +188,10 @@ def _decoded(text: bytes, *, mend: bool) -> tuple[list[Event], bytes, bool] | No
         if _BORDER.match(text, end + 1) is None:
             continue
         tries += 1
-        piece = text[begin : end + 1]
-        if mend:
-            piece = _mended(piece)
+        piece = _mended(text[begin : end + 1]) if mend else text[begin : end + 1]
         try:
             return DECODER.decode(b"[%b]" % piece), text[end + 1 :], False
-        except (msgspec.DecodeError, RecursionError) as error:
+        except _UNREADABLE as error:
             if (trailing := _END_OF_LIST.search(str(error))) is not None:  # the list has ended before
                 at = int(trailing[1]) - 2  # it counts from 1, and the bracket before
                 return DECODER.decode(b"[" + piece[:at]), piece[at:] + text[end + 1 :], True
@@ -222,10 +210,10 @@ def _members(text: bytes) -> dict[str, Any]:
     """What is asked for of the object in *text*."""
     try:
         found = msgspec.json.decode(text, type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError):
+    except _UNREADABLE:
         try:
             found = msgspec.json.decode(_mended(text), type=dict[str, Any])
-        except (msgspec.DecodeError, RecursionError) as error:
+        except _UNREADABLE as error:
             raise ValueError(_said(error, "what stands beside its events is not valid JSON")) from error
     return {key: found[key] for key in _HEAD_KEYS if key in found}
 
@@ -233,11 +221,9 @@ def _members(text: bytes) -> dict[str, Any]:
 def _what_is_wrong(text: bytes, given: int) -> str:
     try:
         DECODER.decode(b"[" + _mended(text.strip().removeprefix(b",")))
-    except (msgspec.DecodeError, RecursionError) as error:
-        wrong = "its events are no list" if text.lstrip(b", \r\n\t").startswith(b"]") else "an event is none of torch's"
-        if not isinstance(error, msgspec.ValidationError):
-            wrong = "not valid JSON"
-        return _said(error, f"{wrong}, after {given:,} bytes")
+    except _UNREADABLE as error:
+        words = "an event is none of torch's" if isinstance(error, msgspec.ValidationError) else "not valid JSON"
+        return _said(error, f"{words}, after {given:,} bytes")
     return "an event is longer than a trace has them"
 
 
@@ -245,10 +231,3 @@ def _said(error: Exception, words: str) -> str:
     if "truncated" in str(error):
         return "the file ends in the middle: it was cut off or is still written"
     return f"{words}: {error}"[:200]
-
-
-def _position(stream: IO[bytes], given: int) -> int:
-    try:
-        return int((getattr(stream, "fileobj", None) or stream).tell())
-    except (OSError, ValueError, AttributeError):  # a pipe
-        return given

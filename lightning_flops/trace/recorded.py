@@ -1,4 +1,4 @@
-"""One call of an operator, as a trace with ``record_shapes`` tells of it, and what it spent."""
+"""One call of an operator, as a trace with ``record_shapes`` has it, and its FLOPs."""
 
 from __future__ import annotations
 
@@ -23,18 +23,16 @@ class RecordedInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RecordedCall:
-    """One call of an operator in a trace."""
+    """One call of an operator in a trace, ``aten::mm``; its result's sizes where other events have them."""
 
     operator: str
-    """As the trace names it: ``aten::mm``."""
     inputs: RecordedInputs
     result: Sequence[int] | None = None
-    """Sizes of what it returned, where other events of the trace tell them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedWork:
-    """What one recorded call spent."""
+    """FLOPs of one recorded call."""
 
     role: Literal["counts", "free", "composite", "unread", "unknown"]
     """``counts``: its FLOPs stand here. ``free``: it has none, nor has what it called. ``composite``: it is made of the
@@ -43,16 +41,16 @@ class RecordedWork:
     operator: str = ""
     """Name as in ``OperatorCell``: ``aten.mm``."""
     dtype: str = ""
-    """Of the arithmetic, as far as the tensors tell: ``float32`` where the device may have used TF32."""
+    """Of the arithmetic, by the tensors: ``float32`` where the device may have used TF32."""
     flops: int = 0
-    """Model FLOPs, attention over the full score matrix; with what a composite call would spend by itself."""
+    """Model FLOPs, attention over the full score matrix; of a composite call those that count if no callee does."""
     recompute: int = 0
     """FLOPs with which a fused attention's backward repeats a part of its forward."""
-    causal_skipped: int = 0
+    skipped: int = 0
     """FLOPs of these that a kernel leaves out, because a mask rules them out."""
     bytes: int | None = None
     """Of all tensors that it reads and writes; None where the result's shape is not known."""
     heavy: bool = False
-    """It may have spent FLOPs that are not counted: it takes floating-point tensors, or is named after a product."""
+    """May have FLOPs that are not counted: it takes floating-point tensors, or is named after a product."""
     reason: str = ""
     """Why it is not counted, without a full stop."""

@@ -11,13 +11,14 @@ import numpy as np
 from lightning_flops.analysis.device_abilities import UNKNOWN_DEVICE, DeviceAbilities, device_abilities
 from lightning_flops.analysis.no_mfu import NO_FLOPS
 from lightning_flops.schema.trace import TracedPart, TraceReport
-from lightning_flops.trace import device, operators, tables
+from lightning_flops.trace import tables
 from lightning_flops.trace.columns import Trace
 from lightning_flops.trace.counting import Formulas
 from lightning_flops.trace.flops import Peaks, trace_flops
 from lightning_flops.trace.memory import memory_curves, memory_table, module_memory_table
 from lightning_flops.trace.modules import module_table
 from lightning_flops.trace.names import Kind
+from lightning_flops.trace.operators import operator_table, operators_by_shape
 from lightning_flops.trace.phases import model_summary, step_parts
 from lightning_flops.trace.ranks import RankSummary, rank_summary
 from lightning_flops.trace.read import WITH_MODULES, load_trace
@@ -42,7 +43,7 @@ def analyze_trace(trace: Trace, *, formulas: Formulas | None = None, peaks: Peak
 
     Args:
         trace: what to analyze.
-        formulas: what a recorded call spent; without them the report has no FLOPs.
+        formulas: FLOPs of a recorded call; without them the report has no FLOPs.
         peaks: a user's own figures of the device.
     """
     collectives, modules = tables.collective_table(trace), module_table(trace)
@@ -55,34 +56,35 @@ def analyze_trace(trace: Trace, *, formulas: Formulas | None = None, peaks: Peak
         events=len(trace),
         step_times=step_times(trace),
         modules=modules,
-        device_metrics=device.device_metrics(trace),
+        device_metrics=tables.device_metrics(trace),
         device_summary=tables.device_summary(trace),
         overview=tables.overview(trace),
         model_summary=model_summary(trace),
         overlap=tables.overlap(trace) if collectives is not None else None,
         collectives=collectives,
-        kernel_summary=device.kernel_summary(trace),
-        kernels=device.kernel_table(trace),
-        operators=operators.operator_table(trace),
+        kernel_summary=tables.kernel_summary(trace),
+        kernels=tables.kernel_table(trace),
+        operators=operator_table(trace),
         memory=memory_table(trace),
         module_memory=module_memory_table(trace),
-        transfers=device.transfer_table(trace),
+        transfers=tables.transfer_table(trace),
         user_scopes=tables.user_scope_table(trace),
-        idle=device.idle_times(trace),
-        launches=device.launch_statistics(trace),
-        notes=(*trace.notes, *(mark.words() for mark in trace.steps.odd), *notes),
+        idle=tables.idle_times(trace),
+        launches=tables.launch_statistics(trace),
+        notes=(*trace.notes, *trace.steps.odd, *notes),
         memory_curves=memory_curves(trace),
-        operators_by_shape=operators.operators_by_shape(trace),
+        operators_by_shape=operators_by_shape(trace),
         flops=flops,
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnalyzedTrace:
-    """What one trace says, and what the others' reports need of it: small, whatever the size of the trace."""
+    """One trace's tables, and what the others' reports need of it: small, whatever the size of the trace."""
 
     report: TraceReport
     abilities: DeviceAbilities
+    """Of the device that ran the kernels; a trace lists all devices of its machine."""
     parts: tuple[TracedPart, ...]
     """Of its steps, as ``summary``: for a comparison with other ranks, empty where there is none."""
     summary: RankSummary | None
@@ -113,9 +115,14 @@ def analyze_one(
         notes += (_NO_TORCH if (trace.inputs >= 0).any() else _NO_SHAPES,)
     if report.modules is None and trace.metadata.get(WITH_MODULES):
         notes += (_NO_CALLS_OF_MODULES,)
+    used = [trace.described(device) for device in np.unique(trace.device[trace.on_device]).tolist()]
+    kinds = {(one.name, one.compute_capability) for one in used if one is not None}
+    name, capability = kinds.pop() if len(kinds) == 1 else ("", None)
+    # A device without a name may be any vendor's.
+    abilities = device_abilities(device_type="cuda", name=name, compute_capability=capability if name else None)
     return AnalyzedTrace(
         report=replace(report, notes=notes),
-        abilities=_abilities(trace),
+        abilities=abilities if trace.has_device else UNKNOWN_DEVICE,
         parts=step_parts(trace) if compared else (),
         summary=rank_summary(trace) if compared else None,
         by_steps=by_steps(trace) if stepwise else None,
@@ -129,24 +136,10 @@ def analyze_file(
     stepwise: bool,
     formulas: Formulas | None,
     peaks: Peaks | None = None,
-    tell: Callable[[str], object] | None = None,
+    tell: Callable[[str], object] = lambda words: None,
 ) -> AnalyzedTrace:
-    """What the trace in *file* says by itself; *tell* is told in words, often, how far the work is."""
-    name, size = os.path.basename(file), os.path.getsize(file) if os.path.isfile(file) else None
-    of_all_bytes = f" of {size / _MB:,.0f}" if size else ""
-    progress = None if tell is None else lambda read: tell(f"reading {name}: {read / _MB:,.0f}{of_all_bytes} MB")
-    trace = load_trace(file, progress=progress)
-    if tell is not None:
-        tell(f"analyzing {name}: {len(trace):,} events")
+    """What the trace in *file* says by itself; *tell* is called with words, often, on how far the work is."""
+    name = os.path.basename(file)
+    trace = load_trace(file, progress=lambda read: tell(f"reading {name}: {read / _MB:,.0f} MB"))
+    tell(f"analyzing {name}: {len(trace):,} events")
     return analyze_one(trace, compared=compared, formulas=formulas, stepwise=stepwise, peaks=peaks)
-
-
-def _abilities(trace: Trace) -> DeviceAbilities:
-    """What the device that ran the kernels can do; a trace lists all devices of its machine."""
-    if not trace.has_device:
-        return UNKNOWN_DEVICE
-    used = [trace.described(device) for device in np.unique(trace.device[trace.on_device]).tolist()]
-    kinds = {(one.name, one.compute_capability) for one in used if one is not None}
-    name, capability = kinds.pop() if len(kinds) == 1 else ("", None)
-    # A device without a name may be any vendor's.
-    return device_abilities(device_type="cuda", name=name, compute_capability=capability if name else None)

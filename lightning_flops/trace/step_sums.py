@@ -16,9 +16,9 @@ from lightning_flops.trace.columns import Trace
 from lightning_flops.trace.intervals import Ints, covered_within, distinct, occupied_by
 from lightning_flops.trace.modules import launched_in_frames, own_host_ns
 from lightning_flops.trace.operators import device_ns_of_operators, outermost_calls, self_host_ns
-from lightning_flops.trace.phases import launched_ns
-from lightning_flops.trace.steps import OddMark, launched_at
-from lightning_flops.trace.tables import collective_name, collective_rows_by_start
+from lightning_flops.trace.phases import launched_ns, merged
+from lightning_flops.trace.steps import launched_at
+from lightning_flops.trace.tables import collective_name
 
 if TYPE_CHECKING:
     from lightning_flops.schema.trace_comparison import TableName
@@ -46,7 +46,7 @@ class TraceBySteps:
     marked: bool
     numbers: tuple[int | None, ...]
     """The profiler's number of each step."""
-    odd: tuple[OddMark, ...]
+    odd: tuple[str, ...]
     """Marks that are no steps of it."""
     tables: Mapping[tuple[TableName, Clock], StepSums]
     """Those that the trace has anything for."""
@@ -91,7 +91,7 @@ def _kernels(trace: Trace) -> StepSums:
 
 
 def _collectives(trace: Trace) -> StepSums:
-    rows = collective_rows_by_start(trace)
+    rows = trace.by_start(trace.is_collective)
     names: dict[str, int] = {}
     numbers = [names.setdefault(collective_name(trace, row), len(names)) for row in rows.tolist()]
     return _events(trace, tuple(names), rows, np.array(numbers, dtype=np.int64))
@@ -154,7 +154,7 @@ def _joined(trace: Trace, names: Sequence[str], parts: Sequence[tuple[Any, ...]]
 
 def _phases(trace: Trace) -> tuple[StepSums, StepSums]:
     """Phases on the host, and what was launched in them; what is in none of them is ``OTHERS``."""
-    steps, known, covered = trace.steps, trace.phases.known(), trace.phases.merged()
+    steps, known, covered = trace.steps, trace.phases, merged(trace.phases)
     clocks: tuple[list[Any], list[Any]] = ([], [])
     for index, spans in enumerate(known.values()):
         count = len(spans.starts)

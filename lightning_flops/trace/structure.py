@@ -39,12 +39,17 @@ class Links:
     backward_lanes: Mask
     """For each lane, whether operators of a backward run in it."""
 
+    @property
+    def called(self) -> Ints:
+        """Rows of operators that another one called."""
+        return self.operators[self.parent[self.operators] >= 0]
+
 
 def collective_rows(trace: Trace) -> Mask:
     """Rows that communicate with other ranks: collectives' kernels, and host scopes that communicate themselves."""
     found = trace.where(is_collective_kernel, Kind.KERNEL)
-    named = np.array([row for row in trace.collectives if trace.kind[row] == Kind.KERNEL], dtype=np.int64)
-    found[named] = True  # a kernel that says which collective it is needs no known name
+    # A kernel that says which collective it is needs no known name.
+    found[[row for row in trace.collectives if trace.kind[row] == Kind.KERNEL]] = True
     return found | trace.where(lambda name: host_collective(name) is not None, Kind.ANNOTATION, Kind.OPERATOR)
 
 
@@ -52,15 +57,16 @@ def link(trace: Trace) -> Links:
     """Callers, launches and launching operators.
 
     A device event without a known launch, such as one whose call lies outside the trace, falls back to the external id
-    that it shares with its operator.
+    that it shares with its operator. Of several calls of one number the outer one launched, which began first.
     """
-    operators = in_nesting_order(trace, np.flatnonzero(trace.kind == Kind.OPERATOR))
-    parent = np.full(len(trace), -1, dtype=np.int64)
-    depth = nest(trace, operators, parent)
+    operators = in_nesting_order(trace, trace.of(Kind.OPERATOR))
+    parent, depth = nest(trace, operators)
     by_depth = operators[np.argsort(depth, kind="stable")]
     levels = tuple(np.split(by_depth, np.cumsum(np.bincount(depth))[:-1])) if len(operators) else ()
-    launch = _launches(trace)
-    launcher = np.full(len(trace), -1, dtype=np.int64)
+    launch, launcher = np.full((2, len(trace)), -1, dtype=np.int64)
+    numbered = trace.correlation >= 0
+    rows = np.flatnonzero(trace.on_device & numbered)
+    launch[rows] = _matching(trace.by_start((trace.kind == Kind.RUNTIME) & numbered), trace.correlation, rows)
     launched = np.flatnonzero(launch >= 0)
     calls = launch[launched]
     launcher[launched] = enclosing(trace, operators, parent, lanes=trace.lane[calls], moments_ns=trace.start_ns[calls])
@@ -102,13 +108,13 @@ def in_nesting_order(trace: Trace, rows: Ints) -> Ints:
     return rows if sorted_already.all() else rows[np.lexsort((-lengths, starts, lanes))]
 
 
-def nest(trace: Trace, rows: Ints, parent: Ints) -> Ints:
-    """Fill in *parent* what encloses each of *rows*, which are in nesting order; how many enclose each."""
-    count = len(rows)
+def nest(trace: Trace, rows: Ints) -> tuple[Ints, Ints]:
+    """For each row of the trace which of *rows*, in nesting order, encloses it, or -1; and how many enclose each."""
+    parent = np.full(len(trace), -1, dtype=np.int64)
     starts, ends = trace.start_ns[rows], trace.end_ns[rows]
     # Whoever encloses a row is the one right before it or encloses that one. All rows look at once: where the
     # candidate does not, its own candidate is next, and what that one passed over does not enclose either.
-    around = np.arange(-1, count - 1)
+    around = np.arange(-1, len(rows) - 1)
     around[np.flatnonzero(np.diff(trace.lane[rows], prepend=-1))] = -1
     looking = np.flatnonzero(around >= 0)
     while len(looking):
@@ -117,25 +123,25 @@ def nest(trace: Trace, rows: Ints, parent: Ints) -> Ints:
         looking = looking[passed]
         around[looking] = around[around[looking]]
         looking = looking[around[looking] >= 0]
-    parent[rows] = np.where(around >= 0, rows[around], -1) if count else parent[rows]
-    depth, above = (around >= 0).astype(np.int64), around.copy()
+    enclosed = around >= 0
+    parent[rows[enclosed]] = rows[around[enclosed]]
+    depth, above = enclosed.astype(np.int64), around.copy()
     while len(inside := np.flatnonzero(above >= 0)):  # each round looks twice as far up
         depth[inside], above[inside] = depth[inside] + depth[above[inside]], above[above[inside]]
-    return depth
+    return parent, depth
 
 
-def _launches(trace: Trace) -> Ints:
-    """For each device event the runtime call of the same number; of several, the outer one, which began first."""
-    launch = np.full(len(trace), -1, dtype=np.int64)
-    calls = np.flatnonzero((trace.kind == Kind.RUNTIME) & (trace.correlation >= 0))
-    rows = np.flatnonzero(trace.on_device & (trace.correlation >= 0))
-    launch[rows] = _matching(calls[np.argsort(trace.start_ns[calls], kind="stable")], trace.correlation, rows)
-    return launch
+def nearest(rows: Ints, around: Ints, wanted: Mask) -> Ints:
+    """For each of *rows* the nearest one *around* it that is *wanted*, or -1."""
+    above = around[rows]
+    while len(passed := np.flatnonzero((above >= 0) & ~wanted[above])):
+        above[passed] = around[above[passed]]
+    return above
 
 
 def _matching(known: Ints, numbers: Ints, rows: Ints) -> Ints:
     """For each of *rows* the first of *known* that has the same of *numbers*; -1 without."""
-    if not len(known) or not len(rows):
+    if not len(known):
         return np.full(len(rows), -1, dtype=np.int64)
     known = known[np.argsort(numbers[known], kind="stable")]
     index = np.searchsorted(numbers[known], numbers[rows], side="left")

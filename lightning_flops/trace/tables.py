@@ -1,16 +1,29 @@
-"""Named scopes, each kind of event as a whole, how busy processors were, and communication."""
+"""Tables of events: kinds, kernels, copies, scopes, launches, how well the device was used, and communication."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 
 from lightning_flops.analysis.trace_marks import METADATA_KEY
 from lightning_flops.schema.communication import CollectiveRow, Overlap
 from lightning_flops.schema.trace_events import (
+    KERNEL_GAP_LIMIT_US,
+    LONG_DELAY_US,
+    SHORT_KERNEL_LIMIT_US,
+    IdleTime,
+    KernelLaunch,
+    KernelRow,
+    KernelSummary,
+    LaunchRow,
+    TransferRow,
     UserScopeRow,
 )
-from lightning_flops.schema.trace_steps import DeviceSummary, DeviceUse, OverviewRow
-from lightning_flops.trace.columns import CollectiveArguments, Trace
+from lightning_flops.schema.trace_steps import DeviceMetrics, DeviceSummary, DeviceUse, OverviewRow
+from lightning_flops.trace.columns import CollectiveArguments, LaunchShape, Trace
 from lightning_flops.trace.intervals import (
     NS_PER_US,
     Intervals,
@@ -21,10 +34,11 @@ from lightning_flops.trace.intervals import (
     group_by,
     inside,
     intersect,
+    load_within,
     ratio,
-    records,
     shared_ns,
     sums_between,
+    table,
     union,
 )
 from lightning_flops.trace.names import (
@@ -34,26 +48,227 @@ from lightning_flops.trace.names import (
     host_collective,
     is_data_loader,
     is_users_scope,
+    may_use_tensor_cores,
     step_number,
+    uses_tensor_cores,
 )
 
 _NOTHING = CollectiveArguments()
 
 
+def _longest_first(row: KernelRow | TransferRow) -> tuple[float, str]:
+    return -row.device.total_us, row.name
+
+
+# ---- the device
+
+
+def device_metrics(trace: Trace) -> tuple[DeviceMetrics, ...] | None:
+    """Utilization, SM efficiency, occupancy and blocks per SM of each device; None without a device."""
+    return tuple(_metrics(trace, device) for device in _devices(trace)) if trace.has_device else None
+
+
+def _devices(trace: Trace) -> list[int]:
+    return distinct(trace.device[trace.on_device]).tolist()  # type: ignore[no-any-return]
+
+
+def _metrics(trace: Trace, device: int) -> DeviceMetrics:
+    total_ns, spans, entry = trace.steps.total_ns, trace.steps.spans, trace.described(device)
+    rows = np.flatnonzero((trace.kind == Kind.KERNEL) & (trace.device == device))
+    efficiency, blocks = None, trace.blocks_per_sm[rows]
+    if len(rows) and not np.isnan(blocks).any():
+        efficiency = ratio(load_within(trace.start_ns[rows], trace.end_ns[rows], blocks, spans, limit=1.0), total_ns)
+    within = rows[(trace.end_ns[rows] > trace.steps.start_ns[0]) & (trace.start_ns[rows] < trace.steps.end_ns[-1])]
+    together, weights = group_by(np.zeros(len(within), dtype=np.int64)), trace.duration_ns[within]
+    return DeviceMetrics(
+        device=device,
+        name=entry.name if entry else None,
+        sm_count=entry.sm_count if entry else None,
+        utilization=ratio(shared_ns(trace.merged(rows), spans), total_ns) or 0.0,
+        sm_efficiency=efficiency,
+        occupancy_percent=next(iter(together.means(trace.occupancy_percent[within], weights)), None),
+        blocks_per_sm=next(iter(together.means(trace.blocks_per_sm[within], weights)), None),
+    )
+
+
+def device_summary(trace: Trace) -> DeviceSummary:
+    """How busy the host's and the device's processors were; CPU times are what this package wrote into the file."""
+    rows = trace.kind > Kind.PYTHON
+    elapsed_ns = int(trace.end_ns[rows].max()) - int(trace.start_ns[rows].min())
+    written = trace.metadata.get(METADATA_KEY)
+    stated = written.items() if isinstance(written, dict) else ()
+    seconds = {key: value for key, value in stated if type(value) in (int, float)}
+
+    def share(part: str, *whole: str) -> float | None:
+        known = {part, *whole} <= seconds.keys()
+        return ratio(float(seconds[part]), float(sum(seconds[name] for name in whole))) if known else None
+
+    kernels = trace.kind == Kind.KERNEL
+    uses = [
+        DeviceUse(device=device, utilization=trace.merged(kernels & (trace.device == device)).total / elapsed_ns)
+        for device in distinct(trace.device[kernels] if elapsed_ns else np.zeros(0, dtype=np.int64)).tolist()
+    ]
+    return DeviceSummary(
+        elapsed_us=elapsed_ns / NS_PER_US,
+        cpu_process_ratio=share("process_cpu_sec", "elapsed_sec"),
+        cpu_system_ratio=share("system_busy_sec", "system_busy_sec", "system_idle_sec"),
+        devices=tuple(uses) if trace.has_device and elapsed_ns else None,
+    )
+
+
+def kernel_table(trace: Trace) -> tuple[KernelRow, ...] | None:
+    """Every kernel of the trace by name, the longest together first; None without a device."""
+    if not trace.has_device:
+        return None
+    rows = trace.of(Kind.KERNEL)
+    lengths, groups = trace.duration_ns[rows], group_by(trace.name[rows])
+    names, launched = [trace.names[name] for name in groups.keys.tolist()], _launch_shapes(trace, rows)
+    return table(
+        KernelRow,
+        _longest_first,
+        name=names,
+        calls=groups.calls,
+        device=groups.durations(lengths, whole_ns=int(lengths.sum())),
+        tensor_cores=map(uses_tensor_cores, names),
+        tensor_cores_eligible=map(bool, groups.sums(_eligible(trace, rows))),
+        collective=map(bool, groups.sums(trace.is_collective[rows])),
+        blocks_per_sm=groups.means(trace.blocks_per_sm[rows], lengths),
+        occupancy_percent=groups.means(trace.occupancy_percent[rows], lengths),
+        launch_shapes=[launched.get(name, ()) for name in groups.keys.tolist()],
+    )
+
+
+def _launch_shapes(trace: Trace, rows: Ints) -> dict[int, tuple[KernelLaunch, ...]]:
+    """How the kernels of each name, by its index, were launched, the shape that took most time first."""
+    found: dict[int, list[KernelLaunch]] = {}
+    count = len(trace.launch_shapes) + 1
+    groups = group_by(trace.name[rows].astype(np.int64) * count + trace.launch_shape[rows] + 1)
+    columns = (groups.keys.tolist(), groups.calls, groups.sums(trace.duration_ns[rows]))
+    for key, calls, time_ns in zip(*columns, strict=True):
+        shape = trace.launch_shapes[key % count - 1] if key % count else LaunchShape()
+        if shape != LaunchShape():
+            launch = KernelLaunch(**asdict(shape), calls=calls, device_us=time_ns / NS_PER_US)
+            found.setdefault(key // count, []).append(launch)
+    return {name: tuple(sorted(shapes, key=lambda one: (-one.device_us, -one.calls))) for name, shapes in found.items()}
+
+
+def kernel_summary(trace: Trace) -> KernelSummary | None:
+    """All kernels together: tensor cores and short kernels; None without a device."""
+    if not trace.has_device:
+        return None
+    rows = trace.of(Kind.KERNEL)
+    lengths, computes = trace.duration_ns[rows], ~trace.is_collective[rows]
+    short = lengths < SHORT_KERNEL_LIMIT_US * NS_PER_US
+
+    def share(chosen: Mask) -> float | None:
+        time_ns = (int(lengths[chosen & computes].sum()), int(lengths[computes].sum()))
+        return ratio(*time_ns) if trace.names_tell_tensor_cores else None
+
+    return KernelSummary(
+        calls=len(rows),
+        total_us=int(lengths.sum()) / NS_PER_US,
+        tensor_core_ratio=share(trace.where(uses_tensor_cores, Kind.KERNEL)[rows]),
+        tensor_core_eligible_ratio=share(_eligible(trace, rows)),
+        short_calls_ratio=ratio(int(short.sum()), len(rows)),
+        short_time_ratio=ratio(int(lengths[short].sum()), int(lengths.sum())),
+    )
+
+
+def _eligible(trace: Trace, rows: Ints) -> Mask:
+    operators = trace.links.operator_of_launch[rows]
+    return (operators >= 0) & trace.where(may_use_tensor_cores, Kind.OPERATOR)[np.maximum(operators, 0)]
+
+
+def transfer_table(trace: Trace) -> tuple[TransferRow, ...] | None:
+    """Copies and memsets by kind, the longest first; None without a device."""
+    if not trace.has_device:
+        return None
+    rows = np.flatnonzero((trace.kind == Kind.MEMCPY) | (trace.kind == Kind.MEMSET))
+    lengths, sizes, groups = trace.duration_ns[rows], trace.bytes[rows], group_by(trace.name[rows])
+    calls = [distinct(trace.links.launch[here]) for here in np.split(rows[groups.order], groups.firsts[1:])]
+    known = [not unknown for unknown in groups.sums(sizes < 0)]
+    return table(
+        TransferRow,
+        _longest_first,
+        name=[trace.names[name] for name in groups.keys.tolist()],
+        calls=groups.calls,
+        bytes=[total if all_known else None for total, all_known in zip(groups.sums(sizes), known, strict=True)],
+        host=[
+            durations_of(trace.duration_ns[here[here >= 0]], whole_ns=trace.steps.host_ns)
+            for here in calls[: len(groups.keys)]
+        ],
+        device=groups.durations(lengths, whole_ns=trace.device_work_ns),
+    )
+
+
+def idle_times(trace: Trace) -> tuple[IdleTime, ...] | None:
+    """Idle time of each device as a whole and of each of its streams, over the whole trace; None without a device."""
+    return tuple(_idle(trace)) if trace.has_device else None
+
+
+def _idle(trace: Trace) -> Iterator[IdleTime]:
+    for device in _devices(trace):
+        of_device = trace.device_rows[trace.device[trace.device_rows] == device]
+        for stream in (None, *distinct(trace.stream[of_device]).tolist()):
+            rows = of_device if stream is None else of_device[trace.stream[of_device] == stream]
+            reached = np.maximum.accumulate(trace.end_ns[rows])[:-1]
+            gaps, calls = np.maximum(trace.start_ns[rows[1:]] - reached, 0), trace.links.launch[rows[1:]]
+            after = (calls >= 0) & (trace.start_ns[np.maximum(calls, 0)] > reached)
+            short = (calls >= 0) & ~after & (gaps < KERNEL_GAP_LIMIT_US * NS_PER_US)
+            yield IdleTime(
+                device=device,
+                stream=stream,
+                busy_us=trace.merged(rows).total / NS_PER_US,
+                host_wait_us=int(gaps[after].sum()) / NS_PER_US,
+                kernel_gap_us=int(gaps[short].sum()) / NS_PER_US,
+                other_us=int(gaps[~after & ~short].sum()) / NS_PER_US,
+            )
+
+
+def launch_statistics(trace: Trace) -> tuple[LaunchRow, ...] | None:
+    """Launches of kernels, copies and memsets; None without a device, a kind without launches is left out."""
+    if not trace.has_device:
+        return None
+    found, whole_ns = [], trace.steps.total_ns
+    for kind in (Kind.KERNEL, Kind.MEMCPY, Kind.MEMSET):
+        rows = np.flatnonzero((trace.kind == kind) & (trace.links.launch >= 0))
+        calls = trace.links.launch[rows]
+        device_ns, delay_ns = trace.duration_ns[rows], np.maximum(trace.start_ns[rows] - trace.end_ns[calls], 0)
+        columns: dict[str, Any] = {
+            "host": durations_of(trace.duration_ns[distinct(calls)], whole_ns=whole_ns),
+            "device": durations_of(device_ns, whole_ns=whole_ns),
+            "delay": durations_of(delay_ns, whole_ns=0),
+        }
+        if len(rows):
+            row = LaunchRow(
+                kind=kind.name.lower(),  # type: ignore[arg-type]  # one of the three
+                launches=len(distinct(calls)),
+                events=len(rows),
+                shorter_than_launch=int((device_ns < trace.duration_ns[calls]).sum()),
+                long_delays=int((delay_ns > LONG_DELAY_US * NS_PER_US).sum()),
+                **columns,
+            )
+            found.append(row)
+    return tuple(found)
+
+
+# ---- the host
+
+
 def user_scope_table(trace: Trace) -> tuple[UserScopeRow, ...] | None:
     """The user's own scopes by name, the longest first; None when there are none."""
     rows = np.flatnonzero(trace.where(is_users_scope, Kind.ANNOTATION))
-    if not len(rows):
-        return None
-    groups = group_by(trace.name[rows].astype(np.int64))
+    groups = group_by(trace.name[rows])
     device = groups.durations(_launched_in(trace, rows), whole_ns=trace.device_work_ns)
-    columns = records(
+    found = table(
+        UserScopeRow,
+        lambda row: (-row.host.total_us, row.name),
         name=[trace.names[name] for name in groups.keys.tolist()],
-        calls=groups.calls().tolist(),
+        calls=groups.calls,
         host=groups.durations(trace.duration_ns[rows], whole_ns=trace.steps.host_ns),
         device=device if trace.has_device else [None] * len(device),
     )
-    return tuple(sorted((UserScopeRow(**one) for one in columns), key=lambda row: (-row.host.total_us, row.name)))
+    return found or None
 
 
 def _launched_in(trace: Trace, rows: Ints) -> Ints:
@@ -72,70 +287,45 @@ def _launched_in(trace: Trace, rows: Ints) -> Ints:
 
 def overview(trace: Trace) -> tuple[OverviewRow, ...]:
     """Each kind of event inside the steps: how many there are, and the time they cover together."""
-    kind, parent, collective = trace.kind, trace.links.parent, trace.is_collective
-    operator, found = kind == Kind.OPERATOR, []
-
-    def add(name: str, rows: Mask) -> None:
-        spans, here = trace.steps.spans, np.flatnonzero(rows)
-        if not len(spans.starts):
-            return
-        here = here[(trace.start_ns[here] < spans.ends[-1]) & (trace.end_ns[here] > spans.starts[0])]
-        if len(here):
-            on_device = bool(trace.on_device[here].any())
-            found.append(_overview_row(trace, name, on_device, len(here), trace.merged(here)))
-
-    add("profiler step", trace.where(lambda name: step_number(name) is not None, Kind.ANNOTATION))
-    add("data loader", trace.where(is_data_loader, Kind.ANNOTATION))
-    for name, phase in trace.phases.known().items():
-        if name != "data loader":
-            found.append(_overview_row(trace, name, False, len(phase.starts), phase.merged()))
-    add("user scope", trace.where(is_users_scope, Kind.ANNOTATION))
-    add("operator", operator & (parent < 0))
-    add("inner operator", operator & (parent >= 0))
-    add("runtime call", kind == Kind.RUNTIME)
-    add("host communication", collective & ~trace.on_device)
-    add("kernel", kind == Kind.KERNEL)
-    add("memcpy", kind == Kind.MEMCPY)
-    add("memset", kind == Kind.MEMSET)
-    add("communication", collective & trace.on_device)
+    spans, kind, collective = trace.steps.spans, trace.kind, trace.is_collective
+    operator, called = kind == Kind.OPERATOR, trace.links.parent >= 0
+    phases = [(name, spans) for name, spans in trace.phases.items() if name != "data loader"]
+    kinds: list[tuple[str, Any]] = [
+        ("profiler step", trace.where(lambda name: step_number(name) is not None, Kind.ANNOTATION)),
+        ("data loader", trace.where(is_data_loader, Kind.ANNOTATION)),
+        *phases,
+        ("user scope", trace.where(is_users_scope, Kind.ANNOTATION)),
+        ("operator", operator & ~called),
+        ("inner operator", operator & called),
+        ("runtime call", kind == Kind.RUNTIME),
+        ("host communication", collective & ~trace.on_device),
+        *((one.name.lower(), kind == one) for one in (Kind.KERNEL, Kind.MEMCPY, Kind.MEMSET)),
+        ("communication", collective & trace.on_device),
+    ]
+    found = []
+    for name, rows in kinds:
+        if isinstance(rows, np.ndarray):
+            if not len(spans.starts):
+                continue
+            rows = np.flatnonzero(rows)
+            rows = rows[(trace.start_ns[rows] < spans.ends[-1]) & (trace.end_ns[rows] > spans.starts[0])]
+            calls, covered = len(rows), trace.merged(rows)
+        else:
+            calls, covered = len(rows.starts), rows.merged()
+        time_ns = shared_ns(covered, spans)
+        on_device = name in ("kernel", "memcpy", "memset", "communication")
+        row = OverviewRow(
+            kind=name,
+            side="device" if on_device else "host",
+            calls=calls,
+            time_us=time_ns / NS_PER_US,
+            ratio=ratio(time_ns, trace.steps.total_ns),
+        )
+        found += [row] * bool(calls)
     return tuple(found)
 
 
-def _overview_row(trace: Trace, name: str, on_device: bool, calls: int, covered: Intervals) -> OverviewRow:
-    time_ns = shared_ns(covered, trace.steps.spans)
-    return OverviewRow(
-        kind=name,
-        side="device" if on_device else "host",
-        calls=calls,
-        time_us=time_ns / NS_PER_US,
-        ratio=ratio(time_ns, trace.steps.total_ns),
-    )
-
-
-def device_summary(trace: Trace) -> DeviceSummary:
-    """How busy the host's and the device's processors were; CPU times are what this package wrote into the file."""
-    rows = trace.kind > Kind.PYTHON
-    elapsed_ns = int(trace.end_ns[rows].max()) - int(trace.start_ns[rows].min())
-    written = trace.metadata.get(METADATA_KEY)
-    seconds = {
-        key: float(value)
-        for key, value in (written if isinstance(written, dict) else {}).items()
-        if isinstance(value, (int, float)) and not isinstance(value, bool)
-    }
-    busy, idle = seconds.get("system_busy_sec"), seconds.get("system_idle_sec")
-    process, elapsed = seconds.get("process_cpu_sec"), seconds.get("elapsed_sec")
-    kernels = trace.kind == Kind.KERNEL
-    return DeviceSummary(
-        elapsed_us=elapsed_ns / NS_PER_US,
-        cpu_process_ratio=None if process is None or not elapsed else process / elapsed,
-        cpu_system_ratio=None if busy is None or idle is None or not busy + idle else busy / (busy + idle),
-        devices=tuple(
-            DeviceUse(device=device, utilization=trace.merged(kernels & (trace.device == device)).total / elapsed_ns)
-            for device in distinct(trace.device[kernels]).tolist()
-        )
-        if trace.has_device and elapsed_ns
-        else None,
-    )
+# ---- communication
 
 
 def overlap(trace: Trace) -> Overlap:
@@ -167,45 +357,40 @@ def communication_and_computation(trace: Trace) -> tuple[Intervals, Intervals]:
     return communication, intersect(trace.merged(computes & ~collective), spans)
 
 
-def collective_rows_by_start(trace: Trace) -> Ints:
-    """Rows of the collectives of *trace*, by start."""
-    rows = np.flatnonzero(trace.is_collective)
-    return rows[np.argsort(trace.start_ns[rows], kind="stable")]
-
-
 def collective_name(trace: Trace, row: int) -> str:
     """What the collective in *row* is called: by its own arguments, else by the event's name."""
-    name = trace.names[trace.name[row]]
+    name = trace.name_of(row)
     return trace.collectives.get(row, _NOTHING).name or host_collective(name) or collective_of_kernel(name)
 
 
-def collective_bytes(trace: Trace, row: int) -> int | None:
-    """Bytes of the larger side of the collective in *row*; None if the trace does not say.
+def collective_bytes(trace: Trace, rows: list[int]) -> int | None:
+    """Bytes of the larger side of the collectives in *rows*; None if the trace does not say that of one.
 
     A host scope says what it sends: what it gathers from all ranks is as many times that.
     """
-    sent = trace.collectives.get(row, _NOTHING).bytes
-    gathers = host_collective(trace.names[trace.name[row]]) in ("all_gather", "gather")
-    if sent is None or trace.on_device[row] or not gathers:
-        return sent
-    return None if trace.only_group is None else sent * len(trace.only_group)
+    total = 0
+    for row in rows:
+        sent, times = trace.collectives.get(row, _NOTHING).bytes, 1
+        if not trace.on_device[row] and host_collective(trace.name_of(row)) in ("all_gather", "gather"):
+            times = 0 if trace.only_group is None else len(trace.only_group)
+        if sent is None or not times:
+            return None
+        total += sent * times
+    return total
 
 
 def collective_table(trace: Trace) -> tuple[CollectiveRow, ...] | None:
     """Collectives by name, the longest first; None when the trace has none."""
     found: dict[str, list[int]] = {}
-    for row in collective_rows_by_start(trace).tolist():
+    for row in trace.by_start(trace.is_collective).tolist():
         found.setdefault(collective_name(trace, row), []).append(row)
-    whole = int(trace.duration_ns[trace.is_collective].sum())
-    table = []
-    for name, rows in found.items():
-        latency = durations_of(trace.duration_ns[rows], whole_ns=whole)
-        sizes = [collective_bytes(trace, row) for row in rows]
-        known = [size for size in sizes if size is not None]
-        assert latency is not None  # a name that is there has a row
-        table.append(
-            CollectiveRow(
-                name=name, calls=len(rows), bytes=sum(known) if len(known) == len(sizes) else None, latency=latency
-            )
-        )
-    return tuple(sorted(table, key=lambda row: (-row.latency.total_us, row.name))) or None
+    whole_ns = int(trace.duration_ns[trace.is_collective].sum())
+    rows = table(
+        CollectiveRow,
+        lambda row: (-row.latency.total_us, row.name),
+        name=found,
+        calls=map(len, found.values()),
+        bytes=[collective_bytes(trace, rows) for rows in found.values()],
+        latency=[durations_of(trace.duration_ns[rows], whole_ns=whole_ns) for rows in found.values()],
+    )
+    return rows or None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from lightning_flops.trace.recorded import RecordedInputs
 ABSENT = -1
 _LARGEST = 2**63 - 1
 _LONGEST_US = 2**62 / 1000
+_MOST_RANKS = 1 << 20
 
 
 def packed(code: str, values: list[Any]) -> npt.NDArray[Any]:
@@ -48,11 +49,9 @@ def nanoseconds(times: npt.NDArray[Any]) -> Ints:
     if len(times) and not max(float(times.max()), -float(times.min())) < _LONGEST_US:  # nor is one that is no number
         raise ValueError("an event has no time that a clock shows")
     whole_us = np.floor(times)
-    times = np.rint((times - whole_us) * 1000)
-    found: Ints = whole_us.astype(np.int64)
-    found *= 1000
-    found += times.astype(np.int64)
-    return found
+    rest_ns: Ints = np.rint((times - whole_us) * 1000).astype(np.int64)
+    rest_ns += whole_us.astype(np.int64) * 1000
+    return rest_ns
 
 
 def _nanoseconds_of_text(time: str) -> int:
@@ -80,12 +79,11 @@ def _integer(value: Any) -> int:
 
 
 def fractions(values: list[Any]) -> npt.NDArray[np.float64]:
-    """Float arguments; NaN for one that the event does not have, and for what is infinite."""
+    """Float arguments; NaN for one that the event does not have."""
     try:
-        found = packed("d", values)
+        return packed("d", values)
     except (struct.error, OverflowError):
-        found = packed("d", [float(value) if isinstance(value, (int, float)) else math.nan for value in values])
-    return found
+        return packed("d", [float(value) if isinstance(value, (int, float)) else math.nan for value in values])
 
 
 def value_of(text: bytes) -> Any:
@@ -101,22 +99,14 @@ def whole(value: Any) -> int | None:
     return value if type(value) is int and abs(value) <= _LARGEST else None
 
 
-def _types(types: Any, dims: Any) -> Sequence[Any]:
-    """The dtypes of the inputs; where torch 1.8 wrote none of them, what has sizes is taken for float32."""
-    if isinstance(types, list) and not types and isinstance(dims, list):
-        return ["float" if one else "" for one in dims]
-    return types if isinstance(types, list) else ()
-
-
 def recorded_inputs(texts: tuple[bytes, ...]) -> RecordedInputs:
-    """What the texts of sizes, types, values and strides say."""
+    """What the texts of sizes, types, values and strides say; torch 1.8 has no types: what has sizes is float32."""
     dims, types, concrete, strides = map(value_of, texts)
-    return RecordedInputs(
-        dims=dims if isinstance(dims, list) else (),
-        types=_types(types, dims),
-        concrete=concrete,
-        strides=strides,
-    )
+    dims = dims if isinstance(dims, list) else []
+    if types == []:
+        types = ["float" if one else "" for one in dims]
+    types = types if isinstance(types, list) else ()
+    return RecordedInputs(dims=dims, types=types, concrete=concrete, strides=strides)
 
 
 def bytes_of(inputs: RecordedInputs) -> int | None:
@@ -124,23 +114,22 @@ def bytes_of(inputs: RecordedInputs) -> int | None:
     total = 0
     for shape, dtype in zip(inputs.dims, inputs.types, strict=False):
         element_bytes = ELEMENT_BYTES.get(str(dtype).lower())
-        if element_bytes is None or not isinstance(shape, list) or not all(type(one) is int for one in shape):
+        if element_bytes is None or not _are_integers(shape):
             return None
         total += math.prod(shape) * element_bytes
     return total if 0 < total <= _LARGEST else None
 
 
+def _are_integers(values: Any) -> bool:
+    return isinstance(values, list) and all(type(one) is int for one in values)
+
+
 def launch_shape(grid: bytes, block: bytes, registers: Any, shared_memory: Any) -> LaunchShape:
     """How a kernel was launched, as the file writes it."""
-
-    def triple(text: bytes) -> tuple[int, int, int] | None:
-        value = value_of(text)
-        if not isinstance(value, list) or len(value) != 3 or not all(type(one) is int for one in value):
-            return None
-        return value[0], value[1], value[2]
-
+    found = map(value_of, (grid, block))
+    axes: list[Any] = [tuple(value) if _are_integers(value) and len(value) == 3 else None for value in found]
     sizes = [None if (one := whole(value)) is None or one < 0 else one for value in (registers, shared_memory)]
-    return LaunchShape(grid=triple(grid), block=triple(block), registers=sizes[0], shared_memory=sizes[1])
+    return LaunchShape(grid=axes[0], block=axes[1], registers=sizes[0], shared_memory=sizes[1])
 
 
 def devices_of(properties: Any) -> tuple[DeviceProperties, ...]:
@@ -155,7 +144,6 @@ def devices_of(properties: Any) -> tuple[DeviceProperties, ...]:
                 index=entry["id"],
                 name=str(entry.get("name", "")),
                 sm_count=whole(entry.get("numSms")),
-                memory_bytes=whole(entry.get("totalGlobalMem")),
                 compute_capability=None if major is None or minor is None else (major, minor),
                 max_threads=whole(entry.get("maxThreadsPerMultiprocessor")),
                 registers=whole(entry.get("regsPerMultiprocessor")),
@@ -171,25 +159,21 @@ def place_in_run(metadata: Mapping[str, Any]) -> dict[str, Any]:
         found if isinstance(found := metadata.get(key), dict) else {} for key in ("distributedInfo", METADATA_KEY)
     )
     backend, world_size = distributed.get("backend"), whole(distributed.get("world_size"))
-    if world_size is not None and not 0 < world_size <= 1 << 20:
+    if world_size is not None and not 0 < world_size <= _MOST_RANKS:
         world_size = None  # no job has as many, and its ranks are listed
     return {
         # torch names no rank in a run of one process, this package always does
         "rank": whole(distributed.get("rank", own.get("rank"))),
         "world_size": world_size,
         "backend": backend if isinstance(backend, str) else None,
-        "groups": _groups(distributed.get("pg_config"), world_size),
+        "groups": _groups(distributed.get("pg_config"), tuple(range(world_size or 0))),
     }
 
 
-def _groups(listed: Any, world_size: int | None) -> tuple[tuple[int, ...], ...] | None:
+def _groups(listed: Any, everyone: tuple[int, ...]) -> tuple[tuple[int, ...], ...] | None:
     if not isinstance(listed, list):
         return None
-    groups = []
-    everyone = tuple(range(world_size or 0))
-    for group in listed:
-        ranks = group.get("ranks") if isinstance(group, dict) else None
-        if not isinstance(ranks, list) or not all(type(rank) is int for rank in ranks):
-            return None
-        groups.append(tuple(sorted(ranks)) or everyone)  # a group of all may be written as none
-    return tuple(groups)
+    members = [group.get("ranks") if isinstance(group, dict) else None for group in listed]
+    if not all(map(_are_integers, members)):
+        return None
+    return tuple(tuple(sorted(ranks or ())) or everyone for ranks in members)  # a group of all may be written as none

@@ -138,7 +138,7 @@ def test_row_of_useful_flops_is_the_mfu_and_attention_that_is_not_executed_is_ta
     # 3744 G in bfloat16 at 312 T and 240 G in float32 at 19.5 T: 12 + 12.307692 ms. Recompute 48 G, skipped 168 G.
     assert found["model"] == 24_307_692
     assert found["recompute"] == 153_846
-    assert found["causal_skipped"] == -538_461
+    assert found["skipped"] == -538_461
     assert profile.rates.mfu is not None
     assert found["model"] == round(profile.rates.mfu * 100_000_000)
 
@@ -213,7 +213,7 @@ def budget(
     made = build_budget(
         timing=timing(*parts),
         traced=traced,
-        at_peak=SecondsAtPeak(model=model, recompute=0.0, optimizer=0.0, causal_skipped=0.0),
+        at_peak=SecondsAtPeak(model=model, recompute=0.0, optimizer=0.0, skipped=0.0),
         memory_sec=None,
         advice=(),
         lower_bound=False,
@@ -268,7 +268,7 @@ def test_waits_that_cannot_be_told_apart_are_a_row_of_their_own() -> None:
 def test_flops_at_a_peak_that_is_not_known_stay_in_the_row_that_follows_and_its_name_says_so() -> None:
     cells = (cell("", "forward", 100), cell("", "recompute", 7, dtype="float8"))
     at_peak = seconds_at_peak(cells, peak_of={"float32": 1000.0}.get, counted_steps=1)
-    assert at_peak == SecondsAtPeak(model=0.1, recompute=None, optimizer=0.0, causal_skipped=0.0)
+    assert at_peak == SecondsAtPeak(model=0.1, recompute=None, optimizer=0.0, skipped=0.0)
     traced = TracedStep(
         index=5,
         like_counted=True,

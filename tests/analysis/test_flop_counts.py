@@ -18,9 +18,7 @@ RECORD = FlopRecord(
             bytes_read=5,
         ),
         OperatorCell(module="a.b", phase="backward", operator="aten.mm", dtype="bfloat16", flops=40, bytes_written=6),
-        OperatorCell(
-            module="a", phase="recompute", operator="aten.addmm", dtype="float32", flops=300, causal_skipped=7
-        ),
+        OperatorCell(module="a", phase="recompute", operator="aten.addmm", dtype="float32", flops=300, skipped=7),
         OperatorCell(module=OUTSIDE, phase="optimizer", operator="aten.bmm", dtype="float32", flops=4000),
         OperatorCell(module="a", phase="forward", operator="aten.relu", dtype="", bytes_read=1, bytes_written=2),
     ),
@@ -33,7 +31,7 @@ def test_buckets_and_what_is_derived_from_them() -> None:
     assert counts.total == PhaseFlops(forward=21, backward=40, recompute=300, optimizer=4000)
     assert (counts.forward, counts.backward, counts.recompute, counts.optimizer) == (21, 40, 300, 4000)
     assert counts.model_flops == 21 + 40
-    assert counts.causal_skipped == 7
+    assert counts.skipped == 7
     assert counts.hardware_flops == 21 + 40 + 300 + 4000 - 7
 
 

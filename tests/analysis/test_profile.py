@@ -25,6 +25,7 @@ from lightning_flops.records import (
     UncountedOperator,
     WindowRecord,
 )
+from lightning_flops.report.scalars import profile_scalars
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import Rates
 from tests.report import windows
@@ -230,10 +231,12 @@ def test_absurd_number_of_samples_is_an_unknown_one(samples: int) -> None:
     assert build_profile(window, config=CONFIG).rates.samples_per_sec is None
 
 
-def test_utilization_above_the_peak_is_told() -> None:
+def test_utilization_above_the_peak_is_no_figure_and_says_why() -> None:
     profile = build_profile(MLP, config=ProfilerConfig(peak_flops_per_sec=1e9))
-    assert profile.rates.mfu == 1.4 / (20 * TICK)
-    assert any(note.startswith("MFU is above 100%") for note in profile.notes)
+    assert (profile.rates.mfu, profile.rates.hfu) == (None, None)
+    # 1.4 GFLOPs take 1.4 s at this peak, and took 20 ticks.
+    assert profile.unavailable["mfu"].startswith(f"MFU would be {140 / (20 * TICK):.4g}%, which is impossible: ")
+    assert "MFU and HFU n/a: MFU would be" in str(profile) and not any("mfu" in tag for tag in profile_scalars(profile))
 
 
 def test_heavy_operator_that_was_not_counted_makes_a_lower_bound() -> None:
@@ -302,7 +305,7 @@ WINDOWS = st.builds(
                 dtype=st.sampled_from(["float32", "bfloat16", "float64"]),
                 calls=AMOUNTS,
                 flops=st.integers(-10, 10**30) | st.just(10**400),
-                causal_skipped=AMOUNTS,
+                skipped=AMOUNTS,
                 bytes_read=AMOUNTS,
             ),
             max_size=6,

@@ -139,7 +139,7 @@ def records(draw: st.DrawFn) -> RankRecord:
         summary=replace(
             summary,
             context=replace(summary.context, rank=draw(counts), host=draw(texts), device_name=draw(texts)),
-            flops=replace(summary.flops, forward=draw(counts), causal_skipped=-draw(counts)),
+            flops=replace(summary.flops, forward=draw(counts), skipped=-draw(counts)),
             samples=draw(st.none() | seconds),
             local_params=draw(st.none() | counts),
             timing=draw(st.none() | st.just(timing)),

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from lightning_flops.schema.trace_events import IdleTime, KernelSummary
 from lightning_flops.schema.trace_steps import DeviceMetrics
-from lightning_flops.trace.device import device_metrics, idle_times, kernel_summary, kernel_table, launch_statistics
 from lightning_flops.trace.intervals import durations_of, group_by
 from lightning_flops.trace.names import (
     collective_of_kernel,
@@ -16,7 +15,14 @@ from lightning_flops.trace.names import (
     multiplies,
     uses_tensor_cores,
 )
-from lightning_flops.trace.tables import device_summary
+from lightning_flops.trace.tables import (
+    device_metrics,
+    device_summary,
+    idle_times,
+    kernel_summary,
+    kernel_table,
+    launch_statistics,
+)
 from tests.analysis.spans import columns
 from tests.analysis.trace_events import Event, kernel, launch, operator, step, trace
 
@@ -314,5 +320,5 @@ def test_groups_sum_what_has_one_key(pairs: list[tuple[int, int]]) -> None:
     groups = group_by(keys)
     expected = {key: [value for other, value in pairs if other == key] for key in {key for key, _ in pairs}}
     assert groups.keys.tolist() == sorted(expected)
-    assert groups.calls().tolist() == [len(expected[key]) for key in sorted(expected)]
-    assert groups.sums(values).tolist() == [sum(expected[key]) for key in sorted(expected)]
+    assert groups.calls == [len(expected[key]) for key in sorted(expected)]
+    assert groups.sums(values) == [sum(expected[key]) for key in sorted(expected)]

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from lightning_flops.config import ProfilerConfig
 from lightning_flops.instrument.tracing.step_tracer import StepTracer
 from lightning_flops.records import MemoryRecord, StepSignature
-from lightning_flops.report.memory_text import memory_lines
-from lightning_flops.report.memory_text import module_memory_table as as_text
+from lightning_flops.report.device_document import memory_section
+from lightning_flops.report.document import Figure
 from lightning_flops.schema.trace import TracedStep
 from lightning_flops.schema.trace_events import ModuleMemoryRow
 from lightning_flops.trace import analyze_trace, load_trace
 from lightning_flops.trace.memory import module_memory_table
 from tests.analysis.trace_events import accumulation, made, memory, module, node, operator, phase, step, trace
+from tests.report import windows
+from tests.report.windows import build_profile
 
 STEP = (
     step(4, 0, 400),
@@ -129,18 +133,6 @@ def test_the_bytes_of_a_linear_layer_are_its_output_and_its_gradients(
     assert found["1", "backward"][3] == (5 * 7 + 2 * 5) * 4
 
 
-def test_rows_print_with_their_phase_and_place() -> None:
-    rows = (
-        module_memory_table(trace(step(0, 0, 50), module("fc", 1, 5), memory(2, 4096), memory(20, -1, device=0))) or ()
-    )
-    assert as_text(rows) == [
-        "module            where     size increase   self  allocation   self",
-        "fc           fwd  host              4,096  4,096       4,096  4,096",
-        "(root)       fwd  host              4,096      0       4,096      0",
-        "(elsewhere)       device 0             -1     -1           0      0",
-    ]
-
-
 def test_on_the_host_a_traced_step_tells_what_a_forward_keeps() -> None:
     record = MemoryRecord(
         kind="resident",
@@ -157,5 +149,7 @@ def test_on_the_host_a_traced_step_tells_what_a_forward_keeps() -> None:
     tables = analyze_trace(trace(*events))
     traced = TracedStep(index=0, like_counted=True, files=(), tables=tables, own_forward_sec=None)
     # Two micro-steps.
-    assert memory_lines(record, traced)[-1].endswith("  2 KB (of the traced step)")
-    assert memory_lines(record, None)[-1].endswith("  n/a (set profile_memory to know it)")
+    profile = replace(build_profile(windows.mlp_window(), config=ProfilerConfig()), memory=record)
+    for one, said in ((traced, "2 KB (of the traced step)"), (None, "n/a (set profile_memory to know it)")):
+        section = memory_section(replace(profile, traced=one))
+        assert section is not None and isinstance(section.items[-1], Figure) and section.items[-1].value == said

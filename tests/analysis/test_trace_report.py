@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lightning_flops.report.trace_text import render_traces
-from lightning_flops.schema import dataclass_json
+from lightning_flops.schema import codec
 from lightning_flops.schema.trace import TracesReport
 from tests.analysis.in_memory import analyze_traces
 from tests.analysis.trace_events import Event, kernel, launch, memory, on_device, operator, scope, step, trace
@@ -75,7 +75,7 @@ TRACES = st.lists(
 def test_any_traces_are_analysed_rendered_and_kept(drawn: list[list[Event]]) -> None:
     report = analyze_traces([trace(operator("aten::mm", 3, 1), *events) for events in drawn])
     assert render_traces(report).endswith("-\n")
-    kept = dataclass_json.load(TracesReport, report.to_json(), version_field="schema_version", version=5)
+    kept = codec.load(TracesReport, report.to_json(), version=5)
     assert kept == report
     for one in report.traces:
         for row in one.operators or ():

@@ -164,9 +164,7 @@ def causal_flash_attention() -> Network:
     shape = (batch, heads, sequence, head_dim)
     return Network(
         build=lambda: example_of(partial(with_flash_backend, is_causal=True), shape, shape, shape),
-        expected=Expected(
-            forward=2 * scores, backward=4 * scores, recompute=scores, causal_skipped=(2 + 4 + 1) * skipped
-        ),
+        expected=Expected(forward=2 * scores, backward=4 * scores, recompute=scores, skipped=(2 + 4 + 1) * skipped),
     )
 
 
@@ -183,7 +181,7 @@ def causal_flash_attention_without_grad() -> Network:
         example.step = forward_without_grad
         return example
 
-    return Network(build=build, expected=Expected(forward=2 * scores, causal_skipped=2 * skipped))
+    return Network(build=build, expected=Expected(forward=2 * scores, skipped=2 * skipped))
 
 
 @FAMILY.network
@@ -199,9 +197,7 @@ def causal_flash_cross_attention() -> Network:
             (batch, heads, keys, head_dim),
             (batch, heads, keys, head_dim),
         ),
-        expected=Expected(
-            forward=2 * scores, backward=4 * scores, recompute=scores, causal_skipped=(2 + 4 + 1) * skipped
-        ),
+        expected=Expected(forward=2 * scores, backward=4 * scores, recompute=scores, skipped=(2 + 4 + 1) * skipped),
     )
 
 
@@ -331,5 +327,8 @@ def flex_attention_over_blocks() -> Network:
             args=(torch.randn(shape), torch.randn(shape), torch.randn(shape)),
             step=forward_without_grad,
         ),
-        expected=Expected(forward=2 * (2 * batch * heads * kept * head_dim)),
+        expected=Expected(
+            forward=2 * (2 * batch * heads * sequence * sequence * head_dim),
+            skipped=2 * (2 * batch * heads * (sequence * sequence - kept) * head_dim),
+        ),
     )

@@ -244,7 +244,7 @@ def transformer_decoder_layer() -> Network:
             forward=self_attention.forward + cross_attention.forward + 2 * linear,
             backward=self_attention.backward + cross_attention.backward + 4 * linear,
             recompute=own_scores + cross_scores,
-            causal_skipped=(2 + 4 + 1) * own_skipped,
+            skipped=(2 + 4 + 1) * own_skipped,
             by_module={"layer.self_attn": self_attention, "layer.multihead_attn": cross_attention},
         ),
     )

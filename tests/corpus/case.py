@@ -34,8 +34,8 @@ class Expected:
     backward: int = 0
     recompute: int = 0
     optimizer: int = 0
-    causal_skipped: int = 0
-    """What fused causal attention does not execute: for every head, the scores above the diagonal."""
+    skipped: int = 0
+    """What fused masked attention does not execute: for every head, the scores above the diagonal."""
     without_backward: int | None = None
     """What of the forward no backward can follow, because nothing in it needed a gradient; None is not compared."""
     by_module: Mapping[str, PhaseFlops] = field(default_factory=dict)

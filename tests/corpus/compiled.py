@@ -332,7 +332,7 @@ def compiled_blocks_each_with_a_checkpoint() -> Network:
             forward=2 * plain.forward,
             backward=2 * plain.backward,
             recompute=2 * plain.recompute + again.recompute,
-            causal_skipped=(2 * (2 + 4 + 1) + 2) * skipped,
+            skipped=(2 * (2 + 4 + 1) + 2) * skipped,
             by_module={"0": plain + again, "1": plain},
         ),
     )
@@ -374,7 +374,7 @@ def transformer_layer(*, backend: str) -> Network:
             forward=forward,
             backward=2 * forward,
             recompute=scores,
-            causal_skipped=(2 + 4 + 1) * skipped,
+            skipped=(2 + 4 + 1) * skipped,
             by_module={"": PhaseFlops(forward=forward, backward=2 * forward, recompute=scores)},
         ),
     )

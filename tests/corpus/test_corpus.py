@@ -98,20 +98,20 @@ def test_a_network_costs_what_its_layer_sizes_say(network: Network, request: pyt
     by_module = counts.by_module()
     counted: dict[str, Any] = {
         "all": counts.total,
-        "causal_skipped": counts.causal_skipped,
+        "skipped": counts.skipped,
         "without_backward": None if expected.without_backward is None else counts.without_backward,
         "modules": {name: by_module.get(name, PhaseFlops()) for name in expected.by_module},
         "heavy and not counted": heavy(counts),
     }
     assert counted == {
         "all": expected.phases,
-        "causal_skipped": expected.causal_skipped,
+        "skipped": expected.skipped,
         "without_backward": expected.without_backward,
         "modules": dict(expected.by_module),
         "heavy and not counted": [],
     }
     assert counts.model_flops == expected.forward + expected.backward
-    assert counts.hardware_flops == expected.phases.total - expected.causal_skipped
+    assert counts.hardware_flops == expected.phases.total - expected.skipped
     if network.family not in ("compiled", "wrapped"):  # there, names are not named_modules()'s own
         assert by_module.keys() <= run.names | {OUTSIDE}
     assert by_module.get("", PhaseFlops()) + by_module.get(OUTSIDE, PhaseFlops()) == expected.phases

@@ -55,7 +55,7 @@ def gpt2(attention: str) -> Network:
             forward=forward,
             backward=2 * forward,
             recompute=layers * scores if fused else 0,
-            causal_skipped=layers * (2 + 4 + 1) * skipped if fused else 0,
+            skipped=layers * (2 + 4 + 1) * skipped if fused else 0,
             by_module={
                 "transformer.h.0": trained(attended + mlp, scores if fused else 0),
                 "transformer.h.1.attn": trained(attended, scores if fused else 0),
@@ -149,7 +149,7 @@ def llama_with_fused_attention() -> Network:
             forward=Llama.forward,
             backward=2 * Llama.forward,
             recompute=Llama.layers * Llama.scores,
-            causal_skipped=Llama.layers * (2 + 4 + 1) * skipped,
+            skipped=Llama.layers * (2 + 4 + 1) * skipped,
             by_module={
                 "model.layers.0": trained(Llama.layer, Llama.scores),
                 "model.layers.2": trained(Llama.layer, Llama.scores),

@@ -5,7 +5,6 @@ from __future__ import annotations
 OF_ADAPTER = (
     "_hooks",
     "_mark",
-    "_takes",
     "_forward_begins",
     "_step_begins",
     "_step_ends",

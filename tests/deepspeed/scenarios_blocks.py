@@ -8,12 +8,10 @@ import contextlib
 import io
 import json
 import math
-import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from deepspeed.runtime.config import DeepSpeedConfig
 
 from lightning_flops.deepspeed import attach
@@ -22,52 +20,16 @@ from tests.deepspeed.engines import BLOCK, Net, config, engine_of, installed, le
 STEPS = 4
 
 
-class Rude:
-    """Answers every question with an exception, and has no hash."""
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        raise RuntimeError("no words")
-
-    def __eq__(self, other: object) -> bool:
-        raise RuntimeError("no comparison")
-
-    def __bool__(self) -> bool:
-        raise RuntimeError("no truth")
-
-
 VALUES: dict[str, Any] = {
     "true": True,
-    "false": False,
     "0": 0,
     "1": 1,
-    "2": 2,
-    "-1": -1,
     "-2": -2,
-    "1.0": 1.0,
     "0.5": 0.5,
     "nan": math.nan,
-    "inf": math.inf,
-    "huge": 10**5000,
     "'1'": "1",
-    "'true'": "true",
-    "'auto'": "auto",
-    "''": "",
     "null": None,
-    "[]": [],
     "[1]": [1],
-    "{}": {},
-    "{'a': 1}": {"a": 1},
-}
-NO_JSON: dict[str, Any] = {
-    "{1}": {1},
-    "int64": np.int64(1),
-    "bool_": np.bool_(True),
-    "float32": np.float32(1),
-    "array": np.ones(2),
-    "path": Path("report.txt"),
-    "rude": Rude(),
 }
 DEEPSPEEDS = (
     "enabled",
@@ -79,36 +41,16 @@ DEEPSPEEDS = (
     "recompute_fwd_factor",
 )
 OURS = ("timing_steps", "trace", "trace_dir", "monitor", "every", "batch_size", "peak_flops_per_sec", "tag_prefix")
-UNKNOWN = ("step", "profil_step", 3, "x" * 10_000)
-
 FIRST: dict[str, Any] = {**BLOCK, "profile_step": 1}
 BLOCKS: dict[str, Any] = {
     **{f"{name}={words}": {**FIRST, name: value} for name in DEEPSPEEDS for words, value in VALUES.items()},
-    **{f"{name}={words}": {**FIRST, name: value} for name in DEEPSPEEDS[:2] for words, value in NO_JSON.items()},
-    **{
-        f"{name}={words}": {**FIRST, name: VALUES[words]}
-        for name in OURS
-        for words in ("true", "0", "1.0", "'auto'", "null", "nan")
-    },
-    **{f"{str(name)[:20]}=1": {**FIRST, name: 1} for name in UNKNOWN},
-    **{f"off, {name}=0": {"enabled": False, name: 0} for name in ("top_modules", "enable")},
+    **{f"{name}=0": {**FIRST, name: 0} for name in OURS},
+    "step=1": {**FIRST, "step": 1},
+    "off, enable=0": {"enabled": False, "enable": 0},
     "trace_dir without trace": {**FIRST, "trace_dir": "traces"},
     "none": {},
-    **{f"block={words}": value for words, value in (VALUES | NO_JSON).items() if not isinstance(value, dict)},
+    **{f"block={words}": value for words, value in VALUES.items()},
 }
-
-
-def _combined(number: int) -> list[Any]:
-    """Blocks of several keys, drawn from the same values."""
-    draw = random.Random(4)
-    names = [*DEEPSPEEDS, *OURS, *UNKNOWN]
-    return [
-        {
-            name: draw.choice([*VALUES.values(), *NO_JSON.values()])
-            for name in draw.sample(names, draw.randrange(len(names)))
-        }
-        for _ in range(number)
-    ]
 
 
 def _read(block: Any) -> str:
@@ -122,10 +64,9 @@ def _read(block: Any) -> str:
 
 def read_alike() -> list[tuple[str, str, str]]:
     """Of each block, what DeepSpeed makes of it by itself and with the hook."""
-    blocks = {**BLOCKS, **{f"combined {number}": block for number, block in enumerate(_combined(300))}}
-    alone = {name: _read(block) for name, block in blocks.items()}
+    alone = {name: _read(block) for name, block in BLOCKS.items()}
     with installed():
-        return [(name, alone[name], _read(block)) for name, block in blocks.items()]
+        return [(name, alone[name], _read(block)) for name, block in BLOCKS.items()]
 
 
 def _trained(block: Any, *, hook: bool) -> dict[str, Any]:

@@ -14,13 +14,12 @@ import torch
 from deepspeed.accelerator import get_accelerator
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
-from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_flops.deepspeed import attach
 from lightning_flops.instrument.timing.clocks import WallClock
 from lightning_flops.run.monitor import Monitor
-from lightning_flops.sinks.deepspeed_monitor import DeepSpeedMonitorSink
+from lightning_flops.sinks.services import Services
 from tests.deepspeed.engines import (
     BLOCK,
     SAMPLES,
@@ -287,34 +286,6 @@ def muon() -> dict[str, Any] | None:
         return outcome(engine)
 
 
-class Hard(nn.Module):
-    """What DeepSpeed's profiler raises at: keywords, list forms, list strides, one image, sequences, scripts."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.qkv = nn.Linear(8, 24)
-        self.image = nn.Conv2d(1, 2, 3, stride=[1, 1])  # type: ignore[arg-type]
-        self.memory = nn.GRU(8, 4, batch_first=True)
-        self.script = torch.jit.script(nn.Linear(8, 4))
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        query, key, value = self.qkv(inputs).reshape(1, 1, SAMPLES, 24).chunk(3, dim=-1)
-        attended = nn.functional.scaled_dot_product_attention(query=query, key=key, value=value, is_causal=True)
-        mixed = torch.einsum(inputs, [0, 1], inputs, [0, 2], [1, 2])
-        image = self.image(inputs[0].reshape(1, 2, 4).repeat(1, 2, 1))  # C, H, W
-        packed = pack_padded_sequence(inputs.reshape(1, SAMPLES, 8), torch.tensor([SAMPLES]), batch_first=True)
-        _, last = self.memory(packed)
-        total: Tensor = attended.sum() + mixed.sum() + image.sum() + last.sum() + self.script(inputs).sum()
-        return total.reshape(1)
-
-
-def hard_operators() -> dict[str, Any]:
-    with installed():
-        engine = engine_of(config(), Hard())
-        train(engine, STEPS)
-        return outcome(engine)
-
-
 def on_a_fake_clock(loader: str) -> dict[str, Any]:
     """Every part takes a time of its own: 1 to wait, 2 forward, 4 loss, 8 backward, 16 optimizer, 32 elsewhere."""
     now = FakeNow()
@@ -387,7 +358,7 @@ def monitored_wait() -> dict[str, Any]:
     with (
         installed(),
         patch("lightning_flops.run.run.Monitor", lambda: Monitor(now)),
-        patch.object(DeepSpeedMonitorSink, "write_scalars", lambda sink, scalars, *, step: readings.append(scalars)),
+        patch.object(Services, "write_scalars", lambda sink, scalars, *, step: readings.append(scalars)),
     ):
         engine = engine_of({**config(block={**BLOCK, "profile_step": 100, "monitor": True}), "steps_per_print": 4})
         for (batch,) in DataLoader(Slow(STEPS, 1), batch_size=SAMPLES):
@@ -456,23 +427,6 @@ def interrupted(where: str, *, at: int = 2) -> dict[str, Any]:
     return {"raised": raised, "left": left, "logged": lines, "no profile": handle.profile is None}
 
 
-def evaluation_inside_of_steps() -> dict[str, Any]:
-    def step(engine: Any, batch: Tensor) -> Tensor:
-        loss: Tensor = engine(batch).square().sum()
-        engine.eval()
-        with torch.no_grad():
-            engine(batch)
-        engine.train()
-        engine.backward(loss)
-        engine.step()
-        return loss
-
-    with installed():
-        engine = engine_of(config())
-        train(engine, STEPS, step=step)
-        return outcome(engine)
-
-
 SCENARIOS: dict[str, Callable[[], Any]] = {
     **{f"torch_style_{stage}": functools.partial(torch_style, stage) for stage in (1, 2, 3)},
     "two_forwards_one_backward": two_forwards_one_backward,
@@ -490,11 +444,9 @@ SCENARIOS: dict[str, Callable[[], Any]] = {
     "first_step": first_step,
     "attached_in_the_middle": attached_in_the_middle,
     "compiled": compiled,
-    "hard_operators": hard_operators,
     "muon": muon,
     **{f"clock_{loader}": functools.partial(on_a_fake_clock, loader) for loader in ("engine's", "user's", "none")},
     "monitored_wait": monitored_wait,
-    "evaluation_inside_of_steps": evaluation_inside_of_steps,
     **{f"interrupted_{where}": functools.partial(interrupted, where) for where in ("forward", "backward", "optimizer")},
     **{
         f"interrupted_later_{where}": functools.partial(interrupted, where, at=8)

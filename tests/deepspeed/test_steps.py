@@ -120,11 +120,10 @@ def test_training_in_evaluation_mode_is_training() -> None:
     assert profile.timing is not None and not profile.timing.excluded_sec
 
 
-def test_step_0_can_be_counted_and_says_where_it_begins() -> None:
+def test_step_0_can_be_counted() -> None:
     profile = profile_of("first_step")
     assert profile.counted_steps == (0,)
     assert (profile.flops.forward, profile.flops.backward) == (2 * FORWARD, 2 * BACKWARD)
-    assert any("begins with the model's first forward" in note for note in profile.notes)
 
 
 def test_a_step_that_was_half_over_at_the_start_is_nobodys() -> None:
@@ -140,25 +139,6 @@ def test_a_compiled_engine_counts_the_same_and_is_not_compiled_again() -> None:
     assert returned["graphs"] == returned["plain_graphs"] > 0
     profile = profile_of("compiled")
     assert (profile.flops.forward, profile.flops.backward) == (FORWARD, BACKWARD)
-
-
-def test_operators_that_the_builtin_profiler_raises_at_are_counted() -> None:
-    linear = 2 * 2 * 8 * 24
-    product_of_scores = 2 * 2 * 2 * 8  # two queries, two keys, eight channels; the output is another of the same size
-    einsum = 2 * 2 * 8 * 8
-    convolution = 2 * 1 * 2 * 9 * (2 * 2)
-    gru_inputs, gru_hidden = 2 * 3 * 4 * 8, 2 * 3 * 4 * 4  # of each of two time steps
-    script = 2 * 2 * 8 * 4
-    profile = profile_of("hard_operators")
-    assert profile.flops.forward == (
-        linear + 2 * product_of_scores + einsum + convolution + 2 * (gru_inputs + gru_hidden) + script
-    )
-    # Weights once each; of the inputs only the queries, keys and values, and the second hidden state, need gradients.
-    # The einsum of the batch needs none.
-    assert profile.flops.backward == (
-        linear + 4 * product_of_scores + convolution + 2 * (gru_inputs + gru_hidden) + gru_hidden + script
-    )
-    assert profile.flops.recompute == product_of_scores  # the backward of fused attention makes the scores again
 
 
 def test_what_the_engine_multiplies_for_the_update_is_the_optimizers() -> None:
@@ -229,9 +209,3 @@ def test_after_an_exception_of_the_engine_the_monitor_is_gone_too(where: str) ->
     returned = returned_by(f"interrupted_later_{where}")
     assert (returned["raised"], returned["no profile"]) == (where, False)
     assert returned["left"] == []
-
-
-def test_an_evaluation_in_the_middle_of_a_step_belongs_to_it() -> None:
-    profile = profile_of("evaluation_inside_of_steps")
-    assert (profile.flops.forward, profile.flops.backward) == (2 * FORWARD, BACKWARD)
-    assert len(profile.timed_steps) == 2

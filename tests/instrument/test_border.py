@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import signal
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-from lightning_flops.instrument.border import UndoLedger, border, listening, on_deletion
+from lightning_flops.instrument.border import UndoLedger, border, listening
 
 
 class Owner:
@@ -159,82 +157,3 @@ def test_an_error_of_the_function_that_is_listened_to_is_its_callers() -> None:
 
 
 # ---- code that runs when an object is deleted
-
-
-@pytest.fixture
-def pythons_own_ctrl_c() -> Iterator[None]:
-    """Ctrl-C raises, also where whoever started the tests has it ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-_told: list[str] = []
-
-
-def _interrupted(*_: object) -> None:
-    """Interrupted the first time that it is called."""
-    _told.append("is told")
-    if len(_told) == 1:
-        raise KeyboardInterrupt
-
-
-class _Deleted:
-    @on_deletion
-    def __del__(self) -> None:
-        _interrupted()
-
-
-def _by_del() -> None:
-    _Deleted()
-
-
-def _by_reference() -> None:
-    class Thing:
-        pass
-
-    thing = Thing()
-    told = weakref.ref(thing, on_deletion(_interrupted))
-    del thing
-    assert told() is None
-
-
-def _by_finalizer() -> None:
-    class Thing:
-        pass
-
-    thing = Thing()
-    weakref.finalize(thing, on_deletion(_interrupted)).atexit = False
-    del thing
-
-
-@pytest.mark.parametrize("delete", [_by_del, _by_reference, _by_finalizer])
-@pytest.mark.usefixtures("pythons_own_ctrl_c")
-def test_a_ctrl_c_that_arrives_where_python_drops_what_is_raised_arrives_again(delete: Any) -> None:
-    _told.clear()
-    with pytest.raises(KeyboardInterrupt):
-        delete()
-        assert len(_told) == 2  # once more, for what it did not get to
-        for _ in range(2):  # Python looks for signals where code jumps back
-            pass
-
-
-def test_what_runs_on_deletion_gets_its_arguments_and_raises_its_own_errors() -> None:
-    told: list[object] = []
-    on_deletion(told.append)(3)
-    assert told == [3]
-    empty: dict[int, object] = {}
-    with pytest.raises(LookupError):
-        on_deletion(empty.__getitem__)(3)
-
-
-def test_what_fails_the_first_time_that_it_runs_on_deletion_is_done_the_second_time() -> None:
-    done: list[str] = []
-
-    def undo() -> None:
-        done.append("called")
-        if len(done) == 1:
-            raise LookupError("at first")
-
-    on_deletion(undo)()
-    assert done == ["called"] * 2

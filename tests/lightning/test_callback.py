@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
-import logging
 import re
 import types
 import warnings
@@ -16,8 +15,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import pytest
 
 from lightning_flops import ConfigError, FlopsProfilerCallback, ProfilerConfig
-from lightning_flops.adapters.deepspeed_block import log_choice
-from lightning_flops.config import SETTINGS, TraceSchedule
+from lightning_flops.config import OF_DEEPSPEED, SETTINGS, TraceSchedule
 from tests.lightning.nets import ROOTS, loader, new_net
 
 MakeTrainer = Callable[..., Any]
@@ -41,29 +39,9 @@ def test_the_defaults_are_deepspeeds_and_ours() -> None:
     assert (config.detailed, config.output_file, config.recompute_fwd_factor) == (True, None, 0.0)
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"profile_step": -1}, ("profile_step", ">= 0", "-1")),
-        ({"profile_step": "2"}, ("profile_step", "integer", "'2'")),
-        ({"module_depth": -2}, ("module_depth", ">= -1", "-2")),
-        ({"top_modules": 0}, ("top_modules", ">= 1", "0")),
-        ({"detailed": "yes"}, ("detailed", "'yes'")),
-        ({"recompute_fwd_factor": -0.5}, ("recompute_fwd_factor", ">= 0", "-0.5")),
-        ({"timing_steps": 0}, ("timing_steps", ">= 1", "0")),
-        ({"causal_attention": "quarter"}, ("causal_attention", "'full'", "'quarter'")),
-        ({"peak_flops_per_sec": 0.0}, ("peak_flops_per_sec", "> 0", "0.0")),
-        ({"memory_bytes_per_sec": 0}, ("memory_bytes_per_sec", "> 0", "0")),
-        ({"tag_prefix": ""}, ("tag_prefix", "''")),
-        ({"batch_size": 0}, ("batch_size", "0")),
-    ],
-)
-def test_a_bad_setting_is_an_error_at_construction_naming_setting_rule_and_value(
-    settings: dict[str, Any], said: tuple[str, ...]
-) -> None:
-    with pytest.raises(ConfigError) as error:
-        FlopsProfilerCallback(**settings)
-    assert [part for part in said if part not in str(error.value)] == []
+def test_a_bad_setting_is_an_error_at_construction() -> None:
+    with pytest.raises(ConfigError, match=r"flops_profiler\.profile_step must be .* >= 0.*, got -1"):
+        FlopsProfilerCallback(profile_step=-1)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +73,7 @@ def test_the_signature_has_every_setting_under_its_name_and_type() -> None:
     assert {name for name, setting in SETTINGS.items() if not setting.in_a_block_only} | {"unknown"} == set(parameters)
     # A program that counts on the place of an argument counts on DeepSpeed's own.
     in_place = [name for name, one in parameters.items() if one.kind is one.POSITIONAL_OR_KEYWORD]
-    assert in_place == [name for name in SETTINGS if SETTINGS[name].read_by_deepspeed][1:] == list(SETTINGS)[1:7]
+    assert in_place == list(OF_DEEPSPEED)[1:] == list(SETTINGS)[1:7]
     for name, parameter in parameters.items():
         if name != "unknown":
             narrower, wider = WIDER.get(name, NO_WIDER)
@@ -145,11 +123,6 @@ def test_every_argument_reaches_the_setting_of_its_name() -> None:
     assert FlopsProfilerCallback(trace_dir=Path("a")).config == ProfilerConfig(trace_dir="a")
 
 
-def test_a_path_is_text_for_what_is_a_path_alone() -> None:
-    with pytest.raises(ConfigError, match=r"flops_profiler\.tag_prefix must be .*, got PosixPath\('a'\)"):
-        FlopsProfilerCallback(tag_prefix=Path("a"))  # type: ignore[arg-type]
-
-
 BLOCK = {"enabled": True, "profile_step": 3, "module_depth": 2, "top_modules": 4, "detailed": False, "timing_steps": 5}
 
 
@@ -165,26 +138,6 @@ def test_a_deepspeed_block_may_lie_in_a_file(tmp_path: Path) -> None:
     path.write_text(json.dumps({"flops_profiler": BLOCK}))
     for form in (path, str(path)):
         assert FlopsProfilerCallback.from_deepspeed_config(form).config.profile_step == 3
-
-
-def test_what_a_block_had_to_give_way_with_is_shown_whatever_it_is(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "lightning_flops"):
-        # Python cannot write this number.
-        block = {"profile_step": 10**5_000, "top_modules": 4}
-        log_choice(block, given={"profile_step": 2}, owner="FlopsProfilerCallback")
-    assert [record.getMessage() for record in caplog.records] == [
-        "arguments of FlopsProfilerCallback win over the DeepSpeed config's flops_profiler block: "
-        "profile_step=2 (the block has a value of type int)",
-        "taken from the DeepSpeed config's flops_profiler block: top_modules",
-    ]
-
-
-def test_a_missing_or_broken_config_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"nowhere\.json"):
-        FlopsProfilerCallback.from_deepspeed_config(tmp_path / "nowhere.json")
-    (tmp_path / "broken.json").write_text("{,}")
-    with pytest.raises(ConfigError, match=r"broken\.json"):
-        FlopsProfilerCallback.from_deepspeed_config(tmp_path / "broken.json")
 
 
 @pytest.mark.parametrize(

@@ -9,15 +9,12 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import MagicMock, Mock
 
-import fsspec
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lightning_flops import FlopsProfilerCallback, Profile
 from lightning_flops.adapters.lightning import Actions
-from lightning_flops.adapters.lightning_context import _log_folder, folder_of_trainer
 from lightning_flops.instrument.timing.clocks import WallClock
 from lightning_flops.report.headline import headline
 from lightning_flops.report.text import render_text
@@ -142,17 +139,6 @@ def test_what_runs_between_epochs_is_no_training_whichever_callback_comes_first(
     assert step_sec.value == 14.0
 
 
-def test_the_monitor_knows_the_mfu_where_a_step_had_other_shapes(
-    root: str, trainer: MakeTrainer, tmp_path: Path
-) -> None:
-    callback = FlopsProfilerCallback(profile_step=0, timing_steps=1, peak_flops_per_sec=1e12, trace=False)
-    run = trainer(callback, logger=tensorboard_logger(root, tmp_path), log_every_n_steps=5, max_epochs=2)
-    run.fit(new_net(root), loader(9, extra=2))  # the tenth batch of an epoch is smaller
-    events = read_back(tmp_path)
-    assert [event.step for event in events.Scalars("flops_monitor/samples_per_sec")] == [4, 9, 14, 19]
-    assert [event.step for event in events.Scalars("flops_monitor/mfu")] == [4, 9, 14, 19]
-
-
 def test_without_monitor_nothing_is_tapped_once_the_window_is_closed(
     root: str, trainer: MakeTrainer, tmp_path: Path
 ) -> None:
@@ -163,23 +149,6 @@ def test_without_monitor_nothing_is_tapped_once_the_window_is_closed(
     run.fit(net, loader(8))
     assert seen == [True, False, True, *[False] * 5]  # step 1 is counted, 2 settles, 3 is timed
     assert [tag for tag in read_back(tmp_path).Tags()["scalars"] if tag.startswith("flops_monitor/")] == []
-
-
-@pytest.mark.parametrize("log_dir", [Mock(), MagicMock(), "", b"logs", 3, None])
-def test_a_log_dir_that_is_no_path_names_no_folder(
-    root: str, trainer: MakeTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_dir: Any
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    run_logger = Mock(spec=importlib.import_module(f"{root}.loggers").Logger, log_dir=log_dir)
-    run = trainer(logger=run_logger, default_root_dir=tmp_path / "root")
-    assert _log_folder(run) is None
-    assert folder_of_trainer(run) == str(tmp_path / "root" / "lightning_flops")
-
-
-@pytest.mark.parametrize("kind", [str, Path])
-def test_a_log_dir_that_is_a_path_is_the_folder(root: str, trainer: MakeTrainer, kind: type) -> None:
-    run_logger = Mock(spec=importlib.import_module(f"{root}.loggers").Logger, log_dir=kind("logs/version_3"))
-    assert _log_folder(trainer(logger=run_logger)) == "logs/version_3"
 
 
 def test_csv_gets_the_scalars_and_the_folder_of_its_logs_gets_text_and_json(
@@ -200,18 +169,6 @@ def test_csv_gets_the_scalars_and_the_folder_of_its_logs_gets_text_and_json(
     assert Profile.from_json((ours / "profile.json").read_text()) == callback.profile
 
 
-def test_a_second_fit_keeps_the_first_ones_profile(root: str, trainer: MakeTrainer, tmp_path: Path) -> None:
-    callback, net = FlopsProfilerCallback(timing_steps=1), new_net(root)
-    run = trainer(callback, logger=tensorboard_logger(root, tmp_path))
-    run.fit(net, loader(6))
-    first = callback.profile
-    run.fit_loop.max_epochs = 2
-    run.fit(net, loader(6))
-    folder = tmp_path / "run" / "version_0" / "lightning_flops"
-    assert Profile.from_json((folder / "profile.json").read_text()) == first
-    assert Profile.from_json((folder / "profile-2.json").read_text()) == callback.profile
-
-
 def test_runs_that_share_a_folder_keep_each_others_profiles(root: str, trainer: MakeTrainer, tmp_path: Path) -> None:
     callbacks = [FlopsProfilerCallback(timing_steps=1, tag_prefix=prefix) for prefix in ("a", "b")]
     trainer(*callbacks).fit(new_net(root), loader(6))
@@ -228,14 +185,6 @@ def test_output_file_is_the_same_text(root: str, trainer: MakeTrainer, tmp_path:
     trainer(callback).fit(new_net(root), loader(6))
     assert callback.profile is not None
     assert (tmp_path / "new" / "folder" / "profile.log").read_text() == render_text(callback.profile)
-
-
-def test_output_file_may_be_a_url(root: str, trainer: MakeTrainer) -> None:
-    callback = FlopsProfilerCallback(timing_steps=1, output_file=f"memory://{root}/profile.txt")
-    trainer(callback).fit(new_net(root), loader(6))
-    assert callback.profile is not None
-    with fsspec.open(f"memory://{root}/profile.txt", "r") as file:
-        assert file.read() == render_text(callback.profile)
 
 
 def test_a_file_that_cannot_be_written_is_one_warning_naming_it_and_the_rest_still_goes_out(
@@ -339,11 +288,6 @@ def test_a_fit_that_profiled_nothing_leaves_no_file_and_a_line_of_the_log(
 def test_throughput_that_was_asked_for_alone_has_its_file(root: str, trainer: MakeTrainer, tmp_path: Path) -> None:
     trainer(FlopsProfilerCallback(timer_only=True)).fit(new_net(root), loader(6))
     assert files_in(tmp_path) == ["lightning_flops/throughput.json"]
-
-
-def test_a_development_run_leaves_no_file(root: str, trainer: MakeTrainer, tmp_path: Path) -> None:
-    trainer(FlopsProfilerCallback(), fast_dev_run=True).fit(new_net(root), loader(6))
-    assert files_in(tmp_path) == []
 
 
 def test_the_prefix_is_a_setting(root: str, trainer: MakeTrainer, tmp_path: Path) -> None:

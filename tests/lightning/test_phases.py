@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
-from types import MethodType
 from typing import Any
 
 import pytest
@@ -178,28 +176,6 @@ def test_a_stream_is_waited_for_one_batch_ahead(
         )
 
 
-def test_a_step_that_fetches_by_itself_waits_inside_its_forward(
-    root: str, trainer: MakeTrainer, now: FakeNow, windows: list[Any]
-) -> None:
-    net = new_net(root, now=now)
-    step = net.training_step
-
-    def training_step(self: Any, dataloader_iter: Any) -> Any:
-        now.sleep(16.0)
-        batch, batch_idx, _ = next(dataloader_iter)
-        return step(batch, batch_idx)
-
-    net.training_step = MethodType(training_step, net)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Lightning warns of this kind of step
-        trainer(profiler()).fit(net, loader(8, on_fetch=lambda: now.sleep(FETCH)))
-    (window,) = windows
-    for timed in window.timed_steps:
-        assert timed.seconds == PhaseSeconds(
-            data_wait=BATCH * FETCH, forward=16.0 + FORWARD, backward=BACKWARD, optimizer=OPTIMIZER
-        )
-
-
 def test_a_gans_two_optimizers_add_up(root: str, trainer: MakeTrainer, now: FakeNow, windows: list[Any]) -> None:
     net = new_gan(root, now=now)
     net.on_before_optimizer_step = lambda optimizer: now.sleep(16.0)
@@ -214,21 +190,6 @@ def test_a_gans_two_optimizers_add_up(root: str, trainer: MakeTrainer, now: Fake
             backward=2 * BACKWARD,
             optimizer=2 * OPTIMIZER,
             other=2 * 16.0,
-        )
-
-
-def test_lbfgs_repeats_its_closure_inside_its_own_step(
-    root: str, trainer: MakeTrainer, now: FakeNow, windows: list[Any]
-) -> None:
-    net = new_net(root, now=now, optimizer="lbfgs")
-    net.on_before_zero_grad = lambda optimizer: now.sleep(16.0)
-    trainer(profiler()).fit(net, loader(6))
-    (window,) = windows
-    closures = len(net.losses) // 6
-    assert closures > 1
-    for step in window.timed_steps:
-        assert step.seconds == PhaseSeconds(
-            forward=closures * FORWARD, backward=closures * BACKWARD, other=closures * 16.0
         )
 
 

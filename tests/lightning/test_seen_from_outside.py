@@ -160,32 +160,6 @@ def test_a_copy_trains_on_like_a_copy_of_a_plain_trainer_and_is_profiled_anew(
         assert of_copy.profile is not None and of_copy.profile.flops.forward == batch_flops().forward
 
 
-@under_both_roots
-def test_a_copys_loops_and_checkpoints_are_its_own(root: str, fit: Callable[..., Any], tmp_path: Path) -> None:
-    weights: list[tuple[str, float, float]] = []
-    callback = FlopsProfilerCallback(timing_steps=2)
-
-    def look(hook: str, trainer: Any, module: Any) -> None:
-        if hook != "on_train_batch_end":
-            return
-        copied = copy.deepcopy(trainer)
-        assert copied.fit_loop.epoch_loop.run.__self__ is copied.fit_loop.epoch_loop
-        fetcher = copied.fit_loop._data_fetcher
-        assert fetcher._start_profiler.__self__ is copied.fit_loop.epoch_loop
-        with torch.no_grad():
-            for parameter in copied.lightning_module.parameters():
-                parameter.fill_(7.0)
-        path = tmp_path / f"{len(weights)}.ckpt"
-        copied.save_checkpoint(path)
-        saved = torch.load(path, weights_only=False)["state_dict"]["net.1.bias"]
-        weights.append((state_of(callback), saved.max().item(), module.net[1].bias.max().item()))
-
-    fit(callback, look)
-    assert {state for state, _, _ in weights} >= {"counting", "timing", "tracing"}
-    assert {saved for _, saved, _ in weights} == {7.0}
-    assert all(own < 7.0 for _, _, own in weights)
-
-
 @pytest.fixture
 def root_in_the_server_of_forks(root: str) -> Iterator[None]:
     """A server of forks that begins now imports it once, for all of its workers."""

@@ -14,13 +14,12 @@ from typing import Any
 
 import pytest
 
-from lightning_flops.records import CounterTrack
 from lightning_flops.schema.trace_events import KernelRow, TransferRow
 from lightning_flops.sinks.trace_file import keep_trace
 from lightning_flops.trace import load_trace
 from lightning_flops.trace.columns import Trace
-from lightning_flops.trace.device import idle_times, kernel_table, launch_statistics, transfer_table
-from lightning_flops.trace.tables import overlap
+from lightning_flops.trace.counters import CounterTrack
+from lightning_flops.trace.tables import idle_times, kernel_table, launch_statistics, overlap, transfer_table
 from tests.analysis.trace_events import Event, kernel, launch, on_device, operator, step
 
 hta = pytest.importorskip("hta.trace_analysis", reason="make test-hta installs HolisticTraceAnalysis")

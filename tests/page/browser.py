@@ -76,7 +76,7 @@ class Opened(Watched):
 
     def wait_until_whole(self) -> None:
         """Until all of it is drawn."""
-        self.page.locator("main[aria-busy=false] #provenance").wait_for()
+        self.page.locator("main[aria-busy=false] #summary").wait_for()
 
     def draw(self) -> None:
         """Wait until what was asked for last is drawn, and its events have been heard."""

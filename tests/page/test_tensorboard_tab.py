@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import socket
 import subprocess
@@ -20,7 +21,8 @@ from urllib.parse import urlencode
 import pytest
 
 from lightning_flops.config import OWN_FOLDER, ProfilerConfig
-from lightning_flops.report.html_page import packed, window_figures
+from lightning_flops.report.html_page import packed, view_text, window_figures
+from lightning_flops.report.page_views import profile_view
 from lightning_flops.run.output import RunFiles
 from lightning_flops.schema.profile import Profile
 from lightning_flops.sinks.tensorboard_tab import PLUGIN, event_file_name, tab_events
@@ -50,9 +52,14 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     second.write_tab(replace(samples.hostile(), profile_step=7), prefix="flops_profiler")
     good = samples.decoder(9)
     figures = json.dumps(window_figures(good)).encode()
+    later = good.to_json().replace('"schema_version": ', '"schema_version": 9')
+    nan = figures.replace(b'"mfu": 0', b'"mfu": NaN, "was": 0')
     broken = [
         tab_events(tag="flops_profiler/window/9", figures=figures, packed=packed(good)[:-20], step=9),
-        tab_events(tag="flops_profiler/window/8", figures=b"[", packed=b"", step=8),
+        tab_events(tag="flops_profiler/window/8", figures=b"[" * 100_000, packed=b"", step=8),
+        tab_events(tag="flops_profiler/window/6", figures=nan, packed=b"", step=6),
+        tab_events(tag="flops_profiler/window/5", figures=b'{"profile_step": 5, "parts_sec": {}}', packed=b"", step=5),
+        tab_events(tag="flops_profiler/window/4", figures=figures, packed=gzip.compress(later.encode()), step=4),
     ]
     for number, events in enumerate(broken, start=2):
         (folder / "version_1" / OWN_FOLDER / event_file_name(number)).write_bytes(events)
@@ -89,7 +96,7 @@ def document(address: str) -> dict[str, Any]:
     for _ in range(600):
         with contextlib.suppress(urllib.error.URLError):  # it is not up yet
             found = json.loads(ask(address, "runs")[1])
-        if sum(len(run["windows"]) for run in found["runs"]) == 6:
+        if sum(len(run["windows"]) for run in found["runs"]) == 7:
             return found
         time.sleep(0.1)
     raise AssertionError(found)
@@ -97,18 +104,17 @@ def document(address: str) -> dict[str, Any]:
 
 def test_the_server_lists_runs_with_their_windows_in_order(document: dict[str, Any]) -> None:
     listed = {run["name"]: [one["profile_step"] for one in run["windows"]] for run in document["runs"]}
-    assert listed == {"version_0": [10, 60, 110], "version_0 predict": [3], "version_1": [7, 9]}
-    assert [run["problems"] for run in document["runs"]] == [
-        [],
-        [],
-        ["flops_profiler/window/8: its figures cannot be read"],
+    assert listed == {"version_0": [10, 60, 110], "version_0 predict": [3], "version_1": [7, 9, 9]}
+    assert [len(run["problems"]) for run in document["runs"]] == [0, 0, 3]
+    assert [one.partition(": its figures cannot be read: ")[0] for one in document["runs"][2]["problems"]] == [
+        f"flops_profiler/window/{step}" for step in (8, 6, 5)
     ]
 
 
-def test_the_server_gives_a_profile_as_it_was_written(address: str, document: dict[str, Any]) -> None:
+def test_the_server_gives_the_view_of_a_profile(address: str, document: dict[str, Any]) -> None:
     status, text = ask(address, f"profile?{document['runs'][0]['windows'][1]['address']}")
     assert status == 200
-    assert Profile.from_json(text) == Profile.from_json(samples.decoder(60).to_json())
+    assert json.loads(text) == json.loads(view_text(profile_view(Profile.from_json(samples.decoder(60).to_json()))))
 
 
 @pytest.mark.parametrize(
@@ -118,6 +124,7 @@ def test_the_server_gives_a_profile_as_it_was_written(address: str, document: di
         ({"run": "version_0", "tag": "flops_profiler/window/10"}, 404, "no such window"),
         ({}, 404, "no such window"),
         ({"run": "version_1/lightning_flops", "tag": "flops_profiler/window/9"}, 422, "cut off"),
+        ({"run": "version_1/lightning_flops", "tag": "flops_profiler/window/4"}, 422, "written by a newer"),
     ],
 )
 def test_the_server_says_what_it_cannot_give(
@@ -156,21 +163,22 @@ def test_the_tab_shows_the_page_of_the_runs(address: str, document: dict[str, An
         page = watched.page
         page.goto(f"{address}#lightning_flops")
         frame = page.frame_locator("iframe").first
-        frame.locator("main[aria-busy=false] #provenance").wait_for()
+        frame.locator("main[aria-busy=false] #summary").wait_for()
         assert page.get_by_text("FLOPs", exact=True).first.is_visible()
         assert "step 110 counted" in frame.locator(".where").inner_text()
         frame.get_by_label("Step", exact=True).select_option(label="60")
         frame.locator(".where", has_text="step 60 counted").wait_for()
-        frame.locator("#modules .grid tbody a", has_text="blocks").first.click()
+        frame.locator(".icicle svg").press("ArrowDown")
+        frame.locator(".icicle svg").press("Enter")
         frame.locator(".crumbs b", has_text="blocks").wait_for()
         frame.locator(".crumbs a").first.click()
         frame.locator(".crumbs b", has_text="GPT").wait_for()
         frame.get_by_label("Run", exact=True).select_option("version_0 predict")
-        frame.get_by_role("heading", name="Ranks", exact=True).wait_for()
-        frame.get_by_label("Run", exact=True).select_option("version_1")  # the last window of this run is cut off
-        frame.locator("[role=alert]", has_text="cut off").wait_for()
+        frame.get_by_role("heading", name="All ranks", exact=True).wait_for()
+        frame.get_by_label("Run", exact=True).select_option("version_1")  # its last window is of a newer version
+        frame.locator("[role=alert]", has_text="written by a newer").wait_for()
         frame.get_by_label("Step", exact=True).select_option(label="7")
-        frame.locator("main[aria-busy=false] h2", has_text="Modules").wait_for()
+        frame.locator("main[aria-busy=false] h2", has_text="Not counted").wait_for()
         assert page.title() != "owned"
         assert frame.locator("main img, main script").count() == 0
         ours = [said for said in watched.complaints if "lightning_flops" in said and "422" not in said]

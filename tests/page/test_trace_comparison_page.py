@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from lightning_flops.analysis.compare_traces import compare_traces
 from lightning_flops.report.html_page import render_trace_comparison_page
-from lightning_flops.trace.compare import compare_traces
 from tests.analysis.test_trace_compare import A, run
 from tests.analysis.trace_events import kernel, launch
 from tests.page.browser import Opened, browser, needs_browser

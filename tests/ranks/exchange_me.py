@@ -60,45 +60,6 @@ def collected(ranks: Ranks, within_sec: float = 60.0) -> list[dict[str, Any]]:
     return found
 
 
-def both_measure() -> list[dict[str, Any]]:
-    ranks = join()
-    ranks.send(profile()) if RANK else ranks.await_reports(profile())
-    return collected(ranks)
-
-
-def the_others_window_closes_later() -> list[dict[str, Any]]:
-    ranks = join()
-    if RANK:
-        time.sleep(SOON)
-        ranks.send(profile())
-    else:
-        ranks.await_reports(profile())
-        assert ranks.ready() == []
-    return collected(ranks)
-
-
-def one_says_nothing() -> list[dict[str, Any]]:
-    ranks = join(ranks_timeout_sec=SOON)
-    if RANK == 0:
-        ranks.await_reports(profile())
-    found = collected(ranks) if RANK == 0 else []
-    distributed.barrier()
-    ranks.close()
-    return found
-
-
-def one_fails() -> list[dict[str, Any]]:
-    ranks = join()
-    ranks.say_out("its profiler failed: RuntimeError: no") if RANK else ranks.await_reports(profile())
-    return collected(ranks)
-
-
-def one_has_other_settings() -> list[dict[str, Any]]:
-    ranks = join()
-    ranks.send(profile(STEP + 1)) if RANK else ranks.await_reports(profile())
-    return collected(ranks)
-
-
 def the_group_is_gone() -> list[dict[str, Any]]:
     ranks = join()
     if RANK == 0:
@@ -131,27 +92,7 @@ def all_reduced() -> int:
     return int(total.item())
 
 
-def our_keys() -> list[str]:
-    """What of ours is in the store once both ranks are done."""
-    distributed.barrier()
-    keys = distributed.distributed_c10d._get_default_store().list_keys()
-    distributed.barrier()
-    return [key for key in keys if "lightning_flops" in key]
-
-
-def collectives() -> int:
-    return int(distributed.group.WORLD._get_sequence_number_for_group())
-
-
-SCENARIOS: tuple[Callable[[], list[dict[str, Any]]], ...] = (
-    both_measure,
-    the_others_window_closes_later,
-    one_says_nothing,
-    one_fails,
-    one_has_other_settings,
-    the_group_is_gone,
-    the_group_is_made_anew,
-)
+SCENARIOS: tuple[Callable[[], list[dict[str, Any]]], ...] = (the_group_is_gone, the_group_is_made_anew)
 
 
 def killed(victim: int) -> list[dict[str, Any]]:
@@ -172,12 +113,7 @@ def main(folder: str, *arguments: str) -> None:
         results["killed"] = killed(int(arguments[1]))
     else:
         for scenario in SCENARIOS:
-            before = collectives() if distributed.is_initialized() else 0
-            began = time.monotonic()
-            results[scenario.__name__] = {"reports": scenario(), "seconds": time.monotonic() - began}
-            if distributed.is_initialized():
-                own = collectives() - before
-                results[scenario.__name__] |= {"collectives": own, "sum": all_reduced(), "left": our_keys()}
+            results[scenario.__name__] = scenario()
     Path(folder, f"rank{RANK}.json").write_text(json.dumps(results))
     with contextlib.suppress(Exception):
         distributed.destroy_process_group()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
+from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import nn
 
 from tests.ranks.scenarios_two_strategies import fresh, net_task, shard, split
@@ -21,7 +21,6 @@ def split_and_shard(task: Any) -> None:
 
 
 SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
-    "ddp": partial(twice, strategy=DDPStrategy, task=net_task()),
     "fsdp1": partial(twice, strategy=partial(ShardedOnCpu, auto_wrap_policy={nn.Linear}), task=net_task(hidden=5)),
     "fsdp1_hybrid": partial(
         twice,
@@ -38,11 +37,6 @@ SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
         strategy=partial(ModelParallelStrategy, data_parallel_size=2, tensor_parallel_size=2),
         task=net_task(split_and_shard),
         window={"trace": True},
-    ),
-    "tensors": partial(
-        twice,
-        strategy=partial(ModelParallelStrategy, data_parallel_size=1, tensor_parallel_size=4),
-        task=net_task(split, hidden=10),
     ),
     "contexts": partial(
         twice,

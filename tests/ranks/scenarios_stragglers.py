@@ -15,11 +15,13 @@ from torch.utils.data import DataLoader, IterableDataset
 from lightning_flops import FlopsProfilerCallback
 
 SLOW_RANK = 1
-SLEEP_SEC_PER_RANK = 0.06
-"""The more ranks share the cores, the longer is a healthy rank's step; it sleeps for several of those."""
-WIDTH = 384
-BATCH = 64
-STEPS = 24
+SLEEP_SEC_PER_RANK = 0.2
+"""The more ranks share the cores, the longer is a healthy rank's step, which computes next to nothing."""
+ALIKE_SEC = 0.1
+"""Ranks that are no further apart keep pace: on a machine that others use as well, one may wait so long for a core."""
+WIDTH = 64
+BATCH = 8
+STEPS = 12
 
 Part = str
 
@@ -92,7 +94,8 @@ class Net(LightningModule):
 
 
 def train(slow_in: Part, *, strategy: Any = "ddp", **settings: Any) -> dict[str, Any]:
-    callback = FlopsProfilerCallback(profile_step=2, timing_steps=12, **settings)
+    limits = {"straggler_sec": ALIKE_SEC}
+    callback = FlopsProfilerCallback(profile_step=2, timing_steps=4, advice_thresholds=limits, **settings)
     trainer = Trainer(
         accelerator="cpu",
         devices=int(os.environ["WORLD_SIZE"]),

@@ -92,7 +92,6 @@ SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
         data=lambda: loader(batch=6 - 2 * rank_and_size()[0]),
         use_distributed_sampler=False,
     ),
-    "ddp_static_graph": partial(ddp, strategy=partial(DDPStrategy, static_graph=True)),
     "ddp_casting": partial(ddp, strategy=partial(HookedDdp, fp16_compress_hook)),
     "ddp_compressing": partial(
         ddp,
@@ -104,14 +103,6 @@ SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
         strategy=partial(ShardedOnCpu, auto_wrap_policy={nn.Linear}),
         task=net_task(hidden=5),
         window={"trace": True},
-    ),
-    "fsdp1_flat": partial(
-        twice,
-        strategy=partial(ShardedOnCpu, auto_wrap_policy={nn.Linear}, use_orig_params=False),
-        task=net_task(hidden=5),
-    ),
-    "fsdp1_tied": partial(
-        twice, strategy=partial(ShardedOnCpu, sharding_strategy="SHARD_GRAD_OP"), task=net_task(hidden=8, tied=True)
     ),
     "fsdp1_tied_flat": partial(
         twice, strategy=partial(ShardedOnCpu, use_orig_params=False), task=net_task(hidden=8, tied=True)

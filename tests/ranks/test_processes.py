@@ -1,4 +1,4 @@
-"""Two processes of a gloo group exchange what they measured; nothing of that is a collective, and nobody hangs."""
+"""Two processes of a gloo group exchange what they measured: one dies, or their group does, and nobody hangs."""
 
 from __future__ import annotations
 
@@ -13,68 +13,35 @@ import pytest
 from tests.ranks import run_ranks
 from tests.ranks.exchange_me import STEP
 
+PROGRAM = ("-W", "ignore", "-m", "tests.ranks.exchange_me")
 FORWARD = 600_000_000
-"""FLOPs of rank 0's forward; rank 1 has half a batch."""
-
-BARRIERS = {"one_says_nothing": 2}
-"""Collectives of a scenario that are not one; all are the scenario's own."""
+"""FLOPs of rank 0's forward."""
 
 
 @functools.cache
 def exchanged() -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
-        run_ranks(
-            ["-W", "ignore", "-m", "tests.ranks.exchange_me", folder], ranks=2, folder=Path(folder), timeout_sec=200.0
-        )
+        run_ranks([*PROGRAM, folder], ranks=2, folder=Path(folder), timeout_sec=200.0)
         return [json.loads(Path(folder, f"rank{rank}.json").read_text()) for rank in range(2)]
-
-
-def reported(scenario: str) -> dict[str, Any]:
-    first, second = (results[scenario] for results in exchanged())
-    assert second["reports"] == []
-    (report,) = first["reports"]
-    assert report["step"] == STEP
-    assert isinstance(report, dict)
-    return report
-
-
-@pytest.mark.parametrize("scenario", ["both_measure", "the_others_window_closes_later"])
-def test_both_ranks_are_in_the_report_of_rank_0(scenario: str) -> None:
-    assert reported(scenario) == {"step": STEP, "absences": {}, "forward": FORWARD + FORWARD // 2}
 
 
 @pytest.mark.parametrize(
     ("scenario", "reason"),
     [
-        ("one_says_nothing", "no answer within 0.3 s"),
-        ("one_fails", "its profiler failed: RuntimeError: no"),
-        ("one_has_other_settings", f"it last profiled step {STEP + 1}"),
         ("the_group_is_gone", "torch.distributed has no process group"),
         ("the_group_is_made_anew", "no answer within 0.3 s, when training ended"),
     ],
 )
-def test_a_rank_that_is_missing_is_named_with_the_reason(scenario: str, reason: str) -> None:
-    assert reported(scenario) == {"step": STEP, "absences": {"1": reason}, "forward": FORWARD}
-
-
-def test_no_collective_is_ours_the_group_works_and_its_store_is_as_before() -> None:
-    for results in exchanged():
-        for scenario, result in results.items():
-            if scenario.startswith("the_group"):
-                continue
-            assert result["collectives"] == BARRIERS.get(scenario, 1), scenario
-            assert (result["sum"], result["left"]) == (1 + 2, []), scenario
-
-
-def test_nobody_hangs() -> None:
-    assert all(result["seconds"] < 30.0 for results in exchanged() for result in results.values())
+def test_a_rank_whose_group_has_gone_is_named_with_the_reason(scenario: str, reason: str) -> None:
+    first, second = (results[scenario] for results in exchanged())
+    assert (first, second) == ([{"step": STEP, "absences": {"1": reason}, "forward": FORWARD}], [])
 
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_the_other_rank_ends_when_one_dies(victim: int, tmp_path: Path) -> None:
     """Rank 0 has the store, so that its death takes the store from rank 1."""
     run_ranks(
-        ["-W", "ignore", "-m", "tests.ranks.exchange_me", str(tmp_path), "kill", str(victim)],
+        [*PROGRAM, str(tmp_path), "kill", str(victim)],
         ranks=2,
         folder=tmp_path,
         timeout_sec=100.0,

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from lightning_flops.analysis.compare_traces import compare_traces
 from lightning_flops.instrument.counting.recorded_calls import recorded_work
 from lightning_flops.report import compare_traces_text
 from lightning_flops.report.compare_traces_text import render_trace_comparison
 from lightning_flops.schema.trace_comparison import TraceComparison
-from lightning_flops.trace.compare import compare_traces
 from lightning_flops.trace.many import analyze_each
 from tests.analysis.slowed import slowed
 from tests.analysis.test_trace_compare import A, run

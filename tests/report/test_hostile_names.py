@@ -15,8 +15,8 @@ from torch import nn
 
 from lightning_flops.adapters.standalone import get_model_profile
 from lightning_flops.config import ProfilerConfig
-from lightning_flops.report.advice_text import render_advice_markdown
-from lightning_flops.report.text import render_text
+from lightning_flops.report.markdown import fenced
+from lightning_flops.report.text import render_advice, render_text
 from lightning_flops.report.trace_text import render_traces
 from lightning_flops.schema.advice import Advice
 from tests.analysis.in_memory import analyze_traces
@@ -136,7 +136,11 @@ def lines_of(text: str) -> list[str]:
 @given(hostile)
 @pytest.mark.parametrize("name", PROFILES)
 def test_a_report_has_the_lines_that_it_has_with_harmless_names(name: str, suffix: str) -> None:
-    for render in (render_text, lambda profile: render_advice_markdown(profile.advice)):
+    renders: list[Callable[[Any], str]] = [
+        lambda one: render_text(one, detailed=True),
+        lambda one: render_advice(one.advice),
+    ]
+    for render in renders:
         # No word is left out: the longest one is hostile, too.
         texts = [render(renamed(PROFILES[name], with_suffix(suffix))), render(with_harmless_names(name, suffix))]
         assert len(lines_of(texts[0])) == len(lines_of(texts[1]))
@@ -203,7 +207,7 @@ def test_a_hostile_trace_reads_like_its_golden_file() -> None:
 
 
 def test_a_hostile_model_reads_like_its_golden_file() -> None:
-    text = render_text(renamed(PROFILES["lower bound"], with_suffix(f"\nMFU: 99%{HOSTILE}\u202e")))
+    text = render_text(renamed(PROFILES["lower bound"], with_suffix(f"\nMFU: 99%{HOSTILE}\u202e")), detailed=True)
     golden("text/hostile.txt", text)
     lines_of(text)
 
@@ -212,9 +216,9 @@ def test_no_name_in_the_advice_is_markup() -> None:
     plugin_util = pytest.importorskip("tensorboard.plugin_util")
     name = "![x](http://a/b.png)<b>```\n# head **strong** `code`"
     advice = Advice(rule="data_wait", evidence=name, threshold=name, action=name, source=name, stake=None)
-    shown = plugin_util.markdown_to_safe_html(render_advice_markdown([advice]))
-    assert [tag for tag in ("<img", "<b>", "<h1", "<code", "<a ") if tag in shown] == []
-    assert "<strong>![x](http://a/b.png)&lt;b&gt;```\\n# head **strong** `code`</strong>" in shown
+    shown = plugin_util.markdown_to_safe_html(fenced(render_advice([advice])))
+    assert [tag for tag in ("<img", "<b>", "<h1", "<strong", "<a ") if tag in shown] == []
+    assert "![x](http://a/b.png)&lt;b&gt;```\\n# head **strong** `code`" in " ".join(shown.split())
 
 
 def test_json_keeps_names_exact() -> None:

@@ -7,8 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import MemoryRecord, PhaseMemory
-from lightning_flops.report.memory_text import memory_lines
+from lightning_flops.report.device_document import memory_section
+from tests.report import windows
+from tests.report.drawn import drawn
+from tests.report.windows import build_profile
 
 
 def record(*, gradient_bytes: int | None, optimizer_bytes: int | None) -> MemoryRecord:
@@ -25,8 +29,13 @@ def record(*, gradient_bytes: int | None, optimizer_bytes: int | None) -> Memory
     )
 
 
+def memory_lines(memory: MemoryRecord) -> list[str]:
+    profile = build_profile(windows.mlp_window(), config=ProfilerConfig())
+    return drawn(memory_section(replace(profile, memory=memory)))
+
+
 def test_gradients_and_states_that_could_not_be_read_say_why() -> None:
-    lines = memory_lines(record(gradient_bytes=None, optimizer_bytes=None), None)
+    lines = memory_lines(record(gradient_bytes=None, optimizer_bytes=None))
     (gradients,) = [line for line in lines if line.startswith("gradients:")]
     (states,) = [line for line in lines if line.startswith("optimizer states:")]
     assert gradients.endswith("  n/a (on no parameter, as under ZeRO)")
@@ -35,7 +44,7 @@ def test_gradients_and_states_that_could_not_be_read_say_why() -> None:
 
 
 def test_gradients_and_states_that_were_read_stand_alone() -> None:
-    lines = memory_lines(record(gradient_bytes=448, optimizer_bytes=0), None)
+    lines = memory_lines(record(gradient_bytes=448, optimizer_bytes=0))
     assert next(line for line in lines if line.startswith("gradients:")).endswith("  448 B")
     assert next(line for line in lines if line.startswith("optimizer states:")).endswith("  0 B")
 
@@ -45,5 +54,5 @@ def test_a_phase_that_set_no_new_peak_went_no_higher_than_the_one_before(run_pea
     phase = PhaseMemory(name="forward", current_bytes=300, peak_bytes=None, reserved_bytes=700, reserved_peak_bytes=800)
     seen = record(gradient_bytes=1, optimizer_bytes=1)
     seen = replace(seen, kind="allocated", phases=(phase,), run_peak_bytes=run_peak_bytes)
-    (row,) = [line for line in memory_lines(seen, None) if line.startswith("fwd")]
+    (row,) = [line for line in memory_lines(seen) if line.startswith("fwd")]
     assert re.split("  +", row) == ["fwd", "300 B", said, "700 B", "800 B"]

@@ -69,7 +69,7 @@ def cell(
     operator: str = "aten.mm",
     dtype: str = "float32",
     calls: int = 1,
-    causal_skipped: int = 0,
+    skipped: int = 0,
     without_backward: int = 0,
     bytes_read: int = 0,
     bytes_written: int = 0,
@@ -82,7 +82,7 @@ def cell(
         dtype=dtype,
         calls=calls,
         flops=flops,
-        causal_skipped=causal_skipped,
+        skipped=skipped,
         without_backward=without_backward,
         bytes_read=bytes_read,
         bytes_written=bytes_written,
@@ -279,7 +279,7 @@ def transformer_window() -> WindowRecord:
     1248 G. Head 2 * 4000 * 1000 * 10,000 = 80 G in float32. Forward 1328 G.
 
     Backward: twice each; the fused attention's backward recomputes one of its matmuls, 4 G a block, and skips half of
-    16 + 4 G. Recompute 48 G. causal_skipped 12 * (4 + 10) = 168 G. Model FLOPs 3 * 1328 = 3984 G, hardware FLOPs
+    16 + 4 G. Recompute 48 G. skipped 12 * (4 + 10) = 168 G. Model FLOPs 3 * 1328 = 3984 G, hardware FLOPs
     3984 + 48 - 168 = 3864 G. A step takes 100 ms. The head moves 4 GB forward and 6 GB backward, an activation 0.5 GB.
     """
     params = 12_000_000
@@ -327,7 +327,7 @@ def transformer_window() -> WindowRecord:
                 operator=flash,
                 dtype="bfloat16",
                 calls=2,
-                causal_skipped=4 * 10**9,
+                skipped=4 * 10**9,
             ),
             cell(
                 f"{prefix}.attn",
@@ -336,7 +336,7 @@ def transformer_window() -> WindowRecord:
                 operator=f"{flash}_backward",
                 dtype="bfloat16",
                 calls=2,
-                causal_skipped=8 * 10**9,
+                skipped=8 * 10**9,
             ),
             cell(
                 f"{prefix}.attn",
@@ -345,7 +345,7 @@ def transformer_window() -> WindowRecord:
                 operator=f"{flash}_backward",
                 dtype="bfloat16",
                 calls=0,
-                causal_skipped=2 * 10**9,
+                skipped=2 * 10**9,
             ),
         ]
     modules.append(

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,10 +17,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.report.text import render_text
-from lightning_flops.run.output import LoggedOutput, RunFiles, RunOutput, output_of_rank
+from lightning_flops.run.output import LoggedOutput, RunFiles, files_of_rank
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.throughput import Spread, ThroughputSummary
-from lightning_flops.sinks.console import StandardOutputSink
+from lightning_flops.sinks.console import to_standard_output
 from tests.memory_sink import MemorySink
 from tests.report.windows import build_profile, mlp_window
 
@@ -55,7 +56,7 @@ def output(
     return LoggedOutput(
         ProfilerConfig(output_file=output_file, html=html),
         loggers=loggers or MemorySink(has_board=False),
-        console=StandardOutputSink(),
+        console=to_standard_output,
         folder=lambda: None if folder is None else str(folder),
         text_file=text_file,
         x_axis=lambda step: 100 * step,
@@ -65,8 +66,8 @@ def output(
     )
 
 
-def show(to: RunOutput, profile: Profile = PROFILE) -> None:
-    to.publish(to.prepare(profile), step=7)
+def show(to: LoggedOutput, profile: Profile = PROFILE) -> None:
+    to.report(profile)(7)
 
 
 def names(folder: Path) -> list[str]:
@@ -83,6 +84,15 @@ def test_a_runs_files_lie_in_a_folder_of_ours_and_nothing_of_the_users_is_touche
     assert {path.read_text() for path in tmp_path.glob("*.*")} == {"mine"}
     show(output(ours))  # a folder of that name is taken as it is
     assert not (ours / "lightning_flops").exists()
+
+
+def test_a_package_of_our_folders_name_gets_no_reports(tmp_path: Path) -> None:
+    (tmp_path / "lightning_flops").mkdir()
+    (tmp_path / "lightning_flops" / "__init__.py").write_text("")
+    show(output(tmp_path, html=False))
+    assert names(tmp_path) == [
+        *("lightning_flops/__init__.py", "lightning_flops_logs/profile.json", "lightning_flops_logs/profile.txt")
+    ]
 
 
 def test_each_window_is_written_over_the_one_before_and_another_run_has_names_of_its_own(tmp_path: Path) -> None:
@@ -111,7 +121,7 @@ def windows_in(page: Path) -> tuple[list[int], int]:
     text = page.read_text(encoding="utf-8")
     (found,) = re.findall('id="document">(.*)</script>', text)
     (run,) = json.loads(found)["runs"]
-    return [one["profile_step"] for one in run["windows"]], text.count('<script type="text/plain" id="profile-0-')
+    return [one["profile_step"] for one in run["windows"]], text.count('<script type="text/plain" id="view-0-')
 
 
 def test_neither_the_page_nor_the_tabs_files_grow_with_the_windows(tmp_path: Path) -> None:
@@ -192,7 +202,7 @@ def test_loggers_get_everything_at_the_x_axis_of_the_run_under_the_tags_of_the_l
     shown = output(tmp_path, loggers=kept, part="test")
     show(shown)
     shown.show_reading({"flops_monitor/mfu": 0.5}, step=9)
-    shown.publish_throughput(shown.prepare_throughput(SUMMARY), step=10)
+    shown.summary(SUMMARY)(10)
     assert kept.scalars["flops_monitor/test/mfu"] == {900: 0.5}
     assert [*kept.scalars["flops_profiler/test/fwd_flops"]] == [700]
     assert {tag: [*texts] for tag, texts in kept.texts.items()} == {
@@ -205,29 +215,16 @@ def test_loggers_get_everything_at_the_x_axis_of_the_run_under_the_tags_of_the_l
     assert "throughput.test.json" in names(ours)
 
 
-class Told:
-    """Ranks that know a folder."""
-
-    def __init__(self) -> None:
-        self.told = ""
-
-    def tell_folder(self, folder: str) -> None:
-        self.told = folder
-
-    def folder(self) -> str | None:
-        return self.told or None
-
-
 def test_other_ranks_write_files_of_their_own_if_all_ranks_is_set(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ranks: Any = Told()
-    given = output(tmp_path)
+    ranks: Any = SimpleNamespace(folder=lambda: str(tmp_path))
     config = ProfilerConfig(all_ranks=True)
-    assert output_of_rank(0, given, ranks=ranks, config=config) is given
     for rank in (12, 1):
-        show(output_of_rank(rank, output(None), ranks=ranks if rank > 1 else None, config=config))
-    show(output_of_rank(2, given, ranks=None, config=ProfilerConfig()))
+        files = files_of_rank(rank, output(None), ranks=ranks if rank > 1 else None, config=config)
+        assert files is not None
+        files.report(PROFILE)
+    assert files_of_rank(2, output(tmp_path), ranks=None, config=ProfilerConfig()) is None
     assert names(tmp_path / "lightning_flops") == ["profile.rank12.json"]
     assert capsys.readouterr().out == ""
 
@@ -239,8 +236,8 @@ def test_throughput_has_a_file_beside_a_profile_or_where_nothing_else_was_asked_
         files = RunFiles(ProfilerConfig(html=False, timer_only=timer_only), lambda: place, rank=rank)  # noqa: B023
         if profiled:
             files.write_profile(PROFILE, "text", keep_text=False)
-        files.write_throughput(SUMMARY)
-        files.write_throughput(SUMMARY)
+        files.summary(SUMMARY)
+        files.summary(SUMMARY)
     of_rank = "" if rank == 0 else ".rank2"
     assert not (tmp_path / "a").exists()
     ours = "lightning_flops"

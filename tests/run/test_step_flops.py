@@ -271,7 +271,7 @@ def test_hardware_flops_have_what_is_repeated_and_lack_what_kernels_skip() -> No
         ("backward", "bfloat16"): 200,
         ("recompute", "bfloat16"): 50,
         ("optimizer", "float32"): 7,
-        ("causal_skipped", "bfloat16"): 30,
+        ("skipped", "bfloat16"): 30,
     }
     flops.counted(*key, spent, seconds=1.0, random=False, data_dependent=False, lower_bound=True)
     flops.ran(*key, seconds=1.0)

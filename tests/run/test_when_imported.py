@@ -6,7 +6,6 @@ import importlib
 import importlib.util
 import logging
 import sys
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -79,27 +78,3 @@ def test_an_import_that_fails_may_be_tried_again(package: str, tmp_path: Path) -
     part.write_text("value = 12345\n")  # of another length: bytecode is told by size and time
     assert importlib.import_module(package).value == 12345
     assert seen == [True]
-
-
-def test_modules_of_one_loader_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All modules in a zip file have the loader of the file."""
-    with zipfile.ZipFile(tmp_path / "both.zip", "w") as both:
-        both.writestr("waited_for_in_a_zip.py", "value = 5\n")
-        both.writestr("beside_it_in_a_zip.py", "")
-    monkeypatch.syspath_prepend(tmp_path / "both.zip")
-    told: list[ModuleType] = []
-    when_imported("waited_for_in_a_zip", told.append)
-    assert importlib.util.find_spec("waited_for_in_a_zip") is not None
-    importlib.import_module("beside_it_in_a_zip")
-    assert told == []
-    module = importlib.import_module("waited_for_in_a_zip")
-    assert told == [module] and module.value == 5
-    for name in ("waited_for_in_a_zip", "beside_it_in_a_zip"):
-        del sys.modules[name]
-
-
-def test_a_package_that_is_not_there_is_not_there(package: str) -> None:
-    when_imported("package_that_is_nowhere", lambda module: None)
-    assert importlib.util.find_spec("package_that_is_nowhere") is None
-    with pytest.raises(ModuleNotFoundError, match="No module named 'package_that_is_nowhere'"):
-        importlib.import_module("package_that_is_nowhere")

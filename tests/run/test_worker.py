@@ -41,7 +41,6 @@ def test_a_job_runs_on_the_worker_and_its_delivery_on_the_training_thread() -> N
 
 def test_no_thread_is_there_before_the_first_job() -> None:
     worker = Worker()
-    worker.deliver()
     assert worker.finish()
     assert all(one.name != "lightning_flops" for one in threading.enumerate())
 
@@ -54,7 +53,6 @@ def test_the_training_goes_on_while_a_job_hangs_and_the_end_waits_a_bounded_time
     assert hangs.begun.wait(60)
     for step in range(20):  # more than wait behind it
         worker.submit(lambda step=step: lambda: delivered.append(step), f"the report of step {10 * step}")  # type: ignore[misc]
-        worker.deliver()
     assert delivered == []
     assert not worker.finish(0.01)
     assert not worker.finish(0.01)
@@ -101,7 +99,6 @@ def test_a_forked_child_does_nothing() -> None:
     child = os.fork()
     if child == 0:
         worker.submit(lambda: os._exit(1))
-        worker.deliver()
         os._exit(0 if worker.finish() else 2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     hangs.goes_on.set()

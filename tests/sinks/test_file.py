@@ -14,37 +14,19 @@ import pytest
 from lightning_flops.sinks.file import numbered, remove_file, write_new_file, write_own_file, write_text_file
 
 
-def test_the_text_is_written_with_a_newline_at_its_end(tmp_path: Path) -> None:
-    write_text_file(tmp_path / "report.txt", "1 × 2")
-    assert (tmp_path / "report.txt").read_bytes() == "1 × 2\n".encode()
-
-
-def test_a_second_text_replaces_the_first(tmp_path: Path) -> None:
-    write_text_file(tmp_path / "report.txt", "a long first report\n")
-    write_text_file(tmp_path / "report.txt", "second\n")
-    assert (tmp_path / "report.txt").read_text() == "second\n"
-
-
-def test_missing_folders_are_created(tmp_path: Path) -> None:
-    path = tmp_path / "run 1" / "[logs]" / "report.txt"
-    write_text_file(path, "x")
-    assert path.read_text() == "x\n"
+def test_a_text_replaces_the_one_before_and_ends_with_a_newline(tmp_path: Path) -> None:
+    path = tmp_path / "run 1" / "[logs]" / "report.txt"  # folders are made
+    for text in ("a long first report\n", "1 \u00d7 2"):
+        write_text_file(path, text)
+    write_text_file(f"file://{tmp_path}/report.txt", "x")
+    assert path.read_bytes() == "1 \u00d7 2\n".encode() and (tmp_path / "report.txt").read_text() == "x\n"
+    assert os.listdir(path.parent) == ["report.txt"]  # and nothing else is left there
 
 
 def test_a_url_is_written_through_fsspec() -> None:
     write_text_file("memory://runs/7/report.txt", "x")
     with fsspec.open("memory://runs/7/report.txt") as file:
         assert file.read() == b"x\n"
-
-
-def test_a_local_file_url_is_a_local_file(tmp_path: Path) -> None:
-    write_text_file(f"file://{tmp_path}/report.txt", "x")
-    assert (tmp_path / "report.txt").read_text() == "x\n"
-
-
-def test_nothing_but_the_report_is_left_in_the_folder(tmp_path: Path) -> None:
-    write_text_file(tmp_path / "report.txt", "x")
-    assert os.listdir(tmp_path) == ["report.txt"]
 
 
 def test_a_write_that_fails_leaves_the_old_report_and_no_draft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,41 +43,23 @@ def test_a_write_that_fails_leaves_the_old_report_and_no_draft(tmp_path: Path, m
     assert os.listdir(tmp_path) == ["report.txt"]
 
 
-def test_a_link_stays_a_link_to_the_new_report(tmp_path: Path) -> None:
-    (tmp_path / "shared").mkdir()
-    target, link = tmp_path / "shared" / "report.txt", tmp_path / "report.txt"
+def test_what_lies_there_keeps_what_it_is(tmp_path: Path) -> None:
+    target, link = tmp_path / "shared.txt", tmp_path / "report.txt"
     target.write_text("old")
+    target.chmod(0o640)
     link.symlink_to(target)
     write_text_file(link, "new")
-    assert link.is_symlink()
-    assert target.read_text() == "new\n"
-
-
-def test_an_existing_file_keeps_its_mode(tmp_path: Path) -> None:
-    path = tmp_path / "report.txt"
-    path.write_text("old")
-    path.chmod(0o640)
-    write_text_file(path, "new")
-    assert stat.S_IMODE(path.stat().st_mode) == 0o640
-
-
-def test_a_device_is_written_to_and_not_replaced() -> None:
+    assert link.is_symlink() and target.read_text() == "new\n" and stat.S_IMODE(target.stat().st_mode) == 0o640
     write_text_file("/dev/null", "x")
     assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
 
 
-def test_an_error_names_a_file_that_is_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(IsADirectoryError) as caught:
-        write_text_file(tmp_path, "x")
-    assert str(tmp_path) in str(caught.value)
-
-
-def test_an_error_names_the_file_whose_folder_is_a_file(tmp_path: Path) -> None:
-    (tmp_path / "runs").write_text("")
-    path = tmp_path / "runs" / "report.txt"
+@pytest.mark.parametrize("name", ["", "a file/report.txt"])
+def test_an_error_names_the_file(name: str, tmp_path: Path) -> None:
+    (tmp_path / "a file").write_text("")
     with pytest.raises(OSError) as caught:
-        write_text_file(path, "x")
-    assert str(path) in str(caught.value)
+        write_text_file(tmp_path / name, "x")
+    assert str(tmp_path / name) in str(caught.value)
 
 
 def test_a_url_that_nothing_opens_is_an_os_error_that_names_it() -> None:
@@ -181,11 +145,3 @@ def test_new_files_behind_a_url_and_their_removal() -> None:
     remove_file("memory://new/profile.json")
     remove_file("memory://new/profile.json")  # gone already
     assert write_new_file("memory://new/profile.json", [b"x"]) == 1
-
-
-def test_a_new_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    (tmp_path / "runs").write_text("")
-    path = f"{tmp_path}/runs/profile.json"
-    with pytest.raises(OSError) as caught:
-        write_new_file(path, [b"x"])
-    assert path in str(caught.value)

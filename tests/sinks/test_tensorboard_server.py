@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from lightning_flops.sinks.loggers import LoggersSink
+from lightning_flops.sinks.services import Services
 
 STARTUP_LIMIT_SEC = 120.0
 # Port 0: the server picks a free one, and says which.
@@ -35,7 +35,7 @@ def fetch(address: str) -> Any:
 def address(tmp_path: Path) -> Iterator[str]:
     """Address of a TensorBoard server on the logs of a run that wrote one report."""
     logger = TensorBoardLogger(tmp_path / "logs", name="digits")
-    sink = LoggersSink([logger])
+    sink = Services([logger])
     sink.write_scalars({"flops_profiler/fwd_flops": 115_687_424.0}, step=32)
     sink.write_text("flops_profiler/profile", f"```\n{ALIGNED}\n```", step=32)
     logger.experiment.close()

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from lightning_flops.records import CounterTrack
 from lightning_flops.sinks.trace_file import keep_trace
-from tests.analysis.trace_events import kernel, launch, operator
+from lightning_flops.trace.counters import CounterTrack
 
 ARGS = {"forward FLOPs of a step": 12, "forward FLOP/s": 3.5}
 
@@ -109,32 +108,3 @@ def test_counters_are_events_of_their_own_and_change_no_other(tmp_path: Path) ->
     assert [line for line in lines if line != ","] == plain.splitlines()
     # What other readers take for work of torch has a length and a category.
     assert not any({"dur", "cat", "tid"} & set(one) for one in found[-3:])
-
-
-def test_torchs_own_reader_of_traces_sees_no_counter(tmp_path: Path) -> None:
-    reader = pytest.importorskip("torch._inductor.analysis.profile_analysis")
-    identity = {"External id": 7}
-    shapes: dict[str, Any] = {
-        "Input Dims": [[64, 32], [32, 16]],
-        "Input type": ["float", "float"],
-        "Concrete Inputs": ["", ""],
-        "Input Strides": [[32, 1], [16, 1]],
-    }
-    events = [
-        operator("aten::mm", 0, 30, **identity, **shapes),
-        launch(1, 5),
-        kernel(1, 10, 20, name="gemm", **identity),
-    ]
-    devices = [{"id": 0, "name": "NVIDIA H100", "numSms": 132}]
-    file = tmp_path / "from.json"
-    file.write_text(json.dumps({"schemaVersion": 1, "deviceProperties": devices, "traceEvents": events}, indent=1))
-    found = []
-    for number, counters in enumerate(([], [MEMORY, RATE])):
-        path = keep_trace(str(file), str(tmp_path), rank=0, step=number, module_args={}, counters=counters, process=1)
-        profile = reader.JsonProfile(path, "this run", dtype="float32")
-        profile.augment_trace()
-        read = [one for one in profile.data["traceEvents"] if one["ph"] != "C"]
-        found.append((read, len(profile.data["traceEvents"]), profile.report()))
-    (plain, several, said), (counted, more, same) = found
-    assert plain == counted and said == same and more == several + 3
-    assert plain[-1]["args"]["kernel_flop"] == 2 * 64 * 32 * 16  # it found what it looks for

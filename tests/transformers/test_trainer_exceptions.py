@@ -118,7 +118,7 @@ SEAMS = (
     ),
     *(f"adapters.transformers.Run.{name}" for name in ("enter", "leave", "log", "finish")),
     *("adapters.transformers.TrainerRun._mark", "adapters.transformers.TrainerRun._parts"),
-    *("adapters.transformers.TrainerLogSink.log_begins", "adapters.transformers.TrainerLogSink.write_scalars"),
+    *("adapters.transformers.TrainerLog.log_begins", "adapters.transformers.TrainerLog.write_scalars"),
 )
 """What the hooks of a training call."""
 

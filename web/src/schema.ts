@@ -293,9 +293,9 @@ export interface StepFlops {
    */
   optimizer: number;
   /**
-   * Of the four phases' FLOPs, what fused causal attention does not execute.
+   * Of the four phases' FLOPs, what fused masked attention does not execute.
    */
-  causal_skipped: number;
+  skipped: number;
   /**
    * Of the forward's FLOPs, those that no backward can follow.
    */
@@ -309,7 +309,7 @@ export interface StepFlops {
    */
   model: number;
   /**
-   * All four phases - causal_skipped: what the kernels execute, the numerator of HFU.
+   * All four phases - skipped: what the kernels execute, the numerator of HFU.
    */
   hardware: number;
 }
@@ -526,14 +526,14 @@ export interface Budget {
  */
 export interface BudgetRow {
   /**
-   * ``model``: useful model FLOPs at the peak; its share of the step is MFU. ``padding``: what of the model FLOPs was spent on padding, where that is known: then ``model`` is without it, and MFU is the share of both. ``recompute``, ``optimizer_flops``: these FLOPs at the peak. ``causal_skipped``: below zero, for FLOPs in ``model`` that fused causal attention does not execute; above zero where ``causal_attention="half"`` counts fewer than are executed. ``matmul``: what matmul-like operators take beyond the rows above it, all of their time if the peak is not known. ``other_operators``: all others. ``operators``: both, where they cannot be told apart. ``communication``, ``copies``: what nothing hides. ``idle``: nothing runs, while the host prepares. ``compute``: all of forward, backward and optimizer that cannot be told apart. ``bubble``, ``data_wait``, ``transfer``, ``other``: these parts of a step.
+   * ``model``: useful model FLOPs at the peak; its share of the step is MFU. ``padding``: what of the model FLOPs was spent on padding, where that is known: then ``model`` is without it, and MFU is the share of both. ``recompute``, ``optimizer_flops``: these FLOPs at the peak. ``skipped``: below zero, for FLOPs in ``model`` that fused masked attention does not execute; above zero where ``causal_attention="half"`` counts fewer than are executed. ``matmul``: what matmul-like operators take beyond the rows above it, all of their time if the peak is not known. ``other_operators``: all others. ``operators``: both, where they cannot be told apart. ``communication``, ``copies``: what nothing hides. ``idle``: nothing runs, while the host prepares. ``compute``: all of forward, backward and optimizer that cannot be told apart. ``bubble``, ``data_wait``, ``transfer``, ``other``: these parts of a step.
    */
   key:
     | "model"
     | "padding"
     | "recompute"
     | "optimizer_flops"
-    | "causal_skipped"
+    | "skipped"
     | "matmul"
     | "other_operators"
     | "operators"
@@ -550,7 +550,7 @@ export interface BudgetRow {
    */
   label: string;
   /**
-   * Of one step. Below zero in ``causal_skipped`` alone; the rows add up to the step.
+   * Of one step. Below zero in ``skipped`` alone; the rows add up to the step.
    */
   time_ns: number;
   /**
@@ -561,7 +561,7 @@ export interface BudgetRow {
     | "padding"
     | "recompute"
     | "optimizer_flops"
-    | "causal_skipped"
+    | "skipped"
     | "matmul"
     | "other_operators"
     | "operators"
@@ -2028,7 +2028,7 @@ export interface TracedStepFlops {
   /**
    * Of all these, what fused attention leaves out because its mask rules it out.
    */
-  causal_skipped: number;
+  skipped: number;
   /**
    * The step's wall time, as in the table of step times.
    */
@@ -2081,7 +2081,7 @@ export interface OperatorFlops {
   /**
    * Of all these, what a mask let the kernel leave out.
    */
-  causal_skipped: number;
+  skipped: number;
   /**
    * Of all tensors that it read and wrote, by shapes and dtypes; None where a result's shape is not known.
    */
@@ -2146,7 +2146,7 @@ export interface ShapeFlops {
   /**
    * Of all these, what a mask let the kernel leave out.
    */
-  causal_skipped: number;
+  skipped: number;
   /**
    * Executed FLOPs ÷ time, of the calls whose time is known.
    */
@@ -2885,21 +2885,9 @@ export interface PartDifference {
    */
   by_module: boolean;
   /**
-   * Of the whole difference. None, like the next three, if single steps are not known or are too few.
+   * Of the whole difference. None if single steps are not known or are too few.
    */
   difference: NoiseInterval | null;
-  /**
-   * Of ``causes.work_ns``.
-   */
-  work: NoiseInterval | null;
-  /**
-   * Of ``causes.efficiency_ns``.
-   */
-  efficiency: NoiseInterval | null;
-  /**
-   * Of ``causes.waiting_ns``.
-   */
-  waiting: NoiseInterval | null;
 }
 /**
  * The time of something in run A and in run B, and what the difference B - A comes from.
@@ -2988,9 +2976,9 @@ export interface ModuleDifference {
    */
   b: ModuleSide | null;
   /**
-   * ``structure``: another name, the same tree of classes, settings, parameters and FLOPs. ``shape``: another name, the same tree of classes in the same place. ``nothing``: only one of the runs has it.
+   * ``structure``: another name, the same tree of classes, settings, parameters and FLOPs. ``nothing``: only one of the runs has it.
    */
-  matched_by: "name" | "structure" | "shape" | "nothing";
+  matched_by: "name" | "structure" | "nothing";
   own: Causes;
   forward: Causes;
   backward: Causes;
@@ -3182,7 +3170,7 @@ export interface JobStepFlops {
   /**
    * Of all these, what fused attention leaves out.
    */
-  causal_skipped: number;
+  skipped: number;
   /**
    * Mean of the ranks' wall times.
    */

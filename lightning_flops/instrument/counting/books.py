@@ -127,7 +127,7 @@ def _cells(sums: dict[Key, Cell]) -> Iterator[OperatorCell]:
             dtype=dtype,
             calls=cell.calls,
             flops=cell.flops,
-            causal_skipped=cell.skipped,
+            skipped=cell.skipped,
             without_backward=without,
             bytes_read=cell.read,
             bytes_written=cell.written,

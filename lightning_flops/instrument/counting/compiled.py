@@ -19,7 +19,8 @@ from torch import nn
 
 from lightning_flops.instrument.border import Failed, listening
 from lightning_flops.instrument.counting.attribution import Threads, ThreadState
-from lightning_flops.instrument.counting.formulas import lookup
+from lightning_flops.instrument.counting.compiled_flex import flex_calls
+from lightning_flops.instrument.counting.formulas import Unreadable, lookup
 from lightning_flops.instrument.module_scope import ModuleNames
 from lightning_flops.instrument.patches import Patches
 from lightning_flops.instrument.torch_private import compiler
@@ -39,8 +40,16 @@ _DEFINITION = re.compile(r"^(\w+) = async_compile\.\w+\((.*?)^'''", re.MULTILINE
 _TEMPLATE = re.compile(r"triton_tem_|micro_gemm|cutlass_|flex_attention")
 """What stands in the name or the source of a kernel that multiplies, and in no other."""
 
+_FLEX = "flex_attention"
+
 FlopsOf = Callable[[Any], int]
 """FLOPs that are counted for what a formula answers."""
+
+CountUnseen = Callable[[Any, tuple[Any, ...]], bool]
+
+
+def _counts_nothing(operator: Any, args: tuple[Any, ...]) -> bool:
+    return False
 
 
 class CompiledCode:
@@ -63,11 +72,17 @@ class CompiledCode:
         self._repeated: dict[Any, Counter[int] | None] = {}
         self._modules: frozenset[nn.Module] = frozenset()
         self._hears_graphs = False
+        self._count_unseen: CountUnseen = _counts_nothing
         self.in_place = False
         """Whether any module was compiled in place, by ``module.compile()``: no hook fires inside such a module."""
 
-    def begin(self) -> None:
-        """Looks for modules compiled in place; a model may be compiled at any time."""
+    def begin(self, count_unseen: CountUnseen) -> None:
+        """Looks for modules compiled in place; a model may be compiled at any time.
+
+        Args:
+            count_unseen: counts a call of an operator that no dispatcher sees, until ``close``; returns whether it did.
+        """
+        self._count_unseen = count_unseen
         modules = frozenset(self._names.modules()) if compiler.was_used() else frozenset()
         self.in_place = any(map(compiler.is_compiled_in_place, modules))
         self._modules = modules if self.in_place else frozenset()
@@ -84,8 +99,15 @@ class CompiledCode:
             )
 
     def _graph_runs(self, graph: Any, inputs: Any) -> None:
+        counted = False
+        try:
+            for operator, args in flex_calls(compiler.source_graph(graph), inputs):
+                counted = self._count_unseen(operator, args)
+        except Unreadable:
+            logger.debug("flex attention in a compiled graph could not be read", exc_info=True)
         for kernel in _templates_in(compiler.generated_source(graph)):
-            self.list_unseen(f"inductor.{kernel}")
+            if not (counted and _FLEX in kernel):
+                self.list_unseen(f"inductor.{kernel}")
 
     def list_unseen(self, name: str) -> None:
         """Work of which the dispatcher sees nothing runs: it is listed under the module that is running."""
@@ -100,6 +122,7 @@ class CompiledCode:
         """Looks at nothing any more, and leaves what torch made as it was."""
         self._patches.undo()
         self._hears_graphs = False
+        self._count_unseen = _counts_nothing
         self._watched.clear()
         self._repeated.clear()
 

@@ -51,6 +51,7 @@ from lightning_flops.instrument.torch_private.dispatch import (
 from lightning_flops.instrument.torch_private.modules import children_of, is_replica
 from lightning_flops.instrument.torch_private.names import LOST
 from lightning_flops.records import OUTSIDE, FlopPhase, FlopRecord, OperatorCell, PhaseFlops
+from lightning_flops.signals import words_of
 from lightning_flops.text.printable import package_logger
 
 logger = package_logger(__name__)
@@ -179,7 +180,7 @@ class FlopCounter:
         self._mode.runs_in_tf32 = tf32_operators()
         self._mode.counts_fake = _computes_on_fake_tensors(self._root)
         undo.add(self._compiled.close)
-        self._compiled.begin()
+        self._compiled.begin(self._mode.count_unseen)
         put_up_hooks(undo, self._on_module_enter, self._on_module_leave, self._on_compiled, failed=self._failed)
         optimizers = OptimizerHooks(
             self._on_optimizer_enter, self._on_optimizer_leave, failed=partial(self._failed, "an optimizer's hook")
@@ -366,11 +367,15 @@ class Notes:
         self.sentences.setdefault(sentence)
 
     def failed(self, where: str, error: Exception) -> None:
-        """Notes that the counter failed in *where*, and says so in the log, the first time of all; raises nothing."""
+        """Notes that the counter failed in *where*, and says so in the log, the first time of all.
+
+        It raises nothing but what a signal handler of the user's has raised.
+        """
+        words = words_of(error)
         with suppress(Exception):
             if where not in self._failures:
                 self._failures.add(where)
-                sentence = f"Counting failed in {where} ({type(error).__name__}: {error}); FLOPs may be missing."
+                sentence = f"Counting failed in {where} ({words}); FLOPs may be missing."
                 self.add(sentence)
                 logger.log(logging.WARNING if len(self._failures) == 1 else logging.DEBUG, sentence, exc_info=error)
 

@@ -14,7 +14,7 @@ from lightning_flops.instrument.counting.attribution import Repetition, Threads,
 from lightning_flops.instrument.counting.books import Cell
 from lightning_flops.instrument.counting.compiled import CompiledCode
 from lightning_flops.instrument.counting.formulas import Entry, Work, hides_flops
-from lightning_flops.instrument.counting.formulas.contract import whole_flops
+from lightning_flops.instrument.counting.formulas.contract import tensors_in, whole_flops
 from lightning_flops.instrument.counting.higher_order import runs_only_functions, with_seen_functions
 from lightning_flops.instrument.counting.traffic import (
     Operator,
@@ -116,7 +116,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
 
     def _open(self, operator: Operator, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs an operator that may run others, which are seen, or whose kernel is written in Python."""
-        if operator.entry.composite:
+        if operator.entry.composite and not any(tensor.is_nested for tensor in tensors_in(args)):
             with pushed(self):
                 out = operator.function.decompose(*args, **kwargs)
             if out is not NotImplemented:
@@ -227,6 +227,16 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
             self._follow(state, cell, flops, args, kwargs)
         return cell
 
+    def count_unseen(self, function: Any, args: tuple[Any, ...]) -> bool:
+        """Books one call of an operator inside compiled code; returns whether it could be counted."""
+        state = self._threads.here()
+        operator = self._operators.get(id(function)) or self._operator(function)
+        if state.paused or not operator.counted:
+            return operator.counted
+        cell = self._count(state, *state.place(True), operator, args, {}, None)
+        cell.calls += 1
+        return cell.flops > 0
+
     def _follow(
         self, state: ThreadState, cell: Cell, flops: int, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
@@ -271,14 +281,10 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
             operator = self._functions.setdefault(id(entry), Operator(None, entry))
             self._count(state, module, phase, operator, args, kwargs, out).calls += 1
 
-    def function_failed(self, error: Exception) -> None:
-        """What runs around a registered function has failed."""
-        self._failed("an autograd function", error)
-
 
 def split_work(work: Work, halve_causal: bool) -> tuple[int, int, int, int]:
     """FLOPs of the running phase and those of them that a mask rules out; the same of what the call repeats."""
-    flops, repeated, skipped = work.flops, work.recompute, work.causal_skipped
+    flops, repeated, skipped = work.flops, work.recompute, work.skipped
     # A mask skips the same share of every product over the score matrix.
     own = skipped * flops // (flops + repeated) if skipped else 0
     again = skipped - own

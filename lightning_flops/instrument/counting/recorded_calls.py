@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 import torch
 
 from lightning_flops.instrument.counting.formulas import Entry, Unreadable, Work, lookup
-from lightning_flops.instrument.counting.formulas.contract import bind_dtype, bind_formula
-from lightning_flops.instrument.counting.formulas.convolution import RETIRED_CONVOLUTIONS
+from lightning_flops.instrument.counting.formulas.contract import RESULT, Rule, bind
+from lightning_flops.instrument.counting.formulas.convolution import plain
 from lightning_flops.instrument.counting.formulas.free_operators import says_heavy
 from lightning_flops.instrument.counting.traffic import bytes_of, dtype_name
 from lightning_flops.instrument.torch_private.operators import (
@@ -143,7 +143,7 @@ def _work(
         dtype=dtype,
         flops=work.flops,
         recompute=work.recompute,
-        causal_skipped=work.causal_skipped,
+        skipped=work.skipped,
         bytes=_bytes(args, kwargs, out),
     )
 
@@ -177,17 +177,36 @@ def _overloads(name: str, types: tuple[str, ...]) -> tuple[tuple[Any, Entry, Any
     return ((schema_of(overloads[0]), lookup(overloads[0]), overloads[0]),)
 
 
+_OF_CUDNN = "int[] padding, int[] stride, int[] dilation, int groups, bool benchmark, bool deterministic"
+
+
 @lru_cache(maxsize=1)
 def _retired() -> dict[str, list[tuple[Any, Entry]]]:
-    """Operators that this torch need not have any more, by name."""
+    """Convolutions of cuDNN and MIOpen that torch had before 1.11, which traces of that time name."""
     found: dict[str, list[tuple[Any, Entry]]] = {}
-    for text, rule in RETIRED_CONVOLUTIONS.items():
-        schema = declared_schema(text)
-        if schema is None:
-            continue
-        name = schema.name.replace("::", ".", 1)
-        entry = Entry(name, "formula", bind_formula(rule, schema), bind_dtype(rule, schema))
-        found.setdefault(schema.name, []).append((schema, entry))
+
+    def add(declaration: str, flops: Callable[..., int], arguments: str) -> None:
+        schema = declared_schema(f"aten::{declaration}")
+        if schema is not None:
+            name = schema.name.replace("::", ".", 1)
+            rule = Rule(flops, tuple(arguments.split()))
+            found.setdefault(schema.name, []).append((schema, Entry(name, "formula", *bind(rule, schema))))
+
+    add(f"cudnn_convolution(Tensor self, Tensor weight, {_OF_CUDNN}) -> Tensor", plain, f"weight {RESULT}")
+    for backend, tail in (
+        ("cudnn", _OF_CUDNN),
+        ("cudnn", f"{_OF_CUDNN}, bool allow_tf32"),
+        ("miopen", _OF_CUDNN),
+    ):
+        name, grad = f"{backend}_convolution_backward", "Tensor grad_output, Tensor"
+        add(
+            f"{name}(Tensor self, {grad} weight, {tail}, bool[2] output_mask) -> (Tensor, Tensor)",
+            lambda given, weight, mask: sum(map(bool, mask)) * plain(weight, given),
+            "grad_output weight output_mask",
+        )
+        add(f"{name}_input(int[] self_size, {grad} weight, {tail}) -> Tensor", plain, "weight grad_output")
+        # What it puts out has the weight's shape.
+        add(f"{name}_weight(int[] weight_size, {grad} self, {tail}) -> Tensor", plain, f"{RESULT} grad_output")
     return found
 
 

@@ -12,6 +12,7 @@ from lightning_flops.instrument.border import UndoLedger
 from lightning_flops.instrument.timing.clocks import Clock
 from lightning_flops.instrument.timing.module_timer import ModuleTimer
 from lightning_flops.records import ModuleSecondsRecord, StepSignature
+from lightning_flops.signals import words_of
 from lightning_flops.text.printable import package_logger
 
 logger = package_logger(__name__)
@@ -89,5 +90,5 @@ class ForwardTimer:
 
     def _failed(self, error: Exception) -> None:
         logger.debug("modules could not be timed", exc_info=True)
-        self.lost = f"Module latencies are n/a: timing them failed ({type(error).__name__}: {error})."
         self.give_up()
+        self.lost = f"Module latencies are n/a: timing them failed ({words_of(error)})."

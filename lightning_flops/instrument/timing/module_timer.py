@@ -15,6 +15,7 @@ from lightning_flops.instrument.module_hooks import module_hooks
 from lightning_flops.instrument.module_scope import ModuleNames
 from lightning_flops.instrument.timing.clocks import Clock, WallClock
 from lightning_flops.instrument.torch_private.autograd import NO_GRAPH_TASK, graph_task_id
+from lightning_flops.signals import words_of
 from lightning_flops.text.printable import package_logger
 
 logger = package_logger(__name__)
@@ -133,8 +134,8 @@ class ModuleTimer:
                 self._border(None, begun)
             running.append(_Call(module, name, sys.exc_info()[1]))
             self._border(name)
-        except Exception:  # this runs in the user's step, so it must not raise; the latencies become n/a
-            self._fail()
+        except Exception as error:  # this runs in the user's step, so it must not raise; the latencies become n/a
+            self._fail(error)
 
     def _on_leave(self, module: nn.Module, args: Any, output: Any) -> None:
         try:
@@ -162,8 +163,8 @@ class ModuleTimer:
             error = sys.exc_info()[1]
             if error is not None and error is not call.error:
                 self._on_raised()
-        except Exception:  # as above
-            self._fail()
+        except Exception as error:  # as above
+            self._fail(error)
 
     def _host_stamp(self) -> Any:
         """A stamp of the beginning of a hook, if its time must be left out of the modules' times.
@@ -179,7 +180,8 @@ class ModuleTimer:
         else:
             self._abandoned = True
 
-    def _fail(self) -> None:
+    def _fail(self, error: Exception) -> None:
+        words = words_of(error)
         if not self._failed:
             self._failed = True
-            logger.warning("modules could not be timed; their latency is n/a", exc_info=True)
+            logger.warning("modules could not be timed; their latency is n/a: %s", words, exc_info=True)

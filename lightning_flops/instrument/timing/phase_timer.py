@@ -23,21 +23,11 @@ class Mark(NamedTuple):
     """Whether it is a forward, a backward or an update by itself, and not only something that belongs to one."""
 
 
-class _Pause(NamedTuple):
-    name: str
-
-
 class _Claim(NamedTuple):
     part: TimePhase
 
 
-class _Resume:
-    """The end of a pause."""
-
-
-_RESUME = _Resume()
-
-_Event = Mark | _Pause | _Claim | _Resume | None
+_Event = Mark | _Claim | None
 """What happens at a border; None: the part entered last ends."""
 
 
@@ -74,12 +64,10 @@ class PhaseTimer:
         self._stamps: list[Any] = []
         self._events: list[_Event] = []
         self._open: list[str] = []  # at the step's beginning
-        self._pause: str | None = None  # at the step's beginning
 
     def begin(self) -> None:
         """Start the first step here."""
         self._open.clear()
-        self._pause = None
         self._events.clear()
         self._stamps = [self._stamp()]
 
@@ -95,15 +83,8 @@ class PhaseTimer:
 
     def claim(self, part: TimePhase) -> None:
         """What ran since the last border was *part*, if no part was running."""
-        self._happens(_Claim(part))
-
-    def pause(self, name: str) -> None:
-        """From here until ``resume`` the time belongs to no step; it is listed under *name*."""
-        self._happens(_Pause(name))
-
-    def resume(self) -> None:
-        """Time belongs to the step again."""
-        self._happens(_RESUME)
+        self._events.append(_Claim(part))
+        self._stamps.append(self._stamp())
 
     def go_on(self) -> None:
         """The step begins here: since the last one ended only the profiler ran, and that time belongs to no step."""
@@ -124,10 +105,6 @@ class PhaseTimer:
             elif event is None:
                 if self._open:
                     self._open.pop()
-            elif isinstance(event, _Pause):
-                self._pause = event.name
-            elif isinstance(event, _Resume):
-                self._pause = None
             elif parts[-1] == "other":
                 parts[-1] = event.part
             parts.append(self._current())
@@ -150,14 +127,8 @@ class PhaseTimer:
                 reader_sec += self._clock.host_seconds_between(start, end)
         return StepTimes(seconds=PhaseSeconds(**spent), reader_sec=reader_sec, excluded_sec=excluded)
 
-    def _happens(self, event: _Event) -> None:
-        self._events.append(event)
-        self._stamps.append(self._stamp())
-
     def _current(self) -> str:
         """The part that is running, by the events so far."""
-        if self._pause is not None:
-            return self._pause
         for part in self._open:
             if part not in _PHASES:
                 return part

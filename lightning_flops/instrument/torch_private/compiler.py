@@ -207,30 +207,10 @@ def is_compiled_in_place(module: torch.nn.Module) -> bool:
     return call is not None and not getattr(call, IS_EAGER, False)
 
 
-def _calls_it(call: Any) -> None:
-    module = torch.nn.Module()
-    module.__dict__[COMPILED_CALL] = lambda: 1
-    if call(module) != 1:
-        raise AttributeError("modules are called in another way")
-
-
-_calls: Any = take_later(
-    "torch.nn:Module._wrapped_call_impl",
-    None,
-    "does not let the calls of one module be seen: of a loop of your own, forward is what the module's forward does",
-    works=_calls_it,
-)
-
-
 def eager_call(module: torch.nn.Module) -> Callable[..., Any]:
     """What runs when *module* is called and is not compiled in place: its hooks and its forward."""
     call: Callable[..., Any] = module._call_impl
     return call
-
-
-def calls_its_attribute() -> bool:
-    """Whether torch calls what a module has as ``COMPILED_CALL``."""
-    return _calls() is not None
 
 
 COMPILED_FUNCTION = "CompiledFunction"
@@ -317,6 +297,14 @@ _SOURCE = Attribute(
 )
 
 
+_GRAPH_TEXT = Attribute(
+    f"{_INDUCTOR}:CompiledFxGraph",
+    "inductor_post_grad_graph_str",
+    "does not keep the graphs that inductor compiles: flex attention in compiled code is listed as uncounted",
+    reported=False,
+)
+
+
 def class_of_generated_graphs() -> Any:
     """The class of what inductor makes of a graph, whose instances are called to run it; None if nothing was made."""
     return _graph_class() if _INDUCTOR in sys.modules else None
@@ -325,3 +313,8 @@ def class_of_generated_graphs() -> Any:
 def generated_source(graph: Any) -> str:
     """The source of what inductor made of a graph."""
     return str(_SOURCE.get(graph, ""))
+
+
+def source_graph(graph: Any) -> str:
+    """The graph that inductor made *graph* of, as text."""
+    return str(_GRAPH_TEXT.get(graph, ""))

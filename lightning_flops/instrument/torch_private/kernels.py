@@ -110,9 +110,9 @@ def run_python_kernel(
 def _as_called(function: Any, modes: tuple[DispatchMode, ...]) -> Iterator[None]:
     parts = _parts()
     assert parts is not None  # or there were no keys to call this with
-    # What register_autograd puts around an operator switches autograd off for the kernel.
-    below = parts.below_autograd() if f"{_slot(function)}/Autograd" in parts.written_in_python else nullcontext()
-    with parts.as_called(), below:
+    # What a custom operator has for autograd switches autograd off for the kernel. It is off from where it is made on.
+    has_autograd = f"{_slot(function)}/Autograd" in parts.written_in_python
+    with parts.as_called(), parts.below_autograd() if has_autograd else nullcontext():
         for mode in modes:
             push(mode)
         if not modes:

@@ -64,6 +64,14 @@ _COMPOSITE = Attribute(
     "does not tell which operators are made of others: in inference mode such operators are listed as uncounted",
 )
 
+_has_kernel: Any = take(
+    "torch._C:_dispatch_has_kernel_for_dispatch_key",
+    lambda name, key: True,
+    "does not tell which operators have kernels of their own: in inference mode those made of others are listed as "
+    "uncounted",
+    reported=False,
+)
+
 _CustomOperator: Any = take(
     "torch.library:CustomOpDef",
     _NoOperator,
@@ -155,9 +163,10 @@ def overloads_named(qualified_name: str) -> list[OpOverload]:
 
 
 def is_composite(function: OpOverload) -> bool:
-    """Whether the operator is made of others, which ``function.decompose`` runs; False if torch does not tell."""
+    """Whether the operator is no more than others, which ``function.decompose`` runs; False if torch does not tell."""
     try:
-        return bool(_COMPOSITE.of(function)())
+        # Some have a kernel too, of other bits.
+        return bool(_COMPOSITE.of(function)()) and not _has_kernel(function.name(), "CPU")  # type: ignore[no-untyped-call]
     except (AttributeError, RuntimeError):
         return False
 

@@ -28,6 +28,7 @@ from lightning_flops.instrument.patches import Patches
 from lightning_flops.instrument.torch_private import profiling
 from lightning_flops.instrument.tracing import module_marks, raw_events
 from lightning_flops.records import StepSignature, TracedStepRecord
+from lightning_flops.signals import words_of
 from lightning_flops.text.printable import package_logger
 
 logger = package_logger(__name__)
@@ -259,7 +260,8 @@ class StepTracer:
 
     def _failed(self, error: Exception) -> None:
         logger.debug("a step could not be traced", exc_info=True)
-        self._lose(f"No step was traced: torch.profiler failed ({type(error).__name__}: {error}).")
+        self._lose("No step was traced: torch.profiler failed.")
+        self.lost = f"No step was traced: torch.profiler failed ({words_of(error)})."
 
     def _read(self, profiler: Any, signature: StepSignature, metadata: Mapping[str, Any]) -> TracedStepRecord:
         events = profiler.profiler.kineto_results.events()

@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lightning_flops.analysis.flop_counts import FlopCounts
+from lightning_flops.instrument.counting.compiled_flex import flex_calls
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
-from lightning_flops.instrument.counting.formulas import custom, register_flop_formula, registry
+from lightning_flops.instrument.counting.formulas import Work, custom, lookup, register_flop_formula, registry
+from lightning_flops.instrument.torch_private import compiler
 from lightning_flops.records import OUTSIDE, PhaseBytes, PhaseFlops
 
 BATCH = 2
@@ -403,20 +405,28 @@ def test_operators_on_fake_tensors_spend_nothing_unless_the_model_is_fake() -> N
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 @pytest.mark.parametrize("compiled_before", [True, False])
-def test_a_kernel_that_compiled_code_hides_is_listed_and_left_as_it_was(compiled_before: bool) -> None:
-    """Compiled FlexAttention calls a kernel of its own, which no dispatcher sees."""
+@pytest.mark.parametrize("readable", [True, False])
+def test_compiled_flex_attention_is_counted_from_its_graph_or_listed(
+    compiled_before: bool, readable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It calls a kernel of its own, which no dispatcher sees."""
     from torch._inductor.output_code import CompiledFxGraph
-    from torch.nn.attention.flex_attention import flex_attention
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, 256, 256, device="cpu")
 
     class Attention(nn.Module):
         def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Any:
-            return flex_attention(query, key, value)
+            return flex_attention(query, key, value, block_mask=mask)
+
+    if not readable:
+        monkeypatch.setattr(compiler, "source_graph", lambda graph: "")
 
     plain = CompiledFxGraph.__call__
     torch._dynamo.reset()
     compiled: Any = torch.compile(Attention())
     model = nn.ModuleDict({"attention": compiled})
-    inputs = [torch.randn(1, 2, 128, 16) for _ in range(3)]
+    inputs = [torch.randn(1, 2, 256, 16) for _ in range(3)]
     counter = FlopCounter(model)
     with torch.no_grad():
         if compiled_before:
@@ -425,10 +435,32 @@ def test_a_kernel_that_compiled_code_hides_is_listed_and_left_as_it_was(compiled
             compiled(*inputs)
         compiled(*inputs)
     counts = FlopCounts(counter.record())
-    (listed,) = (value for name, value in counts.uncounted.items() if "flex_attention" in name)
-    assert (listed.calls, listed.modules, listed.heavy) == (1, ("attention",), True)
-    assert counts.is_lower_bound
     assert CompiledFxGraph.__call__ is plain
+    if readable:
+        # Of 2 × 2 blocks of 128 a causal mask leaves out one.
+        assert counts.by_module()["attention"].forward == 2 * 2 * (2 * 256 * 256 * 16)
+        assert (counts.skipped, counts.uncounted) == (2 * 2 * (2 * 128 * 128 * 16), {})
+    else:
+        listed = [value for name, value in counts.uncounted.items() if "flex_attention" in name]
+        assert {(one.calls, one.modules, one.heavy) for one in listed} == {(1, ("attention",), True)}
+        assert counts.is_lower_bound
+
+
+def test_flex_attention_is_read_from_the_text_of_a_graph_with_sizes_that_are_inputs() -> None:
+    text = """
+class GraphModule(torch.nn.Module):
+    def forward(self, arg0_1: "Sym(s0)", arg1_1: "bf16[2, s0, 16][16*s0, 16, 1]cuda:0"):
+        mul: "bf16[2, 4, s0, 8][32*s0, 8, 32, 1]cuda:0" = torch.ops.aten.mul.Tensor(arg1_1, 2);  arg1_1 = None
+        add: "f32[2, s0][s0, 1]cuda:0" = torch.ops.aten.add.Tensor(arg1_1, 2)
+        fw_graph0 = self.fw_graph0
+        flex_attention_backward = torch.ops.higher_order.flex_attention_backward(mul, mul, mul, mul, add, mul, None, fw_graph0, None, (arg0_1, arg0_1, None, None, None, None, None, None, None, None, None, None, None, None, 1073741824, 1073741824, None), 0.35, {'BACKEND': 'AUTO'}, (), ());  mul = None
+
+    class fw_graph0(torch.nn.Module):
+"""  # noqa: E501
+    ((operator, args),) = flex_calls(text, [6, torch.empty(2, 6, 16)])
+    work = lookup(operator).compute(args, {}, None)
+    scores = 2 * 4 * 6 * 6
+    assert (work, args[0].dtype) == (Work(scores * 4 * 2 * 8, recompute=scores * 2 * 8), torch.bfloat16)
 
 
 def test_an_estimate_is_called_one_and_names_its_source() -> None:

@@ -68,7 +68,7 @@ def test_every_fused_forward_counts_the_full_score_matrix(name: str) -> None:
     between = HEADS_FIRST_FORWARDS[name]
     call = (meta(*QUERY), meta(*KEY), meta(*VALUE), *between)
     assert work_of(name, *call) == Work(FORWARD)
-    assert work_of(name, *call, True) == Work(FORWARD, causal_skipped=2 * SKIPPED * (8 + 16), causal=True)
+    assert work_of(name, *call, True) == Work(FORWARD, skipped=2 * SKIPPED * (8 + 16), causal=True)
 
 
 @pytest.mark.parametrize("name", HEADS_FIRST_BACKWARDS)
@@ -173,7 +173,7 @@ def test_a_sliding_window_is_skipped_outside_and_counted_inside() -> None:
     work = work_of("aten::_flash_attention_forward", q, q, q, None, None, 5, 5, 0.0, True, False, **window)
     assert work == Work(16 * 25, 0, 16 * (25 - 12), True)
     efficient = (q, q, q, None, None, None, None, None, 0.0, 1)
-    assert work_of("aten::_efficient_attention_forward", *efficient, window_size=3).causal_skipped == 16 * (25 - 12)
+    assert work_of("aten::_efficient_attention_forward", *efficient, window_size=3).skipped == 16 * (25 - 12)
     # One key on either side: 2 + 3 + 3 + 3 + 2.
     both = {"window_size_left": 1, "window_size_right": 1}
     work = work_of("aten::_flash_attention_forward", q, q, q, None, None, 5, 5, 0.0, False, False, **both)
@@ -195,7 +195,7 @@ def test_what_a_mask_rules_out_equals_the_entries_of_the_mask_itself(
     q, k = meta(1, queries, 1, 4), meta(1, keys, 1, 4)
     bounds: dict[str, Any] = {"window_size_left": left, "window_size_right": right}
     work = work_of("aten::_flash_attention_forward", q, k, k, None, None, queries, keys, 0.0, False, False, **bounds)
-    assert work.causal_skipped == 16 * (queries * keys - visible)
+    assert work.skipped == 16 * (queries * keys - visible)
 
 
 @pytest.mark.parametrize("backend", [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION])
@@ -260,13 +260,13 @@ def test_nested_attention_counts_each_samples_scores() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_flex_attention_counts_the_blocks_its_mask_keeps() -> None:
-    # 2 × 2 blocks of 128, of which a causal mask keeps 3.
+def test_flex_attention_counts_the_full_score_matrix_and_skips_the_blocks_that_its_mask_leaves_out() -> None:
+    # 2 × 2 blocks of 128, of which a causal mask leaves out 1.
     mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, 256, 256, device="cpu")
     q = torch.randn(1, 2, 256, 16)
     ((entry, work),) = record(lambda: flex_attention(q, q, q, block_mask=mask)).work
-    assert (entry.name, work) == ("higher_order.flex_attention", Work(2 * 2 * (3 * 128 * 128) * 32, by_values=True))
-    assert "block mask" in entry.estimate
+    assert (entry.name, work) == ("higher_order.flex_attention", Work(64 * 2 * 256 * 256, 0, 64 * 2 * 128 * 128))
+    assert not entry.estimate
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
@@ -279,7 +279,7 @@ def test_flex_attention_cuts_blocks_at_the_end_of_the_sequences() -> None:
     q = torch.randn(2, 2, 300, 16)
     kept = 64 * 64 + 3 * 64 * 128 + 44 * (64 + 44)
     ((_, work),) = record(lambda: flex_attention(q, q, q, block_mask=mask)).work
-    assert work == Work(2 * (2 * 2) * kept * 32, by_values=True)
+    assert work == Work(64 * (2 * 2) * 300 * 300, 0, 64 * (2 * 2) * (300 * 300 - kept))
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
@@ -293,9 +293,9 @@ def test_a_flex_backward_counts_four_products_and_repeats_one() -> None:
     mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, 256, 256, device="cpu")
     q = meta(1, 2, 256, 16)
     args: tuple[Any, ...] = (q, q, q, q, meta(1, 2, 256), q, None, None, None, mask.as_tuple(), 1.0, {})
-    entries = 2 * (3 * 128 * 128)
+    entries, skipped = 2 * 256 * 256, 2 * 128 * 128
     work = lookup(flex_attention_backward).compute(args, {}, None)
-    assert work == Work(128 * entries, recompute=32 * entries, by_values=True)
+    assert work == Work(128 * entries, 32 * entries, 160 * skipped)
 
 
 class Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -330,7 +330,7 @@ def test_reading_lengths_shows_no_operator_to_other_modes() -> None:
     assert seen.operators == []
     assert work == {
         "packed": Work(32 * 4 * (4 + 9), by_values=True),
-        "blocks": Work(64 * 2 * 3 * 128 * 128, by_values=True),
+        "blocks": Work(64 * 2 * 256 * 256, 0, 64 * 2 * 128 * 128),
         "sparse": Work(2 * 4),
     }
 

@@ -70,8 +70,6 @@ CALLS: dict[str, tuple[dict[str, Any], Any, int]] = {
     "aten::addr_": ({"self": LEFT, "vec1": meta(3), "vec2": meta(4)}, None, 2 * 12),
     "aten::baddbmm_": ({"batch1": LEFTS, "batch2": RIGHTS}, None, 7 * PRODUCT),
     "aten::addbmm_": ({"batch1": LEFTS, "batch2": RIGHTS}, None, 7 * PRODUCT),
-    "aten::linalg_matmul": ({"self": LEFTS, "other": RIGHT}, None, 7 * PRODUCT),
-    "aten::chain_matmul": ({"matrices": [LEFT, RIGHT]}, None, PRODUCT),
     "aten::_foreach_mm": ({"self": [LEFT, LEFT], "mat2": [RIGHT, RIGHT]}, None, 2 * PRODUCT),
     "aten::_compute_linear_combination": ({"input": meta(4, 5, 6), "coefficients": LEFT}, None, 2 * 3 * 4 * 30),
     "aten::_weight_int4pack_mm_with_scales_and_zeros": ({"self": LEFT}, meta(3, 5), PRODUCT),
@@ -80,7 +78,6 @@ CALLS: dict[str, tuple[dict[str, Any], Any, int]] = {
         None,
         2 * 9 * 4 * 5,
     ),
-    "aten::smm": ({"self": torch.eye(6).to_sparse(), "mat2": meta(6, 4)}, None, 2 * 6 * 4),
     "aten::sspaddmm": ({"mat1": torch.eye(6).to_sparse(), "mat2": meta(6, 4)}, None, 2 * 6 * 4),
     "aten::_sparse_mm_reduce_impl_backward": (
         {"self": torch.eye(6).to_sparse(), "grad_out": meta(6, 4), "output_mask": [True, True]},
@@ -97,12 +94,6 @@ CALLS: dict[str, tuple[dict[str, Any], Any, int]] = {
         meta(2, 6, 10, 10),
         TRANSPOSED,
     ),
-    # 6 steps in, 4 out, no padding: each of 3 taps sees 4 steps, in both products.
-    "aten::conv_tbc_backward": (
-        {"self": meta(4, 2, 6), "input": meta(6, 2, 5), "weight": meta(3, 5, 6), "pad": 0},
-        None,
-        2 * (2 * (3 * 4) * 2 * 5 * 6),
-    ),
     "aten::conv_depthwise3d": ({"self": VOLUME, "weight": CUBE}, VOLUME_OUT, VOLUME_CONVOLUTION),
     "aten::miopen_convolution_add_relu": ({"self": IMAGES, "weight": KERNEL}, IMAGES_OUT, CONVOLUTION),
     "aten::_mps_convolution": ({"self": IMAGES, "weight": KERNEL}, IMAGES_OUT, CONVOLUTION),
@@ -118,7 +109,6 @@ CALLS: dict[str, tuple[dict[str, Any], Any, int]] = {
         2 * TRANSPOSED,
     ),
     "aten::_nnpack_spatial_convolution": ({"input": IMAGES, "weight": KERNEL}, IMAGES_OUT, CONVOLUTION),
-    "aten::thnn_conv2d": ({"self": IMAGES, "weight": KERNEL}, IMAGES_OUT, CONVOLUTION),
     "aten::_slow_conv2d_backward.output_mask": (
         {"grad_output": IMAGES_OUT, "self": IMAGES, "weight": KERNEL, "output_mask": BOTH},
         None,
@@ -127,7 +117,6 @@ CALLS: dict[str, tuple[dict[str, Any], Any, int]] = {
     "aten::_slow_conv2d_backward.grad_input": ({"grad_output": IMAGES_OUT, "weight": KERNEL}, None, 2 * CONVOLUTION),
     "aten::slow_conv_dilated2d": ({"self": IMAGES, "weight": KERNEL}, IMAGES_OUT, CONVOLUTION),
     "aten::slow_conv_dilated3d": ({"self": VOLUME, "weight": CUBE}, VOLUME_OUT, VOLUME_CONVOLUTION),
-    "aten::slow_conv3d": ({"self": VOLUME, "weight": CUBE}, VOLUME_OUT, VOLUME_CONVOLUTION),
     "aten::slow_conv3d_forward": ({"self": VOLUME, "weight": CUBE}, VOLUME_OUT, VOLUME_CONVOLUTION),
     "aten::slow_conv_transpose2d": ({"self": IMAGES, "weight": TURNED}, None, TRANSPOSED),
     "aten::slow_conv_transpose3d": ({"self": VOLUME, "weight": TURNED_CUBE}, None, VOLUME_TRANSPOSED),
@@ -142,21 +131,12 @@ CALLS: dict[str, tuple[dict[str, Any], Any, int]] = {
     "aten::_scaled_dot_product_attention_math_for_mps": (ATTENTION, None, 32 * SCORES),
     "aten::_flash_attention_forward_no_dropout_inplace": ({**ATTENTION, "is_causal": False}, None, 32 * 2 * 5 * 16),
     "aten::_cudnn_attention_backward": ({**ATTENTION, "is_causal": False}, None, 64 * SCORES),
-    "aten::_triton_scaled_dot_attention": ({"q": HEADS, "k": HEADS, "v": HEADS}, None, 32 * SCORES),
-    "aten::_triton_multi_head_attention": (
-        {"query": ROWS, "key": ROWS, "value": ROWS, "qkv_weight": meta(24, 8), "proj_weight": meta(8, 8)},
-        None,
-        2 * 8 * 8 * 24 + 4 * (2 * 4 * 4) * 8 + 2 * 8 * 8 * 8,
-    ),
     "aten::_lstm_mps": ({"input": STEPS, "params": [meta(24, 8), meta(24, 6), meta(24)]}, None, 2 * TOKENS * 24 * 14),
     "aten::lstm_mps_backward": (
         {"input": STEPS, "params": [meta(24, 8), meta(24, 6), meta(24)]},
         None,
         2 * 2 * TOKENS * 24 * 14,
     ),
-    "aten::gru.data": ({"data": meta(11, 8), "params": [meta(18, 8), meta(18, 6)]}, None, 2 * 11 * 18 * 14),
-    "aten::rnn_tanh.data": ({"data": meta(11, 8), "params": [meta(6, 8), meta(6, 6)]}, None, 2 * 11 * 6 * 14),
-    "aten::rnn_relu.data": ({"data": meta(11, 8), "params": [meta(6, 8), meta(6, 6)]}, None, 2 * 11 * 6 * 14),
     "aten::quantized_lstm.data": (
         {"data": meta(11, 8), "hx": [STATE, STATE], "num_layers": 1, "bidirectional": False},
         None,
@@ -191,14 +171,11 @@ CALLS: dict[str, tuple[dict[str, Any], Any, int]] = {
     "aten::cholesky": ({"self": SQUARES}, None, BATCH * N**3 // 3),
     "aten::_cholesky_solve_helper": ({"self": COLUMNS, "A": SQUARES}, None, 2 * N * N * 3 * BATCH),
     "aten::triangular_solve": ({"self": COLUMNS, "A": SQUARES}, None, N * N * 3 * BATCH),
-    "aten::lu_solve": ({"self": COLUMNS, "LU_data": SQUARES}, None, 2 * N * N * 3 * BATCH),
     "aten::linalg_lu_solve": ({"LU": SQUARES, "B": COLUMNS}, None, 2 * N * N * 3 * BATCH),
     "aten::linalg_ldl_solve": ({"LD": SQUARES, "B": COLUMNS}, None, 2 * N * N * 3 * BATCH),
     "aten::linalg_lu": ({"A": SQUARES}, None, BATCH * 2 * N**3 // 3),
-    "aten::_lu_with_info": ({"self": SQUARES}, None, BATCH * 2 * N**3 // 3),
     "aten::linalg_ldl_factor_ex": ({"self": SQUARES}, None, BATCH * N**3 // 3),
     "aten::geqrf": ({"self": meta(9, 6)}, None, 2 * 36 * (9 - 2)),
-    "aten::orgqr": ({"self": meta(9, 6), "input2": meta(6)}, None, 2 * 36 * (9 - 2)),
     "aten::_linalg_eigvals": ({"self": SQUARES}, None, BATCH * 10 * N**3),
     "torch_attn::_varlen_attn_out": (
         {
@@ -212,13 +189,6 @@ CALLS: dict[str, tuple[dict[str, Any], Any, int]] = {
     "symm_mem::fused_all_gather_scaled_matmul": ({"A": LEFT, "Bs": [RIGHT]}, (meta(6, 4), [meta(6, 5)]), 2 * PRODUCT),
     "symm_mem::fused_scaled_matmul_reduce_scatter": ({"A": LEFT, "B": RIGHT}, None, PRODUCT),
     "symm_mem::_async_input_mm": ({"a": LEFT, "b": RIGHT}, None, PRODUCT),
-    **{
-        f"aten::fbgemm_linear_{kind}": ({"input": ROWS}, ROWS_OUT, LINEAR)
-        for kind in ("int8_weight", "int8_weight_fp32_activation", "fp16_weight", "fp16_weight_fp32_activation")
-    },
-    **{
-        f"aten::quantized_{kind}_cell": (CELL, None, 2 * 4 * 6 * 14) for kind in ("lstm", "gru", "rnn_tanh", "rnn_relu")
-    },
     **{
         f"aten::quantized_lstm.{overload}": (
             {overload.split("_")[0]: STEPS, "hx": [STATE, STATE], "num_layers": 1, "bidirectional": False},

@@ -141,9 +141,6 @@ class Listener:
     def leave_function(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, ok: bool) -> None:
         self.heard.append(("leave", entry.compute(args, kwargs, out) if ok else None))
 
-    def function_failed(self, error: Exception) -> None:
-        raise AssertionError(error)
-
 
 class Square(torch.autograd.Function):
     @staticmethod

@@ -74,22 +74,6 @@ def test_time_inside_a_part_that_is_no_phase_is_left_out_and_named() -> None:
     assert times.excluded_sec == {"validation": 6.0}
 
 
-def test_a_pause_lasts_until_resumed_whatever_is_entered_meanwhile() -> None:
-    now, timer = started()
-    timer.pause("epoch restart")
-    now.sleep(1.0)
-    timer.enter(Mark("data_wait"))
-    now.sleep(2.0)
-    timer.leave()
-    timer.resume()
-    timer.enter(Mark("forward"))
-    now.sleep(4.0)
-    timer.leave()
-    times = timer.read(timer.cut())
-    assert times.seconds == PhaseSeconds(forward=4.0)
-    assert times.excluded_sec == {"epoch restart": 3.0}
-
-
 def test_the_reader_is_timed_on_the_host_and_the_wait_on_the_device() -> None:
     now = FakeNow()
     # The device runs 3 s behind when the loader is asked and only 1 s behind when it has delivered.

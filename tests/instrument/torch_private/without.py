@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import sys
+import tempfile
 import traceback
 import warnings
 from collections.abc import Callable
@@ -58,6 +59,9 @@ class Model(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
+_FOLDER = tempfile.TemporaryDirectory()
+
+
 def trained(*callbacks: Any) -> list[float]:
     """Weights after a few batches."""
     torch.manual_seed(0)
@@ -70,6 +74,7 @@ def trained(*callbacks: Any) -> list[float]:
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
+        default_root_dir=_FOLDER.name,
         callbacks=list(callbacks),
     )
     trainer.fit(model, DataLoader(rows, batch_size=BATCH))

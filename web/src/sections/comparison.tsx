@@ -179,15 +179,6 @@ export function Delta({ ns, most }: { ns: number; most: number }): JSX.Element {
   );
 }
 
-function beyond(part: PartDifference): string {
-  const named = [
-    part.work?.beyond ? "work" : "",
-    part.efficiency?.beyond ? "efficiency" : "",
-    part.waiting?.beyond ? "waiting" : "",
-  ].filter(Boolean);
-  return part.difference === null ? "n/a" : named.join(", ") || "–";
-}
-
 function Parts({ compared }: { compared: Compared }): JSX.Element {
   const most = Math.max(...compared.parts.map((one) => Math.abs(one.causes.difference_ns)));
   return (
@@ -206,7 +197,7 @@ function Parts({ compared }: { compared: Compared }): JSX.Element {
           duration(one.causes.b_ns / 1e9),
           <Delta ns={one.causes.difference_ns} most={one === compared.step ? 0 : most} />,
           ...CAUSES.map(({ key }) => (one.causes[key] === 0 ? "0" : signed(one.causes[key]))),
-          beyond(one),
+          one.difference === null ? "n/a" : one.difference.beyond ? "yes" : "–",
         ])}
       />
     </Section>

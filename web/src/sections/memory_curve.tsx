@@ -3,19 +3,21 @@
 import { scaleLinear } from "d3-scale";
 import type { JSX } from "preact";
 import { useState } from "preact/hooks";
-import { bytes, duration, percent, plain } from "../model/format";
-import { partColor } from "../model/steps";
-import type { HeldMemory, MemoryCurve, MemoryPoint, StepSpan } from "../schema";
-import { SearchableGrid } from "../ui/grid";
+import { bytes, duration, percent } from "../model/format";
+import type { CurveData } from "../document";
+import { partColor } from "../model/parts";
 import { useWidth } from "../ui/size";
 import { hush, say } from "../ui/tip";
+
+type MemoryPoint = CurveData["points"][number];
+type StepSpan = CurveData["spans"][number];
 
 const HEIGHT = 220;
 const MARGIN = { left: 78, right: 14, top: 22, bottom: 40 };
 /** How high the phases stand below the curve. */
 const BAND = 11;
 
-export function MemoryOverTime({ curves }: { curves: readonly MemoryCurve[] }): JSX.Element {
+export function MemoryOverTime({ curves }: { curves: readonly CurveData[] }): JSX.Element {
   return (
     <>
       {curves.map((one) => (
@@ -25,55 +27,18 @@ export function MemoryOverTime({ curves }: { curves: readonly MemoryCurve[] }): 
   );
 }
 
-function OfDevice({ curve }: { curve: MemoryCurve }): JSX.Element {
+function OfDevice({ curve }: { curve: CurveData }): JSX.Element {
   const where = curve.device_type === "host" ? "the host" : `device ${curve.device}`;
-  const step = curve.peak_step === null ? "" : `, in step ${curve.peak_step}`;
   return (
     <>
       <h3>Over time on {where}</h3>
-      <p class="note">
-        Peak <b>{bytes(curve.peak_bytes)}</b>
-        {curve.absolute ? "" : " more than when the trace began"}, {duration(curve.peak_us / 1e6)} after the first event
-        {step}.{" "}
-        {curve.held === null
-          ? "What held it is n/a: the trace has no addresses, as before torch 2.0."
-          : "What was allocated and not yet freed then is below."}
-      </p>
       <Curve curve={curve} where={where} />
       <Phases spans={curve.spans} />
-      <details class="as-table">
-        <summary>Memory over time on {where}, as a table</summary>
-        <SearchableGrid
-          caption={`Memory over time on ${where}`}
-          what="moments"
-          searched={(one) => duration(one.us / 1e6)}
-          first={{ key: "when", down: false }}
-          keyOf={(one) => one.us}
-          rows={curve.points}
-          columns={[
-            {
-              key: "when",
-              label: "after the first event",
-              text: true,
-              value: (one) => one.us,
-              cell: (one) => duration(one.us / 1e6),
-            },
-            {
-              key: "bytes",
-              label: curve.absolute ? "allocated" : "more than at first",
-              value: (one) => one.bytes,
-              cell: (one) => bytes(one.bytes),
-            },
-          ]}
-          height={240}
-        />
-      </details>
-      {curve.held?.length ? <Held held={curve.held} whole={curve.peak_bytes} where={where} /> : null}
     </>
   );
 }
 
-function Curve({ curve, where }: { curve: MemoryCurve; where: string }): JSX.Element {
+function Curve({ curve, where }: { curve: CurveData; where: string }): JSX.Element {
   const [box, width] = useWidth<HTMLDivElement>();
   const [pointed, setPointed] = useState<MemoryPoint | null>(null);
   const { points } = curve;
@@ -85,7 +50,7 @@ function Curve({ curve, where }: { curve: MemoryCurve; where: string }): JSX.Ele
   const y = scaleLinear([least, curve.peak_bytes || 1], [HEIGHT - MARGIN.bottom, MARGIN.top]).nice(4);
   const peak = { us: curve.peak_us, bytes: curve.peak_bytes };
   const words = (one: MemoryPoint): string =>
-    `${bytes(one.bytes)}${curve.absolute ? "" : " more than at first"}\n${duration(one.us / 1e6)} after the first event, ${percent(curve.peak_bytes ? one.bytes / curve.peak_bytes : null, 1)} of the peak${meanwhile(curve.spans, one.us)}`;
+    `${bytes(one.bytes)}${curve.absolute ? "" : " more than at first"}\n${duration(one.us / 1e6)} after the first event, ${percent(curve.peak_bytes ? one.bytes / curve.peak_bytes : null)} of the peak${meanwhile(curve.spans, one.us)}`;
   const nearest = (event: MouseEvent): MemoryPoint | null => {
     const left = (event.currentTarget as Element).getBoundingClientRect().left;
     const us = x.invert(event.clientX - left);
@@ -222,58 +187,4 @@ function Phases({ spans }: { spans: readonly StepSpan[] }): JSX.Element | null {
       ))}
     </ul>
   );
-}
-
-function Held(props: { held: readonly HeldMemory[]; whole: number; where: string }): JSX.Element {
-  const { held, whole, where } = props;
-  const byModule = held.some((one) => one.module !== null);
-  const rows = held.map((one, index) => ({ ...one, index }));
-  return (
-    <SearchableGrid
-      caption={`What held the peak on ${where}`}
-      what="places"
-      searched={(one) => `${one.module ?? ""} ${operatorOf(one)}`}
-      first={{ key: "bytes", down: true }}
-      keyOf={(one) => one.index}
-      rows={rows}
-      columns={[
-        ...(byModule
-          ? [
-              {
-                key: "module",
-                label: "held by module",
-                text: true,
-                value: (one: HeldMemory) => one.module,
-                cell: (one: HeldMemory) => (one.module === null ? "–" : one.module || "(the root)"),
-              },
-            ]
-          : []),
-        {
-          key: "operator",
-          label: byModule ? "allocated in" : "held by what was allocated in",
-          text: true,
-          value: operatorOf,
-          cell: (one) => <code>{operatorOf(one)}</code>,
-        },
-        { key: "bytes", label: "bytes", word: "held", value: (one) => one.bytes, cell: (one) => bytes(one.bytes) },
-        {
-          key: "share",
-          label: "of the peak",
-          value: (one) => one.bytes,
-          cell: (one) => percent(whole ? one.bytes / whole : null, 1),
-        },
-        {
-          key: "allocations",
-          label: "allocations",
-          value: (one) => one.allocations,
-          cell: (one) => (one.allocations === null ? "–" : plain(one.allocations)),
-        },
-      ]}
-      height={300}
-    />
-  );
-}
-
-function operatorOf(one: HeldMemory): string {
-  return one.operator ?? (one.allocations === null ? "(before the trace)" : "(outside operators)");
 }

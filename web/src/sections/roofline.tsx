@@ -1,37 +1,43 @@
 import { scaleLog } from "d3-scale";
-import type { ComponentChildren, JSX } from "preact";
+import type { JSX } from "preact";
 import { useState } from "preact/hooks";
 import { bytes, duration, percent, plain, si } from "../model/format";
-import type { Chart, Point, Roof } from "../model/roofline";
-import { SearchableGrid } from "../ui/grid";
-import { Section } from "../ui/section";
+import type { PointData, RooflineData } from "../document";
 import { useWidth } from "../ui/size";
-import { hush, say, Term } from "../ui/tip";
+import { hush, say } from "../ui/tip";
 
 const MOST = 400;
 const HEIGHT = 340;
 const MARGIN = { left: 86, right: 16, top: 14, bottom: 40 };
 
-export function Roofline(props: Chart & { note: ComponentChildren }): JSX.Element | null {
-  const { modules, operators, roof } = props;
+interface Point {
+  name: string;
+  kind: string;
+  /** FLOPs a byte. */
+  intensity: number;
+  /** FLOP/s. */
+  achieved: number;
+  seconds: number;
+  flops: number;
+  bytes: number;
+  attainable: number | null;
+}
+
+function pointOf([name, kind, intensity, achieved, seconds, flops, bytes, attainable]: PointData): Point {
+  return { name, kind, intensity, achieved, seconds, flops, bytes, attainable };
+}
+
+type Roof = Pick<RooflineData, "peaks" | "bandwidth">;
+
+export function Roofline(props: RooflineData): JSX.Element | null {
+  const { modules, operators } = props;
   const [ofModules, setOfModules] = useState(true);
   if (!modules.length && !operators.length) return null;
   const showsModules = (ofModules || !operators.length) && modules.length > 0;
-  const points = showsModules ? modules : operators;
+  const points = (showsModules ? modules : operators).map(pointOf);
   const drawn = [...points].sort((one, other) => other.seconds - one.seconds).slice(0, MOST);
   return (
-    <Section
-      id="roofline"
-      title="Roofline"
-      note={
-        <>
-          How fast, over how many <Term word="FLOPs a byte" />. {props.note} Areas are in proportion to time.
-          {drawn.length < points.length
-            ? ` Drawn: the ${plain(MOST)} that take most time of ${plain(points.length)}; the table has all.`
-            : ""}
-        </>
-      }
-    >
+    <>
       {modules.length ? (
         <div class="tools">
           <div class="choice" role="group" aria-label="Points">
@@ -56,52 +62,9 @@ export function Roofline(props: Chart & { note: ComponentChildren }): JSX.Elemen
           </div>
         </div>
       ) : null}
-      <Plot points={drawn} roof={roof} />
-      <details class="as-table">
-        <summary>Roofline, as a table</summary>
-        <SearchableGrid
-          caption="Roofline"
-          what={showsModules ? "modules" : "operators"}
-          searched={(one) => one.name}
-          first={{ key: "seconds", down: true }}
-          keyOf={(one) => one.name}
-          rows={points}
-          columns={[
-            {
-              key: "name",
-              label: showsModules ? "module" : "operator",
-              text: true,
-              value: (one) => one.name,
-              cell: (one) => one.name,
-            },
-            { key: "seconds", label: "own time", value: (one) => one.seconds, cell: (one) => duration(one.seconds) },
-            { key: "flops", label: "own FLOPs", value: (one) => one.flops, cell: (one) => si(one.flops) },
-            { key: "bytes", label: "bytes", value: (one) => one.bytes, cell: (one) => bytes(one.bytes) },
-            {
-              key: "intensity",
-              label: "FLOPs a byte",
-              value: (one) => one.intensity,
-              cell: (one) => plain(Number(one.intensity.toPrecision(3))),
-            },
-            { key: "achieved", label: "FLOP/s", value: (one) => one.achieved, cell: (one) => si(one.achieved) },
-            {
-              key: "attainable",
-              label: "attainable",
-              value: (one) => one.attainable,
-              cell: (one) => si(one.attainable),
-            },
-            {
-              key: "of",
-              label: "of attainable",
-              word: "attainable",
-              value: (one) => (one.attainable ? one.achieved / one.attainable : null),
-              cell: (one) => percent(one.attainable ? one.achieved / one.attainable : null, 1),
-            },
-          ]}
-          height={320}
-        />
-      </details>
-    </Section>
+      <Plot points={drawn} roof={props} />
+      {drawn.length < points.length ? <p class="note">{`Drawn: the ${plain(MOST)} that take most time.`}</p> : null}
+    </>
   );
 }
 
@@ -110,7 +73,7 @@ const LABEL = 130;
 
 function Plot({ points, roof }: { points: readonly Point[]; roof: Roof }): JSX.Element {
   const [box, width] = useWidth<HTMLDivElement>();
-  const peak = roof.peaks[0]?.flopsPerSec ?? null;
+  const peak = roof.peaks[0]?.[1] ?? null;
   const xs = points.map((one) => one.intensity);
   const ys = points.map((one) => one.achieved);
   const ridge = peak !== null && roof.bandwidth !== null ? peak / roof.bandwidth : null;
@@ -127,17 +90,12 @@ function Plot({ points, roof }: { points: readonly Point[]; roof: Roof }): JSX.E
   const lines = (one: Point): string =>
     [
       `${one.name} (${one.kind})`,
-      `${si(one.achieved, "FLOP/s")}${one.attainable ? `, ${percent(one.achieved / one.attainable, 1)} of the attainable ${si(one.attainable, "FLOP/s")}` : ""}`,
+      `${si(one.achieved, "FLOP/s")}${one.attainable ? `, ${percent(one.achieved / one.attainable)} of the attainable ${si(one.attainable, "FLOP/s")}` : ""}`,
       `${plain(Number(one.intensity.toPrecision(3)))} FLOPs a byte, ${duration(one.seconds)}, ${si(one.flops, "FLOPs")}, ${bytes(one.bytes)}`,
     ].join("\n");
   return (
     <div ref={box} class="roofline">
-      <svg
-        width="100%"
-        height={HEIGHT}
-        role="img"
-        aria-label={`Roofline of ${points.length} points. The table below has every figure.`}
-      >
+      <svg width="100%" height={HEIGHT} role="img" aria-label={`Roofline of ${points.length} points`}>
         {decades(x.domain() as [number, number]).map((one) => (
           <g key={one}>
             <line class="rule" x1={x(one)} x2={x(one)} y1={MARGIN.top} y2={HEIGHT - MARGIN.bottom} />
@@ -175,17 +133,17 @@ function Plot({ points, roof }: { points: readonly Point[]; roof: Roof }): JSX.E
             y2={y(clipped(roof.bandwidth * (ridge ?? to)))}
           />
         ) : null}
-        {roof.peaks.map((one, place) => (
-          <g key={one.dtype}>
+        {roof.peaks.map(([dtype, flopsPerSec], place) => (
+          <g key={dtype}>
             <line
               class={`roof${place ? " lesser" : ""}`}
-              x1={x(Math.min(Math.max(from, roof.bandwidth ? one.flopsPerSec / roof.bandwidth : from), to))}
+              x1={x(Math.min(Math.max(from, roof.bandwidth ? flopsPerSec / roof.bandwidth : from), to))}
               x2={x(to)}
-              y1={y(one.flopsPerSec)}
-              y2={y(one.flopsPerSec)}
+              y1={y(flopsPerSec)}
+              y2={y(flopsPerSec)}
             />
-            <text class="axis strong" x={x(to) - 4} y={y(one.flopsPerSec) - 5} text-anchor="end">
-              {`${one.dtype} peak ${si(one.flopsPerSec, "FLOP/s")}`}
+            <text class="axis strong" x={x(to) - 4} y={y(flopsPerSec) - 5} text-anchor="end">
+              {`${dtype} peak ${si(flopsPerSec, "FLOP/s")}`}
             </text>
           </g>
         ))}

@@ -67,14 +67,13 @@ interface Shape {
 /** All slabs of one look as one path. */
 function shapes(
   drawn: readonly Drawn[],
-  looks: { row: number; depth: number; matches: ReadonlySet<Module> | null; shareOf: (one: Module) => number | null },
+  looks: { row: number; depth: number; shareOf: (one: Module) => number | null },
 ): Shape[] {
   const found = new Map<string, { fill: string; kind: string; pieces: string[] }>();
   for (const { box, x, width } of drawn) {
     const module = box.data;
     const { fill } = paintOf(looks.shareOf(module));
-    const kind =
-      looks.matches !== null && !looks.matches.has(module) ? "faded" : box.depth < looks.depth ? "above" : "";
+    const kind = box.depth < looks.depth ? "above" : "";
     const key = `${fill} ${kind}`;
     const shape = found.get(key) ?? { fill, kind, pieces: [] };
     found.set(key, shape);
@@ -91,13 +90,12 @@ export function Icicle(props: {
   size: SizeKey;
   zoomed: Module;
   selected: Module | null;
-  matches: ReadonlySet<Module> | null;
   wordsOf: (module: Module) => string;
   shareOf: (module: Module) => number | null;
   onZoom: (module: Module) => void;
   onSelect: (module: Module) => void;
 }): JSX.Element {
-  const { tree, size, zoomed, selected, matches, shareOf } = props;
+  const { tree, size, zoomed, selected, shareOf } = props;
   const [box, width] = useWidth<HTMLDivElement>();
   const [pointed, setPointed] = useState<Module | null>(null);
   const boxes = useMemo(() => layout(tree, size), [tree, size]);
@@ -109,8 +107,8 @@ export function Icicle(props: {
   }, [tree]);
   const rows = drawn.reduce((most, one) => Math.max(most, one.box.depth), 0) + 1;
   const slabs = useMemo(
-    () => shapes(drawn, { row, depth: at.depth, matches, shareOf }),
-    [drawn, row, at, matches], // shareOf is of the tree alone
+    () => shapes(drawn, { row, depth: at.depth, shareOf }),
+    [drawn, row, at], // shareOf is of the tree alone
   );
   const names = useMemo(
     () =>
@@ -119,7 +117,6 @@ export function Icicle(props: {
         .map((one) => (
           <text
             key={one.box.data.index}
-            class={matches !== null && !matches.has(one.box.data) ? "faded" : ""}
             x={one.x + 6}
             y={one.box.depth * row + row / 2 + 4}
             fill={paintOf(shareOf(one.box.data)).ink}
@@ -127,7 +124,7 @@ export function Icicle(props: {
             {fitted(one.box.data, one.width - 10)}
           </text>
         )),
-    [drawn, row, matches],
+    [drawn, row],
   );
 
   const under = (event: MouseEvent): Module | null => {

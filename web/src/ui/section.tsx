@@ -1,6 +1,9 @@
-import type { ComponentChildren, JSX } from "preact";
+// A section of the document: its figures, paragraphs, tables and pictures in their order.
 
-/** A part of the page with its heading; *note* says what the figures are of. */
+import type { ComponentChildren, JSX } from "preact";
+import type { Item, SectionData } from "../document";
+import { Table } from "./table";
+
 export function Section(props: {
   id: string;
   title: string;
@@ -18,66 +21,54 @@ export function Section(props: {
   );
 }
 
-/** The figures behind a picture, as a table. */
-export function AsTable(props: {
-  caption: string;
-  head: readonly ComponentChildren[];
-  rows: readonly (readonly ComponentChildren[])[];
-  open?: boolean;
+type Picture = Extract<Item, { picture: string }>["picture"];
+
+/** The address of a section: its title in lower case, with dashes. */
+export function idOf(title: string): string {
+  return title.toLowerCase().replace(/[^a-z0-9]+/g, "-");
+}
+
+export function DocumentSection(props: {
+  section: SectionData;
+  picture: (name: Picture) => ComponentChildren;
 }): JSX.Element {
+  const { section } = props;
   return (
-    <details class="as-table" open={props.open ?? false}>
-      <summary>{props.caption}</summary>
-      <PlainTable {...props} />
-    </details>
+    <Section id={idOf(section.title)} title={section.title} note={section.note}>
+      {grouped(section.items).map((one, at) => {
+        if (Array.isArray(one)) return <Figures key={at} figures={one} />;
+        if ("picture" in one) return <div key={at}>{props.picture(one.picture)}</div>;
+        if ("text" in one) return one.text ? <p key={at}>{one.text}</p> : null;
+        return <Table key={at} data={one} caption={section.title} />;
+      })}
+    </Section>
   );
 }
 
-/** A short table: the first column is text, the others are figures. */
-export function PlainTable(props: {
-  caption: string;
-  head: readonly ComponentChildren[];
-  rows: readonly (readonly ComponentChildren[])[];
-  text?: readonly number[];
-}): JSX.Element {
-  const kind = (column: number): string => ((props.text ?? [0]).includes(column) ? "text" : "figure");
-  return (
-    <div class="scroll-x">
-      <table class="plain">
-        <caption class="unseen">{props.caption}</caption>
-        <thead>
-          <tr>
-            {props.head.map((one, column) => (
-              <th key={column} scope="col" class={kind(column)}>
-                {one}
-              </th>
-            ))}
-          </tr>
-        </thead>
-        <tbody>
-          {props.rows.map((row, at) => (
-            <tr key={at}>
-              {row.map((one, column) => (
-                <td key={column} class={kind(column)}>
-                  {one}
-                </td>
-              ))}
-            </tr>
-          ))}
-        </tbody>
-      </table>
-    </div>
-  );
+type Figure = Extract<Item, { label: string }>;
+type Group = Exclude<Item, Figure> | Figure[];
+
+/** Figures that follow one another, together. */
+function grouped(items: readonly Item[]): Group[] {
+  const groups: Group[] = [];
+  for (const one of items) {
+    const last = groups.at(-1);
+    if (!("label" in one)) groups.push(one);
+    else if (Array.isArray(last)) last.push(one);
+    else groups.push([one]);
+  }
+  return groups;
 }
 
-/** A share of one as a small bar behind its figure. */
-export function ShareCell({ share, children }: { share: number | null; children: ComponentChildren }): JSX.Element {
+function Figures({ figures }: { figures: readonly Figure[] }): JSX.Element {
   return (
-    <span class="share-cell">
-      {share !== null && share > 0 ? (
-        <span class="share-bar" style={{ width: `${Math.min(100, share * 100)}%` }} aria-hidden="true" />
-      ) : null}
-      <span class="share-words">{children}</span>
-    </span>
+    <dl class="figures">
+      {figures.map((one, at) => (
+        <div key={at}>
+          <dt>{one.label}</dt>
+          <dd>{one.value}</dd>
+        </div>
+      ))}
+    </dl>
   );
 }

@@ -5,7 +5,7 @@ import { scaleLinear } from "d3-scale";
 import type { JSX } from "preact";
 import { useState } from "preact/hooks";
 import { duration } from "../model/format";
-import { partColor, partLabel } from "../model/steps";
+import { partColor } from "../model/parts";
 import { useWidth } from "./size";
 import { hush, say } from "./tip";
 
@@ -24,8 +24,6 @@ export function Strip(props: {
   caption: string;
   names: readonly string[];
   items: readonly StripItem[];
-  /** Columns that stand out, with the word above them. */
-  marked?: ReadonlyMap<number, string>;
   selected?: number;
   onSelect?: (place: number) => void;
   axis: string;
@@ -49,7 +47,7 @@ export function Strip(props: {
     if (!item) return "";
     const parts = names
       .filter((name) => (item.parts[name] ?? 0) > 0)
-      .map((name) => `${partLabel(name)} ${duration(item.parts[name])}`);
+      .map((name) => `${name} ${duration(item.parts[name])}`);
     return [`${item.label}: ${duration(item.total)}`, ...parts, ...(item.words ?? [])].join("\n");
   };
   const placeOf = (event: MouseEvent): number | null => {
@@ -118,17 +116,6 @@ export function Strip(props: {
             height={height - BOTTOM - TOP + 4}
           />
         ) : null}
-        {[...(props.marked ?? [])].map(([place, word]) => (
-          <text
-            key={place}
-            class="mark"
-            x={xOf(place) + (pitch - gap) / 2}
-            y={y(items[place]?.total ?? 0) - 5}
-            text-anchor={place * pitch > inside - 60 ? "end" : place * pitch < 40 ? "start" : "middle"}
-          >
-            {word}
-          </text>
-        ))}
         {ticks.map((place) => (
           <text key={place} class="axis" x={xOf(place) + (pitch - gap) / 2} y={height - 6} text-anchor="middle">
             {items[place]?.label.replace(/^\D+/, "")}

@@ -1,8 +1,7 @@
 // One tip for the whole page: what is under the pointer, or has the focus, says its words there.
 
-import type { ComponentChildren, JSX } from "preact";
+import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
-import { definitionOf } from "../definitions";
 
 interface Shown {
   text: string;
@@ -57,25 +56,5 @@ export function Tip(): JSX.Element {
         </div>
       ))}
     </div>
-  );
-}
-
-/** A word with its definition, for the pointer and for the keyboard. */
-export function Term({ word, children }: { word: string; children?: ComponentChildren }): JSX.Element {
-  const meaning = definitionOf(word);
-  const shown = children ?? word;
-  if (meaning === undefined) return <>{shown}</>;
-  return (
-    <dfn
-      class="term"
-      tabIndex={0}
-      aria-description={meaning}
-      onMouseEnter={(event) => say(meaning, event.currentTarget)}
-      onMouseLeave={hush}
-      onFocus={(event) => say(meaning, event.currentTarget)}
-      onBlur={hush}
-    >
-      {shown}
-    </dfn>
   );
 }

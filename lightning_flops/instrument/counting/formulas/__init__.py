@@ -1,19 +1,16 @@
-"""From an operator and its shapes to FLOPs: what it spends, whether it is free, or whether nobody knows.
+"""From an operator and its shapes to FLOPs: how many it has, whether it has none, or whether nobody knows.
 
 ``lookup(op)`` answers for one operator; ``register_flop_formula`` adds what only a user can know.
 """
 
-from lightning_flops.instrument.counting.formulas.contract import Entry, Formula, Kind, Unreadable, Work
-from lightning_flops.instrument.counting.formulas.custom import FunctionListener, register_flop_formula, watch_functions
+from lightning_flops.instrument.counting.formulas.contract import Entry, Unreadable, Work
+from lightning_flops.instrument.counting.formulas.custom import register_flop_formula, watch_functions
 from lightning_flops.instrument.counting.formulas.free_operators import TORCH_NAMESPACES
 from lightning_flops.instrument.counting.formulas.registry import formulas_without_operator, hides_flops, lookup
 
 __all__ = [
     "TORCH_NAMESPACES",
     "Entry",
-    "Formula",
-    "FunctionListener",
-    "Kind",
     "Unreadable",
     "Work",
     "formulas_without_operator",

@@ -3,7 +3,7 @@
 With H query heads, Sq queries, Sk keys, head size D and value head size Dv, a forward is two products over the full
 score matrix, 2·B·H·Sq·Sk·(D + Dv) FLOPs. A backward is four: those for V and the scores' gradient (Dv each), for Q and
 K (D each). A fused kernel also repeats Q·Kᵀ in its backward, which is ``Work.recompute``, so that model FLOPs are the
-same under every backend. What a causal mask or a sliding window rules out is ``Work.causal_skipped``.
+same under every backend. What a causal mask, a sliding window or a block mask rules out is ``Work.skipped``.
 
 Where not all of Q, K and V need a gradient, a backward is what those that do need: V's is one product, Q's and K's one
 each and the scores' gradient before it. Attention as separate products runs no more than that. A fused kernel runs all
@@ -29,8 +29,10 @@ from lightning_flops.instrument.counting.formulas.contract import (
     Unreadable,
     Work,
     host_integers,
+    named,
+    rules,
 )
-from lightning_flops.instrument.counting.formulas.matmul import sizes_of
+from lightning_flops.instrument.counting.formulas.products import rows_of, sizes_of
 from lightning_flops.instrument.torch_private.autograd import current_node
 from lightning_flops.instrument.torch_private.dispatch import out_of_sight
 
@@ -54,6 +56,9 @@ class Window(NamedTuple):
     """The last query lines up with the last key; else the first with the first."""
 
 
+_CAUSAL = Window(None, 0, bottom_right=False)
+
+
 def _sum_of_clamped(first: int, count: int, top: int) -> int:
     """Sum of ``min(max(first + i, 0), top)`` over i from 0 to count - 1, without a loop."""
     zeros = min(max(-first, 0), count)
@@ -65,11 +70,11 @@ def _sum_of_clamped(first: int, count: int, top: int) -> int:
 
 def visible_entries(scores: Scores, window: Window | None) -> int:
     """Entries of one head's score matrix that *window* leaves."""
+    seen = scores.queries * scores.keys
     if window is None:
-        return scores.queries * scores.keys
+        return seen
     shift = scores.keys - scores.queries if window.bottom_right else 0
     # Query i sees the keys below i + shift + right + 1, less those below i + shift - left.
-    seen = scores.queries * scores.keys
     if window.right is not None:
         seen = _sum_of_clamped(shift + window.right + 1, scores.queries, scores.keys)
     if window.left is not None:
@@ -80,28 +85,26 @@ def visible_entries(scores: Scores, window: Window | None) -> int:
 class Call(NamedTuple):
     """What one call of a fused kernel multiplies."""
 
-    matrices: list[Scores]
-    window: Window | None = None
+    entries: int
+    """Entries of all its score matrices."""
+    skipped: int = 0
+    """Those of them that the mask rules out."""
     causal: bool = False
     """Whether it was flagged causal."""
     by_values: bool = False
     """Numbers in its tensors tell the sizes of the matrices."""
 
-    def entries(self) -> tuple[int, int]:
-        """Entries of all its score matrices, and those of them that the window rules out."""
-        entries = skipped = 0
-        for scores in self.matrices:
-            full = scores.queries * scores.keys
-            entries += scores.heads * full
-            skipped += scores.heads * (full - visible_entries(scores, self.window))
-        return entries, skipped
+
+def _call(matrices: Sequence[Scores], window: Window | None, causal: bool, by_values: bool = False) -> Call:
+    entries = sum(prod(scores) for scores in matrices)
+    seen = entries if window is None else sum(one.heads * visible_entries(one, window) for one in matrices)
+    return Call(entries, entries - seen, bool(causal), by_values)
 
 
 def forward_work(call: Call, head_size: int, value_size: int) -> Work:
     """Two products over each score matrix."""
-    entries, skipped = call.entries()
     per_entry = 2 * (head_size + value_size)
-    return Work(per_entry * entries, causal_skipped=per_entry * skipped, causal=call.causal, by_values=call.by_values)
+    return Work(per_entry * call.entries, 0, per_entry * call.skipped, call.causal, call.by_values)
 
 
 def _asked_for() -> tuple[bool, bool, bool, bool]:
@@ -115,81 +118,24 @@ def _asked_for() -> tuple[bool, bool, bool, bool]:
     return asked[0], asked[1], asked[2], len(asked) > 3 and asked[3]
 
 
-def _per_entry(head_size: int, value_size: int) -> tuple[int, int]:
-    """FLOPs of a fused backward for an entry of the score matrix: of the gradients asked for, and of all else it runs.
-
-    All else is the scores once more, and gradients that nobody asked for.
-    """
-    query, key, value, bias = _asked_for()
-    gradients = 2 * head_size * (query + key) + 2 * value_size * (value + (query or key or bias))
-    return gradients, 6 * head_size + 4 * value_size - gradients
-
-
 def backward_work(call: Call, head_size: int, value_size: int) -> Work:
     """The gradients asked for, of four products over each score matrix; the scores once more, and the others."""
-    entries, skipped = call.entries()
-    gradients, repeated = _per_entry(head_size, value_size)
+    query, key, value, bias = _asked_for()
+    gradients = 2 * head_size * (query + key) + 2 * value_size * (value + (query or key or bias))
+    everything = 6 * head_size + 4 * value_size
     return Work(
-        gradients * entries,
-        recompute=repeated * entries,
-        causal_skipped=(gradients + repeated) * skipped,
-        causal=call.causal,
-        by_values=call.by_values,
+        gradients * call.entries,
+        (everything - gradients) * call.entries,
+        everything * call.skipped,
+        call.causal,
+        call.by_values,
     )
-
-
-_CAUSAL_TOP_LEFT = Window(None, 0, bottom_right=False)
 
 
 def heads_first(query: torch.Tensor, key: torch.Tensor) -> list[Scores]:
     """Score matrices of (…, heads, sequence, head size) operands; nested ones give one for each sample."""
-    if not query.is_nested and not key.is_nested:
-        *heads, queries, _ = query.shape
-        return [Scores(prod(heads), queries, int(key.shape[-2]))]
     pairs = zip(sizes_of(query), sizes_of(key), strict=True)
     return [Scores(prod(q[:-2]), q[-2], k[-2]) for q, k in pairs]
-
-
-def _top_left(query: torch.Tensor, key: torch.Tensor, causal: bool) -> Call:
-    """Heads before sequence; a causal mask starts at the first query and key."""
-    return Call(heads_first(query, key), _CAUSAL_TOP_LEFT if causal else None, bool(causal))
-
-
-def _head_size(tensor: torch.Tensor) -> int:
-    return int(tensor.shape[-1]) if not tensor.is_nested else sizes_of(tensor)[0][-1]
-
-
-def _dense(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool) -> tuple[int, int, int, int]:
-    """Entries of all score matrices, those that a causal mask from the first query and key rules out, D and Dv."""
-    *heads, queries, size = query.shape
-    keys, count = int(key.shape[-2]), prod(heads)
-    skipped = count * (queries * keys - _sum_of_clamped(1, queries, keys)) if causal else 0
-    return count * queries * keys, skipped, size, int(value.shape[-1])
-
-
-def fused(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool) -> int | Work:
-    """A fused attention's forward, heads before sequence; its causal mask starts at the first query and key."""
-    if query.is_nested or key.is_nested:
-        return forward_work(_top_left(query, key, causal), _head_size(query), _head_size(value))
-    entries, skipped, size, value_size = _dense(query, key, value, causal)
-    per_entry = 2 * (size + value_size)
-    if not causal:
-        return per_entry * entries
-    return Work(per_entry * entries, causal_skipped=per_entry * skipped, causal=True)
-
-
-def fused_backward(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool) -> Work:
-    """A fused attention's backward, heads before sequence."""
-    if query.is_nested or key.is_nested:
-        return backward_work(_top_left(query, key, causal), _head_size(query), _head_size(value))
-    entries, skipped, size, value_size = _dense(query, key, value, causal)
-    gradients, repeated = _per_entry(size, value_size)
-    return Work(gradients * entries, repeated * entries, (gradients + repeated) * skipped, bool(causal))
-
-
-def unfused(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool) -> Work:
-    """Attention as separate products, called as one operator: nothing is skipped."""
-    return forward_work(Call(heads_first(query, key), causal=bool(causal)), _head_size(query), _head_size(value))
 
 
 def _has_values(offsets: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
@@ -198,8 +144,7 @@ def _has_values(offsets: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
 
 
 def _lengths(offsets: torch.Tensor) -> list[int]:
-    ends = host_integers(offsets)
-    return [stop - start for start, stop in pairwise(ends)]
+    return [stop - start for start, stop in pairwise(host_integers(offsets))]
 
 
 def sequence_first(
@@ -208,30 +153,15 @@ def sequence_first(
     """Score matrices of (batch, sequence, heads, head size) operands, or of packed ones with cumulative lengths."""
     heads = int(query.shape[-2])
     if not _has_values(query_offsets):
-        batch = prod(query.shape[:-3])
-        return [Scores(batch * heads, int(query.shape[-3]), int(key.shape[-3]))]
+        return [Scores(prod(query.shape[:-3]) * heads, int(query.shape[-3]), int(key.shape[-3]))]
     queries = _lengths(query_offsets)
     keys = queries if key_offsets is None else _lengths(key_offsets)
     return [Scores(heads, q, k) for q, k in zip(queries, keys, strict=True)]
 
 
-def _used_keys(matrices: list[Scores], used: torch.Tensor | None) -> list[Scores]:
-    """The same with each sample's keys cut to the *used* ones."""
-    if used is None:
-        return matrices
-    keys = host_integers(used)
-    if len(matrices) == 1:
-        matrices = [matrices[0]._replace(heads=matrices[0].heads // len(keys))] * len(keys)
-    return [scores._replace(keys=count) for scores, count in zip(matrices, keys, strict=True)]
-
-
-def _flash_window(causal: bool, left: int | None, right: int | None) -> Window | None:
-    # The flash kernels spell "no bound" as -1 or None, and line the last query up with the last key.
-    left = None if left is None or left < 0 else int(left)
-    right = None if right is None or right < 0 else int(right)
-    if causal:
-        right = 0
-    return None if left is None and right is None else Window(left, right, bottom_right=True)
+def fused(query: torch.Tensor, key: torch.Tensor, causal: bool) -> Call:
+    """Kernels behind ``scaled_dot_product_attention``: a causal mask starts at the first query and key."""
+    return _call(heads_first(query, key), _CAUSAL if causal else None, causal)
 
 
 def flash(
@@ -242,27 +172,20 @@ def flash(
     causal: bool,
     left: int | None,
     right: int | None,
-    used: torch.Tensor | None = None,
-    block_table: torch.Tensor | None = None,
+    *cache: torch.Tensor | None,
 ) -> Call:
-    """Flash attention's kernels: sequence before heads, packed when there are offsets."""
-    window = _flash_window(causal, left, right)
-    if block_table is None:
-        matrices = _used_keys(sequence_first(query, key, query_offsets, key_offsets), used)
-        return Call(matrices, window, bool(causal), _has_values(query_offsets) or used is not None)
-    # Keys live in pages (pages, page size, heads, size); only the used lengths say how many there are.
-    if used is None or query_offsets is None:
-        raise Unreadable("a paged key cache without used lengths")
-    lengths = zip(_lengths(query_offsets), host_integers(used), strict=True)
-    return Call([Scores(int(query.shape[-2]), q, k) for q, k in lengths], window, bool(causal), by_values=True)
+    """Flash attention's kernels: sequence before heads, packed when there are offsets.
 
-
-def _efficient_window(mask_type: int, window: int | None) -> Window | None:
-    if mask_type not in (_TOP_LEFT, _BOTTOM_RIGHT):
-        return None
-    # The kernel's window holds the query's own key and the window - 1 before it.
-    left = None if window is None or window <= 0 else window - 1
-    return Window(left, 0, bottom_right=mask_type == _BOTTOM_RIGHT)
+    They spell "no bound" of a window as -1 or None, and line the last query up with the last key.
+    """
+    if any(part is not None for part in cache):
+        raise Unreadable("it reads a cache of keys, of which only a part is used")
+    left = None if left is None or left < 0 else int(left)
+    right = 0 if causal else None if right is None or right < 0 else int(right)
+    window = None if left is None and right is None else Window(left, right, bottom_right=True)
+    return _call(
+        sequence_first(query, key, query_offsets, key_offsets), window, bool(causal), _has_values(query_offsets)
+    )
 
 
 def _efficient(
@@ -271,14 +194,17 @@ def _efficient(
     query_offsets: torch.Tensor | None,
     key_offsets: torch.Tensor | None,
     mask_type: int,
-    used: torch.Tensor | None,
-    window: int | None,
+    size: int | None,
+    *cache: torch.Tensor | None,
 ) -> Call:
     """The memory-efficient kernels: sequence before heads; packed operands have a batch of one and offsets."""
-    matrices = _used_keys(sequence_first(query, key, query_offsets, key_offsets), used)
+    if any(part is not None for part in cache):
+        raise Unreadable("it reads a cache of keys, of which only a part is used")
     causal = mask_type in (_TOP_LEFT, _BOTTOM_RIGHT)
-    by_values = _has_values(query_offsets) or used is not None
-    return Call(matrices, _efficient_window(mask_type, window), causal, by_values)
+    # The kernel's window holds the query's own key and those before it.
+    left = size - 1 if causal and size is not None and size > 0 else None
+    window = Window(left, 0, bottom_right=mask_type == _BOTTOM_RIGHT) if causal else None
+    return _call(sequence_first(query, key, query_offsets, key_offsets), window, causal, _has_values(query_offsets))
 
 
 def _cudnn(
@@ -290,30 +216,43 @@ def _cudnn(
 ) -> Call:
     """The raw operators of cuDNN: heads before sequence, or packed (tokens, heads, size) with offsets."""
     if not _has_values(query_offsets) or query.dim() == 4:
-        return _top_left(query, key, causal)
+        return fused(query, key, causal)
     matrices = sequence_first(query, key, query_offsets, key_offsets)
-    return Call(matrices, _CAUSAL_TOP_LEFT if causal else None, bool(causal), by_values=True)
+    return _call(matrices, _CAUSAL if causal else None, causal, by_values=True)
 
 
-def _flex_entries(query: torch.Tensor, key: torch.Tensor, block_mask: Sequence[Any]) -> tuple[int, bool]:
-    """Score-matrix entries inside the blocks that the mask keeps, over all heads and samples; whether it has told them.
+def _variable_length(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    query_offsets: torch.Tensor,
+    key_offsets: torch.Tensor | None,
+    causal: bool,
+    window: Sequence[int] | None,
+    *cache: torch.Tensor | None,
+) -> Call:
+    """``torch.nn.attention.varlen.varlen_attn``: packed sequences."""
+    left, right = (None, None) if window is None else window
+    return flash(query, key, query_offsets, key_offsets, causal, left, right, *cache)
+
+
+def _flex_call(query: torch.Tensor, key: torch.Tensor, block_mask: Sequence[Any]) -> Call:
+    """Flex attention: the kernel skips the blocks that the mask does not keep.
 
     ``BlockMask.as_tuple()`` is (queries, keys, kept blocks per row, their columns, full blocks per row, their columns,
     …, block rows, block columns, mask function); the counts are (batch or 1, heads or 1, rows of blocks).
     """
-    batch, heads, queries, _ = query.shape
-    keys = int(key.shape[-2])
-    start = 0 if isinstance(block_mask[0], torch.Tensor) else 2  # before torch 2.6 the lengths were not in it
-    partial, partial_columns, full, full_columns = block_mask[start : start + 4]
+    heads, queries, keys = prod(query.shape[:-2]), int(query.shape[-2]), int(key.shape[-2])
+    partial, partial_columns, full, full_columns = block_mask[2:6]
     tall, wide = int(block_mask[-3]), int(block_mask[-2])
+    entries = heads * queries * keys
     if partial is None or (tall >= queries and wide >= keys):
-        return int(batch * heads) * queries * keys, False
-    entries = 0
-    for counts, columns in ((partial, partial_columns), (full, full_columns)):
-        if counts is not None:
-            entries += _entries_in_blocks(counts, columns, (queries, keys), (tall, wide))
-    shared: int = int(batch * heads) // max(prod(partial.shape[:-1]), 1)
-    return entries * shared, True
+        return Call(entries)
+    kept = sum(
+        _entries_in_blocks(counts, columns, (queries, keys), (tall, wide))
+        for counts, columns in ((partial, partial_columns), (full, full_columns))
+        if counts is not None
+    )
+    return Call(entries, entries - kept * (heads // max(prod(partial.shape[:-1]), 1)))
 
 
 def _entries_in_blocks(
@@ -332,22 +271,15 @@ def _entries_in_blocks(
 
 
 def flex(args: Arguments, kwargs: Keywords, out: Any) -> Work:
-    """``flex_attention(query, key, value, score_mod, block_mask, …)``: two products over the blocks the mask keeps."""
+    """``flex_attention(query, key, value, score_mod, block_mask, …)``."""
     query, key, value, _, block_mask = args[:5]
-    entries, by_values = _flex_entries(query, key, block_mask)
-    return Work(2 * entries * (int(query.shape[-1]) + int(value.shape[-1])), by_values=by_values)
+    return forward_work(_flex_call(query, key, block_mask), int(query.shape[-1]), int(value.shape[-1]))
 
 
 def flex_backward(args: Arguments, kwargs: Keywords, out: Any) -> Work:
-    """``flex_attention_backward(query, key, value, …, block_mask at 9)``: four products, and the scores once more."""
+    """``flex_attention_backward(query, key, value, …, block_mask at 9)``."""
     query, key, value = args[:3]
-    entries, by_values = _flex_entries(query, key, args[9])
-    size, value_size = int(query.shape[-1]), int(value.shape[-1])
-    return Work(4 * entries * (size + value_size), recompute=2 * entries * size, by_values=by_values)
-
-
-def _tokens(values: torch.Tensor) -> int:
-    return sum(prod(shape[:-1]) for shape in sizes_of(values))
+    return backward_work(_flex_call(query, key, args[9]), int(query.shape[-1]), int(value.shape[-1]))
 
 
 def native_multi_head(
@@ -358,111 +290,97 @@ def native_multi_head(
     Nested samples are projected as they are; their scores are computed over the longest sample's length.
     """
     size = int(qkv_weight.shape[1])
-    projections = 2 * (_tokens(query) + _tokens(key) + _tokens(value)) * size * (int(qkv_weight.shape[0]) // 3)
+    projections = 2 * (rows_of(query) + rows_of(key) + rows_of(value)) * size * (int(qkv_weight.shape[0]) // 3)
     queries, keys = sizes_of(query), sizes_of(key)
     samples = len(queries) if query.is_nested else queries[0][0]
     scores = samples * max(shape[-2] for shape in queries) * max(shape[-2] for shape in keys)
-    return projections + 4 * scores * size + 2 * _tokens(query) * out_weight.numel()
+    return projections + 4 * scores * size + 2 * rows_of(query) * out_weight.numel()
 
 
 def encoder_layer(
-    source: torch.Tensor,
-    qkv_weight: torch.Tensor,
-    out_weight: torch.Tensor,
-    first_weight: torch.Tensor,
-    second_weight: torch.Tensor,
+    source: torch.Tensor, qkv_weight: torch.Tensor, out_weight: torch.Tensor, *feed_forward: torch.Tensor
 ) -> int:
     """``_transformer_encoder_layer_fwd``: self-attention and the two linear layers behind it."""
-    feed_forward = 2 * _tokens(source) * (first_weight.numel() + second_weight.numel())
-    return native_multi_head(source, source, source, qkv_weight, out_weight) + feed_forward
+    attention = native_multi_head(source, source, source, qkv_weight, out_weight)
+    return attention + 2 * rows_of(source) * sum(weight.numel() for weight in feed_forward)
 
 
-_QKV = ("query", "key", "value")
-
-Reader = Callable[..., Call]
-"""Takes query, key and what else a kernel's operators say of a call."""
+def _last_size(tensor: torch.Tensor) -> int:
+    return sizes_of(tensor)[0][-1]
 
 
-def _rule(
-    work: Callable[[Call, int, int], Work], read: Reader, arguments: Sequence[str], operands: Sequence[str]
-) -> Rule:
-    def flops(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any) -> Work:
-        return work(read(query, key, *rest), int(query.shape[-1]), int(value.shape[-1]))
-
-    return Rule(flops, (*operands, *arguments), operands[0])
-
-
-def kernel_rules(
-    forward: Sequence[str],
-    backward: Sequence[str],
-    read: Reader,
-    arguments: Sequence[str],
-    operands: Sequence[str] = _QKV,
+def _kernel(
+    names: str, read: Callable[..., Call], arguments: str, operands: str = "query key value"
 ) -> dict[str, Rule]:
-    """Rules of a fused kernel's operators, which say alike, forward and backward, what a call multiplies.
+    """Rules of a fused kernel's operators, forward and backward, of which *read* says alike what they multiply.
 
     Args:
-        forward: names of the operators that run it forward.
-        backward: names of those that run it backward.
-        read: tells what a call multiplies from query, key and *arguments*.
-        arguments: schema names, as a rule has them: a backward lacks some of those that may be lacking.
+        names: of the operators; those with ``backward`` in them run it backward.
+        read: takes query, key and *arguments*.
+        arguments: schema names, as a rule has them.
         operands: schema names of query, key and value.
     """
-    return {
-        **dict.fromkeys(forward, _rule(forward_work, read, arguments, operands)),
-        **dict.fromkeys(backward, _rule(backward_work, read, arguments, operands)),
-    }
+
+    def rule(name: str, work: Callable[[Call, int, int], Work]) -> dict[str, Rule]:
+        def flops(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any) -> Work:
+            return work(read(query, key, *rest), _last_size(query), _last_size(value))
+
+        return rules(name, flops, f"{operands} {arguments}")
+
+    found: dict[str, Rule] = {}
+    for name in names.split():
+        found |= rule(name, backward_work if "backward" in name else forward_work)
+    return found
 
 
-_MULTI_HEAD = Rule(native_multi_head, (*_QKV, "qkv_weight", "proj_weight"), "query")
-
-
-_FLASH_WINDOW = ("window_size_left?", "window_size_right?")
-_DENSE = (
-    "flash_attention_for_cpu flash_attention efficient_attention cudnn_attention fused_attention_overrideable"
-).split()
+_WINDOW = "window_size_left? window_size_right?"
 
 ATTENTION_RULES: dict[str, Rule] = {
-    **{f"aten::_scaled_dot_product_{kernel}": Rule(fused, (*_QKV, "is_causal"), "query") for kernel in _DENSE},
-    **{
-        f"aten::_scaled_dot_product_{kernel}_backward": Rule(fused_backward, (*_QKV, "is_causal"), "query")
-        for kernel in _DENSE
-    },
-    "aten::_scaled_dot_product_attention_math": Rule(unfused, (*_QKV, "is_causal"), "query"),
-    "aten::_scaled_dot_product_attention_math_for_mps": Rule(unfused, (*_QKV, "is_causal"), "query"),
-    **kernel_rules(
-        ("aten::_flash_attention_forward", "aten::_flash_attention_forward_no_dropout_inplace"),
-        ("aten::_flash_attention_backward",),
+    **_kernel(
+        named(
+            "_scaled_dot_product_",
+            "flash_attention_for_cpu flash_attention efficient_attention cudnn_attention fused_attention_overrideable",
+            "_backward",
+        ),
+        fused,
+        "is_causal",
+    ),
+    # Separate products, called as one operator: nothing is skipped.
+    **_kernel(
+        "_scaled_dot_product_attention_math _scaled_dot_product_attention_math_for_mps",
+        lambda query, key, causal: _call(heads_first(query, key), None, causal),
+        "is_causal",
+    ),
+    **_kernel(
+        "_flash_attention_forward _flash_attention_forward_no_dropout_inplace _flash_attention_backward",
         flash,
-        ("cum_seq_q", "cum_seq_k", "is_causal", *_FLASH_WINDOW, "seqused_k?", "block_table?"),
+        f"cum_seq_q cum_seq_k is_causal {_WINDOW} seqused_k? block_table?",
     ),
-    **kernel_rules(
-        ("aten::_efficient_attention_forward",),
-        ("aten::_efficient_attention_backward",),
+    **_kernel(
+        "_efficient_attention_forward _efficient_attention_backward",
         _efficient,
-        ("cu_seqlens_q", "cu_seqlens_k", "custom_mask_type", "seqlen_k?", "window_size?"),
+        "cu_seqlens_q cu_seqlens_k custom_mask_type window_size? seqlen_k?",
     ),
-    **kernel_rules(
-        ("aten::_cudnn_attention_forward",),
-        ("aten::_cudnn_attention_backward",),
-        _cudnn,
-        ("cum_seq_q", "cum_seq_k", "is_causal"),
+    **_kernel("_cudnn_attention_forward _cudnn_attention_backward", _cudnn, "cum_seq_q cum_seq_k is_causal"),
+    **_kernel(
+        "torch_attn::_varlen_attn torch_attn::_varlen_attn_out torch_attn::_varlen_attn_backward",
+        _variable_length,
+        "cu_seq_q cu_seq_k is_causal window_size? seqused_k? block_table?",
     ),
-    "aten::_native_multi_head_attention": _MULTI_HEAD,
-    "aten::_triton_multi_head_attention": _MULTI_HEAD,
-    "aten::_triton_scaled_dot_attention": Rule(
-        lambda query, key, value: fused(query, key, value, causal=False), ("q", "k", "v"), "q"
+    **_kernel(
+        "flash_attn::_flash_attn_forward flash_attn::_flash_attn_backward",
+        lambda query, key, causal, left, right: flash(query, key, None, None, causal, left, right),
+        f"causal {_WINDOW}",
+        "q k v",
     ),
-    "aten::_transformer_encoder_layer_fwd": Rule(
-        encoder_layer,
-        ("src", "qkv_weight", "proj_weight", "ffn_weight_1", "ffn_weight_2"),
-        "src",
+    **_kernel(
+        "flash_attn::_flash_attn_varlen_forward flash_attn::_flash_attn_varlen_backward",
+        flash,
+        f"cu_seqlens_q cu_seqlens_k causal {_WINDOW} seqused_k? block_table?",
+        "q k v",
     ),
+    **rules("_native_multi_head_attention", native_multi_head, "query key value qkv_weight proj_weight"),
+    **rules("_transformer_encoder_layer_fwd", encoder_layer, "src qkv_weight proj_weight ffn_weight_1 ffn_weight_2"),
 }
 
-_FLEX_SOURCE = "density of the block mask: every entry of a block that the mask keeps is counted"
-
-HIGHER_ORDER_RULES: dict[str, Rule] = {
-    "flex_attention": Rule(flex, estimate=_FLEX_SOURCE),
-    "flex_attention_backward": Rule(flex_backward, estimate=_FLEX_SOURCE),
-}
+HIGHER_ORDER_RULES: dict[str, Rule] = {"flex_attention": Rule(flex), "flex_attention_backward": Rule(flex_backward)}

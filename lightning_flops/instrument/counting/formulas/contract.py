@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any, Literal
 
 import torch
@@ -17,23 +16,22 @@ Keywords = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one call of an operator spends, where a single number does not say it."""
+    """FLOPs of one call of an operator, where a single number does not say them."""
 
     flops: int
     """Model FLOPs, which belong to the running phase; attention over the full score matrix."""
     recompute: int = 0
     """FLOPs with which a fused attention's backward repeats a part of its forward."""
-    causal_skipped: int = 0
+    skipped: int = 0
     """FLOPs of ``flops + recompute`` that belong to score-matrix entries the kernel's mask rules out.
 
     Exact for the mask's shape, rectangular masks and sliding windows included. A kernel skips whole tiles only, so what
-    it executes is a little more than ``flops + recompute - causal_skipped``.
+    it executes is a little more than ``flops + recompute - skipped``.
     """
     causal: bool = False
     """Whether the call was flagged causal, so that ``causal_attention="half"`` halves it."""
     by_values: bool = False
-    """Numbers in the call's tensors decide it, as the lengths of packed sequences do: another call of the same shapes
-    may spend something else."""
+    """Numbers in the call's tensors decide the FLOPs, as the lengths of packed sequences do."""
 
 
 Formula = Callable[[Arguments, Keywords, Any], "int | Work"]
@@ -55,6 +53,9 @@ class Unreadable(ValueError):
 RESULT = "->"
 """Stands for the call's result where a rule lists the arguments its formula reads."""
 
+COMPLEX_PRODUCT = 4
+"""Real multiply-adds in a complex one: (a + bi)(c + di) is four products, and as many sums with what it is added to."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rule:
@@ -63,16 +64,34 @@ class Rule:
     flops: Callable[..., int | Work]
     """Takes the values of *arguments*, in that order; or, when *arguments* is empty, ``(args, kwargs, out)`` itself."""
     arguments: tuple[str, ...] = ()
-    """Schema names of what *flops* reads; ``RESULT`` is the call's result.
+    """Schema names of what *flops* reads: ``a|b`` is the first of these that the schema has, ``RESULT`` the result.
 
-    A name that ends in ``?`` reads None where the schema has no such argument (an older torch, another overload).
+    A name that ends in ``?`` reads None where the schema has no such argument. The first value gives the dtype.
     """
-    dtype: str | torch.dtype | None = None
-    """Argument whose dtype the arithmetic has, or that dtype itself; None: the first tensor's."""
+    dtype: torch.dtype | None = None
+    """Dtype of the arithmetic, where no argument shows it."""
     estimate: str = ""
     """Where the leading terms come from, when they are an estimate; empty for an exact count."""
-    complex_factor: int = 1
-    """How often what *flops* answers runs where the first tensor is complex; 1 where it has seen to that itself."""
+    complex_factor: int = COMPLEX_PRODUCT
+    """How often what *flops* answers runs where the first value is complex."""
+
+
+def rules(
+    names: str,
+    flops: Callable[..., int | Work],
+    arguments: str = "",
+    dtype: torch.dtype | None = None,
+    estimate: str = "",
+    complex_factor: int = COMPLEX_PRODUCT,
+) -> dict[str, Rule]:
+    """One rule under each of *names*, those without a namespace in ``aten``; see ``Rule`` for the rest."""
+    rule = Rule(flops, tuple(arguments.split()), dtype, estimate, complex_factor)
+    return {name if "::" in name else f"aten::{name}": rule for name in names.split()}
+
+
+def named(prefix: str, names: str, suffixes: str = "") -> str:
+    """*names*, each behind *prefix*, alone and with each of *suffixes*."""
+    return " ".join(f"{prefix}{name}{suffix}" for name in names.split() for suffix in ("", *suffixes.split()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +112,6 @@ class Entry:
     Such operators reach a dispatch mode undecomposed only where autograd's keys are off, as in inference mode. Plain
     tensors only: a nested tensor or another subclass may have a kernel of its own for the whole operator.
     """
-    dtype_place: int | None = None
-    """Position of the tensor that *dtype_of* goes by, where ``ARITHMETIC`` turns its dtype into the answer; or None."""
 
 
 ARITHMETIC = {
@@ -105,17 +122,7 @@ ARITHMETIC = {
     torch.quint8: torch.int8,
     torch.uint8: torch.int8,
 }
-
-
-COMPLEX = frozenset((torch.complex32, torch.complex64, torch.complex128))
-
-COMPLEX_PRODUCT = 4
-"""Real multiply-adds in a complex one: (a + bi)(c + di) is four products, and as many sums with what it is added to."""
-
-
-def arithmetic_of(dtype: torch.dtype) -> torch.dtype:
-    """The dtype that a peak is known for: a complex number's parts, a quantized number's integer."""
-    return ARITHMETIC.get(dtype, dtype)
+"""The dtype that a peak is known for: a complex number's parts, a quantized number's integer."""
 
 
 def tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:
@@ -135,7 +142,7 @@ def dtype_of_first_tensor(args: Arguments, kwargs: Keywords, out: Any) -> torch.
         if dtype.is_floating_point:
             return dtype
         any_dtype = any_dtype or dtype
-    return torch.get_default_dtype() if any_dtype is None else arithmetic_of(any_dtype)
+    return torch.get_default_dtype() if any_dtype is None else ARITHMETIC.get(any_dtype, any_dtype)
 
 
 def whole_flops(answer: Any) -> int:
@@ -155,116 +162,59 @@ def no_flops(args: Arguments, kwargs: Keywords, out: Any) -> int:
     return 0
 
 
-def argument_reader(schema: Any, name: str) -> Formula | Callable[[Arguments, Keywords, Any], Any]:
-    """Reads the argument *name* of a call of the operator with this *schema*; its default where the call leaves it out.
+def _reader(schema: Any, names: str) -> Callable[[Arguments, Keywords, Any], Any]:
+    """Reads an argument, or the result, of a call of the operator with this *schema*.
 
     Raises:
-        LookupError: the schema has no argument of that name.
+        LookupError: the schema has no argument of any of these *names*.
     """
-    if name == RESULT:
+    if names == RESULT:
         return lambda args, kwargs, out: out
-    name, optional = name.removesuffix("?"), name.endswith("?")
-    position = 0
-    for argument in schema.arguments:
-        if argument.name == name:
-            break
-        if not argument.kwarg_only:
-            position += 1
-    else:
-        if optional:
+    positional = [argument.name for argument in schema.arguments if not argument.kwarg_only]
+    defaults = {argument.name: argument.default_value for argument in schema.arguments}
+    name = next((name for name in names.removesuffix("?").split("|") if name in defaults), None)
+    if name is None:
+        if names.endswith("?"):
             return lambda args, kwargs, out: None
-        raise LookupError(f"{schema.name} has no argument {name!r}")
-    default = argument.default_value
-
-    def read_keyword(args: Arguments, kwargs: Keywords, out: Any) -> Any:
-        return kwargs.get(name, default)
-
-    def read(args: Arguments, kwargs: Keywords, out: Any) -> Any:
-        # The dispatcher hands positional arguments over by position, a caller of our own formula may not.
-        return args[position] if len(args) > position else kwargs.get(name, default)
-
-    return read_keyword if argument.kwarg_only else read
+        raise LookupError(f"{schema.name} has no argument {names!r}")
+    default = defaults[name]
+    if name not in positional:
+        return lambda args, kwargs, out: kwargs.get(name, default)
+    place = positional.index(name)
+    # The dispatcher hands positional arguments over by position, a caller of our own formula may not.
+    return lambda args, kwargs, out: args[place] if len(args) > place else kwargs.get(name, default)
 
 
-def bind_formula(rule: Rule, schema: Any) -> Formula:
-    """The rule's formula for calls of one overload.
+def bind(rule: Rule, schema: Any) -> tuple[Formula, DtypeRule]:
+    """The rule's formula and dtype for calls of one overload.
 
     Raises:
         LookupError: the schema lacks an argument the rule reads (an overload or a torch version with another shape).
     """
-    formula, factor = _bind_real(rule, schema), rule.complex_factor
-    if factor == 1:
-        return formula
-
-    def times_factor(args: Arguments, kwargs: Keywords, out: Any) -> int | Work:
-        flops = formula(args, kwargs, out)
-        return flops if isinstance(flops, Work) or not _is_complex(args, kwargs, out) else factor * flops
-
-    return times_factor
-
-
-def _is_complex(args: Arguments, kwargs: Keywords, out: Any) -> bool:
-    for tensor in tensors_in((*args, *kwargs.values(), out)):
-        return tensor.dtype in COMPLEX
-    return False
-
-
-def _bind_real(rule: Rule, schema: Any) -> Formula:
-    flops = rule.flops
+    flops, factor, dtype = rule.flops, rule.complex_factor, rule.dtype
     if not rule.arguments:
-        return flops
-    readers = [argument_reader(schema, name) for name in rule.arguments]
+        return flops, dtype_of_first_tensor
+    readers = [_reader(schema, name) for name in rule.arguments]
+    first = readers[0]
 
-    def read_all(args: Arguments, kwargs: Keywords, out: Any) -> int | Work:
-        return flops(*[read(args, kwargs, out) for read in readers])
-
-    # Where positional arguments are all the formula reads, and the call gives them, they are picked at once.
-    names = [argument.name for argument in schema.arguments if not argument.kwarg_only]
-    with_result = rule.arguments[-1] == RESULT
-    wanted = rule.arguments[:-1] if with_result else rule.arguments
-    if len(wanted) < 2 or not set(wanted) <= set(names):
-        return read_all
-    positions = [names.index(name) for name in wanted]
-    pick, enough = itemgetter(*positions), max(positions) + 1
-
-    def pick_and_result(args: Arguments, kwargs: Keywords, out: Any) -> int | Work:
-        return flops(*pick(args), out) if len(args) >= enough else read_all(args, kwargs, out)
-
-    def pick_all(args: Arguments, kwargs: Keywords, out: Any) -> int | Work:
-        return flops(*pick(args)) if len(args) >= enough else read_all(args, kwargs, out)
-
-    return pick_and_result if with_result else pick_all
-
-
-def bind_dtype(rule: Rule, schema: Any) -> DtypeRule:
-    """The rule's dtype for calls of one overload."""
-    dtype = rule.dtype
-    if dtype is None:
-        return dtype_of_first_tensor
-    if isinstance(dtype, torch.dtype):
-        return lambda args, kwargs, out: dtype
-    read = argument_reader(schema, dtype)
-    position = _position(schema, dtype)
-    arithmetic = ARITHMETIC
+    def compute(args: Arguments, kwargs: Keywords, out: Any) -> int | Work:
+        values = [read(args, kwargs, out) for read in readers]
+        answer = flops(*values)
+        return factor * answer if type(answer) is int and _is_complex(values[0]) else answer
 
     def dtype_of(args: Arguments, kwargs: Keywords, out: Any) -> torch.dtype:
-        try:
-            own: torch.dtype = args[position].dtype
-        except (AttributeError, IndexError):  # a list, nothing, or given by keyword
-            value = read(args, kwargs, out)
-            return dtype_of_first_tensor((value, *args), kwargs, out)
-        return arithmetic.get(own, own)
+        value = first(args, kwargs, out)
+        if isinstance(value, torch.Tensor):
+            return ARITHMETIC.get(value.dtype, value.dtype)
+        return dtype_of_first_tensor((value, *args), kwargs, out)
 
-    return dtype_of
+    return compute, dtype_of if dtype is None else (lambda args, kwargs, out: dtype)
 
 
-def dtype_place(rule: Rule, schema: Any) -> int | None:
-    """Position of the argument whose dtype the arithmetic has, where that is what ``bind_dtype`` goes by."""
-    return _position(schema, rule.dtype) if isinstance(rule.dtype, str) else None
-
-
-def _position(schema: Any, name: str) -> int:
-    return [argument.name for argument in schema.arguments if not argument.kwarg_only].index(name)
+def _is_complex(value: Any) -> bool:
+    if isinstance(value, (list, tuple)) and value:
+        value = value[0]
+    return isinstance(value, torch.Tensor) and value.dtype.is_complex
 
 
 def host_integers(tensor: torch.Tensor) -> list[int]:

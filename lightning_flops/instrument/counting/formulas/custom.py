@@ -28,8 +28,7 @@ F = TypeVar("F", bound=Formula)
 class FunctionListener(Protocol):
     """What a counter does around a registered autograd function or Triton kernel while ``watch_functions`` is on.
 
-    No method may raise an ``Exception``. Operators that run between the first two belong to the function: its formula
-    stands for them.
+    No method may raise an ``Exception``. The function's formula stands for all operators that run between the two.
     """
 
     def enter_function(self, entry: Entry) -> None:
@@ -37,9 +36,6 @@ class FunctionListener(Protocol):
 
     def leave_function(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, ok: bool) -> None:
         """The function returned *out*, or raised if not *ok*; *args* and *kwargs* are without autograd's ``ctx``."""
-
-    def function_failed(self, error: Exception) -> None:
-        """Our code around the function has failed, so the function may not be counted."""
 
 
 _entries: dict[tuple[int, str], Entry] = {}
@@ -198,48 +194,20 @@ def _watch(
         # The compiler follows the first branch alone, so what it compiles does not depend on who listens.
         if torch.compiler.is_compiling() or not _listeners:
             return original(*args, **kwargs)
-        entered = _enter(key)
+        entry, entered = _entries[key], tuple(_listeners)
+        for listener in entered:
+            listener.enter_function(entry)
         out, ok = None, False
         try:
             out = original(*args, **kwargs)
             ok = True
             return out
         finally:
-            _leave(key, entered, args, kwargs, out, ok)
-
-    def _leave(
-        key: tuple[int, str],
-        entered: list[FunctionListener],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        out: Any,
-        ok: bool,
-    ) -> None:
-        try:
             shown = {name: value for name, value in kwargs.items() if name not in hidden}
             for listener in reversed(entered):
-                listener.leave_function(_entries[key], args[skipped:], shown, out, ok)
-        except Exception as error:
-            _tell(entered, error)
+                listener.leave_function(entry, args[skipped:], shown, out, ok)
 
     setattr(owner, attribute, staticmethod(call) if isinstance(owner, type) else call)
-
-
-def _enter(key: tuple[int, str]) -> list[FunctionListener]:
-    """Tell every listener that the function of *key* starts; returns those that were told."""
-    entered: list[FunctionListener] = []
-    try:
-        for listener in tuple(_listeners):
-            entered.append(listener)
-            listener.enter_function(_entries[key])
-    except Exception as error:
-        _tell(entered, error)
-    return entered
-
-
-def _tell(listeners: list[FunctionListener], error: Exception) -> None:
-    for listener in listeners:
-        listener.function_failed(error)
 
 
 @contextmanager

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from functools import partial
 from math import log2, prod
 
 import torch
 
-from lightning_flops.instrument.counting.formulas.contract import COMPLEX_PRODUCT, RESULT, Rule
+from lightning_flops.instrument.counting.formulas.contract import RESULT, Rule, Unreadable, rules
 
 _GOLUB = "leading terms of Golub and Van Loan, Matrix Computations"
 _FFT = "5 N log2 N for a complex transform of N points, half of that where one side is real"
@@ -21,9 +22,11 @@ _EXPONENTIAL = (
     "fewer, and those of large norm squarings, which are left out"
 )
 _GRID = "one multiply-add for each neighbour of each output element; finding the neighbours is left out"
+_POOLED = "a multiply-add for each of the four neighbours of each sampled point"
 _DISTANCE = "one multiply-add for each pair of rows and each of their coordinates"
 
-_NEAREST, _BICUBIC = 1, 2  # grid_sample's interpolation_mode
+_BILINEAR, _NEAREST, _BICUBIC = 0, 1, 2  # grid_sample's interpolation_mode
+_BOTH = (True, True)
 
 
 def _batch(matrix: torch.Tensor) -> int:
@@ -35,29 +38,15 @@ def _tall(matrix: torch.Tensor) -> tuple[int, int]:
     return max(rows, columns), min(rows, columns)
 
 
-def _per_square(terms: Fraction | int) -> Callable[[torch.Tensor], int]:
+def per_square(terms: Fraction | int, matrix: torch.Tensor) -> int:
     """A decomposition of an n-by-n matrix that takes *terms* × n³."""
-
-    def flops(matrix: torch.Tensor) -> int:
-        return int(terms * _batch(matrix) * int(matrix.shape[-1]) ** 3)
-
-    return flops
+    return int(terms * _batch(matrix) * int(matrix.shape[-1]) ** 3)
 
 
-def _right_sides(factor: torch.Tensor, right: torch.Tensor) -> int:
-    """Columns to solve for, the batch included: elements of *right* over the size of a column."""
-    return right.numel() // max(int(factor.shape[-1]), 1)
-
-
-def _triangular_solves(count: int) -> Callable[[torch.Tensor, torch.Tensor], int]:
+def triangular_solves(count: int, factor: torch.Tensor, right: torch.Tensor) -> int:
     """*count* triangular solves, n² for each column of the right side."""
-
-    def flops(factor: torch.Tensor, right: torch.Tensor) -> int:
-        size = int(factor.shape[-1])
-        columns = max(_right_sides(factor, right), _batch(factor))
-        return count * size * size * columns
-
-    return flops
+    size = int(factor.shape[-1])
+    return count * size * size * max(right.numel() // max(size, 1), _batch(factor))
 
 
 def lu_factor(matrix: torch.Tensor) -> int:
@@ -68,7 +57,7 @@ def lu_factor(matrix: torch.Tensor) -> int:
 
 def solve(matrix: torch.Tensor, right: torch.Tensor) -> int:
     """LU, then two triangular solves for each column."""
-    return lu_factor(matrix) + _triangular_solves(2)(matrix, right)
+    return lu_factor(matrix) + triangular_solves(2, matrix, right)
 
 
 def householder(matrix: torch.Tensor) -> int:
@@ -86,27 +75,18 @@ def form_q(reflectors: torch.Tensor, columns: int, count: int) -> int:
 
 def qr(matrix: torch.Tensor, mode: str) -> int:
     """``linalg_qr``: the reflections, and Q unless only R is asked for."""
-    m, n = int(matrix.shape[-2]), int(matrix.shape[-1])
-    count = min(m, n)
+    m, count = int(matrix.shape[-2]), min(matrix.shape[-2:])
     flops = householder(matrix)
-    if mode == "r":
-        return flops
-    return flops + form_q(matrix, m if mode == "complete" else count, count)
-
-
-def householder_product(reflectors: torch.Tensor, tau: torch.Tensor) -> int:
-    """``orgqr``: as many columns as the reflectors have."""
-    return form_q(reflectors, int(reflectors.shape[-1]), int(tau.shape[-1]))
+    return flops if mode == "r" else flops + form_q(matrix, m if mode == "complete" else count, count)
 
 
 def apply_q(reflectors: torch.Tensor, tau: torch.Tensor, other: torch.Tensor) -> int:
     """``ormqr``: each reflection is 4·m FLOPs a column, less what lies above it: 4·m·c·k − 2·c·k²."""
     m, k = int(reflectors.shape[-2]), int(tau.shape[-1])
-    columns = other.numel() // max(m, 1)
-    return columns * (4 * m * k - 2 * k * k)
+    return other.numel() // max(m, 1) * (4 * m * k - 2 * k * k)
 
 
-def svd(matrix: torch.Tensor, full: bool, vectors: bool) -> int:
+def svd(matrix: torch.Tensor, full: bool, vectors: bool = True) -> int:
     """Golub-Reinsch: 4mn² − 4n³/3 for values, 14mn² + 8n³ thin, 4m²n + 8mn² + 9n³ full."""
     m, n = _tall(matrix)
     if not vectors:
@@ -118,56 +98,31 @@ def svd(matrix: torch.Tensor, full: bool, vectors: bool) -> int:
     return int(_batch(matrix) * terms)
 
 
-def symmetric_eigen(matrix: torch.Tensor, vectors: bool) -> int:
-    """Tridiagonal QR: 4n³/3 for values, 9n³ with vectors."""
-    return _per_square(9 if vectors else Fraction(4, 3))(matrix)
-
-
 def least_squares(matrix: torch.Tensor, right: torch.Tensor) -> int:
     """Householder QR, Qᵀ·b (4mn − 2n² a column) and a triangular solve (n² a column)."""
     m, n = _tall(matrix)
-    columns = right.numel() // max(int(matrix.shape[-2]), 1)
-    return householder(matrix) + columns * (4 * m * n - n * n)
+    return householder(matrix) + right.numel() // max(int(matrix.shape[-2]), 1) * (4 * m * n - n * n)
 
 
-def pseudo_inverse(matrix: torch.Tensor, hermitian: bool) -> int:
-    """``pinv``: a thin singular value (or eigenvalue) decomposition, and the product of its factors, 2·m·n·k."""
+def pseudo_inverse(matrix: torch.Tensor) -> int:
+    """``pinv``: a thin singular value decomposition, and the product of its factors, 2·m·n·k."""
     m, n = _tall(matrix)
-    factors = symmetric_eigen(matrix, True) if hermitian else svd(matrix, False, True)
-    return factors + 2 * _batch(matrix) * m * n * n
-
-
-def matrix_exponential(matrix: torch.Tensor) -> int:
-    """The five products of a Taylor polynomial of degree 18: 10·n³."""
-    return _per_square(10)(matrix)
+    return svd(matrix, full=False) + 2 * _batch(matrix) * m * n * n
 
 
 def _fft(points: int, transforms: float) -> int:
     return int(5 * points * log2(points) * transforms) if points > 1 else 0
 
 
-def complex_fft(values: torch.Tensor, dims: Sequence[int]) -> int:
-    """``_fft_c2c`` over *dims* together."""
+def fourier(share: int, values: torch.Tensor, dims: Sequence[int]) -> int:
+    """A transform over *dims* together; half of it where one side, whose size this is, is real."""
     points = prod(int(values.shape[dim]) for dim in dims)
-    return _fft(points, values.numel() / max(points, 1))
-
-
-def real_to_complex_fft(values: torch.Tensor, dims: Sequence[int]) -> int:
-    """``_fft_r2c``: half of a complex transform of the real input's size."""
-    points = prod(int(values.shape[dim]) for dim in dims)
-    return _fft(points, values.numel() / max(points, 1) / 2)
-
-
-def complex_to_real_fft(out: torch.Tensor, dims: Sequence[int]) -> int:
-    """``_fft_c2r``: half of a complex transform of the real result's size."""
-    return real_to_complex_fft(out, dims)
+    return _fft(points, values.numel() / max(points, 1) / share)
 
 
 def _neighbours(dims: int, mode: int) -> int:
-    if mode == _NEAREST:
-        return 0
     # Two-dimensional bicubic: four rows of four neighbours, then the four rows.
-    return 20 if mode == _BICUBIC else int(2**dims)
+    return {_NEAREST: 0, _BICUBIC: 20}.get(mode, 4 if dims == 2 else 8)
 
 
 def grid_sample(values: torch.Tensor, mode: int, out: torch.Tensor) -> int:
@@ -181,14 +136,16 @@ def grid_sample_backward(grad: torch.Tensor, values: torch.Tensor, mode: int, ma
     return (bool(mask[0]) + dims * bool(mask[1])) * 2 * _neighbours(dims, mode) * grad.numel()
 
 
-def pair_distances(first: torch.Tensor, second: torch.Tensor, out: torch.Tensor) -> int:
-    """``cdist``: 2·B·P·R·M for P and R rows of M coordinates; *out* is (…, P, R)."""
+def pooled_samples(pooled: torch.Tensor, sampling_ratio: int) -> int:
+    """``roi_align`` of *pooled* bins, or its backward: each averages ratio² points, each of four neighbours."""
+    if sampling_ratio <= 0:
+        raise Unreadable("how many points it samples in a bin follows from the boxes' sizes")
+    return 2 * _neighbours(2, _BILINEAR) * sampling_ratio**2 * pooled.numel()
+
+
+def pair_distances(first: torch.Tensor, out: torch.Tensor) -> int:
+    """``cdist``: 2·B·P·R·M for P and R rows of M coordinates; *out* is (…, P, R). A side's gradient is as much."""
     return 2 * out.numel() * int(first.shape[-1])
-
-
-def pair_distances_backward(grad: torch.Tensor, first: torch.Tensor) -> int:
-    """``_cdist_backward``: the gradient of one side, as much as the forward."""
-    return 2 * grad.numel() * int(first.shape[-1])
 
 
 def own_distances(values: torch.Tensor) -> int:
@@ -197,73 +154,71 @@ def own_distances(values: torch.Tensor) -> int:
     return rows * (rows - 1) * int(size)
 
 
-def _golub(flops: Callable[..., int], *arguments: str) -> Rule:
-    return Rule(flops, arguments, arguments[0], _GOLUB, COMPLEX_PRODUCT)
+def _golub(names: str, flops: Callable[..., int], arguments: str = "self|A") -> dict[str, Rule]:
+    return rules(names, flops, arguments, estimate=_GOLUB)
 
 
-def _grid(arguments: tuple[str, ...], flops: Callable[..., int] = grid_sample) -> Rule:
-    return Rule(flops, arguments, arguments[0], _GRID)
+def _cubes(names: str, terms: Fraction | int) -> dict[str, Rule]:
+    return _golub(names, partial(per_square, terms))
 
-
-_GRID_BACKWARD = ("grad_output", "input", "interpolation_mode", "output_mask")
-_BOTH = (True, True)
 
 ESTIMATE_RULES: dict[str, Rule] = {
-    "aten::_fft_c2c": Rule(complex_fft, ("self", "dim"), "self", _FFT),
-    "aten::_fft_r2c": Rule(real_to_complex_fft, ("self", "dim"), "self", _FFT),
-    "aten::_fft_c2r": Rule(complex_to_real_fft, (RESULT, "dim"), "self", _FFT),
-    "prims::fft_c2c": Rule(complex_fft, ("self", "dim"), "self", _FFT),
-    "prims::fft_r2c": Rule(real_to_complex_fft, ("self", "dim"), "self", _FFT),
-    "prims::fft_c2r": Rule(complex_to_real_fft, (RESULT, "dim"), "self", _FFT),
-    "aten::grid_sampler": _grid(("input", "interpolation_mode", RESULT)),
-    "aten::grid_sampler_2d": _grid(("input", "interpolation_mode", RESULT)),
-    "aten::grid_sampler_3d": _grid(("input", "interpolation_mode", RESULT)),
-    "aten::_grid_sampler_2d_cpu_fallback": _grid(("input", "interpolation_mode", RESULT)),
-    "aten::cudnn_grid_sampler": _grid(("self", RESULT), lambda values, out: grid_sample(values, 0, out)),
-    "aten::grid_sampler_2d_backward": _grid(_GRID_BACKWARD, grid_sample_backward),
-    "aten::grid_sampler_3d_backward": _grid(_GRID_BACKWARD, grid_sample_backward),
-    "aten::_grid_sampler_2d_cpu_fallback_backward": _grid(
-        _GRID_BACKWARD[:3], lambda grad, values, mode: grid_sample_backward(grad, values, mode, _BOTH)
+    # Their estimate is of complex numbers already.
+    **rules("_fft_c2c prims::fft_c2c", partial(fourier, 1), "self dim", None, _FFT, 1),
+    **rules("_fft_r2c prims::fft_r2c", partial(fourier, 2), "self dim", None, _FFT, 1),
+    **rules("_fft_c2r prims::fft_c2r", partial(fourier, 2), f"{RESULT} dim", None, _FFT, 1),
+    **rules(
+        "grid_sampler_2d grid_sampler_3d _grid_sampler_2d_cpu_fallback cudnn_grid_sampler",
+        lambda values, mode, out: grid_sample(values, mode or _BILINEAR, out),
+        f"input|self interpolation_mode? {RESULT}",
+        estimate=_GRID,
     ),
-    "aten::cudnn_grid_sampler_backward": _grid(
-        ("grad_output", "self"), lambda grad, values: grid_sample_backward(grad, values, 0, _BOTH)
+    **rules(
+        "grid_sampler_2d_backward grid_sampler_3d_backward _grid_sampler_2d_cpu_fallback_backward "
+        "cudnn_grid_sampler_backward",
+        lambda grad, values, mode, mask: grid_sample_backward(grad, values, mode or _BILINEAR, mask or _BOTH),
+        "grad_output input|self interpolation_mode? output_mask?",
+        estimate=_GRID,
     ),
-    "aten::_cdist_forward": Rule(pair_distances, ("x1", "x2", RESULT), "x1", _DISTANCE),
-    "aten::_cdist_backward": Rule(pair_distances_backward, ("grad", "x1"), "x1", _DISTANCE),
-    "aten::_euclidean_dist": Rule(pair_distances, ("x1", "x2", RESULT), "x1", _DISTANCE),
-    "aten::_pdist_forward": Rule(own_distances, ("self",), "self", _DISTANCE),
-    "aten::_pdist_backward": Rule(own_distances, ("self",), "self", _DISTANCE),
-    "aten::cholesky": _golub(_per_square(Fraction(1, 3)), "self"),
-    "aten::linalg_cholesky_ex": _golub(_per_square(Fraction(1, 3)), "self"),
-    "aten::cholesky_inverse": _golub(_per_square(Fraction(2, 3)), "self"),
-    "aten::cholesky_solve": _golub(_triangular_solves(2), "input2", "self"),
-    "aten::_cholesky_solve_helper": _golub(_triangular_solves(2), "A", "self"),
-    "aten::linalg_solve_triangular": _golub(_triangular_solves(1), "self", "B"),
-    "aten::triangular_solve": _golub(_triangular_solves(1), "A", "self"),
-    "aten::lu_solve": _golub(_triangular_solves(2), "LU_data", "self"),
-    "aten::linalg_lu_solve": _golub(_triangular_solves(2), "LU", "B"),
-    "aten::linalg_ldl_solve": _golub(_triangular_solves(2), "LD", "B"),
-    "aten::linalg_lu": _golub(lu_factor, "A"),
-    "aten::linalg_lu_factor": _golub(lu_factor, "A"),
-    "aten::linalg_lu_factor_ex": _golub(lu_factor, "A"),
-    "aten::_lu_with_info": _golub(lu_factor, "self"),
-    "aten::_linalg_det": _golub(lu_factor, "A"),
-    "aten::_linalg_slogdet": _golub(lu_factor, "A"),
-    "aten::linalg_ldl_factor_ex": _golub(_per_square(Fraction(1, 3)), "self"),
-    "aten::_linalg_solve_ex": _golub(solve, "A", "B"),
-    "aten::linalg_inv_ex": _golub(_per_square(2), "A"),
-    "aten::linalg_lstsq": _golub(least_squares, "self", "b"),
-    "aten::linalg_pinv": _golub(pseudo_inverse, "self", "hermitian"),
-    "aten::geqrf": _golub(householder, "self"),
-    "aten::linalg_qr": _golub(qr, "A", "mode"),
-    "aten::linalg_householder_product": _golub(householder_product, "input", "tau"),
-    "aten::orgqr": _golub(householder_product, "self", "input2"),
-    "aten::ormqr": _golub(apply_q, "self", "input2", "input3"),
-    "aten::_linalg_svd": _golub(svd, "A", "full_matrices", "compute_uv"),
-    "prims::svd": _golub(lambda matrix, full: svd(matrix, full, True), "A", "full_matrices"),
-    "aten::_linalg_eigh": _golub(symmetric_eigen, "A", "compute_v"),
-    "aten::linalg_matrix_exp": Rule(matrix_exponential, ("self",), "self", _EXPONENTIAL, COMPLEX_PRODUCT),
-    "aten::linalg_eig": _golub(_per_square(25), "self"),
-    "aten::linalg_eigvals": _golub(_per_square(10), "self"),
-    "aten::_linalg_eigvals": _golub(_per_square(10), "self"),
+    **rules(
+        "torchvision::roi_align",
+        lambda pooled, ratio: pooled_samples(pooled, ratio),
+        f"{RESULT} sampling_ratio",
+        estimate=_POOLED,
+    ),
+    **rules("torchvision::_roi_align_backward", pooled_samples, "grad sampling_ratio", estimate=_POOLED),
+    **rules("_cdist_forward _euclidean_dist", pair_distances, f"x1 {RESULT}", estimate=_DISTANCE),
+    **rules("_cdist_backward", pair_distances, "x1 grad", estimate=_DISTANCE),
+    **rules("_pdist_forward _pdist_backward", own_distances, "self", estimate=_DISTANCE),
+    **_cubes("cholesky linalg_cholesky_ex linalg_ldl_factor_ex", Fraction(1, 3)),
+    **_cubes("cholesky_inverse", Fraction(2, 3)),
+    **_cubes("linalg_inv_ex", 2),
+    **_cubes("linalg_eig", 25),
+    **_cubes("linalg_eigvals _linalg_eigvals", 10),
+    **_golub("linalg_solve_triangular", partial(triangular_solves, 1), "self B"),
+    **_golub("triangular_solve", partial(triangular_solves, 1), "A self"),
+    **_golub("cholesky_solve", partial(triangular_solves, 2), "input2 self"),
+    **_golub("_cholesky_solve_helper", partial(triangular_solves, 2), "A self"),
+    **_golub("linalg_lu_solve linalg_ldl_solve", partial(triangular_solves, 2), "LU|LD B"),
+    **_golub("linalg_lu linalg_lu_factor_ex _linalg_det _linalg_slogdet", lu_factor),
+    **_golub("_linalg_solve_ex", solve, "A B"),
+    **_golub("linalg_lstsq", least_squares, "self b"),
+    **_golub("linalg_pinv", pseudo_inverse),
+    **_golub("geqrf", householder),
+    **_golub("linalg_qr", qr, "A mode"),
+    **_golub(
+        "linalg_householder_product",
+        lambda reflectors, tau: form_q(reflectors, int(reflectors.shape[-1]), int(tau.shape[-1])),
+        "input tau",
+    ),
+    **_golub("ormqr", apply_q, "self input2 input3"),
+    **_golub("_linalg_svd", svd, "A full_matrices compute_uv"),
+    **_golub("prims::svd", svd, "A full_matrices"),
+    # Tridiagonal QR
+    **_golub(
+        "_linalg_eigh",
+        lambda matrix, vectors: per_square(9 if vectors else Fraction(4, 3), matrix),
+        "A compute_v",
+    ),
+    **rules("linalg_matrix_exp", partial(per_square, 10), "self", estimate=_EXPONENTIAL),
 }

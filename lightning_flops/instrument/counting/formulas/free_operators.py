@@ -1,31 +1,25 @@
-"""Which operators spend no FLOPs as this package counts them, and what shows it.
+"""Which operators have no FLOPs as this package counts them, and what shows it.
 
-An operator is free when there is evidence for it, looked for in this order:
-
-1. people have read it: its name is in ``FREE_NAMES``;
-2. it takes and makes no tensor;
-3. it is torch's own, and torch says what it is: by a tag (element by element, a reduction, a copy of a view, a change
-   of a view in place), or by a schema whose results all are views;
-4. it is the list form (``_foreach_…``) of an operator that is free by 1 or 3.
-
-Rules 2 to 4 stop at names that speak of a product (``says_heavy``). For an operator that is not torch's own,
-neither its name nor its schema shows anything: its author registers a formula, or 0.
+An operator of torch's own is free unless its name speaks of a product, a transform or a solver (``says_heavy``); a
+test holds this to every operator that torch has. Of anybody else's neither the name nor the schema shows anything: it
+is free if it takes and makes no tensor, or if its author has registered 0.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
+from typing import Any
 
-import torch
-
-from lightning_flops.instrument.counting.formulas.free_names import FREE_NAMES
 from lightning_flops.instrument.torch_private.operators import schema_of
 
-Evidence = Literal["read", "no tensors", "tag", "view", "list form"]
-"""What shows that an operator is free."""
-
-TORCH_NAMESPACES = frozenset(name.partition("::")[0] for name in FREE_NAMES)
+TORCH_NAMESPACES = frozenset(
+    (
+        "aten prim prims profiler quantized _quantized quantized_decomposed quantization sparse inductor "
+        "inductor_prims _inductor_test mkl mkldnn mkldnn_prepacked onednn prepacked rngprims static_runtime "
+        "streams symm_mem fsdp ao bucketing c10d _c10d_functional _c10d_functional_autograd c10d_functional "
+        "_dtensor cplib debugprims export flex_lib onnx"
+    ).split()
+)
 """Namespaces that torch itself fills."""
 
 _HEAVY_WORDS = re.compile(
@@ -33,18 +27,29 @@ _HEAVY_WORDS = re.compile(
     r"(?:^|[_\d:.])(?:s|sp|add|badd|addb|b|int|f16|grouped|qk|av)?(?:mm|bmm|mv)(?:$|[_\d])"
     r"|matmul|gemm|gemv|conv(?!ert)|attention|attn|flash|(?:^|_)sdpa?(?:$|_)|(?<!bi)(?<!tri)linear(?!1d)|einsum"
     r"|lstm|(?:^|_)gru|(?:^|_|\d)rnn|(?:^|_)dot(?:$|_)|outer_?prod|tensordot|bilinear(?!2d)|trilinear(?!3d)"
-    r"|cholesky|lstsq|(?:^|_)svd|(?:^|_)qr(?:$|_)|eig(?:h|vals)|(?<!re)solve|(?:^|_)fft|matrix_(?:exp|power)"
+    r"|cholesky|lstsq|(?:^|_)svd|(?:^|_)qr(?:$|_)|(?<!w)eig(?:h|vals)|(?<!re)solve|(?:^|_)fft|matrix_(?:exp|power)"
     r"|ssm|selective_scan|triton|(?:^|_)moe(?:$|_)|(?:^|_)mlp(?:$|_)|fused_(?:dense|experts)",
     re.IGNORECASE,
 )
 
-# Older versions of torch lack some.
-_TAGS = frozenset(
-    tag
-    for tag in (getattr(torch.Tag, name, None) for name in ("pointwise", "reduction", "view_copy", "inplace_view"))
-    if tag is not None
+_FREE_IN_SPITE_OF_THE_NAME = re.compile(
+    # Weights packed, unpacked or laid out anew; the gates of a recurrent cell; sample frequencies; what checks,
+    # converts or moves. None multiplies.
+    r"(?:pre|un|_)?pack|reorder|flatten_weight|_thnn_fused_(?:gru|lstm)_cell|fft_r?fftfreq|_fused_sdp_choice"
+    r"|_linalg_check_errors|_fill_mem_eff_dropout_mask|_transform_bias_rescale_qkv|inductor_random"
 )
-_LIST_FORM = re.compile(r"_foreach_(\w+?)_?$")
+
+_LIBRARIES_FREE = frozenset(
+    (
+        "bitsandbytes::dequantize_4bit bitsandbytes::dequantize_blockwise bitsandbytes::int8_double_quant "
+        "bitsandbytes::int8_mm_dequant bitsandbytes::int8_vectorwise_dequant bitsandbytes::int8_vectorwise_quant "
+        "bitsandbytes::optimizer_update_32bit bitsandbytes::optimizer_update_8bit_blockwise "
+        "bitsandbytes::quantize_4bit bitsandbytes::quantize_blockwise deepspeed::dim_zero_all_to_all "
+        "torchvision::_ps_roi_pool_backward torchvision::_roi_pool_backward torchvision::nms "
+        "torchvision::ps_roi_pool torchvision::roi_pool"
+    ).split()
+)
+"""Operators of libraries that people have read: they convert, compare, pool, update parameters or communicate."""
 
 
 def says_heavy(name: str) -> bool:
@@ -52,50 +57,20 @@ def says_heavy(name: str) -> bool:
     return _HEAVY_WORDS.search(name) is not None
 
 
-def evidence_of(qualified_name: str, operator: Any) -> Evidence | None:
-    """What shows that *operator*, an ``OpOverload`` named ``namespace::name``, spends no FLOPs; None: nothing does."""
+def is_free(qualified_name: str, operator: Any) -> bool:
+    """Whether *operator*, an ``OpOverload`` named ``namespace::name``, is known to have no FLOPs."""
     namespace, _, name = qualified_name.partition("::")
-    if _was_read(qualified_name):
-        return "read"
-    if says_heavy(name):
-        return None
-    if not _has_tensors(operator):
-        return "no tensors"
-    if namespace not in TORCH_NAMESPACES:
-        return None
-    if _has_tag(namespace, name):
-        return "tag"
-    if _makes_views(operator):
-        return "view"
-    list_form = _LIST_FORM.match(name) if namespace == "aten" else None
-    if list_form is not None and (_was_read(f"aten::{list_form[1]}") or _has_tag("aten", list_form[1])):
-        return "list form"
-    return None
+    if says_heavy(name) and not (namespace in TORCH_NAMESPACES and _FREE_IN_SPITE_OF_THE_NAME.search(name)):
+        return qualified_name in _LIBRARIES_FREE
+    return namespace in TORCH_NAMESPACES or qualified_name in _LIBRARIES_FREE or not _has_tensors(operator)
 
 
-def _was_read(qualified_name: str) -> bool:
-    return qualified_name in FREE_NAMES or (qualified_name.endswith("_") and qualified_name.rstrip("_") in FREE_NAMES)
-
-
-def _makes_views(operator: Any) -> bool:
+def makes_views(operator: Any) -> bool:
     """Whether all that the operator returns are views of what it is given, and it writes nothing."""
     schema = schema_of(operator)
     aliases = [value.alias_info for value in schema.returns]
     written = any(value.alias_info is not None and value.alias_info.is_write for value in schema.arguments)
     return bool(aliases) and not written and all(alias is not None and not alias.is_write for alias in aliases)
-
-
-def _has_tag(namespace: str, name: str) -> bool:
-    """Whether an overload of the operator, or of the one it is the in-place form of, has such a tag."""
-    operators = getattr(torch.ops, namespace)
-    for spelled in {name, name.rstrip("_")}:
-        packet = getattr(operators, spelled, None)
-        try:
-            if packet is not None and any(_TAGS.intersection(getattr(packet, one).tags) for one in packet.overloads()):
-                return True
-        except (AttributeError, RuntimeError):  # an overload that only TorchScript knows
-            continue
-    return False
 
 
 def _has_tensors(operator: Any) -> bool:

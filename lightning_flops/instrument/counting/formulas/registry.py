@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,21 +19,16 @@ from lightning_flops.instrument.counting.formulas.contract import (
     Rule,
     Unreadable,
     Work,
-    bind_dtype,
-    bind_formula,
+    bind,
     dtype_of_first_tensor,
-    dtype_place,
     no_flops,
     tensors_in,
     whole_flops,
 )
-from lightning_flops.instrument.counting.formulas.convolution import CONVOLUTION_OVERLOAD_RULES, CONVOLUTION_RULES
+from lightning_flops.instrument.counting.formulas.convolution import CONVOLUTION_RULES
 from lightning_flops.instrument.counting.formulas.estimates import ESTIMATE_RULES
-from lightning_flops.instrument.counting.formulas.free_operators import evidence_of, says_heavy
-from lightning_flops.instrument.counting.formulas.libraries import LIBRARY_RULES
-from lightning_flops.instrument.counting.formulas.matmul import MATMUL_RULES
-from lightning_flops.instrument.counting.formulas.quantized import QUANTIZED_OVERLOAD_RULES, QUANTIZED_RULES
-from lightning_flops.instrument.counting.formulas.recurrent import RECURRENT_OVERLOAD_RULES, RECURRENT_RULES
+from lightning_flops.instrument.counting.formulas.free_operators import is_free, makes_views, says_heavy
+from lightning_flops.instrument.counting.formulas.products import PRODUCT_RULES
 from lightning_flops.instrument.torch_private.operators import (
     OpOverload,
     higher_order_name,
@@ -43,23 +38,8 @@ from lightning_flops.instrument.torch_private.operators import (
     triton_kernel,
 )
 
-RULES: Mapping[str, Rule] = {
-    **MATMUL_RULES,
-    **CONVOLUTION_RULES,
-    **ATTENTION_RULES,
-    **RECURRENT_RULES,
-    **ESTIMATE_RULES,
-    **QUANTIZED_RULES,
-    **LIBRARY_RULES,
-}
+RULES: Mapping[str, Rule] = {**PRODUCT_RULES, **CONVOLUTION_RULES, **ATTENTION_RULES, **ESTIMATE_RULES}
 """Rules of whole operators, all overloads alike: ``aten::mm``."""
-
-OVERLOAD_RULES: Mapping[str, Rule] = {
-    **CONVOLUTION_OVERLOAD_RULES,
-    **RECURRENT_OVERLOAD_RULES,
-    **QUANTIZED_OVERLOAD_RULES,
-}
-"""Rules of single overloads, ``aten::lstm.input``; the default overload has no suffix. They win over ``RULES``."""
 
 user_formulas: dict[str, Formula] = {}
 """Formulas users registered, by ``namespace::name`` or ``namespace::name.overload``."""
@@ -103,50 +83,50 @@ def _exists(name: str) -> bool:
 def lookup(operator: Any) -> Entry:
     """What is known about *operator*, an ``OpOverload`` or a higher-order operator; the same object at every call.
 
-    A user's formula wins over ours, ours over one registered with ``torch.utils.flop_counter``, any over "free".
+    A user's formula wins over ours, ours over one registered with ``torch.utils.flop_counter``, any over "free". Ours
+    stand in for torch's own, which count complex numbers, sparse operands, groups and masks like everything else.
     """
     entry = _entries.get(operator)
     if entry is None:
-        entry = _entries[operator] = _find(operator)
+        find = _find if isinstance(operator, OpOverload) else _find_higher_order
+        entry = _entries[operator] = find(operator)
     return entry
 
 
 def _find(operator: Any) -> Entry:
-    if not isinstance(operator, OpOverload):
-        return _find_higher_order(operator)
     schema = schema_of(operator)
-    qualified = schema.name  # "aten::mm"
-    overload = schema.overload_name
-    full = f"{qualified}.{overload}" if overload else qualified
+    qualified, overload = schema.name, schema.overload_name  # "aten::mm"
     name = qualified.replace("::", ".", 1)
-    user = user_formulas.get(full) or user_formulas.get(qualified)
+    user = user_formulas.get(f"{qualified}.{overload}") or user_formulas.get(qualified)
     if user is not None:
-        return Entry(name, "formula", user, dtype_of_first_tensor)
+        return _formula(name, user)
     replaced = replaced_by(operator)
     if replaced is not None:
         return replace(lookup(replaced), name=name)
-    rule = OVERLOAD_RULES.get(full) or RULES.get(qualified)
+    rule = RULES.get(qualified)
     if rule is not None:
         try:
-            formula = bind_formula(rule, schema)
+            formula, dtype_of = bind(rule, schema)
         except LookupError:
             # A torch version whose schema has other arguments: better listed as uncounted than counted wrong.
-            return _unknown(name, operator)
-        try:
-            dtype_of, place = bind_dtype(rule, schema), dtype_place(rule, schema)
-        except (LookupError, ValueError):
-            dtype_of, place = dtype_of_first_tensor, None
-        return Entry(name, "formula", formula, dtype_of, rule.estimate, dtype_place=place)
+            return _without_formula(name, "unknown")
+        return Entry(name, "formula", formula, dtype_of, rule.estimate)
     from_torch = _formula_of_torch(operator)
     if from_torch is not None:
-        return Entry(name, "formula", from_torch, dtype_of_first_tensor)
-    if evidence_of(qualified, operator) is not None:
-        return Entry(name, "free", no_flops, dtype_of_first_tensor)
-    return _unknown(name, operator)
+        return _formula(name, from_torch)
+    if makes_views(operator):
+        return _without_formula(name, "free")
+    if is_composite(operator):
+        return _without_formula(name, "unknown", composite=True)
+    return _without_formula(name, "free" if is_free(qualified, operator) else "unknown")
 
 
-def _unknown(name: str, operator: Any) -> Entry:
-    return Entry(name, "unknown", no_flops, dtype_of_first_tensor, composite=is_composite(operator))
+def _formula(name: str, formula: Formula, estimate: str = "") -> Entry:
+    return Entry(name, "formula", formula, dtype_of_first_tensor, estimate)
+
+
+def _without_formula(name: str, kind: Kind, *, composite: bool = False) -> Entry:
+    return Entry(name, kind, no_flops, dtype_of_first_tensor, composite=composite)
 
 
 def _find_higher_order(operator: Any) -> Entry:
@@ -154,15 +134,15 @@ def _find_higher_order(operator: Any) -> Entry:
     name = f"higher_order.{short}"
     user = user_formulas.get(f"higher_order::{short}")
     if user is not None:
-        return Entry(name, "formula", user, dtype_of_first_tensor)
+        return _formula(name, user)
     rule = HIGHER_ORDER_RULES.get(short)
     if rule is not None:
-        return Entry(name, "formula", bind_formula(rule, None), dtype_of_first_tensor, rule.estimate)
+        return _formula(name, rule.flops, rule.estimate)
     if short in _CALLS_ANOTHER:
-        return Entry(name, "formula", _flops_of_called(*_CALLS_ANOTHER[short]), dtype_of_first_tensor)
+        return _formula(name, _flops_of_called(*_CALLS_ANOTHER[short]))
     if short.startswith("triton_kernel_wrapper"):
-        return Entry(name, "formula", _no_flops_if_heard, dtype_of_first_tensor)
-    return Entry(name, "unknown", no_flops, dtype_of_first_tensor)
+        return _formula(name, _no_flops_if_heard)
+    return _without_formula(name, "unknown")
 
 
 def _flops_of_called(place: int, start: int, result: int | None) -> Formula:
@@ -191,42 +171,32 @@ def _no_flops_if_heard(args: Arguments, kwargs: Keywords, out: Any) -> int:
 def _formula_of_torch(operator: OpOverload) -> Formula | None:
     """A formula registered with ``torch.utils.flop_counter.register_flop_formula``, in our signature."""
     module = sys.modules.get("torch.utils.flop_counter")  # not imported: nobody registered anything
-    registered: Mapping[Any, Callable[..., Any]] = getattr(module, "flop_registry", {})
-    formula = registered.get(operator.overloadpacket)
-    return None if formula is None else as_our_formula(formula)
-
-
-def as_our_formula(formula: Callable[..., Any]) -> Formula:
-    """Torch's signature ``f(*args, out_val=out, **kwargs)`` in ours."""
-
-    def call(args: Arguments, kwargs: Keywords, out: Any) -> int | Work:
-        return whole_flops(formula(*args, **kwargs, out_val=out))
-
-    return call
+    formula = getattr(module, "flop_registry", {}).get(operator.overloadpacket)
+    if formula is None:
+        return None
+    return lambda args, kwargs, out: whole_flops(formula(*args, **kwargs, out_val=out))
 
 
 def hides_flops(name: str, args: Arguments, kwargs: Keywords, out: Any) -> bool:
-    """Whether a call of an operator that nothing is known about may have spent FLOPs, so that counts are lower bounds.
+    """Whether a call of an operator that nothing is known about may have FLOPs, so that counts are lower bounds.
 
     It may if it takes or makes a floating-point, complex or quantized tensor. One that works on integers alone does
     not, with two exceptions: its name (``namespace.name``) speaks of a product (mm, conv, attention …), or it looks
     like a product of quantized numbers, because two of its 8-bit inputs of at least two dimensions do not broadcast.
     """
-    if says_heavy(name):
+    given = list(tensors_in((*args, *kwargs.values())))
+    made = tensors_in(out if isinstance(out, (list, tuple)) else (out,))
+    if says_heavy(name) or any(
+        one.dtype.is_floating_point or one.dtype.is_complex or one.is_quantized for one in (*given, *made)
+    ):
         return True
-    shapes: list[tuple[int, ...]] = []
-    for tensor in tensors_in((*args, *kwargs.values(), *(out if isinstance(out, (list, tuple)) else (out,)))):
-        dtype = tensor.dtype
-        if dtype.is_floating_point or dtype.is_complex or tensor.is_quantized:
-            return True
-    for tensor in tensors_in((*args, *kwargs.values())):
-        if tensor.dtype in (torch.int8, torch.uint8) and not tensor.is_nested and tensor.dim() >= 2:
-            shapes.append(tuple(tensor.shape))
+    shapes = [
+        tuple(one.shape)
+        for one in given
+        if one.dtype in (torch.int8, torch.uint8) and not one.is_nested and one.dim() >= 2
+    ]
     return any(not _broadcast(shapes[0], shape) for shape in shapes[1:])
 
 
 def _broadcast(left: tuple[int, ...], right: tuple[int, ...]) -> bool:
     return all(a == b or a == 1 or b == 1 for a, b in zip(reversed(left), reversed(right), strict=False))
-
-
-__all__ = ["Entry", "Formula", "Kind", "Work", "formulas_without_operator", "hides_flops", "lookup"]

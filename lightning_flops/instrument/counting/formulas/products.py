@@ -1,0 +1,355 @@
+"""Matrix products, linear and recurrent layers: dense, packed, quantized and sparse.
+
+A product of an (M, K) and a (K, N) matrix is 2·M·K·N FLOPs; adding a bias or a scaled third matrix is elementwise and
+counts nothing. A product of complex numbers is four times as much, and integer kernels count like others. Sparse
+operands count their stored elements. A recurrent layer's tokens meet each of its weight matrices once; its gates'
+elementwise work counts nothing.
+
+``outer`` has no rule: torch runs it as the elementwise product of a column and a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from itertools import zip_longest
+from math import prod
+from typing import Any
+
+import torch
+
+from lightning_flops.instrument.counting.formulas.contract import RESULT, Rule, Unreadable, Work, host_integers, rules
+from lightning_flops.instrument.torch_private.dispatch import is_fake, out_of_sight
+from lightning_flops.instrument.torch_private.tensors import nested_sizes, stored_count, stored_indices
+
+_STRIDED = torch.strided
+_PAIR_OF_FLOAT4 = getattr(torch, "float4_e2m1fn_x2", None)  # not in older torch
+
+
+def sizes_of(tensor: torch.Tensor) -> list[tuple[int, ...]]:
+    """Shapes that a tensor holds: its own, or one for each component of a nested tensor."""
+    if not tensor.is_nested:
+        return [tuple(tensor.shape)]
+    if tensor.layout is torch.jagged:
+        return [tuple(component.shape) for component in tensor.unbind()]
+    return nested_sizes(tensor)
+
+
+def rows_of(values: torch.Tensor) -> int:
+    """Rows of the last dimension, of all components."""
+    return sum(prod(shape[:-1]) for shape in sizes_of(values))
+
+
+def non_zeros(tensor: torch.Tensor) -> int:
+    """Stored elements of a tensor of any layout: all of a dense one, whole blocks of a blocked one.
+
+    Raises:
+        Unreadable: it is sparse, and has no values.
+    """
+    if tensor.layout is not _STRIDED and (tensor.is_meta or is_fake(type(tensor))):
+        raise Unreadable("how many elements a sparse tensor stores follows from its values")
+    if tensor.layout is torch.sparse_coo:
+        with out_of_sight():
+            stored = stored_count(tensor)
+        return stored * prod(tensor.shape[tensor.sparse_dim() :])
+    if tensor.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc):
+        with out_of_sight():
+            return tensor.values().numel()
+    return tensor.numel()
+
+
+def _row_ids(tensor: torch.Tensor, dim: int) -> torch.Tensor:
+    """For each stored element of a two-dimensional sparse tensor, its index along *dim*."""
+    coordinates = tensor if tensor.layout is torch.sparse_coo else tensor.to_sparse()
+    return stored_indices(coordinates)[dim]
+
+
+def _sparse_times_sparse(left: torch.Tensor, right: torch.Tensor) -> int:
+    """Two FLOPs for every pair of stored elements that meet: (m, k) of the left one, (k, n) of the right one."""
+    inner = left.shape[1]
+    with out_of_sight():
+        met_left = torch.bincount(_row_ids(left, 1), minlength=inner)
+        met_right = torch.bincount(_row_ids(right, 0), minlength=inner)
+        met = (met_left * met_right).sum()
+    return 2 * sum(host_integers(met))
+
+
+def _nested_product(left: torch.Tensor, right: torch.Tensor) -> int:
+    """Product of which at least one side is nested: component by component, a plain side shared by all."""
+    lefts, rights = sizes_of(left), sizes_of(right)
+    if left.is_nested and not right.is_nested and right.dim() == 3:
+        rights = [tuple(right.shape[1:])] * len(lefts)
+    elif len(rights) == 1:
+        rights = rights * len(lefts)
+    elif len(lefts) == 1:
+        lefts = lefts * len(rights)
+    return sum(_shape_product(a, b) for a, b in zip(lefts, rights, strict=True))
+
+
+def _shape_product(left: Sequence[int], right: Sequence[int]) -> int:
+    """``matmul`` of two shapes, batch dimensions broadcast, vectors allowed on either side."""
+    if left[-1] != right[-2:][0]:
+        raise Unreadable("the sizes of its arguments do not fit together")
+    rows, columns = (left[-2] if len(left) > 1 else 1), (right[-1] if len(right) > 1 else 1)
+    batches = zip_longest(reversed(left[:-2]), reversed(right[:-2]), fillvalue=1)
+    return 2 * prod(a if b == 1 else b for a, b in batches) * rows * left[-1] * columns
+
+
+def product(left: torch.Tensor, right: torch.Tensor) -> int:
+    """Products in all their forms: vectors, matrices, broadcast stacks, nested and sparse operands."""
+    if left.is_nested or right.is_nested:
+        return _nested_product(left, right)
+    if left.layout is _STRIDED:
+        if right.layout is not _STRIDED:
+            return 2 * non_zeros(right) * prod(left.shape[:-1])
+        if right.dim() == 2:  # the commonest, without the loop over batches
+            return 2 * left.numel() * int(right.shape[1])
+        return _shape_product(left.shape, right.shape)
+    if right.layout is not _STRIDED:
+        return _sparse_times_sparse(left, right)
+    return 2 * non_zeros(left) * (int(right.shape[-1]) if right.dim() > 1 else 1)
+
+
+def product_backward(grad: torch.Tensor, left: torch.Tensor, right: torch.Tensor, mask: Sequence[bool]) -> int:
+    """``matmul_backward``: each gradient asked for is one product as large as the forward."""
+    return (bool(mask[0]) + bool(mask[1])) * product(left, right)
+
+
+def linear(values: torch.Tensor, weight: torch.Tensor) -> int:
+    """Every row of *values* (…, in) times a weight (out, in) or (in,)."""
+    return 2 * rows_of(values) * non_zeros(weight)
+
+
+def linear_backward(values: torch.Tensor, weight: torch.Tensor, mask: Sequence[bool]) -> int:
+    """Input and weight gradient cost one forward each; the bias's is a reduction."""
+    return (bool(mask[0]) + bool(mask[1])) * linear(values, weight)
+
+
+def linear_from_result(values: torch.Tensor, out: torch.Tensor) -> int:
+    """A product whose right side is packed: (…, in) to (…, out)."""
+    return 2 * out.numel() * int(values.shape[-1])
+
+
+def _packed_elements(tensor: torch.Tensor) -> int:
+    """Numbers in one element of *tensor*: two where a byte holds a pair of 4-bit floats."""
+    return 2 if tensor.dtype is _PAIR_OF_FLOAT4 else 1
+
+
+def grouped_product(
+    left: torch.Tensor, right: torch.Tensor, offsets: torch.Tensor | None, *, times: int = 1
+) -> int | Work:
+    """``_grouped_mm``: groups that differ in one size; *offsets* holds the cumulative ends of the groups.
+
+    Rows (or columns) behind the last offset belong to no group and are not computed. Where the offsets cannot be read,
+    the groups are taken to fill the tensor.
+    """
+    times *= 2 * _packed_elements(left)
+    if left.dim() == 3 and right.dim() == 3:
+        return times * left.numel() * int(right.shape[2])
+    if left.dim() == 2 and right.dim() == 3:  # rows are grouped: (T, K) by (G, K, N)
+        grouped, others = int(left.shape[0]), int(left.shape[1]) * int(right.shape[2])
+    elif left.dim() == 3:  # columns are grouped: (G, M, K) by (K, T)
+        grouped, others = int(right.shape[1]), int(left.shape[1]) * int(left.shape[2])
+    else:  # the inner size is grouped: (M, T) by (T, N), giving (G, M, N)
+        grouped, others = int(left.shape[1]), int(left.shape[0]) * int(right.shape[1])
+    whole = grouped
+    if offsets is not None:
+        with suppress(Unreadable):
+            grouped = min(grouped, host_integers(offsets)[-1])
+    flops = times * grouped * others
+    return flops if grouped == whole else Work(flops, by_values=True)
+
+
+def list_product(lefts: Sequence[torch.Tensor], rights: Sequence[torch.Tensor]) -> int:
+    """The products of two lists, pair by pair."""
+    return sum(product(left, right) for left, right in zip(lefts, rights, strict=True))
+
+
+def two_of_four(compressed: torch.Tensor, out: torch.Tensor) -> int:
+    """A product with a 2:4 sparse matrix whose stored half has K/2 columns: two FLOPs for each stored element used."""
+    return 2 * out.numel() * int(compressed.shape[1])
+
+
+def sparse_reduce_backward(grad: torch.Tensor, pattern: torch.Tensor, mask: Sequence[bool]) -> int:
+    """Backward of ``torch.sparse.mm(…, reduce)``: a multiply-add per stored element and column for each gradient."""
+    return (bool(mask[0]) + bool(mask[1])) * 2 * non_zeros(pattern) * int(grad.shape[-1])
+
+
+def trilinear(first: torch.Tensor, second: torch.Tensor, third: torch.Tensor, *sizes: Sequence[int] | int) -> int:
+    """``_trilinear``: two pairwise products; sums the third factor has no part in are done by the first of them.
+
+    *sizes* are the dimensions in which each factor is expanded, those summed, and the one that is a loop.
+    """
+    *expanded, summed, unrolled = sizes
+    rank = first.dim() + len(expanded[0])  # type: ignore[arg-type]
+
+    def placed(tensor: torch.Tensor, missing: Any) -> list[int]:
+        shape = iter(tensor.shape)
+        return [1 if dim in missing else int(next(shape)) for dim in range(rank)]
+
+    a, b, c = (placed(tensor, dims) for tensor, dims in zip((first, second, third), expanded, strict=True))
+    turns = max(a[unrolled], b[unrolled], c[unrolled])  # type: ignore[index]
+    a[unrolled] = b[unrolled] = c[unrolled] = 1  # type: ignore[index]
+    early = {dim for dim in summed if dim in expanded[2] and dim != unrolled}  # type: ignore[operator,union-attr]
+    left = [1 if dim in early else max(a[dim], b[dim]) for dim in range(rank)]
+    return turns * (_contraction(a, b, early) + _contraction(left, c, {*summed} - early - {unrolled}))  # type: ignore
+
+
+def _contraction(left: Sequence[int], right: Sequence[int], summed: Collection[int]) -> int:
+    """FLOPs of one pairwise product: elementwise, so none, unless it sums; one side's own sums are done before it."""
+    if not summed:
+        return 0
+    sizes = zip(left, right, strict=True)
+    return 2 * prod(1 if dim in summed and min(pair) == 1 else max(pair) for dim, pair in enumerate(sizes))
+
+
+def layers(values: torch.Tensor, weights: Sequence[torch.Tensor]) -> int:
+    """All layers and directions of a recurrent layer at once: *weights* lists their matrices and biases."""
+    return 2 * rows_of(values) * sum(weight.numel() for weight in weights if weight.dim() == 2)
+
+
+def layers_backward(values: torch.Tensor, weights: Sequence[torch.Tensor], mask: Sequence[bool]) -> int:
+    """One forward's work down the sequence, one more for the weights if they are asked for.
+
+    *mask* is (input, hidden, cell, weights): the backend walks the whole sequence for any of the first three, and the
+    weights' gradients need that walk too.
+    """
+    return (1 + bool(mask[3])) * layers(values, weights) if any(mask) else 0
+
+
+def packed_layers(gates: int, values: torch.Tensor, hidden: Any, count: int = 1, bidirectional: bool = False) -> int:
+    """Recurrent layers whose weights are packed, from the sizes of input and hidden state."""
+    state = hidden[0] if isinstance(hidden, (list, tuple)) else hidden
+    directions = 2 if bidirectional else 1
+    size, hidden_size = int(values.shape[-1]), int(state.shape[-1])
+    rows = directions * gates * hidden_size
+    elements = rows * (size + hidden_size) + (count - 1) * rows * (directions * hidden_size + hidden_size)
+    return 2 * rows_of(values) * elements
+
+
+def gathered_products(values: torch.Tensor, weights: Sequence[torch.Tensor], out: Any) -> int:
+    """An all-gather of rows fused with their products: *out* ends with the list of products."""
+    return sum(2 * made.numel() * int(weight.shape[0]) for made, weight in zip(out[-1], weights, strict=True))
+
+
+_PAIR = "mat1|batch1|mat|sparse|self|qa|a mat2|batch2|vec|tensor|other|dense|qb|b"
+_LINEAR = "input|self|A weight|B|CB"
+_FROM_RESULT = f"self|input|inp|X|x|qx {RESULT}"
+_INT8_LINEAR = "linear linear_relu linear_leaky_relu linear_tanh linear_dynamic linear_relu_dynamic"
+_INT8_LINEARS = (
+    *_INT8_LINEAR.split(),
+    "linear_with_input_q_dq_qweight_dq_output_fp32",
+    "linear_with_input_q_dq_qweight_dq_relu_output_fp32",
+)
+_DENSE = "as if dense: how many of the weight's blocks are stored is not shown"
+
+PRODUCT_RULES: dict[str, Rule] = {
+    **rules(
+        "mm bmm addmm addmm_ baddbmm baddbmm_ addbmm addbmm_ _addmm_activation _int_mm mv addmv addmv_ dot vdot matmul "
+        "_sparse_mm _sparse_addmm _sparse_sparse_matmul _sparse_mm_reduce_impl hspmm sspaddmm quantized::matmul "
+        "symm_mem::_async_input_mm",
+        product,
+        _PAIR,
+    ),
+    **rules("_scaled_mm _scaled_mm_v2", lambda left, right: _packed_elements(left) * product(left, right), "self mat2"),
+    **rules("addr addr_", lambda left, right: 2 * left.numel() * right.numel(), "vec1 vec2"),
+    **rules("matmul_backward", product_backward, "grad self other mask"),
+    **rules("linear mkldnn_linear bitsandbytes::int8_linear_matmul", linear, _LINEAR),
+    **rules("bitsandbytes::int8_scaled_mm bitsandbytes::int8_mixed_scaled_mm", linear, _LINEAR),
+    **rules("bitsandbytes::gemv_4bit", lambda values, shape: 2 * values.numel() * shape[0], "A shapeB"),
+    **rules("linear_backward mkldnn_linear_backward", linear_backward, "self weight output_mask"),
+    **rules("mkldnn_linear_backward_input", linear, "grad_output weight"),
+    **rules("mkldnn_linear_backward_weights", linear, "input weight"),
+    **rules("_foreach_mm", list_product, "self mat2"),
+    **rules("_grouped_mm _scaled_grouped_mm _scaled_grouped_mm_v2", grouped_product, "self mat2 offs"),
+    **rules("transformers::grouped_mm_fallback", grouped_product, "input weight offs"),
+    **rules(
+        "transformers::grouped_mm_fallback_backward",
+        lambda values, weight, offsets: grouped_product(values, weight, offsets, times=2),
+        "input weight offs",
+    ),
+    **rules("_trilinear", trilinear, "i1 i2 i3 expand1 expand2 expand3 sumdim unroll_dim"),
+    # A grid of homogeneous points (…, 3 or 4 coordinates) times each sample's matrix, (d, d + 1)
+    **rules("affine_grid_generator", lambda theta, grid: 2 * grid.numel() * int(theta.shape[2]), f"theta {RESULT}"),
+    **rules(
+        "cudnn_affine_grid_generator", lambda theta, grid: 2 * grid.numel() * int(theta.shape[2]), f"theta {RESULT}"
+    ),
+    **rules(
+        "cudnn_affine_grid_generator_backward",
+        lambda theta, grid: 2 * grid.numel() * int(theta.shape[2]),
+        f"{RESULT} grad",
+    ),
+    # Sums of values (n, …) with coefficients (m, n)
+    **rules(
+        "_compute_linear_combination",
+        lambda values, coefficients: 2 * int(coefficients.shape[0]) * values.numel(),
+        "input coefficients",
+    ),
+    # Weights packed as int4 or int8: activations and accumulation stay in the activations' dtype.
+    **rules(
+        "_weight_int4pack_mm _weight_int4pack_mm_for_cpu _weight_int4pack_mm_with_scales_and_zeros _weight_int8pack_mm "
+        "_dyn_quant_matmul_4bit _mixed_dtypes_linear quantized::int4mm_packed_weight_cpu mkldnn::_linear_pointwise "
+        "mkl::_mkl_linear onednn::linear_dynamic_fp16 onednn::linear_relu_dynamic_fp16 onednn::qlinear_pointwise "
+        "quantized::linear_dynamic_fp16 quantized::linear_relu_dynamic_fp16 "
+        "_quantized::wrapped_fbgemm_linear_fp16_weight",
+        linear_from_result,
+        _FROM_RESULT,
+    ),
+    **rules(
+        " ".join(f"{namespace}::{name}" for namespace in ("quantized", "_quantized") for name in _INT8_LINEARS)
+        + " _quantized::_wrapped_quantized_linear_prepacked _quantized::wrapped_quantized_linear",
+        linear_from_result,
+        f"X {RESULT}",
+        torch.int8,
+    ),
+    **rules("quantized::linear_dynamic_fp16_unpacked_weight", linear, "X weight"),
+    **rules(
+        "sparse::qlinear sparse::qlinear_dynamic sparse::qlinear_relu sparse::qlinear_relu_dynamic",
+        linear_from_result,
+        f"X {RESULT}",
+        torch.int8,
+        _DENSE,
+    ),
+    # Sparse
+    **rules(
+        "sparse_sampled_addmm",
+        lambda left, pattern: 2 * non_zeros(pattern) * int(left.shape[-1]),
+        "mat1 self",
+    ),
+    **rules("_sparse_mm_reduce_impl_backward", sparse_reduce_backward, "grad_out self output_mask"),
+    **rules(
+        "_sparse_semi_structured_linear _sparse_semi_structured_mm _sparse_semi_structured_addmm",
+        two_of_four,
+        f"weight|mat1 {RESULT}",
+    ),
+    # Its compressed side is opaque, the dense side is (K, N); half of K is stored.
+    **rules("_cslt_sparse_mm", lambda dense, out: out.numel() * int(dense.shape[0]), f"dense_B {RESULT}"),
+    **rules("inductor::_mm_plus_mm", lambda a, b, c, d: product(a, b) + product(c, d), "a b c d"),
+    # Fused with collectives: this rank's share
+    **rules(
+        "symm_mem::fused_all_gather_matmul symm_mem::fused_all_gather_scaled_matmul",
+        gathered_products,
+        f"A Bs {RESULT}",
+    ),
+    **rules("symm_mem::fused_matmul_reduce_scatter symm_mem::fused_scaled_matmul_reduce_scatter", product, "A B"),
+    # Recurrent layers
+    **rules("mkldnn_rnn_layer", lambda x, *weights: layers(x, weights), "input weight0 weight1"),
+    **rules("mkldnn_rnn_layer_backward", lambda x, *weights: 2 * layers(x, weights), "input weight1 weight2"),
+    **rules("_cudnn_rnn miopen_rnn _lstm_mps", layers, "input weight|params"),
+    **rules("_cudnn_rnn_backward miopen_rnn_backward", layers_backward, "input weight output_mask"),
+    **rules("lstm_mps_backward", lambda x, weights: 2 * layers(x, weights), "input params"),
+    **rules(
+        "quantized_lstm", lambda *sizes: packed_layers(4, *sizes), "input|data hx num_layers bidirectional", torch.int8
+    ),
+    **rules(
+        "quantized_gru", lambda *sizes: packed_layers(3, *sizes), "input|data hx num_layers bidirectional", torch.int8
+    ),
+    **rules("quantized::quantized_lstm_cell_dynamic", lambda x, h: packed_layers(4, x, h), "input hx", torch.int8),
+    **rules("quantized::quantized_gru_cell_dynamic", lambda x, h: packed_layers(3, x, h), "input hx", torch.int8),
+    **rules(
+        "quantized::quantized_rnn_tanh_cell_dynamic quantized::quantized_rnn_relu_cell_dynamic",
+        lambda x, h: packed_layers(1, x, h),
+        "input hx",
+        torch.int8,
+    ),
+}

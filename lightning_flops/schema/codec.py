@@ -1,0 +1,105 @@
+"""Frozen dataclasses to JSON text and back, by msgspec."""
+
+from __future__ import annotations
+
+import json
+import math
+from array import array
+from collections.abc import Hashable, Iterator
+from functools import cache
+from typing import Any, TypeVar, cast
+
+import msgspec
+
+from lightning_flops.errors import ProfileFormatError
+
+_T = TypeVar("_T")
+
+LONGEST_PROFILE = 1 << 28
+"""Most characters of a profile that is read; one of a model with 1,000 modules and a traced step has a million."""
+
+
+def dump(value: object, *, indented: bool = True) -> str:
+    """JSON of the dataclass *value*, the same text for equal values; ends with a line break.
+
+    Args:
+        value: the dataclass.
+        indented: for people; else all of it on one line.
+
+    Raises:
+        ProfileFormatError: a number in it is not finite.
+    """
+    plain = msgspec.to_builtins(value, enc_hook=_plain)
+    try:
+        text = json.dumps(plain, ensure_ascii=False, allow_nan=False)
+    except ValueError as error:
+        raise ProfileFormatError(f"{next(_not_finite(plain, '$'), error)}, which JSON cannot hold") from error
+    # A lone surrogate, which a module's description may contain, has no form in a file.
+    text = text.encode("utf-8", "replace").decode()
+    return (msgspec.json.format(text, indent=2) if indented else text) + "\n"
+
+
+def load(cls: type[_T], text: str, *, version: int) -> _T:
+    """The dataclass *cls* that ``dump`` wrote as *text*. Fields that *cls* does not have are passed over.
+
+    Args:
+        cls: class to build.
+        text: JSON.
+        version: ``schema_version`` of what ``dump`` writes today, the only one that is read.
+
+    Raises:
+        ProfileFormatError: not JSON, another version, or a field that is missing or of a wrong type.
+    """
+    if len(text) > LONGEST_PROFILE:
+        raise ProfileFormatError(f"the profile is longer than {LONGEST_PROFILE:,} characters")
+    found = _decoded(_Versioned, text).schema_version
+    if found != version:
+        which = "a newer lightning-flops, so update this one" if found > version else "an older lightning-flops"
+        raise ProfileFormatError(
+            f"the profile has schema version {found}, and {version} is read here: it was written by {which}"
+        )
+    return _decoded(cls, text)
+
+
+class _Versioned(msgspec.Struct):
+    """What a text says of its own form."""
+
+    schema_version: int
+
+
+def _decoded(cls: type[_T], text: str) -> _T:
+    try:
+        return cast("_T", _decoder(cast("Hashable", cls)).decode(text))
+    except RecursionError as error:
+        raise ProfileFormatError("the profile is nested too deep") from error
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        raise ProfileFormatError(f"the profile cannot be read: {error}") from error
+
+
+@cache
+def _decoder(cls: Hashable) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(cast("Any", cls), dec_hook=_from_plain)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, array):
+        return value.tolist()
+    raise NotImplementedError(f"{type(value).__name__} has no JSON form here")
+
+
+def _from_plain(kind: type, plain: Any) -> object:
+    if kind is array and isinstance(plain, list) and all(type(item) is int for item in plain):
+        return array("q", plain)
+    raise ValueError("Expected `array` of integers")
+
+
+def _not_finite(plain: Any, place: str) -> Iterator[str]:
+    """Where *plain* holds a number that is not finite."""
+    if isinstance(plain, dict):
+        for key, item in plain.items():
+            yield from _not_finite(item, f"{place}.{key}")
+    elif isinstance(plain, list):
+        for index, item in enumerate(plain):
+            yield from _not_finite(item, f"{place}[{index}]")
+    elif isinstance(plain, float) and not math.isfinite(plain):
+        yield f"{place} is {plain}"

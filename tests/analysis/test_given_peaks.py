@@ -1,0 +1,84 @@
+"""Peaks that are given after the run, and figures that no device can reach."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lightning_flops.analysis.given_peaks import with_given_peaks
+from lightning_flops.analysis.impossible import possible_operators, possible_times
+from lightning_flops.cli import main
+from lightning_flops.config import ProfilerConfig
+from lightning_flops.schema.modules import ModuleTimes
+from lightning_flops.schema.roofline import Roofline
+from lightning_flops.schema.step import OperatorProfile
+from tests.analysis.test_profile import MLP, TICK, in_ticks
+from tests.report import windows
+from tests.report.windows import build_profile
+
+PLAIN = build_profile(MLP, config=ProfilerConfig())
+"""1,400 MFLOPs in steps of 20 ticks."""
+
+
+def test_a_peak_given_after_the_run_gives_what_it_would_have_given_in_it() -> None:
+    peak = 64 * 1400e6
+    assert PLAIN.rates.mfu is None
+    given = with_given_peaks(PLAIN, flops_per_sec=peak, memory_bytes_per_sec=1e9)
+    inside = build_profile(MLP, config=ProfilerConfig(peak_flops_per_sec=peak, memory_bytes_per_sec=1e9))
+    assert given.rates == inside.rates and given.rates.mfu == 16 / 20
+    assert (given.dtypes, given.unavailable) == (inside.dtypes, inside.unavailable)
+    assert [one.roofline for one in given.operators] == [one.roofline for one in inside.operators]
+    assert [one.roofline for one in given.modules] == [one.roofline for one in inside.modules]
+    assert given.settings.peak_given and given.settings.memory_given
+    assert with_given_peaks(PLAIN, flops_per_sec=None, memory_bytes_per_sec=None) is PLAIN
+
+
+def test_peaks_by_dtype_leave_other_dtypes_theirs() -> None:
+    profile = build_profile(in_ticks(windows.transformer_window()), config=ProfilerConfig())
+    given = with_given_peaks(profile, flops_per_sec={"bfloat16": 624e12}, memory_bytes_per_sec=None)
+    assert given.rates.mfu == (3744e9 / 624e12 + 240e9 / 19.5e12) / (100 * TICK)
+
+
+def test_a_share_beyond_twice_the_peak_is_no_figure() -> None:
+    # 1,400 MFLOPs at 1 GFLOP/s take 1.4 s: 71.7 times the 20 ticks of the step.
+    low = with_given_peaks(PLAIN, flops_per_sec=1e9, memory_bytes_per_sec=None)
+    inside = build_profile(MLP, config=ProfilerConfig(peak_flops_per_sec=1e9))
+    for profile in (low, inside):
+        assert (profile.rates.mfu, profile.rates.hfu) == (None, None)
+        assert profile.unavailable["mfu"] == (
+            "the FLOPs take 71.7 times the step's time at the peak: time is missing, or the peak is too low"
+        )
+
+
+def test_modules_and_operators_beyond_twice_the_peak_are_left_out_and_listed() -> None:
+    times = ModuleTimes(
+        clock="device", forward_sec=1, own_forward_sec=1, backward_sec=1, own_backward_sec=1, forward_kernels=1,
+        backward_kernels=1, forward_flops_per_sec=5e9, backward_flops_per_sec=1e9, forward_utilization=5.0,
+        backward_utilization=1.0,
+    )  # fmt: skip
+    found, notes = possible_times({"head": times, "body": replace(times, forward_utilization=2.0)})
+    assert (found["head"].forward_flops_per_sec, found["head"].backward_flops_per_sec) == (None, 1e9)
+    assert found["body"].forward_flops_per_sec == 5e9
+    assert notes[0].startswith("Left out, as they would be beyond the device's peak: FLOP/s of head's forward (5.0 tim")
+    roofline = Roofline(flops_per_byte=1.0, achieved_flops_per_sec=3e9, attainable_flops_per_sec=1e9)
+    (cell,) = PLAIN.operators[:1]
+    operator: OperatorProfile = replace(cell, operator="aten.mm", dtypes=("float32",), roofline=roofline)
+    (left,), (note,) = possible_operators([operator], {"float32": 1e9}.get)
+    assert left.roofline is not None and left.roofline.achieved_flops_per_sec is None
+    assert "aten.mm (3.0 times)" in note
+    assert possible_operators([operator], {"float32": 2e9}.get) == ((operator,), ())
+
+
+def test_the_commands_take_the_device_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, page = tmp_path / "profile.json", tmp_path / "page.html"
+    path.write_text(PLAIN.to_json())
+    assert main(["report", str(path), "-o", str(page), "--peak", "float32=89.6e9", "--bandwidth", "1e9"]) == 0
+    assert page.exists()
+    capsys.readouterr()
+    assert main(["compare", "--json", "--peak", "89.6e9", str(path), str(path)]) == 0
+    figures = {one["name"]: one["a"] for one in json.loads(capsys.readouterr().out)["figures"]}
+    assert figures["mfu"] == pytest.approx(0.8)
+    assert main(["report", str(tmp_path / "none.json")]) == 2

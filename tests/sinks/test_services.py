@@ -1,0 +1,295 @@
+"""Every logger, monitor and writer gets what it can take, as its framework calls it, and none hurts the others."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import logging
+import signal
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import nn
+from torch.utils.tensorboard import SummaryWriter
+
+from lightning_flops import ConfigError, profile_training
+from lightning_flops.sinks.console import to_log
+from lightning_flops.sinks.services import Services, TensorBoardFiles, is_writer, monitors_in
+from tests.prompt_worker import NoChecks, PromptWorker
+
+WANDB = {name: ModuleType(name) for name in ("wandb", "wandb.sdk", "wandb.sdk.lib", "wandb.wandb_run")}
+WANDB["wandb.sdk.lib"].RunDisabled = WANDB["wandb.wandb_run"].Run = object  # type: ignore[attr-defined]
+REPORT = "```\nfwd flops   1 M\n  × indented\n```"
+
+
+@pytest.fixture(params=("lightning.pytorch", "pytorch_lightning"))
+def root(request: pytest.FixtureRequest) -> str:
+    """Each import root."""
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def loggers(root: str) -> Any:
+    """The ``loggers`` module of each import root."""
+    return importlib.import_module(f"{root}.loggers")
+
+
+def texts_in(folder: str, tag: str) -> list[tuple[int, str]]:
+    """What TensorBoard itself reads of the files in *folder*."""
+    read = EventAccumulator(folder).Reload().Tensors(f"{tag}/text_summary")
+    return [(event.step, item.decode()) for event in read for item in event.tensor_proto.string_val]
+
+
+class ByName:
+    """A logger that takes what it is given by name alone, which is all that Lightning's own call needs."""
+
+    def __init__(self) -> None:
+        self.calls: list[dict[str, Any]] = []
+
+    def log_metrics(self, **given: Any) -> None:
+        self.calls.append({**given, "metrics": dict(given["metrics"])})
+        given["metrics"]["added in place"] = 1.0
+
+    def save(self) -> None:
+        """Lightning asks for it after each call."""
+
+
+class Broken:
+    """A logger, and a monitor, whose service is down."""
+
+    def log_metrics(self, metrics: dict[str, float], step: int) -> None:
+        raise ConnectionError("no route to host")
+
+    @property
+    def experiment(self) -> Any:
+        raise ConnectionError("no route to host")
+
+
+class BrokenMonitor:
+    def write_events(self, events: list[Any]) -> None:
+        raise ConnectionError("no route to host")
+
+    @property
+    def summary_writer(self) -> Any:
+        raise ConnectionError("no route to host")
+
+
+class Monitor:
+    """A monitor of DeepSpeed's that remembers, and that shows no text."""
+
+    def __init__(self, folder: str | None = None) -> None:
+        self.events: list[Any] = []
+        self.log_dir = folder
+
+    def write_events(self, events: list[Any]) -> None:
+        self.events += events
+        events.clear()
+
+
+class Board:
+    """A writer with ``add_scalar`` alone."""
+
+    def __init__(self) -> None:
+        self.scalars: list[tuple[str, float, int]] = []
+
+    def add_scalar(self, tag: str, value: float, step: int) -> None:
+        self.scalars.append((tag, value, step))
+
+
+def test_tensorboard_reads_back_scalars_and_text_without_waiting_for_the_end(loggers: Any, tmp_path: Path) -> None:
+    logger = loggers.TensorBoardLogger(tmp_path, name="run")
+    sink = Services([logger])
+    sink.write_scalars({"flops_profiler/fwd_flops": 1024.0, "flops_profiler/mfu": 0.5}, step=7)
+    assert sink.has_board and sink.write_text("flops_profiler/profile", REPORT, step=7) is True
+    assert texts_in(logger.log_dir, "flops_profiler/profile") == [(7, REPORT)]
+    read = EventAccumulator(logger.log_dir).Reload()
+    for tag, value in (("flops_profiler/fwd_flops", 1024.0), ("flops_profiler/mfu", 0.5)):
+        assert [(event.step, event.value) for event in read.Scalars(tag)] == [(7, value)]
+    logger.experiment.close()
+
+
+def test_a_csv_logger_gets_the_scalars_and_takes_no_text(loggers: Any, tmp_path: Path) -> None:
+    logger = loggers.CSVLogger(tmp_path)
+    sink = Services([logger])
+    sink.write_scalars({"flops_profiler/mfu": 0.5}, step=7)
+    assert sink.write_text("flops_profiler/profile", REPORT, step=7) is False
+    logger.save()
+    with (Path(logger.log_dir) / "metrics.csv").open() as file:
+        assert list(csv.DictReader(file)) == [{"flops_profiler/mfu": "0.5", "step": "7"}]
+
+
+def test_a_dummy_logger_is_not_taken_for_tensorboard(loggers: Any) -> None:
+    dummy = importlib.import_module(f"{loggers.__name__}.logger").DummyLogger()
+    dummy.experiment.add_text("it answers", "to any name", 0)
+    sink = Services([dummy])
+    assert not sink.has_board
+    assert sink.write_text("flops_profiler/profile", REPORT, step=7) is False
+
+
+def test_a_logger_is_called_as_lightning_calls_it_with_scalars_of_its_own(root: str) -> None:
+    connector = importlib.import_module(f"{root}.trainer.connectors.logger_connector.logger_connector")
+    by_lightning, first, second = ByName(), ByName(), ByName()
+    trainer = SimpleNamespace(loggers=[by_lightning])
+    connector._LoggerConnector(trainer).log_metrics({"mfu": 0.5, "step": 3.0})
+    scalars = {"mfu": 0.5}
+    Services([first, second]).write_scalars(scalars, step=3)
+    assert first.calls == second.calls == by_lightning.calls == [{"metrics": {"mfu": 0.5}, "step": 3}]
+    assert scalars == {"mfu": 0.5}
+
+
+@pytest.mark.parametrize("broken", [Broken(), BrokenMonitor(), lambda scalars, step: 1 / 0], ids=str)
+def test_one_that_raises_costs_one_warning_and_the_others_get_theirs(
+    broken: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    board, logger, files = Board(), ByName(), TensorBoardFiles(str(tmp_path))
+    sink = Services([broken, board, files, logger])
+    with caplog.at_level(logging.WARNING, "lightning_flops"):
+        for step in (1, 2):
+            sink.write_scalars({"mfu": 0.5}, step=step)
+            assert sink.has_board and sink.write_text("profile", REPORT, step=step) is True
+    (record,) = caplog.records
+    name, error = type(broken).__name__, "ConnectionError: no route to host"
+    error = "ZeroDivisionError: division by zero" if name == "function" else error
+    assert record.getMessage() == f"{name} did not take the FLOPs report, the others did not notice: {error}"
+    assert [step for *_, step in board.scalars] == [call["step"] for call in logger.calls] == [1, 2]
+    assert texts_in(str(tmp_path), "profile") == [(1, REPORT), (2, REPORT)]
+    sink.close()
+
+
+def test_every_monitor_of_an_engine_gets_all_scalars_as_events_of_its_own(tmp_path: Path) -> None:
+    first, second = Monitor(), Monitor(str(tmp_path))
+    sink = monitors_in(SimpleNamespace(enabled=True, first=first, second=second), tensorboard_dir=None)
+    sink.write_scalars({"mfu": 0.5, "hfu": 0.25}, step=3)
+    assert first.events == second.events == [("mfu", 0.5, 3), ("hfu", 0.25, 3)]
+    assert sink.write_text("flops_profiler/profile", "text", step=7) is False
+    assert sink.folder() == str(tmp_path) and not sink.has_board
+    board = monitors_in(SimpleNamespace(), tensorboard_dir=str(tmp_path / "board"))
+    assert board.folder() == str(tmp_path / "board") and board.has_board
+
+
+class Artifacts:
+    """What a service's client remembers of files."""
+
+    def __init__(self) -> None:
+        self.kept: list[tuple[Any, ...]] = []
+
+    def log_artifact(self, *place: str, **about: str) -> None:
+        self.kept.append((*place, about))
+
+
+def test_wandb_and_mlflow_keep_a_file_as_an_artifact_and_others_do_not(loggers: Any, tmp_path: Path) -> None:
+    page = tmp_path / "profile-2.html"
+    page.write_text("page")
+    wandb = object.__new__(loggers.WandbLogger)
+    wandb._experiment, mlflow = Artifacts(), object.__new__(loggers.MLFlowLogger)
+    mlflow._mlflow_client, mlflow._initialized, mlflow._run_id = Artifacts(), True, "run 7"
+    other = SimpleNamespace(experiment=Artifacts(), log_metrics=None)
+    with patch.dict(sys.modules, {"mlflow": ModuleType("mlflow"), **WANDB}):
+        Services([wandb, mlflow, other]).keep_file(str(page))
+        Services([wandb, mlflow]).keep_file("s3://bucket/profile.html")  # no local file
+        assert wandb._experiment.kept == [(str(page), {"name": "flops-profile-2", "type": "profile"})]
+        assert mlflow._mlflow_client.kept == [("run 7", str(page), {})]
+    assert other.experiment.kept == []
+
+
+def test_an_exception_of_the_users_signal_handler_passes_through() -> None:
+    class Preempted(Exception):
+        """What a cluster's notice is made into."""
+
+    def handler(number: int, frame: Any) -> None:
+        raise Preempted
+
+    def slow(scalars: dict[str, float], step: int) -> None:
+        signal.raise_signal(signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with pytest.raises(Preempted):
+            Services([slow]).write_scalars({"mfu": 0.5}, step=1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_the_users_writer_stays_open_and_files_of_our_own_are_made_late_and_closed(tmp_path: Path) -> None:
+    writer, files = SummaryWriter(str(tmp_path / "a")), TensorBoardFiles(str(tmp_path / "b"))
+    sink = Services([writer, files])
+    assert sink.folder() == str(tmp_path / "a") and not (tmp_path / "b").exists()
+    sink.write_scalars({"a": 1.5}, step=3)
+    sink.close()
+    writer.add_scalar("later", 1.0, 4)
+    writer.close()
+    for name in "ab":
+        read = EventAccumulator(str(tmp_path / name)).Reload()
+        assert [(one.step, one.value) for one in read.Scalars("a")] == [(3, 1.5)]
+        assert ("later" in read.Tags()["scalars"]) is (name == "a")
+
+
+@pytest.mark.parametrize("value", [3, "logs", object()])
+def test_what_nothing_can_be_written_to_is_refused(value: Any) -> None:
+    assert not is_writer(value)
+    net = nn.Linear(2, 2)
+    with pytest.raises(ConfigError, match=r"^writer must have add_scalar, or be a function of scalars and a step, got"):
+        profile_training(net, torch.optim.SGD(net.parameters()), writer=value)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"optimizer": 3}, "optimizer must be an optimizer or several, with a method step, got 3"),
+        ({"log_every_n_steps": 0}, "log_every_n_steps must be an integer >= 1, got 0"),
+        ({"initial_step": -1}, "initial_step must be an integer >= 0, got -1"),
+        ({"timing_steps": 0}, "flops_profiler.timing_steps must be an integer >= 1, got 0"),
+        ({"timing_step": 1}, "is not a setting of profile_training, did you mean timing_steps?"),
+        ({"accelerator": 1, "fabric": 2}, "accelerator and fabric cannot both drive the loop"),
+    ],
+)
+def test_a_wrong_argument_is_named_with_its_rule(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        profile_training(nn.Linear(2, 2), **given)
+    assert words in str(caught.value)
+
+
+def test_what_is_no_module_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"model must be a torch.nn.Module, got int$"):
+        profile_training(3)  # type: ignore[arg-type]
+
+
+def test_a_loop_writes_into_its_folder_at_its_own_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lightning_flops.run.reports.Worker", PromptWorker)
+    monkeypatch.setattr("lightning_flops.run.run.StepFlops", NoChecks)
+    net = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    calls: list[tuple[dict[str, float], int]] = []
+    with profile_training(
+        net,
+        optimizer,
+        log_dir=tmp_path,
+        writer=lambda scalars, step: calls.append((scalars, step)),
+        initial_step=100,
+        log_every_n_steps=5,
+        timing_steps=2,
+        trace=False,
+    ):
+        for _ in range(12):
+            net(torch.ones(3, 4)).sum().backward()
+            optimizer.step()
+    read = EventAccumulator(str(tmp_path)).Reload()
+    # Step 1 is counted, 2 and 3 settle, 4 and 5 are timed.
+    assert [(one.step, one.value) for one in read.Scalars("flops_profiler/fwd_flops")] == [(106, 2 * 3 * 4 * 2)]
+    assert [one.step for one in read.Scalars("flops_monitor/samples_per_sec")] == [105, 110]
+    assert [step for _, step in calls] == [105, 106, 110]
+    ours = tmp_path / "lightning_flops"
+    assert sorted(path.name for path in ours.glob("*.json")) == ["profile.json", "throughput.json"]
+
+
+def test_the_console_is_the_programs_own_logging(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "lightning_flops"):
+        to_log("100 % of\ntwo lines")
+    assert caplog.record_tuples == [("lightning_flops", logging.INFO, "100 % of\ntwo lines")]

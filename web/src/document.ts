@@ -1,0 +1,111 @@
+// What the page shows, as lightning_flops/report/page_views.py writes it.
+
+/** Text, and the number that it is sorted by. */
+export type Cell = readonly [text: string, value?: number];
+
+export interface TableData {
+  head: readonly { label: string; left: boolean; bar: boolean }[];
+  rows: readonly (readonly Cell[])[];
+  note: string;
+  after: readonly string[];
+}
+
+export type Item =
+  | TableData
+  | { label: string; value: string }
+  | { text: string }
+  | { picture: "steps" | "modules" | "roofline" | "curves" };
+
+export interface SectionData {
+  title: string;
+  note: string;
+  items: readonly Item[];
+}
+
+/** Time, FLOPs, bytes, parameters and memory that is kept; null is what was not measured. */
+export type Sizes = readonly (number | null)[];
+
+export type ModuleData = readonly [
+  name: string,
+  label: string,
+  kind: string,
+  detail: string,
+  parent: number | null,
+  own: Sizes,
+  total: Sizes,
+  achieved: number | null,
+  ofPeak: number | null,
+  calls: number,
+];
+
+export type PointData = readonly [
+  name: string,
+  kind: string,
+  intensity: number,
+  achieved: number,
+  seconds: number,
+  flops: number,
+  bytes: number,
+  attainable: number | null,
+];
+
+export interface RooflineData {
+  /** FLOP/s by dtype, the fastest first. */
+  peaks: readonly (readonly [dtype: string, flopsPerSec: number])[];
+  /** Bytes a second; null where the device's memory bandwidth is not known. */
+  bandwidth: number | null;
+  modules: readonly PointData[];
+  operators: readonly PointData[];
+}
+
+export interface CurveData {
+  device_type: "host" | "device";
+  device: number;
+  absolute: boolean;
+  peak_bytes: number;
+  peak_us: number;
+  points: readonly { us: number; bytes: number }[];
+  spans: readonly { name: string; start_us: number; end_us: number }[];
+}
+
+export interface StepsData {
+  names: readonly string[];
+  items: readonly (readonly [label: string, seconds: readonly number[]])[];
+}
+
+/** One profile, trace or comparison. */
+export interface View {
+  title: string;
+  where: string;
+  summary: readonly string[];
+  parts: readonly (readonly [name: string, seconds: number])[];
+  steps: StepsData | null;
+  modules: readonly ModuleData[] | null;
+  roofline: RooflineData | null;
+  curves: readonly CurveData[];
+  sections: readonly SectionData[];
+}
+
+/** One view in a few figures: what a strip of many shows without reading any. */
+export interface WindowFigures {
+  label: string;
+  global_step_sec?: number | null;
+  parts_sec?: Readonly<Record<string, number>>;
+  mfu?: number | null;
+  /** Where TensorBoard's server has it. */
+  address?: string;
+}
+
+export interface Run {
+  name: string;
+  windows: readonly WindowFigures[];
+  /** What could not be read, in sentences. */
+  problems: readonly string[];
+}
+
+export interface PageDocument {
+  written_by: string;
+  /** What a run is called: "Run", "Rank" or "Trace". */
+  pick: string;
+  runs: readonly Run[];
+}
