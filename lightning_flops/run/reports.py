@@ -105,8 +105,10 @@ class Reports:
         self._dp_size = facts.context().dp_size
         if facts.rank:
             self._output = files_of_rank(facts.rank, facts.output, ranks=self._ranks, config=self._config)
-        elif self._config.all_ranks and self._ranks is not None:
-            self._ranks.tell_folder(facts.output.files.folder() or "")
+            return
+        folder = facts.output.files.folder()  # of the user's loggers, so it is asked on the training thread
+        if self._config.all_ranks and self._ranks is not None:
+            self._ranks.tell_folder(folder or "")
 
     def warn(self, sentence: str) -> None:
         """Say *sentence* in the log, on the rank that writes."""

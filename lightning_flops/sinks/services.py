@@ -93,11 +93,11 @@ class TrainerLog(Services):
     next ones that the Trainer logs itself, at the latest when it ends. Texts go to TensorBoard's callback.
 
     Args:
-        callbacks: the Trainer's; a run has begun, so TensorBoard's has its writer.
+        callbacks: the Trainer's.
     """
 
     def __init__(self, callbacks: Iterable[Any]) -> None:
-        super().__init__(one for one in callbacks if getattr(one, "tb_writer", None) is not None)
+        super().__init__(callbacks)
         self._waiting: dict[str, float] = {}
         self._in_log: dict[str, float] = {}
 
