@@ -74,7 +74,7 @@ def frame_of(model: nn.Module, *, accelerator: Any, fabric: Any) -> Frame:
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     return Frame(
         name="torch",
-        version=torch.__version__,
+        version=str(torch.__version__),
         rank=torch.distributed.get_rank() if distributed else 0,
         world_size=torch.distributed.get_world_size() if distributed else 1,
         precision=lambda autocast: _precision(model, autocast),
