@@ -16,7 +16,7 @@ from lightning_flops.adapters.deepspeed_engine import EngineRun, engine_run, is_
 from lightning_flops.adapters.loop import LoopRun
 from lightning_flops.adapters.loop_context import SeveralModels, frame_of, loop_output, optimizers_in
 from lightning_flops.adapters.standalone import FlopsProfiler, get_model_profile
-from lightning_flops.analysis.flop_counts import FlopCounts, flops_by_bucket
+from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.analysis.offline_formula import Counted, FlopsFormula
 from lightning_flops.config import ProfilerConfig, SettingArguments, config_from, takes_settings
 from lightning_flops.errors import ConfigError
@@ -157,7 +157,7 @@ def flops_formula(
 
     def count(sizes: Mapping[str, int]) -> Counted:
         record = count_on_fake_tensors(model, varied.resized(sizes), causal_attention=causal_attention)
-        return Counted(flops_by_bucket(record.cells), any(one.heavy for one in record.uncounted.values()))
+        return Counted(record.by_bucket(), any(one.heavy for one in record.uncounted.values()))
 
     return FlopsFormula(varied.sizes, [name for name, _, axis in varied.places if axis == 0], count)
 

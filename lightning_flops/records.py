@@ -124,6 +124,15 @@ class FlopRecord:
     notes: tuple[str, ...] = ()
     """What the counter could not do, in sentences for the report."""
 
+    def by_bucket(self) -> dict[tuple[str, str], int]:
+        """FLOPs by bucket and dtype; what is zero is left out."""
+        sums: dict[tuple[str, str], int] = {}
+        for cell in self.cells:
+            for bucket, flops in ((cell.phase, cell.flops), ("skipped", cell.skipped)):
+                if flops:
+                    sums[bucket, cell.dtype] = sums.get((bucket, cell.dtype), 0) + flops
+        return {key: value for key, value in sums.items() if value}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleRecord:
@@ -535,20 +544,23 @@ class BatchTotals:
     """Of all batches."""
 
 
+class UnprofiledFlops(NamedTuple):
+    """Model FLOPs of steps that ran unprofiled: what rates are of."""
+
+    by_dtype: Mapping[str, float]
+    useful_by_dtype: Mapping[str, float] | None
+    """What they would be without padding; None if not known."""
+    estimated_ratio: float
+    """Share of them that is an estimate."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSums:
-    """FLOPs of some steps of a run. Model FLOPs are forward and backward, hardware FLOPs what kernels execute."""
+    """FLOPs of all steps of a run. Model FLOPs are forward and backward, hardware FLOPs what kernels execute."""
 
-    steps: int
-    """All steps: those that were counted, and those that ran unprofiled."""
-    model_by_dtype: Mapping[str, int]
+    model_flops: int
     hardware_flops: int
-    unprofiled_sec: float
-    """Seconds of the unprofiled steps."""
-    unprofiled_by_dtype: Mapping[str, int]
-    """Model FLOPs of the unprofiled steps: what rates are of."""
-    useful_by_dtype: Mapping[str, int] | None
-    """Model FLOPs that the unprofiled steps would have without padding; None if not known."""
+    unprofiled: UnprofiledFlops
     error: float | None
     """Half of the 95% interval of the model FLOPs, as their share. 0.0: every check agreed. None: fewer than three."""
     steps_counted: int
@@ -559,12 +571,5 @@ class StepSums:
     """All others."""
     checks: int
     """Random checks behind ``error``."""
-    estimated_ratio: float
-    """Share of the model FLOPs that is of estimated steps."""
     lower_bound: bool
     """An operator that may have FLOPs was not counted."""
-
-    @property
-    def model_flops(self) -> int:
-        """Of all dtypes."""
-        return sum(self.model_by_dtype.values())

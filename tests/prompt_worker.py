@@ -4,20 +4,26 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
+from lightning_flops.analysis.count_schedule import CountSchedule
 from lightning_flops.analysis.step_flops import StepFlops
 from lightning_flops.run.worker import Job
+
+
+class _Never(CountSchedule):
+    def draws_check(self) -> bool:
+        return False
+
+    def learns(self) -> bool:
+        return False
 
 
 class NoChecks(StepFlops):
     """Has no step counted outside of windows."""
 
-    def draws_check(self) -> bool:
-        return False
-
-    def wants(self, *given: Any) -> bool:
-        return False
+    def __init__(self) -> None:
+        super().__init__()
+        self.schedule = _Never()
 
 
 class PromptWorker:

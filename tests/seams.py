@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from lightning_flops.analysis.count_schedule import CountSchedule
 from lightning_flops.analysis.step_flops import StepFlops
 from lightning_flops.run.monitor import Monitor
 from lightning_flops.run.reports import Reports
@@ -18,7 +19,7 @@ from lightning_flops.run.window import Window
 
 WORDS = "broken on purpose"
 
-_OF_A_RUN = (Run, Monitor, Reports, StepFlops, TokenReader, Window)
+_OF_A_RUN = (Run, Monitor, Reports, StepFlops, CountSchedule, TokenReader, Window)
 _OF_THE_BOUNDARY = {"fail", "close", "warn"}
 """What takes a failure: it is called by the boundary, and not by a hook."""
 

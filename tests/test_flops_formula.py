@@ -124,7 +124,7 @@ def test_a_threshold_far_away_ends_the_formula() -> None:
         ({"input_ids": ["batch"]}, "vary names axis 'batch' of 'input_ids', which has 2 axes"),
         ({"input_ids": [[0, 1]]}, r"vary names axis \[0, 1\] of 'input_ids'"),
         ({"input_ids": {0: None}}, "vary must name axis 0 of 'input_ids' by a text, got None"),
-        ({"labels": (0,)}, "vary names 'labels', which is no tensor"),
+        ({"labels": (0,)}, "vary names 'labels'; the batch's tensors are 'input_ids'"),
         ({"input_ids": (2,)}, "which has 2 axes"),
         ({"input_ids": {0: "size", 1: "size"}}, "both named size"),
     ],
@@ -173,10 +173,19 @@ def test_the_command_prints_the_formula(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "model.py").write_text(EXAMPLE)
-    assert main(["formula", f"{tmp_path}/model.py:none", "--vary", "0=0,1"]) == 2
-    assert "KeyError: 'none'" in capsys.readouterr().err
-    assert main(["formula", f"{tmp_path}/model.py:example", "--vary", "0=0,1", "--at", "batch=8"]) == 2
-    assert "--at: formula() needs a size for sequence" in capsys.readouterr().err
+    (tmp_path / "broken.py").write_text("import torch\n1 / 0\n")
+    (tmp_path / "text.py").write_text("def example(): return 'a text'\n")
+    for given, words in [
+        (["model.py:none", "--vary", "0=0,1"], "model.py has no function none, but example"),
+        (["model.py", "--vary", "0=0,1"], "must be FILE.py:FUNCTION"),
+        (["gone.py:example", "--vary", "0=0,1"], "gone.py cannot be run: FileNotFoundError"),
+        (["broken.py:example", "--vary", "0=0,1"], "broken.py cannot be run: ZeroDivisionError"),
+        (["text.py:example", "--vary", "0=0,1"], "must return a model and a batch, got 'a text'"),
+        (["model.py:example", "--vary", "0=0,1", "--at", "batch=8"], "--at: formula() needs a size for sequence"),
+        (["model.py:example", "--vary", "1=0"], "vary names 1; the batch's tensors are 0"),
+    ]:
+        assert main(["formula", f"{tmp_path}/{given[0]}", *given[1:]]) == 2
+        assert words in capsys.readouterr().err
 
 
 def test_asking_twice_counts_once_and_keeps_one_answer() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
 from typing import Any, TypeVar
@@ -215,16 +214,6 @@ class FlopCounts:
 def flops_by_phase(cells: Iterable[OperatorCell]) -> PhaseFlops:
     """FLOPs of *cells* together."""
     return PhaseFlops.summed((cell.phase, cell.flops) for cell in cells)
-
-
-def flops_by_bucket(cells: Iterable[OperatorCell]) -> dict[tuple[str, str], int]:
-    """FLOPs of *cells* together, by bucket and dtype; what is zero is left out."""
-    sums: defaultdict[tuple[str, str], int] = defaultdict(int)
-    for cell in cells:
-        if cell.flops or cell.skipped:
-            sums[cell.phase, cell.dtype] += cell.flops
-            sums["skipped", cell.dtype] += cell.skipped
-    return {key: value for key, value in sums.items() if value}
 
 
 def bytes_by_phase(cells: Iterable[OperatorCell]) -> PhaseBytes:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from itertools import product
 from math import gcd, lcm, prod
@@ -36,133 +34,165 @@ class Sizes(NamedTuple):
     """Steps with these batches that are added up; R and Q are their sums."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Columns:
-    """The axes that varied in the counted batches; axes that were always equal are one size."""
-
-    varying: tuple[tuple[int, ...], ...]
-    """For each size the places of its axes."""
-    constant: Mapping[int, int]
-    """Places of all other axes, with their one value."""
-
-    @classmethod
-    def of(cls, batches: Sequence[tuple[int, ...]]) -> _Columns:
-        columns: dict[tuple[int, ...], list[int]] = {}
-        for place, column in enumerate(zip(*batches, strict=True)):
-            columns.setdefault(column, []).append(place)
-        return cls(
-            tuple(tuple(places) for column, places in columns.items() if len(set(column)) > 1),
-            {place: column[0] for column, places in columns.items() if len(set(column)) == 1 for place in places},
-        )
-
-    @property
-    def has_batch(self) -> bool:
-        """Whether the number of samples varies; it is the first size then."""
-        return bool(self.varying) and self.varying[0][0] == 0
-
-    def sizes_of(self, batch: tuple[int, ...]) -> tuple[int, ...] | None:
-        """The sizes of *batch*; None if it differs from the counted ones in anything else."""
-        if len(batch) != len(self.constant) + sum(map(len, self.varying)):
-            return None
-        if any(batch[place] != size for place, size in self.constant.items()):
-            return None
-        if any(batch[places[0]] != batch[place] for places in self.varying for place in places[1:]):
-            return None
-        return tuple(batch[places[0]] for places in self.varying)
-
-
-class _Sum(NamedTuple):
+class Sum(NamedTuple):
     """Numerators of the terms' coefficients over one denominator."""
 
     numerators: tuple[int, ...]
     denominator: int
 
-    def at(self, terms: Sequence[int]) -> int | None:
-        """The sum for these values of the terms; None unless it is a whole number."""
-        whole, rest = divmod(sum(map(int.__mul__, self.numerators, terms)), self.denominator)
-        return None if rest else whole
+    def at(self, values: Sequence[int]) -> Fraction:
+        """The sum for these values of the terms."""
+        return Fraction(sum(map(int.__mul__, self.numerators, values)), self.denominator)
 
 
-@dataclass(frozen=True, slots=True)
-class Formula:
-    """The fitted polynomial, with the sizes that it rests on."""
-
-    columns: _Columns
+class _Solved(NamedTuple):
     terms: tuple[Powers, ...]
-    sums: Mapping[tuple[str, str], _Sum]
+    sums: Mapping[tuple[str, str], Sum]
     """By bucket and dtype."""
-    dependent: Mapping[Powers, _Sum] = field(default_factory=dict)
+    dependent: Mapping[Powers, Sum]
     """Further terms, which were sums of the others in all counted steps: only where they are, the FLOPs are known."""
-    counted: tuple[Counter[int], ...] = ()
-    """For each size, how many counted batches had it with each value."""
 
-    def flops(self, sizes: Sizes) -> BucketFlops | None:
-        """FLOPs of a step of these *sizes*, also beyond the counted ones; None where the formula says nothing."""
-        batches = [self.columns.sizes_of(batch) for batch in sizes.batches]
-        known = [batch for batch in batches if batch is not None]
-        if len(known) < len(batches) or (self.by_tokens and (sizes.real is None or sizes.squares is None)):
-            return None
-        terms = [_value(term, known, sizes) for term in self.terms]
-        if any(one.at(terms) != _value(term, known, sizes) for term, one in self.dependent.items()):
-            return None
-        found = {key: one.at(terms) for key, one in self.sums.items()}
-        flops = {key: value for key, value in found.items() if value is not None}
-        return flops if len(flops) == len(found) else None
 
-    def covers(self, sizes: Sizes, *, without: bool = False) -> bool:
-        """Whether *sizes* lie between counted ones, in whole steps of their greatest common distance.
+class Formula:
+    """The polynomial of steps whose batches hold the same tensors, once enough of them were counted."""
 
-        Args:
-            sizes: of a step.
-            without: *sizes* were counted once, which is left out.
-        """
-        taken = Counter[tuple[int, int]]()
-        batches = [self.columns.sizes_of(batch) for batch in sizes.batches]
-        if without:
-            taken.update((place, size) for batch in batches for place, size in enumerate(batch or ()))
-        ranges = []
-        for place, counts in enumerate(self.counted):
-            values = [size for size, number in counts.items() if number > taken[place, size]]
-            if not values:
-                return False
-            least = min(values)
-            apart = gcd(*(size - least for size in values)) or 1
-            ranges.append(range(least, max(values) + 1, apart))
-        return all(
-            batch is not None and all(size in one for size, one in zip(batch, ranges, strict=True)) for batch in batches
-        )
+    def __init__(self) -> None:
+        self.solved: _Solved | None = None
+        """None: there is no formula, or none yet."""
+        self.varying: tuple[int, ...] = ()
+        """Places of the sizes that vary, among the axes of a batch; axes that were always equal are one size."""
+        self.ranges: tuple[range, ...] = ()
+        """For each size from the least counted one to the greatest, in steps of the greatest common distance."""
+        self.refused = False
+        """The counted steps follow no formula of their sizes, as far as the search went."""
+        self._rows: dict[Sizes, BucketFlops] = {}
+        self._expected: tuple[int | None, ...] = ()
+        """What each axis must be: so large, as it never varied, or as large as the first one of its size (None)."""
+        self._same: tuple[int, ...] = ()
+        """For each axis the place of the first one of its size."""
+
+    @property
+    def checks(self) -> int:
+        """Counted steps that the formula agrees with, beyond those that determine it."""
+        return 0 if self.solved is None else len(self._rows) - len(self.solved.terms)
 
     @property
     def by_tokens(self) -> bool:
         """Whether FLOPs depend on R or Q, and not on the shapes alone."""
-        return any(any(term[-2:]) for term in (*self.terms, *self.dependent))
+        return self.solved is not None and any(any(one[-2:]) for one in (*self.solved.terms, *self.solved.dependent))
+
+    @property
+    def has_batch(self) -> bool:
+        """Whether the number of samples varies; it is the first size then."""
+        return self.varying[:1] == (0,)
+
+    # ---- what it tells
+
+    def flops(self, sizes: Sizes) -> BucketFlops | None:
+        """FLOPs of steps of these *sizes*, also beyond the counted ones; None where no formula tells them."""
+        batches, solved = self._batches(sizes), self.solved
+        if batches is None or solved is None or (self.by_tokens and (sizes.real is None or sizes.squares is None)):
+            return None
+        values = [_value(term, batches, sizes) for term in solved.terms]
+        if any(one.at(values) != _value(term, batches, sizes) for term, one in solved.dependent.items()):
+            return None
+        found = {key: one.at(values) for key, one in solved.sums.items()}
+        if any(value.denominator != 1 for value in found.values()):
+            return None
+        return {key: value.numerator for key, value in found.items()}
+
+    def covers(self, sizes: Sizes) -> bool:
+        """Whether *sizes* lie between counted ones, in whole steps of their greatest common distance."""
+        batches = self._batches(sizes)
+        return batches is not None and all(
+            size in one for batch in batches for size, one in zip(batch, self.ranges, strict=True)
+        )
 
     def useful(self, sizes: Sizes) -> BucketFlops | None:
         """The same with R in the place of B·S and Q in that of B·S²: FLOPs without padding; None if they do not tell.
 
         S is the one size beside the batch, and B·S are the tokens: the caller knows that.
         """
-        batches = [self.columns.sizes_of(batch) for batch in sizes.batches]
-        if sizes.real is None or sizes.squares is None or None in batches or len(self.columns.varying) > 2:
+        batches, solved, lengths = self._batches(sizes), self.solved, len(self.varying) - self.has_batch
+        if batches is None or solved is None or sizes.real is None or sizes.squares is None:
             return None
-        has_batch = self.columns.has_batch
-        if len(self.columns.varying) - has_batch > 1:
+        if lengths > 1 or not (lengths or self.by_tokens):
             return None
-        samples = 1 if has_batch else self.columns.constant.get(0, 1)
-        known = [batch for batch in batches if batch is not None]
-        terms, parts = [], lcm(1, samples)
-        for term in self.terms:
-            power, length = (term[0] if has_batch else 1), (term[-3] if len(term) > 2 + has_batch else 0)
-            if any(term[-2:]) or length == 0:
-                terms.append(parts * _value(term, known, sizes))
-            elif length > 2 or power != 1:
-                return None
+        samples = 1 if self.has_batch else self._expected[0] or 1
+        parts = []
+        for term in solved.terms:
+            power, length = (term[0] if self.has_batch else 1), (term[-3] if lengths else 0)
+            if length == 0 or any(term[-2:]):
+                parts.append(samples * _value(term, batches, sizes))
+            elif power == 1:
+                parts.append(sizes.real if length == 1 else sizes.squares)
             else:
-                terms.append((sizes.real if length == 1 else sizes.squares) * (parts // samples))
-        found = {}
-        for key, one in self.sums.items():
-            found[key] = round(Fraction(sum(map(int.__mul__, one.numerators, terms)), one.denominator * parts))
-        return found
+                return None
+        return {key: round(one.at(parts) / samples) for key, one in solved.sums.items()}
+
+    def _batches(self, sizes: Sizes) -> list[tuple[int, ...]] | None:
+        """The sizes of each batch; None if one differs from the counted ones in anything else."""
+        if self.solved is None:
+            return None
+        for batch in sizes.batches:
+            if len(batch) != len(self._same):
+                return None
+            for size, fixed, place in zip(batch, self._expected, self._same, strict=True):
+                if size != (batch[place] if fixed is None else fixed):
+                    return None
+        return [tuple([batch[place] for place in self.varying]) for batch in sizes.batches]
+
+    # ---- how it is found
+
+    def add(self, sizes: Sizes, flops: BucketFlops) -> None:
+        """A step of these *sizes* was counted."""
+        if self.refused:
+            return
+        flops = {key: value for key, value in flops.items() if value}
+        if (known := self._rows.get(sizes)) is not None:
+            if known != flops:
+                self._refuse()
+            return
+        told, batches = self.flops(sizes), self._batches(sizes)
+        if told is not None and {key: value for key, value in told.items() if value} == flops:
+            if len(self._rows) < _MOST_ROWS:
+                self._rows[sizes] = flops
+            columns = zip(*batches or (), strict=True)
+            pairs = zip(self.ranges, columns, strict=True)
+            self.ranges = tuple(_spanning([*one[:2], one[-1], *column]) for one, column in pairs)
+            return
+        self._rows[sizes] = flops
+        if not self._fits() and len(self._rows) >= _MOST_ROWS:
+            self._refuse()
+
+    def _refuse(self) -> None:
+        self.solved, self.refused = None, True
+        self._rows.clear()
+
+    def _fits(self) -> bool:
+        """Search for a formula of all counted steps."""
+        self.solved = None
+        rows = list(self._rows)
+        batches = [batch for sizes in rows for batch in sizes.batches]
+        if len(rows) <= CHECKS or len(set(map(len, batches))) > 1:
+            return False
+        columns = list(zip(*batches, strict=True))
+        first = {column: place for place, column in reversed(list(enumerate(columns)))}
+        self._same = tuple(first[column] for column in columns)
+        self._expected = tuple(column[0] if len(set(column)) == 1 else None for column in columns)
+        self.varying = tuple(dict.fromkeys(first[column] for column in columns if len(set(column)) > 1))
+        tokens = all(sizes.real is not None and sizes.squares is not None for sizes in rows)
+        for terms in _families(len(self.varying), has_batch=self.has_batch, tokens=tokens):
+            if len(terms) <= _MOST_TERMS and (found := _solve(self._rows, self.varying, terms)) is not None:
+                self.solved = found
+                self.ranges = tuple(_spanning(columns[place]) for place in self.varying)
+                return True
+        return False
+
+
+def _spanning(values: Sequence[int]) -> range:
+    least = min(values)
+    return range(least, max(values) + 1, gcd(*(value - least for value in values)) or 1)
 
 
 def _value(term: Powers, batches: Sequence[tuple[int, ...]], sizes: Sizes) -> int:
@@ -174,130 +204,55 @@ def _value(term: Powers, batches: Sequence[tuple[int, ...]], sizes: Sizes) -> in
     return sizes.steps * of_one
 
 
-def _families(columns: _Columns, *, tokens: bool) -> Iterator[list[Powers]]:
+def _families(sizes: int, *, has_batch: bool, tokens: bool) -> Iterator[list[Powers]]:
     """Sets of terms, the likely and small ones first."""
-    number = len(columns.varying) - columns.has_batch
-    full = list(product(range(3), repeat=number))
-    linear = [powers for powers in full if sum(powers) <= 2]
-    if columns.has_batch:
-        plain = [[(1, *p) for p in linear], [(b, *p) for p in linear for b in (0, 1)]]
-        plain += [[(1, *p) for p in full], [(b, *p) for p in full for b in (0, 1)]]
-        plain += [[(b, *p) for p in full for b in (0, 1, 2)]]
-    else:
-        plain = [linear, full]
-    for terms in plain:
-        yield [(*term, 0, 0) for term in terms]
+    full = list(product(range(3), repeat=sizes - has_batch))
+    few = [powers for powers in full if sum(powers) <= 2]
+    batch: list[list[Powers]] = [[(1,)], [(0,), (1,)], [(0,), (1,), (2,)]] if has_batch else [[()]]
+    plain = [[(*b, *one, 0, 0) for one in some for b in powers] for some in (few, full) for powers in batch]
+    yield from plain
     if tokens:
-        nothing = (0,) * len(columns.varying)
-        of_tokens = [(*nothing, 1, 0), (*nothing, 0, 1)]
-        yield [(*nothing, 0, 0), *of_tokens]
-        for terms in plain:
-            yield [*((*term, 0, 0) for term in terms), *of_tokens]
+        nothing = (0,) * sizes
+        for terms in ([(*nothing, 0, 0)], *plain):
+            yield [*terms, (*nothing, 1, 0), (*nothing, 0, 1)]
 
 
-class FormulaFit:
-    """Finds the formula of steps whose batches hold the same tensors."""
-
-    def __init__(self) -> None:
-        self.formula: Formula | None = None
-        self._rows: dict[Sizes, BucketFlops] = {}
-        self._ended = False
-
-    @property
-    def counted(self) -> int:
-        """Steps of different sizes that the fit rests on."""
-        return len(self._rows)
-
-    @property
-    def refused(self) -> bool:
-        """Whether the counted steps follow no formula of their sizes, as far as the search went."""
-        return self._ended
-
-    def add(self, sizes: Sizes, flops: BucketFlops) -> None:
-        """A step of these *sizes* was counted."""
-        if self._ended:
-            return
-        flops = {key: value for key, value in flops.items() if value}
-        if (known := self._rows.get(sizes)) is not None:
-            self._end(known != flops)
-            return
-        formula = self.formula
-        if formula is None or len(self._rows) < _MOST_ROWS:
-            self._rows[sizes] = flops
-        if formula is not None and _without_zeros(formula.flops(sizes)) == flops:
-            self.formula = _with_counted(formula, sizes)
-            return
-        self._rows[sizes] = flops
-        self.formula = self._fitted()
-        self._end(self.formula is None and len(self._rows) >= _MOST_ROWS)
-
-    def _end(self, ends: bool) -> None:
-        if ends:
-            self.formula, self._ended = None, True
-            self._rows.clear()
-
-    def _fitted(self) -> Formula | None:
-        rows = list(self._rows)
-        if len(rows) <= CHECKS or len({len(batch) for sizes in rows for batch in sizes.batches}) > 1:
-            return None
-        columns = _Columns.of([batch for sizes in rows for batch in sizes.batches])
-        tokens = all(sizes.real is not None and sizes.squares is not None for sizes in rows)
-        for terms in _families(columns, tokens=tokens):
-            if len(terms) <= _MOST_TERMS and (found := _solve(self._rows, columns, terms)) is not None:
-                for sizes in rows:
-                    found = _with_counted(found, sizes)
-                return found
-        return None
-
-
-def _without_zeros(flops: BucketFlops | None) -> BucketFlops | None:
-    return None if flops is None else {key: value for key, value in flops.items() if value}
-
-
-def _with_counted(formula: Formula, sizes: Sizes) -> Formula:
-    """*formula*, which rests on a step of these *sizes*, too."""
-    counted = formula.counted or tuple(Counter() for _ in formula.columns.varying)
-    for batch in sizes.batches:
-        for counts, size in zip(counted, formula.columns.sizes_of(batch) or (), strict=True):
-            counts[size] += 1
-    return Formula(formula.columns, formula.terms, formula.sums, formula.dependent, counted)
-
-
-def _solve(rows: Mapping[Sizes, BucketFlops], columns: _Columns, terms: Sequence[Powers]) -> Formula | None:
+def _solve(rows: Mapping[Sizes, BucketFlops], varying: Sequence[int], terms: Sequence[Powers]) -> _Solved | None:
     """The formula of these *terms*; None if steps disagree, or too few are left to check it."""
     keys = sorted({key for flops in rows.values() for key in flops})
     width = len(terms)
-    basis: list[tuple[int, list[Fraction]]] = []  # reduced: one term's value is 1 in its row, and 0 in all others
+    basis: list[tuple[int, list[int]]] = []  # reduced: a pivot is 0 in all other rows
     for sizes, flops in rows.items():
-        batches = [columns.sizes_of(batch) or () for batch in sizes.batches]
-        row = [Fraction(_value(term, batches, sizes)) for term in terms] + [Fraction(flops.get(key, 0)) for key in keys]
+        batches = [tuple([batch[place] for place in varying]) for batch in sizes.batches]
+        row = [_value(term, batches, sizes) for term in terms] + [flops.get(key, 0) for key in keys]
         for pivot, reduced in basis:
-            row = _minus(row, row[pivot], reduced)
+            row = _without(row, pivot, reduced)
         pivot = next((place for place in range(width) if row[place]), width)
-        if pivot == width:
-            if any(row):
-                return None
-            continue
-        row = [value / row[pivot] for value in row]
-        basis = [(other, _minus(reduced, reduced[pivot], row)) for other, reduced in basis]
-        basis.append((pivot, row))
+        if pivot < width:
+            basis = [(other, _without(reduced, pivot, row)) for other, reduced in basis]
+            basis.append((pivot, row))
+        elif any(row):
+            return None
     if len(rows) < len(basis) + CHECKS:
         return None
     basis.sort()
     pivots = {pivot for pivot, _ in basis}
 
-    def sum_of(place: int) -> _Sum:
-        parts = [reduced[place] for _, reduced in basis]
-        whole = lcm(*(part.denominator for part in parts))
-        return _Sum(tuple(int(part * whole) for part in parts), whole)
+    def sum_of(place: int) -> Sum:
+        whole = lcm(*(reduced[pivot] for pivot, reduced in basis))
+        return Sum(tuple(reduced[place] * (whole // reduced[pivot]) for pivot, reduced in basis), whole)
 
-    return Formula(
-        columns,
+    return _Solved(
         tuple(terms[pivot] for pivot, _ in basis),
         {key: sum_of(width + number) for number, key in enumerate(keys)},
         {term: sum_of(place) for place, term in enumerate(terms) if place not in pivots},
     )
 
 
-def _minus(row: list[Fraction], factor: Fraction, other: Iterable[Fraction]) -> list[Fraction]:
-    return [a - factor * b for a, b in zip(row, other, strict=True)] if factor else row
+def _without(row: list[int], pivot: int, other: Sequence[int]) -> list[int]:
+    """*row* less what of *other* makes its *pivot* 0, in whole numbers."""
+    if not row[pivot]:
+        return row
+    row = [a * other[pivot] - b * row[pivot] for a, b in zip(row, other, strict=True)]
+    shared = gcd(*row) or 1
+    return [a // shared for a in row]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from math import gcd
-from typing import Literal, NamedTuple
+from fractions import Fraction
+from typing import NamedTuple
 
-from lightning_flops.analysis.formula import FormulaFit, Sizes
+from lightning_flops.analysis.formula import Formula, Sizes
 from lightning_flops.records import BucketFlops
 from lightning_flops.schema import shown
 from lightning_flops.schema.formula import (
@@ -60,24 +60,24 @@ class FlopsFormula:
     ) -> None:
         # The fit takes the first size for the number of samples.
         self._names = sorted(sizes, key=lambda name: name not in batch_names)
-        self._is_batch = [name in batch_names for name in self._names]
         self._count = count
         self._counted: dict[tuple[int, ...], Counted] = {}
         self._asked: dict[tuple[int, ...], SizedFlops] = {}
-        self._fit = FormulaFit()
-        self._find(tuple(sizes[name] for name in self._names))
+        example = tuple(sizes[name] for name in self._names)
+        self._take(example, Formula())  # what it raises is raised
+        self._formula = self._found(example, [name in batch_names for name in self._names])
 
     @property
     def holds(self) -> bool:
         """Whether there is a formula. Without one, every batch is counted."""
-        return self._fit.formula is not None
+        return self._formula.solved is not None
 
     @property
     def reason(self) -> str | None:
         """Why there is no formula; None if there is one."""
         if self.holds:
             return None
-        return _NO_POLYNOMIAL if self._fit.refused or len(self._counted) > _MOST_COUNTS // 2 else _TOO_FEW
+        return _NO_POLYNOMIAL if self._formula.refused or len(self._counted) > _MOST_COUNTS // 2 else _TOO_FEW
 
     def __call__(self, **sizes: int) -> SizedFlops:
         """FLOPs of a forward and backward on a batch of these *sizes*, by name.
@@ -94,50 +94,58 @@ class FlopsFormula:
             if not isinstance(size, int) or isinstance(size, bool) or size < 1:
                 raise TypeError(f"{name} must be an integer >= 1, got {size!r}")
         values = tuple(sizes[name] for name in self._names)
-        formula, flops = self._fit.formula, None
-        if values not in self._counted and formula is not None and formula.covers(Sizes((values,))):
-            flops = formula.flops(Sizes((values,)))
-        by_formula = flops is not None
-        answer = _sized(sizes, self._take(values) if flops is None else flops, "formula" if by_formula else "counted")
-        self._asked.pop(values, None)
+        if (answer := self._asked.pop(values, None)) is None or values not in self._counted:
+            answer = self._answer(values)
         self._asked[values] = answer
         if len(self._asked) > _KEPT:
             del self._asked[next(iter(self._asked))]
         return answer
 
+    def _answer(self, values: tuple[int, ...]) -> SizedFlops:
+        told = None
+        if values not in self._counted and self._formula.covers(Sizes((values,))):
+            told = self._formula.flops(Sizes((values,)))
+        flops = self._take(values, self._formula) if told is None else told
+
+        def bucket(name: str) -> int:
+            return sum(value for (its, _), value in flops.items() if its == name)
+
+        return SizedFlops(
+            sizes=dict(zip(self._names, values, strict=True)),
+            forward=bucket("forward"),
+            backward=bucket("backward"),
+            recompute=bucket("recompute"),
+            skipped=bucket("skipped"),
+            source="counted" if told is None else "formula",
+        )
+
     def report(self) -> FormulaReport:
         """The formula, and the sizes it was asked for."""
-        formula = self._fit.formula
-        sizes, sums = [], []
-        if formula is not None:
-            names = [self._names[places[0]] for places in formula.columns.varying]
-            for name, counts in zip(names, formula.counted, strict=True):
-                least, greatest = min(counts), max(counts)
-                apart = gcd(*(size - least for size in counts))
-                sizes.append(FormulaSize(name=name, least=least, greatest=greatest, apart=apart))
-            for (bucket, dtype), one in sorted(
-                formula.sums.items(), key=lambda item: (item[0][1], item[0][0] != "forward")
-            ):
-                terms = []
-                for powers, numerator in zip(formula.terms, one.numerators, strict=True):
-                    if numerator:
-                        shared = gcd(numerator, one.denominator)
-                        terms.append(
-                            FormulaTerm(
-                                numerator=numerator // shared,
-                                denominator=one.denominator // shared,
-                                powers={name: power for name, power in zip(names, powers[:-2], strict=True) if power},
-                            )
-                        )
-                sums.append(FormulaSum(bucket=bucket, dtype=dtype, terms=tuple(terms)))
+        formula, solved = self._formula, self._formula.solved
+        names = [self._names[place] for place in formula.varying]
+        ranges = dict(zip(names, formula.ranges, strict=True)) if solved else {}
+        sums = sorted(solved.sums.items(), key=lambda item: (item[0][1], item[0][0] != "forward")) if solved else []
         return FormulaReport(
             schema_version=SCHEMA_VERSION,
-            holds=formula is not None,
+            holds=self.holds,
             reason=self.reason,
-            sizes=tuple(sizes),
-            sums=tuple(sums),
+            sizes=tuple(
+                FormulaSize(name=name, least=one[0], greatest=one[-1], apart=one.step) for name, one in ranges.items()
+            ),
+            sums=tuple(
+                FormulaSum(
+                    bucket=bucket,
+                    dtype=dtype,
+                    terms=tuple(
+                        _term(Fraction(numerator, one.denominator), dict(zip(names, powers, strict=False)))
+                        for powers, numerator in zip(solved.terms if solved else (), one.numerators, strict=True)
+                        if numerator
+                    ),
+                )
+                for (bucket, dtype), one in sums
+            ),
             counted=len(self._counted),
-            checks=0 if formula is None else self._fit.counted - len(formula.terms),
+            checks=formula.checks,
             lower_bound=any(one.lower_bound for one in self._counted.values()),
             asked=tuple(self._asked.values()),
         )
@@ -155,45 +163,45 @@ class FlopsFormula:
         """The formula in words, ending in a line break."""
         return shown.find().text(self.report())
 
-    def _find(self, example: tuple[int, ...]) -> None:
+    def _found(self, example: tuple[int, ...], is_batch: Sequence[bool]) -> Formula:
         """Count batches near the example until there is a formula; then some that are much larger."""
-        self._take(example)  # what it raises is raised
-        for apart in self._distances(example):
-            self._fit = FormulaFit()
+        formula = Formula()
+        # Sizes are 1 apart; if that gives no formula, as far as those of images and paddings are.
+        powers, whole = [
+            [1 if its else far for its, far in zip(is_batch, fars, strict=True)]
+            for fars in ([size & -size for size in example], example)
+        ]
+        for apart in dict.fromkeys(map(tuple, ([1] * len(example), powers, whole))):
+            formula = Formula()
             for values in _points(example, apart):
-                self._try(values)
-                if self._fit.refused or (self.holds and self._distances_counted() <= set(apart)):
+                self._try(values, formula)
+                found = formula.solved is not None and {one.step for one in formula.ranges} <= set(apart)
+                if found or formula.refused:
                     break
-            if self.holds:
+            if formula.solved is not None:
                 break
-        for factor in _FAR if self.holds else ():
-            self._try(tuple(factor * size for size in example))
+        for factor in _FAR if formula.solved is not None else ():
+            self._try(tuple(factor * size for size in example), formula)
+        return formula
 
-    def _distances_counted(self) -> set[int]:
-        """The greatest common distance of the counted values of each size."""
-        counted = () if self._fit.formula is None else self._fit.formula.counted
-        return {gcd(*(size - min(counts) for size in counts)) for counts in counted}
-
-    def _distances(self, example: tuple[int, ...]) -> list[tuple[int, ...]]:
-        """How far apart the tried sizes are: 1; if that gives no formula, as the sizes of images and paddings are."""
-        ones = (1,) * len(example)
-        powers = tuple(1 if is_batch else size & -size for is_batch, size in zip(self._is_batch, example, strict=True))
-        wholes = tuple(1 if is_batch else size for is_batch, size in zip(self._is_batch, example, strict=True))
-        return list(dict.fromkeys([ones, powers, wholes]))
-
-    def _try(self, values: tuple[int, ...]) -> None:
+    def _try(self, values: tuple[int, ...], formula: Formula) -> None:
         """Count a batch that nobody asked for; a model may refuse its size."""
         try:
-            self._take(values)
+            self._take(values, formula)
         except Exception:  # of the user's model
             return
 
-    def _take(self, values: tuple[int, ...]) -> BucketFlops:
+    def _take(self, values: tuple[int, ...], formula: Formula) -> BucketFlops:
         counted = self._counted.get(values)
         if counted is None:
             counted = self._counted[values] = self._count(dict(zip(self._names, values, strict=True)))
-        self._fit.add(Sizes((values,)), counted.flops)
+        formula.add(Sizes((values,)), counted.flops)
         return counted.flops
+
+
+def _term(value: Fraction, powers: Mapping[str, int]) -> FormulaTerm:
+    used = {name: power for name, power in powers.items() if power}
+    return FormulaTerm(numerator=value.numerator, denominator=value.denominator, powers=used)
 
 
 def _points(example: tuple[int, ...], apart: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
@@ -202,17 +210,3 @@ def _points(example: tuple[int, ...], apart: tuple[int, ...]) -> Iterator[tuple[
     yield example
     for _ in range(_MOST_COUNTS - 1):
         yield tuple(size + numbers.randrange(9) * one for size, one in zip(example, apart, strict=True))
-
-
-def _sized(sizes: Mapping[str, int], flops: BucketFlops, source: Literal["formula", "counted"]) -> SizedFlops:
-    def bucket(name: str) -> int:
-        return sum(value for (its, _), value in flops.items() if its == name)
-
-    return SizedFlops(
-        sizes=dict(sizes),
-        forward=bucket("forward"),
-        backward=bucket("backward"),
-        recompute=bucket("recompute"),
-        skipped=bucket("skipped"),
-        source=source,
-    )

@@ -4,193 +4,192 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import chain
-from operator import sub
-from typing import NamedTuple
+from operator import mul, sub
+from typing import Literal, NamedTuple, cast
 
 from lightning_flops.analysis.count_schedule import CountSchedule
-from lightning_flops.analysis.differences import ENOUGH, mean_difference
-from lightning_flops.analysis.formula import FormulaFit, Sizes
-from lightning_flops.records import BatchTokens, BucketFlops, Shapes, StepSums
+from lightning_flops.analysis.formula import Formula, Sizes
+from lightning_flops.records import BatchTokens, BucketFlops, Shapes, StepSums, UnprofiledFlops
+
+ENOUGH = 3
+"""With fewer random checks nothing is said of the error."""
 
 _MOST_SHAPES = 4096
+"""More are kept as the sum of what is predicted of them."""
+
 _MOST_NEAR = 32
+_RECENT = 16
+"""Random checks that correct what is logged, which follows a run that changes; all of them correct the run's sum."""
+
 _MODEL = ("forward", "backward")
+_T = (4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13, 2.12, 2.11, 2.10, 2.09)
+"""Student's t of 95%, two-sided, from two degrees of freedom on."""
 
+Batches = tuple[Shapes, ...]
+"""Shapes of the tensors of each batch of a step."""
 
-class StepKey(NamedTuple):
-    """What a step's FLOPs are predicted by."""
+Tokens = tuple[BatchTokens | None, ...]
+"""Tokens of each batch of a step; None where one does not tell them."""
 
-    batches: tuple[Shapes, ...]
-    """Shapes of the tensors of each batch."""
-    tokens: tuple[BatchTokens | None, ...]
-    """Tokens of each batch; None where it does not tell them."""
-    updates: int
-    """Optimizer updates in the step."""
+_Flops = Mapping[tuple[str, str], float]
+"""By bucket and dtype."""
+
+_Sums = dict[tuple[str, str], float]
 
 
 class _Shape(NamedTuple):
     """What steps have in common that should have the same FLOPs."""
 
-    batches: tuple[Shapes, ...]
+    batches: Batches
     updates: int
     padded: bool | None
     """Kernels may skip work where no token is padding. None: not known."""
 
+    @property
+    def form(self) -> object:
+        """The axes of each tensor of each batch: steps that have these in common may follow one formula."""
+        forms = [tuple(map(len, batch)) for batch in self.batches]
+        return (*(forms[:1] if len(set(forms)) == 1 else forms), self.padded)
 
-_Flops = tuple[tuple[tuple[str, str], int], ...]
-"""By bucket and dtype."""
+    @property
+    def elements(self) -> int:
+        """Of all batches; 1 where none are seen. What begins below 0 is no tensor's shape."""
+        return sum([math.prod(one) for batch in self.batches for one in batch if one and min(one) >= 0]) or 1
+
+    @property
+    def places(self) -> dict[object, tuple[float, ...]]:
+        """Logarithms of the sizes, which place a step among those of its form, and of the elements, among all."""
+        columns = zip(*map(_flat, self.batches), strict=False)
+        return {self.form: tuple(math.log(max(1, sum(one))) for one in columns), None: (math.log(self.elements),)}
+
+    def sizes(self, steps: int, real: int, squares: int) -> Sizes:
+        known = self.padded is not None
+        return Sizes(tuple(map(_flat, self.batches)), real if known else None, squares if known else None, steps)
+
+
+class _Predicted(NamedTuple):
+    """FLOPs of some steps."""
+
+    flops: _Flops
+    how: Literal["counted", "formula", "varied", "nearest"]
+    """By counts of their shape or by a formula; by either, where steps may differ; by the nearest counted shape."""
 
 
 class _Count(NamedTuple):
-    """One counted step."""
+    """A counted step."""
 
     shape: _Shape
-    sizes: Sizes
-    flops: _Flops
-    random: bool
-
-
-@dataclass(slots=True)
-class _Learned:
-    """Counted steps of one shape."""
-
-    values: Counter[_Flops] = field(default_factory=Counter)
-    """How often each count was found."""
-    data_dependent: bool = False
-
-    @property
-    def agree(self) -> bool:
-        return len(self.values) == 1 and not self.data_dependent
-
-    @property
-    def usual(self) -> _Flops:
-        """The most frequent count.
-
-        The checks' mean difference corrects a sum of any such value. This one makes it exact where others are rare, as
-        the count of a first step that also logs a picture.
-        """
-        return self.values.most_common(1)[0][0]
-
-
-class _Part(NamedTuple):
-    """Predicted FLOPs of some steps, before they are corrected."""
-
-    steps: int
-    flops: Mapping[tuple[str, str], float]
-    how: str
-    """``counted``, ``formula`` or ``estimated``."""
-    known: bool
-    """By counts of the same shape, or by a formula between its sizes; if not, by steps of other sizes."""
-    useful: Mapping[tuple[str, str], float] | None = None
-    """Without padding."""
+    flops: BucketFlops
+    stands_for: int
+    """Steps that a random check is the only one of; 0: it was not drawn at random."""
 
 
 class _Difference(NamedTuple):
-    """A counted step minus what is predicted of it. Where its count alone is of its shape, that is left out."""
+    """What a counted step has more than is predicted without its count."""
 
-    flops: Mapping[tuple[str, str], float]
-    known: bool
-    random: bool
+    flops: _Flops
+    is_new: bool
+    """Its shape was counted this once."""
+    stands_for: int
 
 
-@dataclass(slots=True)
-class _Group:
-    """Unprofiled steps of one shape; R and Q are their sums, None where one is not known."""
+class _Missed(NamedTuple):
+    """What predictions miss of a step."""
 
-    steps: int = 0
-    real: int | None = 0
-    squares: int | None = 0
-
-    def add(self, other: _Group) -> None:
-        self.steps += other.steps
-        self.real = None if self.real is None or other.real is None else self.real + other.real
-        self.squares = None if self.squares is None or other.squares is None else self.squares + other.squares
-
-    def sizes(self, shape: _Shape) -> Sizes:
-        return Sizes(tuple(map(_flat, shape.batches)), self.real, self.squares, self.steps)
+    mean: _Flops
+    half_width: float
+    """Half of the 95% interval of the mean of model FLOPs."""
+    checks: int
 
 
 @dataclass(slots=True)
-class _Steps:
-    """Steps between two readings, or of the whole run."""
+class _Kind:
+    """Counted steps of one form."""
 
-    groups: dict[_Shape, _Group] = field(default_factory=dict)
-    """Unprofiled steps."""
-    profiled: dict[_Shape, _Group] = field(default_factory=dict)
-    """Steps that the profiler slowed down and did not count, such as traced ones."""
-    folded: dict[tuple[str, bool], _Part] = field(default_factory=dict)
-    """Unprofiled steps of which no more than their sum is kept."""
-    counted: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """FLOPs of the counted steps themselves."""
-    counted_steps: int = 0
-    seconds: float = 0.0
-    """Of the unprofiled steps."""
+    formula: Formula = field(default_factory=Formula)
+    near: deque[tuple[tuple[float, ...], _Shape]] = field(default_factory=lambda: deque(maxlen=_MOST_NEAR))
+    """The latest shapes, with their places."""
+    varies: bool = False
+    """Values in tensors decided sizes, so another step of the same shape may cost something else."""
+    grids: bool = True
+    """The tokens of each batch are what the axes of a tensor make."""
 
-    def add(self, other: _Steps) -> None:
-        for mine, others in ((self.groups, other.groups), (self.profiled, other.profiled)):
-            for shape, group in others.items():
-                mine.setdefault(shape, _Group()).add(group)
-        self.fold(other.folded.values())
-        self.counted.update(other.counted)
-        self.counted_steps += other.counted_steps
-        self.seconds += other.seconds
 
-    def fold(self, parts: Iterable[_Part]) -> None:
-        for part in parts:
-            kind = part.how, part.known
-            before = self.folded.get(kind)
-            self.folded[kind] = part if before is None else _together(before, part)
+@dataclass(slots=True)
+class _Sum:
+    """FLOPs of unprofiled steps, as they are predicted."""
+
+    flops: _Sums = field(default_factory=dict)
+    useful: _Sums | None = field(default_factory=dict)
+    """Without padding; None if not known of one."""
+    steps: Counter[str] = field(default_factory=Counter)
+    """By how they are predicted."""
+    estimated: float = 0.0
+    """Model FLOPs that are estimates."""
+
+    def add(self, one: _Predicted, useful: BucketFlops | None, *, steps: int, times: int) -> None:
+        _add(self.flops, one.flops, times)
+        self.useful = None if useful is None or self.useful is None else _add(self.useful, useful)
+        self.steps[one.how] += steps
+        if one.how in ("varied", "nearest"):
+            self.estimated += times * _model(one.flops)
+
+    def corrected(self, missed: Mapping[bool, _Missed]) -> _Sums:
+        """The FLOPs, with what they miss on average."""
+        flops = dict(self.flops)
+        for how, steps in self.steps.items() if missed else ():
+            _add(flops, missed[how == "nearest"].mean, steps)
+        return flops
+
+    def unprofiled(self, missed: Mapping[bool, _Missed]) -> UnprofiledFlops:
+        flops = _by_dtype(self.corrected(missed))
+        model, useful = sum(flops.values()), self.useful if self.steps else None
+        ratio = min(1.0, self.estimated / model) if model else 0.0
+        return UnprofiledFlops(flops, None if useful is None else _by_dtype(useful), ratio)
 
 
 class StepFlops:
     """FLOPs of all steps of one run, and which steps to count to know them."""
 
     def __init__(self, *, seed: int = 0) -> None:
-        self.notes: dict[str, None] = {}
-        """Sentences about the run's FLOPs, each once."""
-        self._schedule = CountSchedule(seed)
+        self.schedule = CountSchedule(seed)
         self._counts: list[_Count] = []
-        self._learned: dict[_Shape, _Learned] = {}
-        self._near: dict[_Form | None, deque[tuple[tuple[float, ...], _Shape]]] = {}
-        """The latest counted shapes of each form with their sizes, and under None all with their elements."""
+        self._values: dict[_Shape, Counter[frozenset[tuple[tuple[str, str], int]]]] = {}
+        """How often each count of a shape was found."""
+        self._kinds: dict[object, _Kind] = {}
+        """By form; under None all."""
         self._batches: set[tuple[Shapes, bool | None]] = set()
         """Every batch of a counted step."""
-        self._fits: dict[_Form, FormulaFit] = {}
-        self._no_grids: set[_Form] = set()
-        """Forms whose tokens are not what the first two axes of a tensor make."""
-        self._data_dependent: set[_Form] = set()
-        self._differences: list[_Difference] | None = None
+        self._of_one: dict[_Shape, _Predicted] = {}
+        """What is predicted of one step, until another one is counted."""
+        self._missed: dict[bool, _Missed] = {}
+        """As recent checks tell."""
+        self._groups: dict[tuple[_Shape, bool], list[int]] = {}
+        """Steps that were not counted, with their R and Q; True: the profiler slowed them down."""
+        self._folded = {profiled: _Sum() for profiled in (False, True)}
+        """Steps that are in no group any more."""
+        self._reading = _Sum()
         self._lower_bound = False
-        self._run, self._reading = _Steps(), _Steps()
-
-    # ---- which steps to count
-
-    def draws_check(self) -> bool:
-        """Whether to count the step that begins now, drawn at random; asked once at each step outside windows."""
-        return self._schedule.draws_check()
-
-    def wants(self, batches: tuple[Shapes, ...], tokens: tuple[BatchTokens | None, ...]) -> bool:
-        """Whether to count the step that begins with these batches: their shapes are new, and the run can afford it."""
-        if not self._schedule.may_learn:
-            return False
-        padded = _padded(tokens)
-        return not all(self._is_known(batch, padded) for batch in batches) and self._schedule.learns()
-
-    def _is_known(self, batch: Shapes, padded: bool | None) -> bool:
-        if (batch, padded) in self._batches:
-            return True
-        fit = self._fits.get(_form((batch,), padded))
-        return fit is not None and fit.formula is not None and fit.formula.covers(Sizes((_flat(batch),)))
 
     # ---- the steps
 
+    def wants(self, batch: Shapes, tokens: BatchTokens | None) -> bool:
+        """Whether to count the step that begins with this batch: its shapes are new, and the run can afford it."""
+        padded = None if tokens is None else _padded((tokens,))
+        if (batch, padded) in self._batches:
+            return False
+        kind = self._kinds.get(_Shape((batch,), 1, padded).form)
+        return not (kind and kind.formula.covers(Sizes((_flat(batch),)))) and self.schedule.learns()
+
     def counted(
         self,
-        key: StepKey,
+        batches: Batches,
+        tokens: Tokens,
+        updates: int,
         flops: BucketFlops,
         *,
         seconds: float,
@@ -201,301 +200,234 @@ class StepFlops:
         """A step was counted: in a window, because its shape was new, or at random.
 
         Args:
-            key: of the step.
+            batches: shapes of the step's batches.
+            tokens: of these batches.
+            updates: optimizer updates in the step.
             flops: of the step.
             seconds: that it took.
-            random: ``draws_check`` asked for it.
+            random: the schedule drew it.
             data_dependent: values in tensors decided sizes in it, so another step of its shape may cost something else.
             lower_bound: an operator that may have FLOPs was not counted in it.
         """
-        shape, group = _shape_and_group(key)
-        form, sizes = _form_of(shape), group.sizes(shape)
-        value = tuple(sorted((bucket, amount) for bucket, amount in flops.items() if amount))
-        self._schedule.counted(seconds)
-        self._counts.append(_Count(shape, sizes, value, random))
-        if (learned := self._learned.get(shape)) is None:
-            learned = self._learned[shape] = _Learned()
-            for kind, place in _places(shape):
-                self._near.setdefault(kind, deque(maxlen=_MOST_NEAR)).append((place, shape))
-        learned.values[value] += 1
-        if data_dependent:
-            learned.data_dependent = True
-            self._data_dependent.add(form)
-        if not _are_grids(key):
-            self._no_grids.add(form)
-        self._batches.update((batch, shape.padded) for batch in shape.batches)
-        self._fits.setdefault(form, FormulaFit()).add(sizes, flops)
-        self._differences = None
+        shape, *tokens_of_it = _shape(batches, tokens, updates)
+        flops = {bucket: value for bucket, value in flops.items() if value}
+        kind = self._kinds.setdefault(shape.form, _Kind())
+        kind.formula.add(shape.sizes(1, *tokens_of_it), flops)
+        kind.varies |= data_dependent
+        kind.grids &= shape.padded is not None and all(
+            any(len(shape) == 2 and math.prod(shape) == one.processed for shape in batch)
+            for batch, one in zip(batches, tokens, strict=True)
+            if one is not None
+        )
+        if shape not in self._values:
+            for form, place in shape.places.items():
+                self._kinds.setdefault(form, _Kind()).near.append((place, shape))
+        self._values.setdefault(shape, Counter())[frozenset(flops.items())] += 1
+        self._counts.append(_Count(shape, flops, self.schedule.stands_for if random else 0))
+        self._batches.update((batch, shape.padded) for batch in batches)
         self._lower_bound |= lower_bound
-        self._reading.counted.update(flops)
-        self._reading.counted_steps += 1
+        self.schedule.counted(seconds)
+        self._of_one.clear()
+        self._missed = _missed(self._differences(), latest=_RECENT)
+        if len(self._counts) == 1:
+            for (earlier, profiled), group in self._groups.items():
+                if not profiled:
+                    self._predict(self._reading, earlier, *group)
 
-    def ran(self, key: StepKey, *, seconds: float, profiled: bool = False) -> None:
+    def ran(self, batches: Batches, tokens: Tokens, updates: int, *, seconds: float, profiled: bool = False) -> None:
         """A step ran that was not counted; a *profiled* one was slowed down, and is in no rate."""
-        reading = self._reading
-        shape, group = _shape_and_group(key)
-        if profiled:
-            reading.profiled.setdefault(shape, _Group()).add(group)
-            return
-        if (known := reading.groups.get(shape)) is None:
-            reading.groups[shape] = group
-            self._bound(reading)
-        else:
-            known.add(group)
-        reading.seconds += seconds
-        self._schedule.ran(seconds)
+        shape, real, squares = _shape(batches, tokens, updates)
+        group = self._groups.setdefault((shape, profiled), [0, 0, 0])
+        group[0] += 1
+        group[1] += real
+        group[2] += squares
+        if not profiled:
+            self.schedule.ran(seconds)
+            if self._counts:
+                self._predict(self._reading, shape, 1, real, squares)
+        if len(self._groups) > _MOST_SHAPES:
+            self._folded = self._sums()
+            self._groups.clear()
 
-    def _bound(self, steps: _Steps) -> None:
-        """Keep no more than the sum of *steps*, if they are of too many shapes."""
-        if len(steps.groups) > _MOST_SHAPES and self._counts:
-            parts = self._parts(steps)
-            steps.groups.clear()
-            steps.folded.clear()
-            steps.fold(parts)
-            self.notes[_FOLDED] = None
+    # ---- predictions
 
-    def reading(self) -> StepSums | None:
-        """The steps since the last reading; None before a step was counted."""
-        reading, self._reading = self._reading, _Steps()
-        sums = self._sums(reading)
-        self._run.add(reading)
-        self._bound(self._run)
+    def _predict(self, into: _Sum, shape: _Shape, steps: int, real: int, squares: int) -> None:
+        """Add what is predicted of *steps* of one *shape*, with their R and Q."""
+        useful = None
+        if shape.padded is not None:
+            kind, sizes = self._kind(shape), shape.sizes(steps, real, squares)
+            useful = kind.formula.useful(sizes) if kind.grids else None
+            if kind.formula.by_tokens:
+                into.add(self._predicted(shape, sizes), useful, steps=steps, times=1)
+                return
+        if (one := self._of_one.get(shape)) is None:
+            one = self._of_one[shape] = self._predicted(shape, shape.sizes(1, 0, 0))
+        into.add(one, useful, steps=steps, times=steps)
+
+    def _predicted(self, shape: _Shape, sizes: Sizes) -> _Predicted:
+        kind, values = self._kind(shape), self._values.get(shape)
+        formula = kind.formula
+        if values is not None and not formula.by_tokens:
+            return _Predicted(_usual(values), "counted" if len(values) == 1 and not kind.varies else "varied")
+        if (told := formula.flops(sizes)) is None:
+            return _Predicted(self._nearest(shape, sizes.steps), "nearest")
+        if shape.form not in self._kinds or not formula.covers(sizes):
+            return _Predicted(told, "nearest")
+        return _Predicted(told, "varied" if kind.varies and not formula.by_tokens else "formula")
+
+    def _kind(self, shape: _Shape) -> _Kind:
+        """Counted steps of this form; if there are none, those that differ in padding alone.
+
+        Padding decides what kernels skip, and hardly ever what there is to compute.
+        """
+        other = shape._replace(padded=not shape.padded)
+        return self._kinds.get(shape.form) or self._kinds.get(other.form) or _Kind()
+
+    def _nearest(self, shape: _Shape, steps: int = 1, *, but: _Shape | None = None) -> _Flops:
+        """FLOPs of the counted shape whose sizes are nearest, scaled by its elements; empty if there is no other."""
+        for form, place in shape.places.items():
+            near = [one for one in self._kinds.get(form, _Kind()).near if one[1] != but]
+            if near:
+                _, other = min(near, key=lambda one: sum(map(abs, map(sub, one[0], place))))
+                elements, of_other = steps * shape.elements, other.elements
+                return {bucket: value * elements / of_other for bucket, value in _usual(self._values[other]).items()}
+        return {}
+
+    def _differences(self) -> list[_Difference]:
+        """Of every counted step, as it would be predicted now: a better prediction leaves nothing of an older one."""
+        found = []
+        for shape, flops, stands_for in self._counts:
+            values, predicted = self._values[shape], cast("_Flops", flops)
+            if self._kinds[shape.form].formula.solved is None:  # they agree, or it would be no formula
+                predicted = _usual(values) if values.total() > 1 else self._nearest(shape, but=shape)
+            if predicted:
+                off = _add(dict(flops), predicted, -1)
+                found.append(_Difference(off, values.total() == 1 and predicted is not flops, stands_for))
+        return found
+
+    # ---- sums
+
+    def reading(self) -> UnprofiledFlops | None:
+        """The unprofiled steps since the last reading; None before a step was counted."""
+        reading, self._reading = self._reading, _Sum()
+        return reading.unprofiled(self._missed) if self._counts else None
+
+    def _sums(self) -> dict[bool, _Sum]:
+        """Of all steps that were not counted; True: the profiler slowed them down."""
+        sums = deepcopy(self._folded)
+        for (shape, profiled), group in self._groups.items():
+            self._predict(sums[profiled], shape, *group)
         return sums
 
     def totals(self) -> StepSums | None:
         """All steps of the run; None before a step was counted."""
-        run = _Steps()
-        run.add(self._run)
-        run.add(self._reading)
-        return self._sums(run)
-
-    # ---- predictions
-
-    def _parts(self, steps: _Steps) -> list[_Part]:
-        """The unprofiled ones of *steps*."""
-        return [*steps.folded.values(), *self._parts_of(steps.groups)]
-
-    def _parts_of(self, groups: Mapping[_Shape, _Group]) -> list[_Part]:
-        parts = []
-        for shape, group in groups.items():
-            sizes = group.sizes(shape)
-            part = self._predicted(shape, sizes)
-            if part is not None:
-                parts.append(part._replace(useful=self._useful(shape, sizes)))
-        return parts
-
-    def _predicted(self, shape: _Shape, sizes: Sizes, *, without: bool = False) -> _Part | None:
-        """FLOPs of steps of *shape*; as they would be known *without* one count of it."""
-        part = self._by_shape(shape, sizes, without=without)
-        if part is None and shape.padded is not None:
-            # Padding decides what kernels skip, and hardly ever what there is to compute.
-            part = self._by_shape(shape._replace(padded=not shape.padded), sizes, without=False)
-            part = None if part is None else part._replace(how="estimated", known=False)
-        return part or self._by_nearest(shape, sizes.steps, but=shape if without else None)
-
-    def _by_shape(self, shape: _Shape, sizes: Sizes, *, without: bool) -> _Part | None:
-        """The same by counts of this shape, or by a formula of its sizes."""
-        form, learned, steps = _form_of(shape), self._learned.get(shape), sizes.steps
-        formula = fit.formula if (fit := self._fits.get(form)) is not None else None
-        alone = without and learned is not None and learned.values.total() == 1
-        if learned is not None and not alone and (formula is None or not formula.by_tokens):
-            how = "counted" if learned.agree else "estimated"
-            return _Part(steps, {bucket: steps * value for bucket, value in learned.usual}, how, known=True)
-        if formula is None or (flops := formula.flops(sizes)) is None:
-            return None
-        known = formula.covers(sizes, without=without)
-        is_exact = known and (formula.by_tokens or form not in self._data_dependent)
-        return _Part(steps, flops, "formula" if is_exact else "estimated", known)
-
-    def _by_nearest(self, shape: _Shape, steps: int, *, but: _Shape | None) -> _Part | None:
-        """The counted shape whose sizes are nearest, scaled by its elements."""
-        for form, sizes in _places(shape):
-            near = [one for one in self._near.get(form, ()) if one[1] != but]
-            if near:
-                _, other = min(near, key=lambda one: sum(map(abs, map(sub, one[0], sizes))))
-                elements, of_other = _elements(shape), _elements(other)
-                scale, over = (elements, of_other) if elements and of_other else (1, 1)
-                usual = self._learned[other].usual
-                flops = {bucket: steps * value * scale / over for bucket, value in usual}
-                return _Part(steps, flops, "estimated", known=False)
-        return None
-
-    def _useful(self, shape: _Shape, sizes: Sizes) -> BucketFlops | None:
-        """FLOPs of steps without padding, where a formula tells."""
-        form = _form_of(shape)
-        fit = self._fits.get(form)
-        if fit is None or fit.formula is None or form in self._no_grids:
-            return None
-        return fit.formula.useful(sizes)
-
-    def _all_differences(self) -> list[_Difference]:
-        """Of every counted step, as it would be predicted now: a better prediction leaves nothing of an older one."""
-        if self._differences is None:
-            self._differences = []
-            for shape, sizes, flops, drawn in self._counts:
-                part = self._predicted(shape, sizes, without=True)
-                if part is not None:
-                    off = Counter(dict(flops))
-                    off.subtract(part.flops)
-                    self._differences.append(_Difference(off, part.known, drawn))
-        return self._differences
-
-    # ---- sums
-
-    def _sums(self, steps: _Steps) -> StepSums | None:
         if not self._counts:
             return None
-        parts = self._parts(steps)
-        every = [*parts, *self._parts_of(steps.profiled)]
-        unprofiled, _, _ = self._corrected(parts)
-        whole, half_width, checks = self._corrected(every)
-        _add(whole, steps.counted)
-        model = sum(_model(whole).values())
-        estimated = sum([_model_sum(part.flops) for part in every if part.how == "estimated"])
-        number = Counter[str]()
-        for part in every:
-            number[part.how] += part.steps
-        useful: dict[tuple[str, str], float] | None = {} if parts else None
-        for part in parts:
-            useful = None if useful is None or part.useful is None else _add(useful, part.useful)
+        sums, differences = self._sums(), self._differences()
+        missed, steps = _missed(differences), sums[False].steps + sums[True].steps
+        whole: _Sums = {}
+        for part in (*(one.corrected(missed) for one in sums.values()), *(one.flops for one in self._counts)):
+            _add(whole, part)
+        model, squares = _model(whole), 0.0
+        new = len([1 for shape, _ in self._groups if shape not in self._values]) or 1
+        for is_new, found in missed.items():
+            number = steps["nearest"] if is_new else steps.total() - steps["nearest"]
+            # All steps that are predicted by one counted shape share what it has by chance.
+            shared = found.checks / min(new, found.checks) if is_new else 0
+            squares += (number * found.half_width) ** 2 * (1 + shared)
+        known = bool(missed) or not steps
         return StepSums(
-            steps=sum(number.values()) + steps.counted_steps,
-            model_by_dtype=_model(whole),
-            hardware_flops=round(sum(value * _SIGNS.get(bucket, 1) for (bucket, _), value in whole.items())),
-            unprofiled_sec=steps.seconds,
-            unprofiled_by_dtype=_model(unprofiled),
-            useful_by_dtype=None if useful is None else _model(useful),
-            error=None if half_width is None else half_width / model if model else 0.0,
-            steps_counted=number["counted"] + steps.counted_steps,
-            steps_by_formula=number["formula"],
-            steps_estimated=number["estimated"],
-            checks=checks,
-            estimated_ratio=min(1.0, estimated / model) if model else 0.0,
+            model_flops=round(model),
+            hardware_flops=round(sum(-flops if key[0] == "skipped" else flops for key, flops in whole.items())),
+            unprofiled=sums[False].unprofiled(missed),
+            error=(math.sqrt(squares) / model if model else 0.0) if known else None,
+            steps_counted=steps["counted"] + len(self._counts),
+            steps_by_formula=steps["formula"],
+            steps_estimated=steps["varied"] + steps["nearest"],
+            checks=sum(one.stands_for > 0 for one in differences) if steps else 0,
             lower_bound=self._lower_bound,
         )
 
-    def _corrected(self, parts: Sequence[_Part]) -> tuple[dict[tuple[str, str], float], float | None, int]:
-        """The predicted FLOPs of *parts*, with what they miss on average, as random checks tell.
 
-        Steps of known shapes are corrected by checks of known shapes, the others by checks of new ones.
-
-        Returns:
-            The FLOPs; half of the 95% interval of the model FLOPs, None if there are too few checks; and the checks.
-        """
-        flops: dict[tuple[str, str], float] = {}
-        for part in parts:
-            _add(flops, part.flops)
-        differences = self._all_differences()
-        drawn = [one for one in differences if one.random]
-        steps = Counter[bool]()
-        for part in parts:
-            steps[part.known] += part.steps
-        if not steps.total():
-            return flops, 0.0, 0
-        if len(drawn) < ENOUGH:
-            return flops, None, len(drawn)
-        squares, used = 0.0, set[int]()
-        for known, number in steps.items():
-            # What a shape costs that nobody counted is told as well by shapes that were counted because they were new.
-            alike = [one for one in differences if one.known == known and (one.random or not known)]
-            checks = alike if len(alike) >= ENOUGH else drawn
-            others = [_model_sum(one.flops) for one in differences if one.known == known and not one.random]
-            for bucket in {bucket for one in checks for bucket in one.flops}:
-                missed = math.fsum(one.flops.get(bucket, 0) for one in checks) / len(checks)
-                if missed:
-                    flops[bucket] = flops.get(bucket, 0) + number * missed
-            # All steps that are predicted by one counted shape share what it has by chance.
-            shapes = number**2 / math.fsum(part.steps**2 for part in parts if part.known == known)
-            shapes = math.inf if known else min(shapes, len(checks))
-            found = mean_difference([_model_sum(one.flops) for one in checks], others=others, shapes=shapes)
-            squares += (number * found.half_width) ** 2
-            used.update(map(id, checks))
-        return flops, math.sqrt(squares), len(used)
+def _missed(differences: Sequence[_Difference], *, latest: int = 0) -> dict[bool, _Missed]:
+    """What predictions miss, of shapes that were counted and of new ones (True); empty if too few checks tell."""
+    drawn = [one for one in differences if one.stands_for]
+    if len(drawn) < ENOUGH:
+        return {}
+    found = {}
+    for is_new in (False, True):
+        alike = [one for one in differences if one.is_new == is_new]
+        # What a shape costs that nobody counted is told as well by shapes that were counted because they were new.
+        checks = alike if is_new else [one for one in alike if one.stands_for]
+        checks = (checks if len(checks) >= ENOUGH else drawn)[-latest:]
+        weights = [1 if is_new else one.stands_for for one in checks]
+        mean: _Sums = {}
+        for one, weight in zip(checks, weights, strict=True):
+            _add(mean, one.flops, weight / sum(weights))
+        half_width = _half_width([_model(one.flops) for one in checks], weights, [_model(one.flops) for one in alike])
+        found[is_new] = _Missed(mean, half_width, len(checks))
+    return found
 
 
-_Form = tuple[object, ...]
-"""What steps have in common whose FLOPs may be one formula: the axes of each tensor of each batch, and padding."""
+def _half_width(checks: Sequence[float], weights: Sequence[int], seen: Sequence[float]) -> float:
+    """Half of the 95% interval of the mean of *checks*; all differences that were *seen* tell of the spread.
 
-_FOLDED = (
-    f"The run had steps of more than {_MOST_SHAPES:,} shapes: the FLOPs of many are kept as a sum, as they were "
-    "predicted then."
-)
-
-_SIGNS = {"skipped": -1}
-"""Of what is no part of the hardware FLOPs, but less than them."""
-
-
-@lru_cache(maxsize=256)
-def _form(batches: tuple[Shapes, ...], padded: bool | None) -> _Form:
-    forms = [tuple(map(len, batch)) for batch in batches]
-    return (*(forms[:1] if len(set(forms)) == 1 else forms), padded)
-
-
-def _form_of(shape: _Shape) -> _Form:
-    return _form(shape.batches, shape.padded)
+    Few draws of something rare, or of something that takes turns, are often all alike. So the spread is that of one
+    draw more, half of it at each end of what was seen; "plus four" intervals of proportions do the same.
+    """
+    number, freedom, ends = len(checks), len(checks) - 1, (*checks, *seen, 0.0)
+    mean = math.fsum(map(mul, checks, weights)) / sum(weights)
+    squares = math.fsum((one - mean) ** 2 for one in checks) + sum((one(ends) - mean) ** 2 for one in (min, max)) / 2
+    t = _T[freedom - 2] if freedom - 2 < len(_T) else 1.96 + 2.6 / freedom
+    return t * math.sqrt(squares / number) * math.hypot(*weights) / sum(weights)
 
 
 def _flat(batch: Shapes) -> tuple[int, ...]:
     return tuple(chain.from_iterable(batch))
 
 
-def _places(shape: _Shape) -> tuple[tuple[_Form | None, tuple[float, ...]], ...]:
-    """Where *shape* lies among those of its form, and among all: logarithms of its sizes, and of its elements."""
-    sizes = [math.log(max(1, sum(column))) for column in zip(*map(_flat, shape.batches), strict=False)]
-    return (_form_of(shape), tuple(sizes)), (None, (math.log(max(1, _elements(shape))),))
-
-
-def _elements(shape: _Shape) -> int:
-    """Of all batches; 0 where none are seen. What begins below 0 is no tensor's shape."""
-    return sum([math.prod(one) for batch in shape.batches for one in batch if one and min(one) >= 0])
-
-
-def _padded(tokens: Iterable[BatchTokens | None]) -> bool | None:
+def _padded(tokens: Tokens) -> bool | None:
     """Whether a token is padding; None where a batch does not tell."""
-    found = False
+    padded = False
     for one in tokens:
-        if one is None or one.real is None or one.processed is None:
+        if one is None or one.real is None or one.processed is None or one.squares is None:
             return None
-        found |= one.real < one.processed
-    return found
+        padded |= one.real < one.processed
+    return padded
 
 
-def _shape_and_group(key: StepKey) -> tuple[_Shape, _Group]:
-    real: int | None = 0
-    squares: int | None = 0
-    for one in key.tokens:
-        real = None if real is None or one is None or one.real is None else real + one.real
-        squares = None if squares is None or one is None or one.squares is None else squares + one.squares
-    return _Shape(key.batches, key.updates, _padded(key.tokens)), _Group(1, real, squares)
+def _shape(batches: Batches, tokens: Tokens, updates: int) -> tuple[_Shape, int, int]:
+    """The shape of a step, its R and its Q."""
+    if None in tokens or (padded := _padded(tokens)) is None:
+        return _Shape(batches, updates, None), 0, 0
+    real, squares = (sum([getattr(one, name) for one in tokens]) for name in ("real", "squares"))
+    return _Shape(batches, updates, padded), real, squares
 
 
-def _are_grids(key: StepKey) -> bool:
-    """Whether the tokens of each batch are what the two axes of a tensor make."""
-    return all(
-        one is not None and any(len(shape) == 2 and shape[0] * shape[1] == one.processed for shape in batch)
-        for batch, one in zip(key.batches, key.tokens, strict=True)
-    )
+def _usual(values: Counter[frozenset[tuple[tuple[str, str], int]]]) -> BucketFlops:
+    """The most frequent count.
+
+    The checks' mean difference corrects a sum of any such value. This one makes it exact where others are rare, as the
+    count of a first step that also logs a picture.
+    """
+    return dict(values.most_common(1)[0][0])
 
 
-def _add(sums: dict[tuple[str, str], float], more: Mapping[tuple[str, str], float]) -> dict[tuple[str, str], float]:
+def _add(sums: _Sums, more: _Flops, times: float = 1) -> _Sums:
     for bucket, value in more.items():
-        sums[bucket] = sums.get(bucket, 0) + value
+        if value:  # whole numbers stay whole
+            sums[bucket] = sums.get(bucket, 0) + times * value
     return sums
 
 
-def _together(one: _Part, other: _Part) -> _Part:
-    useful = None if one.useful is None or other.useful is None else _add(dict(one.useful), other.useful)
-    return one._replace(steps=one.steps + other.steps, flops=_add(dict(one.flops), other.flops), useful=useful)
-
-
-def _model_sum(flops: Mapping[tuple[str, str], float]) -> float:
+def _model(flops: _Flops) -> float:
     return sum([value for (bucket, _), value in flops.items() if bucket in _MODEL])
 
 
-def _model(flops: Mapping[tuple[str, str], float]) -> dict[str, int]:
+def _by_dtype(flops: _Flops) -> dict[str, float]:
     """Forward and backward by dtype."""
     sums: dict[str, float] = {}
     for (bucket, dtype), value in flops.items():
         if bucket in _MODEL:
             sums[dtype] = sums.get(dtype, 0) + value
-    return {dtype: round(value) for dtype, value in sums.items()}
+    return sums

@@ -55,7 +55,7 @@ def build_throughput(
     if flops is not None and model_flops_peak_sec is None:
         unavailable["mfu"] = _NO_PEAK
     if flops is not None and tokens.real is not None and useful_flops_peak_sec is None:
-        unavailable["useful_mfu"] = _NO_FORMULA if flops.useful_by_dtype is None else _NO_PEAK
+        unavailable["useful_mfu"] = _NO_FORMULA if flops.unprofiled.useful_by_dtype is None else _NO_PEAK
     shares = {
         "mfu": per_second(amount=model_flops_peak_sec, seconds=seconds.total),
         "useful_mfu": per_second(amount=useful_flops_peak_sec, seconds=seconds.total),
@@ -81,7 +81,7 @@ def build_throughput(
         steps_estimated=0 if flops is None else flops.steps_estimated,
         checks=0 if flops is None else flops.checks,
         model_flops_per_sec=per_second(
-            amount=None if flops is None else sum(flops.unprofiled_by_dtype.values()), seconds=seconds.total
+            amount=None if flops is None else sum(flops.unprofiled.by_dtype.values()), seconds=seconds.total
         ),
         mfu=shares["mfu"],
         useful_mfu=shares["useful_mfu"],

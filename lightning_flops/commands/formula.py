@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
 import os
 import runpy
 import sys
@@ -71,26 +72,22 @@ def _sizes(text: str) -> dict[str, int]:
 
 
 def _print_formula(options: argparse.Namespace) -> int:
-    try:
-        print_whole(_formula(options))
-    except LightningFlopsError as error:
-        complain(str(error))
-        return 2
-    return 0
-
-
-def _formula(options: argparse.Namespace) -> str:
     from lightning_flops.pytorch import flops_formula
     from lightning_flops.report.formula_text import render_formula
 
-    model, batch = _example(options.example)
-    formula = flops_formula(model, batch, vary=dict(options.vary), causal_attention=options.causal_attention)
-    for sizes in options.at:
-        try:
-            formula(**sizes)
-        except TypeError as error:
-            raise LightningFlopsError(f"--at: {error}") from error
-    return formula.to_json() if options.json else render_formula(formula.report())
+    try:
+        model, batch = _example(options.example)
+        formula = flops_formula(model, batch, vary=dict(options.vary), causal_attention=options.causal_attention)
+        for sizes in options.at:
+            try:
+                formula(**sizes)
+            except TypeError as error:
+                raise LightningFlopsError(f"--at: {error}") from error
+    except LightningFlopsError as error:
+        complain(str(error))
+        return 2
+    print_whole(formula.to_json() if options.json else render_formula(formula.report()))
+    return 0
 
 
 def _example(where: str) -> tuple[Any, Any]:
@@ -100,15 +97,20 @@ def _example(where: str) -> tuple[Any, Any]:
         LightningFlopsError: there is no such function, or it returns something else.
     """
     source, _, name = where.rpartition(":")
+    if not source:
+        raise LightningFlopsError(f"the example must be FILE.py:FUNCTION or MODULE:FUNCTION, got {shown(where)}")
     try:
         if source.endswith(".py"):
-            function = runpy.run_path(source)[name]
+            found = runpy.run_path(source)
         else:
             sys.path.insert(0, os.getcwd())
-            function = getattr(importlib.import_module(source), name)
-        answer = function()
-    except (ImportError, OSError, KeyError, AttributeError, ValueError) as error:
-        raise LightningFlopsError(f"{where}: {type(error).__name__}: {error}") from error
+            found = vars(importlib.import_module(source))
+    except Exception as error:  # of the user's program
+        raise LightningFlopsError(f"{source} cannot be run: {type(error).__name__}: {error}") from error
+    if not callable(function := found.get(name)):
+        there = [one for one, value in found.items() if inspect.isfunction(value) and not one.startswith("_")]
+        raise LightningFlopsError(f"{source} has no function {name}, but {', '.join(there) or 'none'}")
+    answer = function()
     if not isinstance(answer, tuple) or len(answer) != 2:
         raise LightningFlopsError(f"{where} must return a model and a batch, got {shown(answer)}")
     return answer

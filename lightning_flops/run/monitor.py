@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from lightning_flops import host_clock
-from lightning_flops.records import NO_TOKENS, BatchTokens, BatchTotals, Extremes
+from lightning_flops.records import NO_TOKENS, UNKNOWN_TOKENS, BatchTokens, BatchTotals, Extremes
 
 
 @dataclass(slots=True)
@@ -111,7 +111,7 @@ class Monitor:
             self.outside()
         now = self.now()
         seconds, self._since = now - self._since, now
-        self.all_tokens = self.all_tokens.plus(tokens)
+        self.all_tokens = UNKNOWN_TOKENS if tokens is None else self.all_tokens.plus(tokens)
         if not profiled:
             self._add(seconds, samples, tokens)
         self._wait, self._fetches = 0.0, 0
@@ -125,8 +125,8 @@ class Monitor:
         reading = self._reading
         reading.seconds += seconds
         reading.batches += 1
-        reading.samples = _sum(reading.samples, samples)
-        reading.tokens = reading.tokens.plus(tokens)
+        reading.samples = None if samples is None or reading.samples is None else reading.samples + samples
+        reading.tokens = UNKNOWN_TOKENS if tokens is None else reading.tokens.plus(tokens)
         self._batch_sec.add(seconds)
         if self._fetches:
             reading.data_wait_sec = (reading.data_wait_sec or 0.0) + self._wait
@@ -138,7 +138,8 @@ class Monitor:
         """The batches since the last reading; the next reading begins here."""
         reading, self._reading = self._reading, MonitorReading()
         self._tokens = self._tokens.plus(reading.tokens)
-        self._samples = _sum(self._samples, reading.samples)
+        known = self._samples is not None and reading.samples is not None
+        self._samples = (self._samples or 0) + (reading.samples or 0) if known else None
         return reading
 
     def totals(self) -> BatchTotals:
@@ -152,7 +153,3 @@ class Monitor:
             samples_per_sec=None if self._samples is None else self._rates.record(),
             tokens=self._tokens,
         )
-
-
-def _sum(some: int | None, others: int | None) -> int | None:
-    return None if some is None or others is None else some + others

@@ -7,7 +7,7 @@ gives what is ready to the run's loggers at its next batch.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -30,7 +30,7 @@ from lightning_flops.text.printable import package_logger
 if TYPE_CHECKING:
     from lightning_flops.config import ProfilerConfig
     from lightning_flops.instrument.notes import Notes
-    from lightning_flops.records import BatchTokens, RunContext, RunFacts, StepSums, WindowRecord
+    from lightning_flops.records import BatchTokens, RunContext, RunFacts, StepSums, UnprofiledFlops, WindowRecord
     from lightning_flops.run.adapter import Facts
     from lightning_flops.run.monitor import Monitor, MonitorReading
     from lightning_flops.run.output import LoggedOutput, RunFiles
@@ -225,11 +225,10 @@ class Reports:
 
     # ---- the run logs, or ends
 
-    def write_reading(self, reading: MonitorReading, flops: StepSums | None) -> None:
+    def write_reading(self, reading: MonitorReading, flops: UnprofiledFlops | None) -> None:
         """Give the loggers what went by since the last reading, with what its steps cost."""
         if not (self._writes and reading.batches):
             return
-        model_sec, useful_sec = self._at_peak(flops)
         scalars = monitor_scalars(
             seconds=reading.seconds,
             data_wait_sec=reading.data_wait_sec,
@@ -238,9 +237,9 @@ class Reports:
             dp_size=self._dp_size,
             tokens=self._tokens_of(reading.samples, reading.tokens),
             padding_ratio=padding_ratio(reading.tokens),
-            model_flops=None if flops is None else sum(flops.unprofiled_by_dtype.values()),
-            model_flops_peak_sec=model_sec,
-            useful_flops_peak_sec=useful_sec,
+            model_flops=None if flops is None else sum(flops.by_dtype.values()),
+            model_flops_peak_sec=None if flops is None else self._at_peak(flops.by_dtype),
+            useful_flops_peak_sec=None if flops is None else self._at_peak(flops.useful_by_dtype),
             estimated_ratio=None if flops is None else flops.estimated_ratio,
         )
         self._facts.output.show_reading(scalars, step=self._facts.x_axis())
@@ -252,17 +251,14 @@ class Reports:
             return tokens.real
         return None if samples is None or callable(per_sample) else samples * per_sample
 
-    def _at_peak(self, flops: StepSums | None) -> tuple[float | None, float | None]:
-        """Seconds that model FLOPs, and those without padding, take at this device's peaks; None if not known."""
-        if flops is None:
-            return None, None
-        model, useful = flops.unprofiled_by_dtype, flops.useful_by_dtype
-        for dtype in {*model, *(useful or ())} - self._peaks.keys():
+    def _at_peak(self, by_dtype: Mapping[str, float] | None) -> float | None:
+        """Seconds that these FLOPs take at this device's peaks; None if not known."""
+        if by_dtype is None:
+            return None
+        for dtype in by_dtype.keys() - self._peaks.keys():
             name, given = self._facts.context().device_name, self._config.peak_flops_per_sec
             self._peaks[dtype] = peak_for(device_name=name, dtype=dtype, given=given)
-        peaks = self._peaks
-        useful_sec = None if useful is None else peak_seconds(flops=useful, peaks_flops_per_sec=peaks)
-        return peak_seconds(flops=model, peaks_flops_per_sec=peaks), useful_sec
+        return peak_seconds(flops=by_dtype, peaks_flops_per_sec=self._peaks)
 
     def not_reached(self, step: int, context: RunContext, *, steps_done: int) -> None:
         """The run has ended before *step* was profiled."""
@@ -298,13 +294,13 @@ class Reports:
             ranks.close()
 
     def _summarize(self, monitor: Monitor, flops: StepSums | None) -> None:
-        totals, (model_sec, useful_sec) = monitor.totals(), self._at_peak(flops)
+        totals = monitor.totals()
         self.throughput = summary = build_throughput(
             totals,
             dp_size=self._dp_size,
             flops=flops,
-            model_flops_peak_sec=model_sec,
-            useful_flops_peak_sec=useful_sec,
+            model_flops_peak_sec=None if flops is None else self._at_peak(flops.unprofiled.by_dtype),
+            useful_flops_peak_sec=None if flops is None else self._at_peak(flops.unprofiled.useful_by_dtype),
             notes=self._notes.unreported,
             tokens=monitor.all_tokens,
             timed_tokens=self._tokens_of(totals.samples, totals.tokens),

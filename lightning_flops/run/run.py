@@ -20,7 +20,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from lightning_flops.analysis.step_flops import StepFlops, StepKey
+from lightning_flops.analysis.step_flops import StepFlops
 from lightning_flops.instrument.batches import BatchMeter
 from lightning_flops.instrument.notes import Notes
 from lightning_flops.instrument.timing.gpu_counters import open_meter
@@ -59,9 +59,6 @@ class _Step:
     random: bool = False
     """It was drawn to be counted before anything was known of it."""
     counted: CountedStep | None = None
-
-    def key(self) -> StepKey:
-        return StepKey(batches=tuple(self.batches), tokens=tuple(self.tokens), updates=self.updates)
 
 
 class Run:
@@ -142,7 +139,7 @@ class Run:
         """A step begins here: count it if the window says so, or if it is drawn as a check of the predicted FLOPs."""
         window = self.window
         may_check = self._counts_steps and not window.is_open and window.step != self.steps_done + 1
-        if may_check and self.flops.draws_check() and not profiler_is_recording():
+        if may_check and self.flops.schedule.draws_check() and not profiler_is_recording():
             window.recorder.sample(steps_done=self.steps_done)
             self._step.random = True
         self._follow()
@@ -151,8 +148,7 @@ class Run:
         """The model is about to compute on a batch: count its step if nothing is known of steps of its shapes."""
         if self.window.is_open or self._step.batches or self.window.scope is not None or self._outside:
             return
-        wants = self._counts_steps and self.flops.wants((shapes,), (tokens,))
-        if wants and not profiler_is_recording():
+        if self._counts_steps and self.flops.wants(shapes, tokens) and not profiler_is_recording():
             self.window.recorder.sample(steps_done=self.steps_done)
             self._follow()
 
@@ -291,17 +287,18 @@ class Run:
 
     def _step_ends(self, seconds: float) -> None:
         step, self._step = self._step, _Step()
+        key = tuple(step.batches), tuple(step.tokens), step.updates
         if (counted := step.counted) is not None:
             self.flops.counted(
-                step.key(),
+                *key,
                 counted.flops,
                 seconds=seconds,
                 random=step.random,
                 data_dependent=counted.data_dependent,
                 lower_bound=counted.lower_bound,
             )
-        else:
-            self.flops.ran(step.key(), seconds=seconds, profiled=step.profiled)
+        elif self._counts_steps:
+            self.flops.ran(*key, seconds=seconds, profiled=step.profiled)
         self.steps_done += 1
         window = self.window
         if window.is_open and window.recorder.closed:
@@ -357,8 +354,6 @@ class Run:
                 self.reports.not_reached(window.step, self.context(), steps_done=self.steps_done)
         finally:  # also if Ctrl-C comes once more
             self.close()
-        for sentence in self.flops.notes:
-            self.notes.add_for_run(sentence)
         self.reports.finish(
             self.monitor if self.config.monitor else None,
             self.flops.totals(),

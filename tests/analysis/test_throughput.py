@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from lightning_flops.analysis.throughput import build_throughput
 from lightning_flops.errors import ProfileFormatError
-from lightning_flops.records import BatchTokens, BatchTotals, Extremes, StepSums
+from lightning_flops.records import BatchTokens, BatchTotals, Extremes, StepSums, UnprofiledFlops
 from lightning_flops.run.monitor import Monitor
 from lightning_flops.schema.throughput import Spread, ThroughputSummary
 from tests.fake_clock import FakeNow
@@ -72,18 +72,14 @@ def test_flops_of_the_run_and_rates_of_its_unprofiled_steps() -> None:
     second = Extremes(number=10, total=4.0, least=0.1, greatest=1.0)
     totals = BatchTotals(batches=10, seconds=second, reader_sec=None, samples=None, samples_per_sec=None)
     flops = StepSums(
-        steps=11,
-        model_by_dtype={"float32": 1_100},
+        model_flops=1_100,
         hardware_flops=1_320,
-        unprofiled_sec=4.0,
-        unprofiled_by_dtype={"float32": 1_000},
-        useful_by_dtype=None,
+        unprofiled=UnprofiledFlops({"float32": 1_000}, None, 0.9),
         error=0.02,
         steps_counted=1,
         steps_by_formula=0,
         steps_estimated=10,
         checks=3,
-        estimated_ratio=0.9,
         lower_bound=True,
     )
     tokens = BatchTokens(100, 80, None, 4, 2_000, 30)

@@ -6,8 +6,8 @@ import random
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from lightning_flops.analysis.step_flops import StepFlops, StepKey
-from lightning_flops.records import BatchTokens, Shapes, StepSums
+from lightning_flops.analysis.step_flops import StepFlops
+from lightning_flops.records import BatchTokens, Shapes, StepSums, UnprofiledFlops
 
 STEP_SEC = 0.1
 
@@ -40,7 +40,11 @@ class Ran(NamedTuple):
 
 
 def simulate(
-    steps: Iterable[Step], *, seed: int = 0, cost: float = 3.0, each: Callable[[StepSums | None], None] | None = None
+    steps: Iterable[Step],
+    *,
+    seed: int = 0,
+    cost: float = 3.0,
+    each: Callable[[UnprofiledFlops | None], None] | None = None,
 ) -> Ran:
     """Run *steps*: the backward costs twice the forward, a counted step *cost* more usual steps.
 
@@ -54,14 +58,14 @@ def simulate(
     truth = counted = 0
     for number, step in enumerate(steps, 1):
         tokens = (step.tokens,) * len(step.batches)
-        drawn = flops.draws_check()
+        drawn = flops.schedule.draws_check()
         spent = {("forward", "float32"): step.forward, ("backward", "float32"): 2 * step.forward}
         truth += 3 * step.forward
-        key = StepKey(step.batches, tokens, 1)
-        if drawn or flops.wants(step.batches[:1], tokens[:1]):
+        key = step.batches, tokens, 1
+        if drawn or flops.wants(step.batches[0], tokens[0]):
             counted += 1
             flops.counted(
-                key,
+                *key,
                 spent,
                 seconds=STEP_SEC * (1 + cost),
                 random=drawn,
@@ -69,7 +73,7 @@ def simulate(
                 lower_bound=False,
             )
         else:
-            flops.ran(key, seconds=STEP_SEC)
+            flops.ran(*key, seconds=STEP_SEC)
         if each is not None and number % 50 == 0:
             each(flops.reading())
     sums = flops.totals()

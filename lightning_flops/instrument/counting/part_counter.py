@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Protocol, get_args
 
-from lightning_flops.analysis.flop_counts import flops_by_bucket
 from lightning_flops.records import BucketFlops, FlopRecord, PhaseFlops, TimePhase
 
 _TIME_PHASES: tuple[TimePhase, ...] = get_args(TimePhase)
@@ -108,7 +107,7 @@ class PartCounter:
         self._look()
         before, self._before_step = self._before_step, self._counter.total()
         self.flops = self._counter.record()
-        buckets = flops_by_bucket(self.flops.cells)
+        buckets = self.flops.by_bucket()
         self.step_buckets = {
             key: spent for key, total in buckets.items() if (spent := total - self._buckets.get(key, 0))
         }

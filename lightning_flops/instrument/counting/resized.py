@@ -53,7 +53,8 @@ class VariedBatch:
     def _vary(self, number: int, key: Key, axes: Sequence[int] | Mapping[int, str]) -> None:
         tensor = self._arguments.get(key)
         if not isinstance(tensor, torch.Tensor):
-            raise ConfigError(f"vary names {shown(key)}, which is no tensor of the batch")
+            there = [shown(one) for one, value in self._arguments.items() if isinstance(value, torch.Tensor)]
+            raise ConfigError(f"vary names {shown(key)}; the batch's tensors are {', '.join(there) or 'hidden'}")
         for axis, name in _named(key, axes, tensor.ndim):
             if type(axis) is not int or not 0 <= axis < tensor.ndim:
                 raise ConfigError(f"vary names axis {shown(axis)} of {shown(key)}, which has {tensor.ndim} axes")
