@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 
-from lightning_flops.instrument.torch_private.names import take
+from lightning_flops.instrument.torch_private.names import optional, take
 
 NO_GRAPH_TASK = -1
 """Id of the graph task outside any backward."""
@@ -33,7 +33,10 @@ sequence_number: Callable[[], int] = take("torch.autograd:_get_sequence_nr")
 """Number that the next autograd node made on this thread will have."""
 
 _ENGINE_CODE: CodeType | None = take("torch.autograd.graph:_engine_run_backward.__code__")
-_APPLY_CODE: CodeType | None = take("torch.autograd:Function.apply.__func__.__code__")
+_APPLY_CODE: CodeType | None = optional("torch.autograd:Function.apply.__func__.__code__")()
+"""None from torch 2.14 on, where no code of Python's calls a function's forward."""
+
+_Context: Any = take("torch.autograd.function:BackwardCFunction")
 _WRAPPED_CALL_CODE: CodeType | None = take("torch.nn:Module._wrapped_call_impl.__code__")
 
 
@@ -121,6 +124,11 @@ def function_in_forward() -> Any:
         code = frame.f_code
         if code is _APPLY_CODE:
             return frame.f_locals.get("cls", torch.autograd.Function)
+        # No other frame's variables are looked at: in a user's they would be kept beyond their time.
+        if _APPLY_CODE is None and code.co_name == "forward" and code.co_varnames[:1] == ("ctx",):
+            context = frame.f_locals.get("ctx")
+            if isinstance(context, _Context):
+                return context._forward_cls
         if code is _ENGINE_CODE:
             return None  # what is further out is the code that called backward()
         frame = frame.f_back
