@@ -84,6 +84,8 @@ def _decoder(cls: Hashable) -> msgspec.json.Decoder[Any]:
 def _plain(value: object) -> object:
     if isinstance(value, array):
         return value.tolist()
+    if isinstance(value, str):  # torch's version is of a class of its own
+        return str(value)
     raise NotImplementedError(f"{type(value).__name__} has no JSON form here")
 
 
