@@ -79,12 +79,16 @@ def render_text(profile: Renderable, *, detailed: bool | None = None) -> str:
     return page([*lines, VIEW.rule()])
 
 
+_SIZES = ((MODULES_SHOWN, 4, 2), (MODULES_SHOWN, 3, 1), (8, 3, 1), (8, 2, 1), (6, 2, 1), (4, 1, 1), (2, 1, 0))
+"""Modules, pieces of advice and notes of the short report, in the order in which they are tried."""
+
+
 def _short_lines(profile: Profile) -> list[str]:
     """At most 59 lines: of many long names, fewer modules and less advice are shown."""
     lines: list[str] = []
-    for modules, advice in ((MODULES_SHOWN, 4), (8, 3), (6, 2), (4, 1)):
+    for modules, advice, notes in _SIZES:
         lines = answer_lines(profile, advice=False)
-        for section in short_sections(profile, modules=modules, advice=advice):
+        for section in short_sections(profile, modules=modules, advice=advice, notes=notes):
             lines += draw(section, VIEW)
         if len(lines) < MOST_LINES:
             break

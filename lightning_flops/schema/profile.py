@@ -17,7 +17,7 @@ from lightning_flops.schema.ranks import JobRates, RanksProfile
 from lightning_flops.schema.step import DtypeFlops, FlopSpread, OperatorProfile, Rates, StepFlops, TimingProfile
 from lightning_flops.schema.trace import TracedStep
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """Version of the JSON that ``Profile.to_json`` writes.
 
 It goes up whenever a field of ``Profile``, or of a record in it, comes, goes or means something else.
@@ -92,10 +92,6 @@ class Profile:
     """Most hardware FLOPs first."""
     peaks_flops_per_sec: Mapping[str, float]
     """Dense peak of this rank's device in every dtype for which it is known, used here or not."""
-    model_flops_peak_sec: float | None
-    """Seconds a step's model FLOPs would take at the peak: divided by a step's seconds it is MFU."""
-    hardware_flops_peak_sec: float | None
-    """The same of hardware FLOPs: HFU."""
     timing: TimingProfile | None
     """None if no step was timed."""
     budget: Budget | None = None

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from lightning_flops.schema.step import StepFlops
+from lightning_flops.records import TimePhase
+from lightning_flops.schema.step import StepFlops, phases_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,10 +62,15 @@ class JobRates:
 class RanksPart:
     """One part of a step over ranks."""
 
-    name: str
-    """As in ``PartTiming``."""
+    phases: tuple[TimePhase, ...]
+    """Phases of this part, as in ``PartTiming``."""
     seconds: RankSpread
-    """Of each rank's mean over its timed steps."""
+    """Spread of the ranks' means over their timed steps."""
+
+    @property
+    def name(self) -> str:
+        """The phases for people."""
+        return phases_text(self.phases)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,8 +135,6 @@ class Straggler:
     """How much longer that part takes than on the median of the other ranks."""
     module: str | None
     """Qualified name of the module that has at least half of that, children left out; None if there is none."""
-    module_sec: float | None
-    """How much longer that module takes than on the other ranks."""
     exposed_sec: float | None
     """Its own communication that no computation hides, in the traced step; None if the step was not traced."""
     others_exposed_sec: float | None

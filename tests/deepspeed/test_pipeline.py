@@ -79,7 +79,7 @@ def test_every_part_of_a_step_has_its_time_and_the_exchange_with_the_other_stage
             "other": 0.125,
         }
         assert parts == {name: (value,) * 3 for name, value in seconds.items()}
-        assert timing.bubble_sec == seconds["bubble"]
+        assert timing.seconds_of("bubble") == seconds["bubble"]
         assert timing.global_step_sec == sum(seconds.values())
         assert timing.reader_sec == 12.0
         # An evaluation loads and computes as much, and sends or receives one way, after each of the three steps.
