@@ -114,7 +114,7 @@ def profile_view(profile: Profile) -> View:
 
 
 def _traced(tables: TraceReport, prefix: str = "") -> Iterator[Section | Picture]:
-    for one in trace_sections(tables, children=False):
+    for one in trace_sections(tables):
         first = one.title[:1].lower() if prefix else one.title[:1]
         yield Section(f"{prefix}{first}{one.title[1:]}", one.note, one.items)
         if one.title == "Memory over time":

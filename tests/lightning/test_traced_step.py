@@ -145,13 +145,6 @@ def test_a_trace_is_kept_if_its_counter_tracks_cannot_be_made(
     assert report.traced is not None and len(load_trace(report.traced.files[0])) > 0
 
 
-def test_a_trace_folder_may_be_a_url(root: str, trainer: MakeTrainer) -> None:
-    report = profile_of(trainer, new_net(root), trace_dir=f"memory://traces-{root}")
-    assert report.traced is not None
-    assert report.traced.files == (f"memory://traces-{root}/rank0_step{TRACED}.pt.trace.json",)
-    assert len(load_trace(report.traced.files[0])) > 0
-
-
 def test_a_trace_that_cannot_be_kept_is_said_and_the_tables_are_there(
     root: str, trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -206,31 +199,6 @@ def test_a_run_that_ends_before_or_in_the_traced_step_reports_what_there_is(
         assert report.traced is not None
         assert report.notes == ()
     assert not torch._C._autograd._profiler_enabled()
-
-
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_an_error_in_the_traced_step_leaves_no_profiler_running(
-    root: str, trainer: MakeTrainer, error: type[BaseException]
-) -> None:
-    net = new_net(root)
-    step = net.training_step
-
-    def training_step(batch: Any, batch_idx: int) -> Any:
-        if batch_idx == TRACED:
-            assert torch._C._autograd._profiler_enabled()
-            raise error("the user's own")
-        return step(batch, batch_idx)
-
-    net.training_step = training_step
-    callback = FlopsProfilerCallback(timing_steps=2)
-    with pytest.raises((ValueError, KeyboardInterrupt, SystemExit)):
-        trainer(callback).fit(net, loader(10))
-    assert not torch._C._autograd._profiler_enabled()
-    assert callback.profile is not None
-    assert callback.profile.traced is None
-    with profile(activities=[ProfilerActivity.CPU]) as own:
-        torch.ones(2)
-    assert "aten::ones" in [event.key for event in own.key_averages()]
 
 
 def test_beside_the_users_profiler_modules_are_timed_by_a_clock(
