@@ -90,7 +90,7 @@ def monitored_run(
     monkeypatch.setattr("lightning_flops.run.run.Monitor", lambda **given: Monitor(now, **given))
     monkeypatch.setattr("lightning_flops.run.reports.Worker", PromptWorker)
     monkeypatch.setattr("lightning_flops.run.run.StepFlops", NoChecks)
-    profiler = FlopsProfilerCallback(profile_step=2, timing_steps=2, peak_flops_per_sec=1.0, trace=False)
+    profiler = FlopsProfilerCallback(profile_step=2, timing_steps=2, peak_flops_per_sec=1000.0, trace=False)
     slow = [make(now) for make in callbacks]
     run = trainer(slow[0], profiler, slow[1], logger=tensorboard_logger(root, tmp_path), **settings)
     validates = "val_check_interval" in settings
@@ -121,7 +121,7 @@ def test_the_monitors_rates_are_the_same_before_during_and_after_the_window(
     assert [event.value for event in samples] == pytest.approx([BATCH / 14.0] * 15)
     mfu = events.Scalars("flops_monitor/mfu")
     assert [event.step for event in mfu] == list(range(3, 16))  # from the counted step on
-    assert [event.value for event in mfu] == pytest.approx([(FORWARD + BACKWARD) / 14.0] * 13)
+    assert [event.value for event in mfu] == pytest.approx([(FORWARD + BACKWARD) / 14.0 / 1000] * 13)
 
 
 def test_what_runs_between_epochs_is_no_training_whichever_callback_comes_first(
