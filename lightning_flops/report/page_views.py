@@ -100,7 +100,10 @@ def profile_view(profile: Profile) -> View:
     return page_view(
         title=name or "FLOPs profile",
         where=" · ".join(filter(None, parts)),
-        summary=whole_sentences(answer_lines(profile)),
+        summary=[
+            *whole_sentences(answer_lines(profile, advice=False)),
+            *(f"Try first: {one.evidence} {one.action}" for one in profile.answer.advice[:1]),
+        ],
         sections=sections,
         parts=[[name, seconds] for name, seconds in profile.answer.parts],
         steps=_steps(profile),

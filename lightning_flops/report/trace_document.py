@@ -31,6 +31,10 @@ from lightning_flops.units import NOT_AVAILABLE, percent, plain, si
 _PHASES = {"forward": "fwd", "backward": "bwd"}
 
 
+MEMORY_TITLES = ("Memory over time", "Memory (bytes)", "Memory by module (bytes)")
+"""Sections of which a trace has what it needs with ``profile_memory`` alone."""
+
+
 def trace_sections(report: TraceReport) -> Iterator[Section]:
     """All that one trace says, in the order of a report; what it has nothing for is left out."""
     yield _steps(report)

@@ -22,9 +22,9 @@ class StepFlops:
     optimizer: int
     """Inside optimizer steps."""
     skipped: int
-    """Of the four phases' FLOPs, what fused masked attention does not execute."""
+    """Part of the four phases' FLOPs that fused masked attention does not execute."""
     without_backward: int
-    """Of the forward's FLOPs, those that no backward can follow."""
+    """Forward FLOPs that no backward can follow: no_grad FLOPs."""
     backward_estimated: int
     """(2 + recompute_fwd_factor) x (forward - without_backward): stands for backward and recompute together."""
     model: int
@@ -74,9 +74,9 @@ class OperatorProfile:
     dtypes: tuple[str, ...]
     """Dtypes of its arithmetic, sorted."""
     bytes_read: int
-    """Its inputs."""
+    """Bytes of the inputs."""
     bytes_written: int
-    """Its outputs."""
+    """Bytes of the outputs."""
     roofline: Roofline | None = None
     """None if it spent no FLOPs."""
 
@@ -200,6 +200,6 @@ class Rates:
     mfu: float | None
     """Sum over dtypes of model FLOPs / peak of that dtype, / global_step_sec; 1 is the peak."""
     hfu: float | None
-    """The same of hardware FLOPs."""
+    """Hardware FLOPs utilization: what the kernels executed, as a share of the peak."""
     data_wait_ratio: float | None
     """data_wait_sec / global_step_sec"""

@@ -106,7 +106,7 @@ def test_throughput_of_a_whole_run_takes_a_train_batch_for_a_batch() -> None:
 
 def test_the_first_stage_reports_on_the_model_and_the_others_on_themselves() -> None:
     for stage, returned in enumerate(on_two("attached")):
-        lines = render_text(profile_in(returned)).splitlines()
+        lines = render_text(profile_in(returned), detailed=True).splitlines()
         of_stage = [line for line in lines if " of stage" in line.partition(":")[0] and ": " in line]
         of_model = [line for line in lines if line.startswith(("params of model", "fwd flops of model"))]
         if stage == 0:
@@ -134,7 +134,7 @@ def test_a_single_stage_is_the_model_and_waits_for_nobody() -> None:
         assert (profile.counted_steps, profile.timed_steps, profile.notes) == ((1,), (4, 5, 6), ())
         assert profile.timing is not None
         assert "bubble" not in [part.name for part in profile.timing.parts]
-        assert "stage" not in render_text(profile)
+        assert "stage" not in render_text(profile, detailed=True)
 
 
 def test_a_tied_weight_counts_in_the_first_stage_that_has_it() -> None:
