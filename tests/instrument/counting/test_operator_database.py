@@ -79,6 +79,8 @@ def same(left: torch.Tensor, right: torch.Tensor) -> bool:
     if (left.layout, left.shape, left.dtype) != (right.layout, right.shape, right.dtype):
         return False
     left, right = (one if one.layout is torch.strided else one.to_dense() for one in (left, right))
+    if left.dtype is torch.complex32:  # there is no comparison of these
+        left, right = (torch.view_as_real(one.resolve_conj()) for one in (left, right))
     return torch.equal(left, right) or torch.allclose(left, right, rtol=0, atol=0, equal_nan=True)
 
 
