@@ -209,7 +209,6 @@ def test_a_backward_in_a_test_step_is_counted_and_not_told_apart_in_time(root: s
     assert profile.timing is not None
     assert (profile.timing.forward_sec, profile.timing.backward_sec) == (None, None)
     assert profile.rates.forward_backward_flops_per_sec is not None
-    assert "bwd (measured)" in render_text(profile)
 
 
 def test_a_step_that_fetches_its_own_batch_waits_for_it_inside_the_forward(
@@ -255,7 +254,7 @@ def test_reports_of_a_fit_and_of_the_loops_after_it_keep_apart(root: str, traine
     for function in LOOPS:
         assert Profile.from_json((folder / f"profile.{function}.json").read_text()).context.loop == function
         text = (tmp_path / f"flops.{function}.txt").read_text()
-        assert f"Counted: batch 1. Timed: 2 of 2 batches, 4-5. (Batches of this {function} loop; " in text
+        assert text.startswith(f"Evaluated in a {function} loop on ") and "4-5 timed." in " ".join(text.split())
         assert "bwd" not in text and "step latency" not in text and "optimizer" not in text
     board = read_back(tmp_path)
     for function in LOOPS:
