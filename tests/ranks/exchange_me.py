@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -64,8 +65,7 @@ def the_group_is_gone() -> list[dict[str, Any]]:
     ranks = join()
     if RANK == 0:
         ranks.await_reports(profile())
-    distributed.barrier()
-    distributed.destroy_process_group()
+    leave_group()
     ranks.send(profile())
     return collected(ranks)
 
@@ -74,12 +74,25 @@ def the_group_is_made_anew() -> list[dict[str, Any]]:
     """After a scenario that left none, a group is destroyed and made anew at the same port, in the middle of a run."""
     begin()
     ranks = join()
-    distributed.barrier()
-    distributed.destroy_process_group()
+    leave_group()
     begin()
     assert all_reduced() == 3
     ranks.send(profile()) if RANK else ranks.await_reports(profile())
     return collected(ranks, SOON)
+
+
+def leave_group() -> None:
+    """End the group; its server, which is rank 0's, is gone for both: rank 1 must not find it when it begins anew."""
+    distributed.barrier()
+    distributed.destroy_process_group()
+    mark = Path(sys.argv[1], f"gone{next(groups_left)}")
+    if RANK == 0:
+        mark.touch()
+    while not mark.exists():
+        time.sleep(0.01)
+
+
+groups_left = itertools.count()
 
 
 def begin() -> None:
