@@ -76,6 +76,8 @@ class Run:
     def __init__(self, facts: Facts, config: ProfilerConfig, publish: Callable[[Profile], None]) -> None:
         self.facts = facts
         self.config = config
+        self.undo = ExitStack()
+        """Removes everything of ours; an adapter adds the undo of its hooks."""
         self.closed = False
         self.thread = threading.get_ident()
         """The training thread."""
@@ -85,8 +87,6 @@ class Run:
         self.tokens = TokenReader(self.notes.add_for_run, wanted=config.monitor and config.tokens_per_sample is None)
         self.meter = BatchMeter.by_settings(config, self.notes.add_for_run, declared=facts.declared_batch_size)
         self.reports = Reports(facts, config, publish, self.notes)
-        self.undo = ExitStack()
-        """Removes everything of ours; an adapter adds the undo of its hooks."""
         self.steps_done = 0
         self._counts_steps = config.monitor and not config.timer_only
         """Steps outside of windows are counted, too."""
