@@ -8,7 +8,7 @@ INSTALL := DS_BUILD_OPS=0 $(RUN) -m pip install --quiet --disable-pip-version-ch
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-deepspeed docs docs-profile page test test-all before-tests deepspeed-operators page-tools test-deepspeed-0.16 test-deepspeed-suite test-hta test-lightning lightning-source lint bench-accuracy bench-counting bench-zoo bench-time bench-deepspeed bench-ranks bench-traces bench-foreign-traces bench-faults gpu clean
+.PHONY: help demo demo-deepspeed docs docs-profile page test test-all before-tests deepspeed-operators page-tools test-deepspeed-0.16 test-newest-torch test-deepspeed-suite test-hta test-lightning lightning-source lint bench-accuracy bench-counting bench-zoo bench-time bench-deepspeed bench-ranks bench-traces bench-foreign-traces bench-faults gpu clean
 
 help:
 	@echo "make demo      train a small network on handwritten digits with the profiler, and print its report"
@@ -16,6 +16,7 @@ help:
 	@echo "make test      lint, type-check, build the pages and test"
 	@echo "make test-all  the same, with the slow tests"
 	@echo "make test-deepspeed-0.16  DeepSpeed's tests with its older version, in an environment of their own"
+	@echo "make test-newest-torch  tests of the counter with the newest torch, in an environment of their own"
 	@echo "make test-deepspeed-suite DEEPSPEED_SOURCE=folder  DeepSpeed's own tests without and with this project"
 	@echo "make test-hta  hold tables of traces to those of HolisticTraceAnalysis"
 	@echo "make test-lightning LIGHTNING_SOURCE=folder  Lightning's own tests without and with the profiler, and what differs"
@@ -78,6 +79,22 @@ $(OLD_VENV)/.installed: pyproject.toml constraints.txt
 	grep -v '^deepspeed==' constraints.txt > $(OLD_VENV)/constraints.txt
 	DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(OLD_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
 		--constraint $(OLD_VENV)/constraints.txt --editable '.[tensorboard,trace]' deepspeed==0.16.9 pytest pytest-timeout
+	@touch $@
+
+# The torch that pip brings, whatever constraints.txt says; there is no DeepSpeed in it.
+NEWEST_VENV := .venv-newest-torch
+NEWEST_TORCH ?= 2.14.1
+NEWEST_TESTS ?= tests/instrument tests/corpus tests/test_pytorch.py tests/test_neutrality.py
+
+test-newest-torch: $(NEWEST_VENV)/.installed
+	OMP_NUM_THREADS=1 $(NEWEST_VENV)/bin/python -m pytest $(NEWEST_TESTS)
+
+$(NEWEST_VENV)/.installed: pyproject.toml constraints.txt
+	test -x $(NEWEST_VENV)/bin/python || $(PYTHON) -m venv $(NEWEST_VENV)
+	grep -vE '^(torch|torchmetrics|torchvision|nvidia|triton|deepspeed)' constraints.txt > $(NEWEST_VENV)/constraints.txt
+	$(NEWEST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
+		--constraint $(NEWEST_VENV)/constraints.txt --editable '.[trace,transformers]' torch==$(NEWEST_TORCH) \
+		cloudpickle expecttest hypothesis pytest pytest-timeout
 	@touch $@
 
 # Builds the page's script and style, which lie in the package, from their sources.
@@ -220,4 +237,4 @@ $(BENCH_VENV)/.installed-zoo: $(BENCH_VENV)/.installed-bench
 	@touch $@
 
 clean:
-	rm -rf $(BENCH_VENV) $(HTA_VENV) $(LIGHTNING_VENV) $(OLD_VENV) $(VENV) lightning_logs logs site
+	rm -rf $(BENCH_VENV) $(HTA_VENV) $(LIGHTNING_VENV) $(NEWEST_VENV) $(OLD_VENV) $(VENV) lightning_logs logs site

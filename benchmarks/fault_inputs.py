@@ -261,7 +261,7 @@ def try_trace(draw: random.Random, again: str) -> list[Fault]:
     written = gzip.compress(inner, 1) if packs else inner
     if how == "file":
         written = mutated(draw, written)
-    flags = draw.choice([[], ["--children"], ["--json"], ["--rows", "0"]])
+    flags = draw.choice([[], ["--json"], ["--rows", "0"]])
     where = f"a {'packed' if packs else 'plain'} file, mutated by {how}"
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"mutated.pt.trace.json{'.gz' if packs else ''}"

@@ -143,7 +143,7 @@ def synthetic_records(profile: Profile, ranks: int, *, seed: int = 0) -> Iterato
         summary = replace(
             base.summary,
             context=replace(base.summary.context, rank=rank, host=f"node-{rank // 8:06}"),
-            timing=replace(timing, parts=parts, data_wait_sec=parts[0].mean_sec),
+            timing=replace(timing, parts=parts),
             traced_step=TRACED_STEP,
             traced_steps=1,
             traced_parts=tuple(

@@ -192,7 +192,7 @@ def _tensorboard() -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Train, then print the report and where the logs are."""
+    """Train, then print where the logs are and the report."""
     options = parse_arguments(arguments)
     logging.getLogger("lightning_flops").addHandler(logging.StreamHandler())  # its warnings, and no more
     warnings.filterwarnings("ignore", message=r".*(does not have many workers|LeafSpec).*")
@@ -227,13 +227,13 @@ def main(arguments: list[str] | None = None) -> None:
     network = VisionTransformer() if options.model == "vit" else ConvNet()
     trainer.fit(DigitClassifier(network), train_loader, validation_loader)
 
-    if profiler.profile is not None:
-        print(render_text(profiler.profile))
     rising = " -> ".join(f"{value:.1%}" for value in accuracy.accuracies)
     print(f"Accuracy on the held-out digits: {rising}")
     print(f"Logs are in {logger.log_dir}")
     print(f"See them in TensorBoard: {_tensorboard()} --logdir {options.log_dir}")
-    print("then open the address that it prints, and there the pages Time Series and Text")
+    print("then open the address that it prints, and there the pages Time Series and Text\n")
+    if profiler.profile is not None:  # last, so that a terminal ends with it
+        print(render_text(profiler.profile))
 
 
 if __name__ == "__main__":

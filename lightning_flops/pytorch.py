@@ -235,7 +235,7 @@ def profile_training(
         output, close = loop_output(frame, config, log_dir=log_dir, writer=writer)
         if is_engine(model):  # made by the loop, or by accelerate
             return engine_run(model, config, publish, output=output), close
-        run = LoopRun(
+        run: LoopRun = LoopRun(
             model,
             optimizers,
             config=config,
@@ -243,7 +243,7 @@ def profile_training(
             frame=frame,
             output=output,
             log_every_n_steps=log_every_n_steps,
-            initial_step=initial_step,
+            x_axis=lambda: initial_step + run.run.steps_done,
         )
         return run, close
 
@@ -251,12 +251,7 @@ def profile_training(
 
 
 def _as_one(models: Mapping[str, nn.Module]) -> nn.Module:
-    """*models*, which one loop trains.
-
-    Raises:
-        ConfigError: there are none, or a name is none that a module can have.
-        TypeError: one of them is no module.
-    """
+    """*models*, which one loop trains, after they were checked."""
     if not models:
         raise ConfigError("model must be a module, or a mapping of at least one, got an empty one")
     for name, one in models.items():
@@ -283,7 +278,7 @@ class TrainingProfiler(ProfiledRun):
         self._config = config
         self._make = loop
         self._loop: LoopRun | EngineRun | None = None
-        self._close_output: Callable[[], None] = _nothing
+        self._close_output: Callable[[], None] = lambda: None
         self._start_anew()
 
     @property
@@ -300,11 +295,11 @@ class TrainingProfiler(ProfiledRun):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """The loop is over, or has raised *error*: report what was measured."""
-        self._end(error)
+        self.stop(error)
 
     def start(self) -> None:
         """Begin, where ``with`` cannot be used; ``stop`` must follow. A loop that was not stopped is stopped first."""
-        self._end(None)
+        self.stop()
         self._begin()
 
     @safe
@@ -313,11 +308,8 @@ class TrainingProfiler(ProfiledRun):
         self._loop, self._close_output = self._make(self._profiles.append)
         self._loop.begin()
 
-    def stop(self) -> None:
-        """Report what was measured, and leave nothing behind."""
-        self._end(None)
-
-    def _end(self, error: BaseException | None) -> None:
+    def stop(self, error: BaseException | None = None) -> None:
+        """Report what was measured, and leave nothing behind; *error* is what has ended the loop, if anything has."""
         loop, self._loop = self._loop, None
         if loop is not None:
             try:
@@ -360,10 +352,6 @@ class TrainingProfiler(ProfiledRun):
                 loop.take_in()
 
 
-def _nothing() -> None:
-    """Nothing has to be closed."""
-
-
 class Batches(Generic[T]):
     """An iterable of the user's whose batches are seen. Everything else of it is as it was.
 
@@ -382,14 +370,14 @@ class Batches(Generic[T]):
         while True:
             loop = self._loop()
             if loop is not None:
-                loop.wait_begins()
+                loop.fetch_begins(self)
             try:
                 batch = next(iterator)
             except StopIteration:
                 return
             finally:
                 if loop is not None:
-                    loop.wait_ends()
+                    loop.fetch_ends(None)
             if loop is not None:
                 loop.hands_out(batch)
             yield batch
@@ -397,14 +385,6 @@ class Batches(Generic[T]):
     def __len__(self) -> int:
         """As many as the loader says."""
         return len(self._loader)  # type: ignore[arg-type]
-
-    def __bool__(self) -> bool:
-        """As the loader is."""
-        return bool(self._loader)
-
-    def __getitem__(self, place: Any) -> Any:
-        """The loader's item."""
-        return self._loader[place]  # type: ignore[index]
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A pickle or a copy is the loader's."""

@@ -23,7 +23,7 @@ from lightning_flops.run.safety import safe
 from lightning_flops.text.printable import package_logger
 
 if TYPE_CHECKING:
-    from transformers import Trainer
+    from transformers import Trainer, TrainerControl
     from typing_extensions import Unpack
 
     from lightning_flops.run.run import Run
@@ -81,6 +81,8 @@ class FlopsProfilerTrainerCallback(ProfiledRun, TrainerCallback):
         if not self._has_begun:  # with the first epoch, the Trainer has its engine, its optimizer and its loader
             self._has_begun = True
             self._begin(train_dataloader)
+        elif self._adapter is not None:
+            self._adapter.epoch_begins()
 
     @safe
     def _begin(self, loader: Any) -> None:
@@ -104,15 +106,21 @@ class FlopsProfilerTrainerCallback(ProfiledRun, TrainerCallback):
 
     def on_substep_end(self, *args: Any, **kwargs: Any) -> None:
         if self._adapter is not None:
-            self._adapter.batch_ends(ends_step=False)
+            self._adapter.batch_ends()
 
-    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+    def on_step_end(self, args: Any, state: Any, control: TrainerControl, **kwargs: Any) -> None:
         if self._adapter is not None:
-            self._adapter.batch_ends(ends_step=True)
+            self._adapter.batch_ends(control)
 
-    def on_epoch_end(self, *args: Any, **kwargs: Any) -> None:
+    def on_evaluate(self, args: Any, state: Any, control: TrainerControl, **kwargs: Any) -> None:
         if self._adapter is not None:
-            self._adapter.epoch_ends()
+            self._adapter.goes_on(control)
+
+    on_predict = on_save = on_evaluate  # type: ignore[assignment]
+
+    def on_epoch_end(self, args: Any, state: Any, control: TrainerControl, **kwargs: Any) -> None:
+        if self._adapter is not None:
+            self._adapter.epoch_ends(control)
 
     def on_train_end(self, *args: Any, **kwargs: Any) -> None:
         if self._adapter is not None:

@@ -30,7 +30,7 @@ _LONG = (
     "tests/ranks/test_example.py",
     "tests/lightning/test_seen_from_outside.py",
     "tests/ranks/test_straggler_live.py",
-    "tests/loops/test_find_loop.py",
+    "tests/loops/test_run_program.py",
     "tests/page/test_trace_page.py",
     "tests/analysis/test_trace_reading.py",
     "tests/ranks/test_faults.py",

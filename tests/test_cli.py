@@ -97,11 +97,6 @@ def test_rows_of_long_tables_can_be_chosen(capsys: pytest.CaptureFixture[str]) -
     assert "more)" not in capsys.readouterr().out
 
 
-def test_children_of_operators_can_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["trace", "--children", RANKS[0]]) == 0
-    assert "\n  ampere_sgemm_128x64_nn" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("content", "words"),
     [

@@ -137,7 +137,7 @@ def test_summary_is_the_headline_by_name() -> None:
     summary = profile.summary()
     # What the file says under its own names.
     assert summary == {
-        "global_step_sec": MLP["timing"]["global_step_sec"],
+        "global_step_sec": MLP["timing"]["global_step"]["mean_sec"],
         "samples_per_sec": MLP["rates"]["samples_per_sec"],
         "tokens_per_sec": MLP["rates"]["tokens_per_sec"],
         "mfu": MLP["rates"]["mfu"],

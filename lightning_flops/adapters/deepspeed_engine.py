@@ -15,9 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lightning_flops.adapters import deepspeed_context as context
-from lightning_flops.adapters.backwards import hear_backwards
-from lightning_flops.adapters.fetches import hear_fetches
-from lightning_flops.adapters.wrapping import wrap
+from lightning_flops.adapters.wrapping import hear_backwards, hear_fetches, wrap
 from lightning_flops.errors import ConfigError
 from lightning_flops.instrument.batches import tensor_shapes
 from lightning_flops.run.adapter import Facts
@@ -223,8 +221,6 @@ class EngineRun:
             self.run.tokens.fetch(batch)
 
     # ---- what a loop says itself that ``profile_training`` is around
-
-    wait_begins, wait_ends = fetch_begins, fetch_ends
 
     @safe
     def leave_out(self, what: str) -> None:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from lightning_flops.adapters.fetches import hear_fetches
 from lightning_flops.adapters.lightning_context import (
     is_lightnings,
     loader_workers,
@@ -27,6 +26,7 @@ from lightning_flops.adapters.lightning_context import (
     steps_in,
 )
 from lightning_flops.adapters.lightning_deepspeed import engine_of
+from lightning_flops.adapters.wrapping import hear_fetches
 from lightning_flops.instrument.batches import from_loader, tensor_shapes
 from lightning_flops.instrument.optimizer_hooks import calling, remove_retired
 from lightning_flops.instrument.timing.settling import steps_to_settle

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -15,6 +16,7 @@ from torch import nn
 from lightning_flops.adapters.place import mesh_sizes, run_context_on, sizes_along
 from lightning_flops.config import OWN_FOLDER, ProfilerConfig
 from lightning_flops.errors import ConfigError
+from lightning_flops.instrument.deepspeed_groups import ParallelSizes
 from lightning_flops.instrument.module_scope import unwrapped
 from lightning_flops.records import RunContext
 from lightning_flops.run.output import LoggedOutput
@@ -33,6 +35,8 @@ class Frame:
     precision: Callable[[str], str]
     """Its words for the precision, given the dtype of an autocast in the loop; empty: there is none."""
     strategy: str
+    sizes: ParallelSizes | None = None
+    """How the ranks share the work; None: as the meshes say that the model's parameters are spread over."""
     writers: tuple[Any, ...] = ()
     """As ``WritersSink`` takes them."""
     loggers: tuple[Any, ...] = ()
@@ -48,17 +52,7 @@ def frame_of(model: nn.Module, *, accelerator: Any, fabric: Any) -> Frame:
         fabric: a ``lightning.fabric.Fabric``, or None.
     """
     if accelerator is not None:
-        return Frame(
-            name="accelerate",
-            version=str(getattr(sys.modules.get("accelerate"), "__version__", "unknown")),
-            rank=int(accelerator.process_index),
-            world_size=int(accelerator.num_processes),
-            precision=lambda autocast: _precision(
-                model, autocast if accelerator.mixed_precision == "no" else str(accelerator.mixed_precision)
-            ),
-            strategy=_strategy(model),
-            writers=tuple(accelerator.trackers),
-        )
+        return accelerate_frame(accelerator, model)
     if fabric is not None:
         root = "lightning.fabric" if type(fabric).__module__.startswith("lightning.") else "lightning_fabric"
         package = sys.modules.get(root.partition(".")[0])
@@ -82,6 +76,24 @@ def frame_of(model: nn.Module, *, accelerator: Any, fabric: Any) -> Frame:
     )
 
 
+def accelerate_frame(accelerator: Any, model: nn.Module) -> Frame:
+    """The frame of a loop that trains *model* by *accelerator*."""
+    world_size = int(accelerator.num_processes)
+    given = getattr(accelerator, "parallelism_config", None)
+    known = {kind: int(getattr(given, f"{kind}_size", 1) or 1) for kind in ("tp", "cp", "sp")}
+    mixed = str(accelerator.mixed_precision)
+    return Frame(
+        name="accelerate",
+        version=str(getattr(sys.modules.get("accelerate"), "__version__", "unknown")),
+        rank=int(accelerator.process_index),
+        world_size=world_size,
+        precision=lambda autocast: _precision(model, autocast if mixed == "no" else mixed),
+        strategy=_strategy(model),
+        sizes=None if given is None else sizes_along(known, world_size=world_size),
+        writers=tuple(accelerator.trackers),
+    )
+
+
 def _strategy(model: nn.Module) -> str:
     """The wrapper that spreads the work, by its class; empty without one."""
     kinds = {kind.__name__ for kind in type(model).__mro__}
@@ -102,11 +114,11 @@ def device_of(model: nn.Module) -> torch.device:
     return torch.device("cpu") if tensor is None else tensor.device
 
 
-def run_context(frame: Frame, model: nn.Module, *, accumulate: int, autocast: str) -> RunContext:
+def run_context(frame: Frame, model: nn.Module, *, accumulate: int, autocast: str = "") -> RunContext:
     """Where the loop runs, as far as a rank knows without asking the others; *autocast* as for ``Frame.precision``."""
     return run_context_on(
         device_of(model),
-        sizes_along(_mesh_sizes(model), world_size=frame.world_size),
+        frame.sizes or sizes_along(_mesh_sizes(model), world_size=frame.world_size),
         framework=frame.name,
         framework_version=frame.version,
         precision=frame.precision(autocast),
@@ -120,11 +132,8 @@ def run_context(frame: Frame, model: nn.Module, *, accumulate: int, autocast: st
 def _mesh_sizes(model: nn.Module) -> dict[str, int]:
     """The largest size of each known dimension of the meshes that the model's parameters are spread over."""
     meshes = {id(mesh): mesh for one in model.parameters() if (mesh := getattr(one, "device_mesh", None)) is not None}
-    sizes: dict[str, int] = {}
-    for mesh in meshes.values():
-        for name, size in mesh_sizes(mesh).items():
-            sizes[name] = max(size, sizes.get(name, 1))
-    return sizes
+    sizes = [item for mesh in meshes.values() for item in mesh_sizes(mesh).items()]
+    return dict(sorted(sizes, key=operator.itemgetter(1)))
 
 
 def loop_output(
@@ -132,7 +141,7 @@ def loop_output(
     config: ProfilerConfig,
     *,
     log_dir: str | os.PathLike[str] | None,
-    writer: Any,
+    writer: Any = None,
     or_own: bool = False,
     announce: Callable[[str], None] = lambda sentence: None,
 ) -> tuple[LoggedOutput, Callable[[], None]]:
@@ -159,12 +168,9 @@ def loop_output(
 
 
 class SeveralModels(nn.Module):
-    """Holds modules that a loop calls one by one; nobody calls this one.
+    """Holds modules, by the names that reports have for them, that a loop calls one by one; nobody calls this one.
 
     It is in evaluation mode if one of them is: loops put a generator into that mode to look at its samples.
-
-    Args:
-        models: by the names that reports have for them.
     """
 
     def __init__(self, models: Mapping[str, nn.Module]) -> None:
@@ -211,18 +217,11 @@ def optimizers_in(given: Any) -> tuple[Any, ...]:
 
 
 def _unwrapped(optimizer: Any) -> Any:
-    while _is_wrapper(optimizer):
+    """The optimizer inside of those that accelerate or Fabric has put around it, which may call it, or not."""
+    theirs = ("accelerate.", "lightning.fabric.", "lightning_fabric.")
+    while any(kind.__module__.startswith(theirs) for kind in type(optimizer).__mro__):
         inner = getattr(optimizer, "optimizer", None)
         if inner is None:
             break
         optimizer = inner
     return optimizer
-
-
-def _is_wrapper(optimizer: Any) -> bool:
-    """Whether accelerate or Fabric has put *optimizer* around another one."""
-    return any(kind.__module__.startswith(_WRAPPERS) for kind in type(optimizer).__mro__)
-
-
-_WRAPPERS = ("accelerate.", "lightning.fabric.", "lightning_fabric.")
-"""Where the optimizer wrappers come from that may call what they wrap, or not."""

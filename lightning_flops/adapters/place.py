@@ -17,7 +17,7 @@ from lightning_flops.records import RunContext
 def run_context_on(device: torch.device, sizes: ParallelSizes, **fields: Any) -> RunContext:
     """The context of a run on *device*, on this machine, in groups of these *sizes*; *fields* are the others."""
     return RunContext(
-        torch_version=str(torch.__version__),  # its class is a text of its own, which no JSON knows
+        torch_version=str(torch.__version__),  # whose class is its own
         device_type=device.type,
         device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
         host=platform.node(),

@@ -39,24 +39,24 @@ class LoopFinder:
         announce: says where a report is.
     """
 
+    updated = False
+    """An optimizer has made a step in this process."""
+
     def __init__(self, config: ProfilerConfig, *, log_dir: str | None, announce: Callable[[str], None]) -> None:
         self._config = config
         self._log_dir = log_dir
         self._announce = announce
         self._undo = ExitStack()
-        self._depth = 0
-        self._updating = 0
-        """Steps of optimizers that are running: a subclass's step may call its parent's, which has hooks of its own."""
+        self._depth = self._updating = 0
+        """Calls of modules that are running, and steps: a subclass's may call its parent's, which has hooks, too."""
         self._called: list[weakref.ref[nn.Module]] = []
         """Outermost modules that were called with gradients on."""
         self._model: nn.Module | None = None
         self._loop: LoopRun | None = None
-        self._close_output: Callable[[], None] | None = None
+        self._close_output: Callable[[], None] = lambda: None
         self._thread = threading.get_ident()
         self._is_over = False
         """The loop is found, or a framework's adapter has begun a run."""
-        self.updated = False
-        """An optimizer has made a step in this process."""
 
     @property
     def run(self) -> Run | None:
@@ -90,9 +90,7 @@ class LoopFinder:
             return
         self._updating += 1
         self.updated = True
-        if OUTCOMES.runs:  # a framework's adapter profiles
-            self._is_over = True
-            return
+        self._is_over = OUTCOMES.runs > 0  # a framework's adapter profiles
         updated = {id(one) for group in optimizer.param_groups for one in group["params"]}
         models = (one for reference in self._called if (one := reference()) is not None)
         self._model = next((one for one in models if any(id(each) in updated for each in one.parameters())), None)
@@ -108,7 +106,7 @@ class LoopFinder:
         self._is_over = True
         frame = frame_of(model, accelerator=None, fabric=None)
         output, self._close_output = loop_output(
-            frame, self._config, log_dir=self._log_dir, writer=None, or_own=True, announce=self._announce
+            frame, self._config, log_dir=self._log_dir, or_own=True, announce=self._announce
         )
         self._loop = LoopRun(
             model,
@@ -128,5 +126,4 @@ class LoopFinder:
         close_quietly(self._undo)
         if self._loop is not None:
             self._loop.finish(error)
-        if self._close_output is not None:
-            self._close_output()
+        self._close_output()

@@ -1,51 +1,47 @@
-"""The Trainer of transformers: one call of ``Trainer.train``, told to a ``Run``.
+"""The Trainer of transformers: one call of ``Trainer.train``, a loop whose batches and steps the Trainer's events end.
 
 A step runs from the end of one ``on_step_end`` to the end of the next: the Trainer fetches all batches of the step, and
-then trains on one after the other. Its events say where batches and steps end. Methods of the one Trainer at hand are
-wrapped: for the whole training those that fetch, train, evaluate, save and log, and while parts are marked those that
-are parts of a step. Everything else in a step is ``other``: callbacks, the scheduler, the Trainer's own log.
+then trains on one after the other. What comes between two steps, as an evaluation, its events and its ``control`` tell.
 """
 
 from __future__ import annotations
 
-import threading
-import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from functools import partial, wraps
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from accelerate import Accelerator
 from accelerate import data_loader as accelerate_loaders
-from transformers import Trainer
+from transformers.trainer_callback import CallbackHandler
 
-from lightning_flops.adapters.deepspeed_context import switch_off_builtin
-from lightning_flops.adapters.fetches import hear_fetches
+from lightning_flops.adapters.deepspeed_context import private_names, switch_off_builtin
+from lightning_flops.adapters.loop import LoopRun
+from lightning_flops.adapters.loop_context import optimizers_in, run_context
 from lightning_flops.adapters.transformers_context import (
-    LOST,
     NO_TOKENS,
     engine_of,
-    facts_of,
-    private_names,
+    trainer_frame,
+    training_output,
 )
-from lightning_flops.instrument.batches import tensor_shapes
-from lightning_flops.instrument.patches import Make, Patches
-from lightning_flops.records import BatchTokens, Shapes, TimePhase
-from lightning_flops.run.run import Run
+from lightning_flops.adapters.wrapping import hear
+from lightning_flops.instrument.timing.settling import steps_to_settle
+from lightning_flops.instrument.torch_private.loading import fetched_ahead
 from lightning_flops.run.safety import safe
 from lightning_flops.sinks.services import TrainerLog
 
 if TYPE_CHECKING:
+    from transformers import Trainer, TrainerControl
+
     from lightning_flops.config import ProfilerConfig
     from lightning_flops.schema.profile import Profile
 
-Tell = Callable[[Run], object]
 
-_NOTHING = nullcontext()
-
-
-class TrainerRun:
+class TrainerRun(LoopRun):
     """The adapter of one training on the batches of *loader*, on one rank; *over* is called if the training raises."""
+
+    counts_at_fetch = False  # a step's batches are all fetched before the first is used
 
     def __init__(
         self,
@@ -56,206 +52,165 @@ class TrainerRun:
         publish: Callable[[Profile], None],
         over: Callable[[], None],
     ) -> None:
-        self._trainer = trainer
+        accumulate = trainer.args.gradient_accumulation_steps
+        self.trainer = trainer
         self._engine = engine_of(trainer)
         self._over = over
-        self._log = TrainerLog(trainer.callback_handler.callbacks)
-        self._names = private_names()
-        self._fetching = False
-        self._fetched: deque[tuple[Shapes, BatchTokens | None]] = deque()
-        """What the loader has delivered, as it was on the host; accelerate is a batch ahead, and moves it."""
-        self._batch: tuple[Any, Shapes, BatchTokens | None] = (), (), None
-        """What the Trainer trains on; its shapes are taken before the step may change it."""
-        self._in_windows = config.tokens_per_sample is None
-        """Windows want the tokens of their batches."""
-        self.run = Run(facts_of(trainer, loader, config, log=self._log, mark_parts=self._mark), config, publish)
-        self._names.tell(self.run.notes.add_for_run)
+        self.log = TrainerLog(trainer.callback_handler.callbacks)
+        self.logs: dict[str, float] | None = None
+        """What the Trainer logs now."""
+        self._is_between_epochs = False
+        updated, frame = optimizers_in(trainer.optimizer), trainer_frame(trainer)
+        ahead = 1 + fetched_ahead(getattr(loader, "base_dataloader", loader))  # accelerate fetches one more
+        super().__init__(
+            trainer.model_wrapped,
+            updated,
+            config=config,
+            publish=publish,
+            frame=frame,
+            output=training_output(trainer, config, log=self.log),
+            root=trainer.model,
+            context=lambda: run_context(frame, trainer.model_wrapped, accumulate=accumulate),
+            x_axis=lambda: int(trainer.state.global_step),
+            settle_steps=steps_to_settle(batches_ahead=ahead, batches_a_step=accumulate),
+            whole_model=lambda: getattr(self._engine, "module", trainer.model_wrapped),
+            mark_parts=self._mark,
+            unseen=(),
+        )
+        self._place.told = True
+        self._accumulate = accumulate
+        self._reads_fetched = True  # accelerate moves them; what it skips in a training that goes on is dropped here
+        self._fetched = deque(maxlen=accumulate + 1)
+        self.run.tokens.reads = self._wants_tokens = config.tokens_per_sample is None
 
     def begin(self) -> None:
         """The first epoch begins."""
-        run, trainer = self.run, self._trainer
-        run.begin()
-        hear_fetches(self, run.undo)
+        run, trainer = self.run, self.trainer
         if self._engine is not None:
-            switch_off_builtin(self._engine, run.undo, self._names)
-        validation = self._around(partial(Run.outside, what="validation"), Run.inside)
-        methods = (
-            (trainer, "get_batch_samples", self._in(TrainerRun._fetch)),
-            (trainer, "training_step", self._in(TrainerRun._training)),
-            (trainer, "evaluate", validation),
-            (trainer, "predict", validation),
-            (trainer, "_save_checkpoint", self._around(partial(Run.outside, what="checkpoint"), Run.inside)),
-            (trainer, "log", self._in(TrainerRun._logging)),
-            (trainer, "_run_epoch", self._in(TrainerRun._failing)),
-            (trainer.callback_handler, "on_epoch_begin", self._in(TrainerRun._failing)),  # other callbacks' events
-        )
-        self._wrap(methods, run.undo)
-        run.outside("start")  # until the first batch is asked for
+            names = private_names()
+            names.tell(run.notes.add_for_run)
+            switch_off_builtin(self._engine, run.undo, names)
+        hear(self, type(trainer), "log", run.undo, begins=TrainerRun.log_begins, ends=_log_ends)
+        hear(self, CallbackHandler, "on_epoch_begin", run.undo, raises=TrainerRun.training_raises)
+        if hasattr(trainer, "_run_epoch"):  # otherwise what is on torch after an error stays until it trains again
+            hear(self, type(trainer), "_run_epoch", run.undo, raises=TrainerRun.training_raises)
+        super().begin()
+        self.epoch_begins()
+        self._goes_away("start")  # until the first batch is asked for
 
-    # ---- methods of the Trainer's
+    def _hear_updates(self, undo: ExitStack) -> None:
+        if self._engine is None:
+            super()._hear_updates(undo)
+        else:  # accelerate has it update inside of its own backward, which is more than autograd's
+            of = TrainerRun
+            hear(self, Accelerator, "backward", undo, begins=of.backward_begins, ends=of.backward_ends)
+            hear(self, type(self._engine), "step", undo, begins=of.update_begins, ends=of.update_ends)
 
-    def _wrap(self, methods: Iterable[tuple[Any, str, Make]], undo: ExitStack) -> None:
-        taps = Patches()
-        undo.callback(taps.undo)
-        for owner, name, make in methods:
-            if name not in LOST or self._names.has(owner, name):
-                taps.replace(owner, name, make)
-
-    def _in(self, scope: Callable[..., AbstractContextManager[None]], *facts: Any) -> Make:
-        """A wrapper whose calls run in a *scope* of ours, which gets *facts* and the arguments; it holds us weakly."""
-        found = weakref.ref(self)
-
-        def make(original: Callable[..., Any]) -> Callable[..., Any]:
-            @wraps(original)
-            def call(*args: Any, **kwargs: Any) -> Any:
-                me = found()
-                with _NOTHING if me is None else scope(me, *facts, *args, **kwargs):
-                    return original(*args, **kwargs)
-
-            return call
-
-        return make
-
-    def _around(self, begins: Tell, ends: Tell) -> Make:
-        """A wrapper that tells the run where a call begins and where it ends."""
-        return self._in(TrainerRun._told, begins, ends)
-
-    @contextmanager
-    def _told(self, begins: Tell, ends: Tell, *_: Any, **__: Any) -> Iterator[None]:
-        self._tell(begins)
-        try:
-            yield
-        finally:
-            self._tell(ends)
-
-    @safe
-    def _tell(self, what: Tell) -> None:
-        if threading.get_ident() == self.run.thread:
-            what(self.run)
+    # ---- parts of a step that no hook of torch's shows, while they are marked
 
     def _mark(self, stack: ExitStack) -> None:
-        for owner, name, part, is_whole in self._parts():
-            self._wrap([(owner, name, self._around(partial(Run.enter, part=part, counts=is_whole), Run.leave))], stack)
+        trainer = self.trainer
+        for owner, name, part in (
+            (type(trainer), "compute_loss", "forward"),
+            (accelerate_loaders, "send_to_device", "transfer"),
+            (Accelerator, "clip_grad_norm_", "optimizer"),
+            (type(trainer.model_wrapped), "zero_grad", "optimizer"),
+        ):
+            begins = partial(_part_begins, part)
+            hear(self, owner, name, stack, begins=begins, ends=TrainerRun.part_ends)
 
-    def _parts(self) -> Iterator[tuple[Any, str, TimePhase, bool]]:
-        """Methods that are parts of a step, and whether a call is a whole forward, backward or update."""
-        trainer = self._trainer
-        yield trainer, "compute_loss", "forward", True
-        yield trainer.accelerator, "backward", "backward", True
-        if self._engine is not None:  # accelerate has the engine update inside of its own backward
-            yield self._engine, "step", "optimizer", True
-        else:
-            yield trainer.optimizer, "step", "optimizer", True
-            yield trainer.accelerator, "clip_grad_norm_", "optimizer", False
-            yield trainer.model_wrapped, "zero_grad", "optimizer", False
-        yield accelerate_loaders, "send_to_device", "transfer", False
-        overridden = next((kind for kind in type(trainer).__mro__ if "_prepare_inputs" in vars(kind)), Trainer)
-        if overridden is Trainer:
-            yield trainer, "_prepare_inputs", "transfer", False
-        else:  # TRL's may generate whole batches there
-            self.run.window.recorder.cannot_tell_apart(("transfer", "other"))
+    @safe
+    def part_begins(self, part: str) -> None:
+        """A call begins that is only a part of one."""
+        self.run.enter(part, counts=False)
+
+    @safe
+    def part_ends(self, _: Any) -> None:
+        """It has ended."""
+        self.run.leave()
 
     # ---- batches
 
-    @contextmanager
-    def _fetch(self, *_: Any, **__: Any) -> Iterator[None]:
-        """The Trainer fetches the batches of a step, and counts what is in them."""
-        self._fetching = True
-        try:
-            yield
-            self._steps_go_on()
-        finally:
-            self._fetching = False
-
-    @safe
-    def _steps_go_on(self) -> None:
-        while self.run.is_outside:
-            self.run.inside()
-        # A training that goes on from a checkpoint may skip batches; one is fetched ahead.
-        while len(self._fetched) > self._trainer.args.gradient_accumulation_steps + 1:
-            self._fetched.popleft()
-
-    @safe
-    def fetch_begins(self, iterator: Any = None) -> None:
-        """A DataLoader is asked for a batch; it has started its workers."""
-        if self._fetching:
-            self._steps_go_on()
-            self.run.fetch_begins()
-
-    @safe
-    def fetch_ends(self, batch: Any) -> None:
-        """It has delivered *batch*; while it is on the host, its tokens are read without waiting for a device."""
-        if self._fetching:
-            self.run.fetch_ends()
-            if batch is not None and self._reads_tokens():
-                self._fetched.append((tensor_shapes(batch), self.run.tokens.of(batch)))
-
-    def _reads_tokens(self) -> bool:
-        return self.run.tokens.reads or (self._in_windows and self.run.window.is_open)
-
-    def _training(self, model: Any, inputs: Any, *_: Any, **__: Any) -> AbstractContextManager[None]:
-        self._batch_begins(inputs)
-        return _NOTHING
-
-    @safe
-    def _batch_begins(self, inputs: Any) -> None:
-        shapes = tensor_shapes(inputs)
-        self._batch = inputs, shapes, self._tokens_of(inputs, shapes)
-        self.run.batch_begins(*self._batch[1:])
-
-    def _tokens_of(self, inputs: Any, shapes: Shapes) -> BatchTokens | None:
-        while self._fetched:
-            read, tokens = self._fetched.popleft()
-            if read == shapes:
-                return tokens
-        return self.run.tokens.of(inputs) if self._reads_tokens() else None
-
-    @safe
-    def batch_ends(self, *, ends_step: bool) -> None:
-        """The Trainer is through with a batch, and perhaps with a step."""
-        (inputs, shapes, tokens), self._batch = self._batch, ((), (), None)
-        of_text = isinstance(inputs, Mapping) and "input_ids" in inputs
-        if of_text and self._in_windows and self.run.window.is_open and (tokens is None or tokens.real is None):
+    def _take(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given = dict(kwargs)
+        given.pop("num_items_in_batch", None)  # that is of all batches of a step
+        super()._take(args, given)
+        unknown = getattr(self._batch.tokens, "real", None) is None
+        if unknown and self._wants_tokens and self.run.window.is_open and "input_ids" in given:
             self.run.notes.add_for_run(NO_TOKENS)
-        self.run.batch_done(inputs, shapes, updates=int(ends_step), ends_step=ends_step, tokens=tokens)
 
     @safe
-    def epoch_ends(self) -> None:
+    def batch_ends(self, control: TrainerControl | None = None) -> None:
+        """The Trainer is through with a batch, and with a step, if it has *control* of what comes next."""
+        self._batch.updates = int(control is not None)
+        self._batch_is_over(ends_step=control is not None)
+        if control is not None:
+            self._between(control)
+
+    # ---- between steps
+
+    @safe
+    def goes_on(self, control: TrainerControl) -> None:
+        """An evaluation or a checkpoint is done."""
+        self._between(control)
+
+    @safe
+    def epoch_begins(self) -> None:
+        """An epoch begins; what is asked for a batch next has those of the training."""
+        self._is_between_epochs = False
+        self._place.feeder = None
+
+    @safe
+    def epoch_ends(self, control: TrainerControl) -> None:
         """An epoch is over; a step that a callback has stopped in its middle goes on in the next one."""
         self._fetched.clear()
-        self.run.outside("epoch restart")
+        self._is_between_epochs = True
+        self._between(control)
+
+    def _between(self, control: TrainerControl) -> None:
+        """Have what comes before the next batch in no step; the Trainer logs before it evaluates and saves."""
+        may_save = control.should_save or (self._place.away and self.trainer.args.save_strategy == "best")
+        if control.should_evaluate and not control.should_log:
+            self._goes_away("validation")
+        elif may_save and not control.should_log:
+            self._goes_away("checkpoint")
+        elif self._is_between_epochs:
+            self._goes_away("epoch restart")
+        else:
+            self._steps_go_on()
 
     # ---- the Trainer's log, and the end
 
-    @contextmanager
-    def _logging(self, logs: Any, *_: Any, **__: Any) -> Iterator[None]:
-        self._log_begins(logs)
-        try:
-            yield
-        finally:
-            self._log.log_ends(logs)
-
     @safe
-    def _log_begins(self, logs: Any) -> None:
+    def log_begins(self, trainer: Any, logs: dict[str, float], *_: Any, **__: Any) -> None:
         """The Trainer logs its own metrics: those that we have go along, but not with an evaluation's."""
-        if self.run.is_outside_for("validation"):
+        if trainer is not self.trainer or self.run.is_outside_for("validation"):
             return
+        self.logs = logs
         if "train_runtime" in logs:  # its last
             self.run.finish()
         else:
             self.run.log()
-        self._log.log_begins(logs)
+        self.log.log_begins(logs)
 
-    @contextmanager
-    def _failing(self, *_: Any, **__: Any) -> Iterator[None]:
-        try:
-            yield
-        except BaseException as error:
-            self.finish(interrupted_by=error)
-            self._over()
-            raise
+    def training_raises(self, error: BaseException) -> None:
+        """The training has raised *error*."""
+        self.finish(error)
+        self._over()
 
     @safe
-    def finish(self, *, interrupted_by: BaseException | None = None) -> None:
-        """The training is over: report what there is, if its last log has not said so."""
-        self.run.finish(interrupted_by=interrupted_by)
+    def finish(self, error: BaseException | None = None) -> None:
+        """The training is over, or has raised *error*: report what there is, if its last log has not said so."""
+        self.run.finish(interrupted_by=error)
+
+
+def _part_begins(part: str, adapter: TrainerRun, *_: Any, **__: Any) -> None:
+    adapter.part_begins(part)
+
+
+def _log_ends(adapter: TrainerRun, _: Any) -> None:
+    """The Trainer has logged, perhaps for the last time: the run may be closed."""
+    logs, adapter.logs = adapter.logs, None
+    if logs is not None:
+        adapter.log.log_ends(logs)
+        adapter.goes_on(adapter.trainer.control)

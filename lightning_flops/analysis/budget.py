@@ -249,7 +249,7 @@ def _spent(parts: Iterable[PartTiming], fillings: Mapping[str, PartFilling]) -> 
     spent: _Spent = defaultdict(Fraction)
     joined: _Joined = {}
     for part in parts:
-        phases, seconds = _phases(part), Fraction(part.mean_sec)
+        phases, seconds = part.phases, Fraction(part.mean_sec)
         weights = _weights_of_part(phases, fillings)
         whole = sum(weights.values())
         if len(phases) == 1 and phases[0] in _WHOLE:
@@ -268,14 +268,9 @@ def _spent(parts: Iterable[PartTiming], fillings: Mapping[str, PartFilling]) -> 
     return spent, joined
 
 
-def _phases(part: PartTiming) -> list[str]:
-    """The phases that *part* is of, as the trace names them."""
-    return [name.replace(" ", "_") for name in part.name.split(" + ")]
-
-
 def _is_unfilled(part: PartTiming, fillings: Mapping[str, PartFilling]) -> bool:
     """Whether nothing tells what filled *part*."""
-    phases = _phases(part)
+    phases = part.phases
     if all(phase in _OWN_ROW for phase in phases):
         return False
     return not sum(_weights_of_part(phases, fillings).values())

@@ -42,7 +42,7 @@ from lightning_flops.schema.comparison import (
     PartDifference,
 )
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.step import TimingProfile
+from lightning_flops.schema.step import TimingProfile, phases_text
 
 _PHASES: tuple[TimePhase, ...] = get_args(TimePhase)
 _COMPUTING: tuple[TimePhase, ...] = ("forward", "backward", "optimizer")
@@ -149,17 +149,15 @@ def _run(profile: Profile, source: str) -> _Run:
     timing = profile.timing
     if timing is None:
         raise ComparisonError(f"the steps cannot be compared: {source} has no timed step")
-    parts = [
-        frozenset(cast("TimePhase", one.replace(" ", "_")) for one in part.name.split(" + ")) for part in timing.parts
-    ]
+    parts = [frozenset(part.phases) for part in timing.parts]
     steps, known, seen, wrong = len(timing.global_step.steps_sec), {""}, set[str](), ""
     for place, module in enumerate(profile.modules):
         if not wrong and (parent_name(module.name) not in known or bool(place) != bool(module.name)):
             wrong = f"modules[{place}] is below no module before it"
         known.add(module.name)
     for place, (phases, part) in enumerate(zip(parts, timing.parts, strict=True)):
-        if not wrong and (seen & phases or not phases <= set(_PHASES)):
-            wrong = f"timing.parts[{place}].name must be phases that no other part has"
+        if not wrong and (seen & phases or not phases):
+            wrong = f"timing.parts[{place}].phases must be phases that no other part has"
         if not wrong and len(part.steps_sec) != steps:
             wrong = f"timing.parts[{place}].steps_sec must have as many steps as timing.global_step.steps_sec"
         seen |= phases
@@ -279,7 +277,7 @@ class _Comparing:
                     one = {wait: b_ns - a_ns} if wait else self._split(a_ns, b_ns, works)
                     for of in (sums, whole, self._sums[row, phases]):
                         of.add(a_ns, b_ns, one)
-            parts.append(self._part(" + ".join(phases).replace("_", " "), phases, sums, self._is_by_module(phases)))
+            parts.append(self._part(phases_text(phases), phases, sums, self._is_by_module(phases)))
         step = tuple(phase for phases in every for phase in phases)
         name = "global step" if b.profile.context.trains else "batch"
         self._note_limits()
@@ -341,7 +339,7 @@ class _Comparing:
             of_a, of_b = (sum_of([run.work_of_phase(phase) for phase in phases]) for run in self._runs)
             yield _NOT_OWNED, "", times, (of_a, of_b)
             if len(computing) < len(phases):
-                name = " + ".join(phases).replace("_", " ")
+                name = phases_text(phases)
                 self._notes.append(
                     f"Waiting in {name} cannot be told from computing there: it is in its work and efficiency."
                 )

@@ -1,4 +1,4 @@
-"""Figures and settings of two runs, and conditions on them, as ``global_step_sec > 1.05``, that end a CI job."""
+"""Figures and settings of two runs, and conditions on them (``global_step_sec > 1.05``), which may end a CI job."""
 
 from __future__ import annotations
 

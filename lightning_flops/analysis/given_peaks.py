@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from lightning_flops.analysis.impossible import possible_operators, possible_times
 from lightning_flops.analysis.peak_flops import peak_for
 from lightning_flops.analysis.rates import impossible, mean, per_second
-from lightning_flops.analysis.step_rates import hardware_peak_seconds, model_peak_seconds
+from lightning_flops.analysis.step_rates import seconds_at_peak
 from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.roofline import Roofline
 
-_SECONDS = {"mfu": model_peak_seconds, "hfu": hardware_peak_seconds}
+_NUMERATORS: Mapping[str, Literal["model", "hardware"]] = {"mfu": "model", "hfu": "hardware"}
 
 
 def with_given_peaks(
@@ -82,7 +82,7 @@ def _rates(profile: Profile, peaks: Mapping[str, float]) -> dict[str, Any]:
     """The fields that follow from the peak of each dtype; a job's MFU and HFU change as those of this rank do."""
     dtypes = tuple(replace(one, peak_flops_per_sec=peaks.get(one.dtype)) for one in profile.dtypes)
     steps = max(1, len(profile.counted_steps))
-    at_peak = {name: mean(total=of(dtypes), steps=steps) for name, of in _SECONDS.items()}
+    at_peak = {name: mean(total=seconds_at_peak(dtypes, of), steps=steps) for name, of in _NUMERATORS.items()}
     sec = None if profile.timing is None else profile.timing.global_step_sec
     shares = {name: per_second(amount=seconds, seconds=sec) for name, seconds in at_peak.items()}
     reasons = {name: why for name, why in profile.unavailable.items() if shares.get(name) is None}
@@ -91,8 +91,6 @@ def _rates(profile: Profile, peaks: Mapping[str, float]) -> dict[str, Any]:
             shares[name], reasons[name] = None, reason
     found: dict[str, Any] = {
         "dtypes": dtypes,
-        "model_flops_peak_sec": at_peak["mfu"],
-        "hardware_flops_peak_sec": at_peak["hfu"],
         "rates": replace(profile.rates, **shares),
         "unavailable": reasons,
     }

@@ -19,7 +19,7 @@ from lightning_flops.analysis.module_tree import build_modules
 from lightning_flops.analysis.peak_flops import peak_for
 from lightning_flops.analysis.rates import mean, per_second
 from lightning_flops.analysis.roofline import Roof, module_rooflines, operator_rooflines
-from lightning_flops.analysis.step_rates import build_rates, hardware_peak_seconds, model_peak_seconds
+from lightning_flops.analysis.step_rates import build_rates
 from lightning_flops.analysis.timing import build_timing, is_timed
 from lightning_flops.analysis.traced_step import module_times
 from lightning_flops.analysis.without_flops import longest_without_flops
@@ -139,8 +139,6 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
             for dtype in dict.fromkeys((*DTYPE_NAMES, *(one.dtype for one in dtypes)))
             if (peak := peak_of(dtype)) is not None
         },
-        model_flops_peak_sec=mean(total=model_peak_seconds(dtypes), steps=steps),
-        hardware_flops_peak_sec=mean(total=hardware_peak_seconds(dtypes), steps=steps),
         timing=timing,
         budget=build_budget(
             timing=timing,

@@ -145,7 +145,7 @@ def _merged(
         samples=of_different_data(summaries, lambda one: one.samples),
         tokens=of_different_data(summaries, lambda one: one.tokens),
         parts=stages[0].parts if len(stages) == 1 else _parts(summaries),
-        global_step=None if step_sec is None else RanksPart(name="global step", seconds=step_sec),
+        global_step=None if step_sec is None else RanksPart(phases=(), seconds=step_sec),
         model_flops=model_flops,
         local_params=spread_over(_of_ranks(summaries, lambda one: one.local_params)),
         peak_memory_bytes=spread_over(_of_ranks(summaries, lambda one: one.peak_memory_bytes)),
@@ -205,26 +205,25 @@ def _parts_sec(summary: RankSummary) -> dict[str, float]:
 
 def _parts(summaries: Iterable[RankSummary]) -> tuple[RanksPart, ...]:
     """Every part that some rank has, in the order of a step."""
-    by_name: defaultdict[str, dict[int, float]] = defaultdict(dict)
-    timed = [one for one in summaries if one.timing is not None]
-    for one in timed:
-        for name, seconds in _parts_sec(one).items():
-            by_name[name][one.context.rank] = seconds
-    if _BUBBLE in by_name:  # a rank that never waited for another stage does not list it
-        by_name[_BUBBLE] = {one.context.rank: by_name[_BUBBLE].get(one.context.rank, 0.0) for one in timed}
+    by_phases: defaultdict[tuple[TimePhase, ...], dict[int, float]] = defaultdict(dict)
+    ranks = []
+    for one in summaries:
+        if one.timing is None:
+            continue
+        ranks.append(one.context.rank)
+        for part in one.timing.parts:
+            by_phases[part.phases][one.context.rank] = part.mean_sec
+    if _BUBBLE in by_phases:  # a rank that never waited for another stage does not list it
+        by_phases[_BUBBLE] = {rank: by_phases[_BUBBLE].get(rank, 0.0) for rank in ranks}
     return tuple(
-        RanksPart(name=name, seconds=spread)
-        for name in sorted(by_name, key=_place_in_step)
-        if (spread := spread_over(by_name[name])) is not None
+        RanksPart(phases=phases, seconds=spread)
+        for phases in sorted(by_phases, key=lambda phases: _PHASES.index(phases[0]))
+        if (spread := spread_over(by_phases[phases])) is not None
     )
 
 
-_BUBBLE = "bubble"
-_PLACES = {phase.replace("_", " "): place for place, phase in enumerate(get_args(TimePhase))}
-
-
-def _place_in_step(part: str) -> int:
-    return _PLACES[part.partition(" + ")[0]]
+_BUBBLE: tuple[TimePhase, ...] = ("bubble",)
+_PHASES = get_args(TimePhase)
 
 
 # ---- copies of the model

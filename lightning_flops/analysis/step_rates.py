@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from typing import Literal
 
 from lightning_flops.analysis.rates import impossible, mean, over_ranks, peak_seconds, per_second, ratio
 from lightning_flops.records import RunContext
@@ -83,8 +84,8 @@ def build_rates(
         "iter_samples_per_sec": all_samples,
         "tokens_per_sec": all_tokens,
         "tokens_per_sec_per_device": ratio(part=all_tokens, whole=context.world_size),
-        "mfu": mean(total=model_peak_seconds(dtypes), steps=counted_steps),
-        "hfu": mean(total=hardware_peak_seconds(dtypes), steps=counted_steps),
+        "mfu": mean(total=seconds_at_peak(dtypes, "model"), steps=counted_steps),
+        "hfu": mean(total=seconds_at_peak(dtypes, "hardware"), steps=counted_steps),
         "data_wait_ratio": None if timing is None else timing.data_wait_sec,
     }
     values: dict[str, float | None] = {}
@@ -113,18 +114,10 @@ def build_rates(
     return Rates(**values), reasons
 
 
-def model_peak_seconds(dtypes: tuple[DtypeFlops, ...]) -> float | None:
-    """Seconds the model FLOPs of *dtypes* take at their peaks; None if a peak is not known."""
+def seconds_at_peak(dtypes: tuple[DtypeFlops, ...], which: Literal["model", "hardware"]) -> float | None:
+    """Seconds that these FLOPs of *dtypes* take at their peaks; None if a peak is not known."""
     return peak_seconds(
-        flops={one.dtype: one.model for one in dtypes},
-        peaks_flops_per_sec={one.dtype: one.peak_flops_per_sec for one in dtypes},
-    )
-
-
-def hardware_peak_seconds(dtypes: tuple[DtypeFlops, ...]) -> float | None:
-    """Seconds the hardware FLOPs of *dtypes* take at their peaks; None if a peak is not known."""
-    return peak_seconds(
-        flops={one.dtype: one.hardware for one in dtypes},
+        flops={one.dtype: one.model if which == "model" else one.hardware for one in dtypes},
         peaks_flops_per_sec={one.dtype: one.peak_flops_per_sec for one in dtypes},
     )
 

@@ -30,7 +30,7 @@ from lightning_flops.config import AdviceThresholds
 from lightning_flops.schema.communication import RankComparison
 from lightning_flops.schema.rank_record import RankRecord
 from lightning_flops.schema.ranks import Straggler
-from lightning_flops.schema.step import PartTiming, TimingProfile
+from lightning_flops.schema.step import PartTiming, TimingProfile, phases_text
 from lightning_flops.schema.trace import TracedPart
 
 _NS_PER_SEC = 1e9
@@ -150,10 +150,10 @@ def _of_record(record: RankRecord, timing: TimingProfile) -> _Rank:
     exposed_sec = {name: part.exposed_sec for name, part in traced.items()}
     for name in timed.keys() - traced.keys():
         # Parts that the timed steps do not tell apart stand together.
-        together = [traced[one] for one in name.split(" + ") if one in traced]
-        if len(together) > 1:
-            own_sec[name] = sum(own_sec.pop(one) for one in name.split(" + ") if one in traced)
-            exposed_sec[name] = sum(exposed_sec.pop(one) for one in name.split(" + ") if one in traced)
+        inside = [one for one in (phases_text([phase]) for phase in timed[name].phases) if one in traced]
+        if len(inside) > 1:
+            own_sec[name] = sum(own_sec.pop(one) for one in inside)
+            exposed_sec[name] = sum(exposed_sec.pop(one) for one in inside)
     return _Rank(
         rank=record.rank,
         record=record,
@@ -213,7 +213,6 @@ def _of_peers(peers: Sequence[_Rank], limits: AdviceThresholds) -> list[Straggle
             part=part,
             part_sec=part_sec,
             module=None,
-            module_sec=None,
             exposed_sec=exposed.get(place),
             others_exposed_sec=others_exposed.get(place),
         )
@@ -372,8 +371,8 @@ def _with_module(straggler: Straggler, one: _Rank, peers: Sequence[_Rank]) -> St
         name: (own_ns - others_ns) / _NS_PER_SEC
         for name, own_ns, others_ns in zip(mine.module_names, times(mine), usual, strict=True)
     }
-    module, module_sec = _main(delays, part_sec)
-    return replace(straggler, module=module, module_sec=module_sec)
+    module, _ = _main(delays, part_sec)
+    return replace(straggler, module=module)
 
 
 _MODULE_TIMES: Mapping[str, Callable[[RankRecord], Sequence[int]]] = {

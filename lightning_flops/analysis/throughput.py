@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from lightning_flops.analysis.rates import over_ranks, padding_ratio, per_second, ratio
+from lightning_flops.analysis.rates import impossible, over_ranks, padding_ratio, per_second, ratio
 from lightning_flops.records import UNKNOWN_TOKENS, BatchTokens, BatchTotals, Extremes, StepSums
 from lightning_flops.schema.throughput import SCHEMA_VERSION, Spread, ThroughputSummary
 
@@ -56,6 +56,13 @@ def build_throughput(
         unavailable["mfu"] = _NO_PEAK
     if flops is not None and tokens.real is not None and useful_flops_peak_sec is None:
         unavailable["useful_mfu"] = _NO_FORMULA if flops.unprofiled.useful_by_dtype is None else _NO_PEAK
+    shares = {
+        "mfu": per_second(amount=model_flops_peak_sec, seconds=seconds.total),
+        "useful_mfu": per_second(amount=useful_flops_peak_sec, seconds=seconds.total),
+    }
+    for name, share in shares.items():
+        if why := impossible("MFU", share):
+            shares[name], unavailable[name] = None, why
     return ThroughputSummary(
         schema_version=SCHEMA_VERSION,
         batches=totals.batches,
@@ -76,8 +83,8 @@ def build_throughput(
         model_flops_per_sec=per_second(
             amount=None if flops is None else sum(flops.unprofiled.by_dtype.values()), seconds=seconds.total
         ),
-        mfu=per_second(amount=model_flops_peak_sec, seconds=seconds.total),
-        useful_mfu=per_second(amount=useful_flops_peak_sec, seconds=seconds.total),
+        mfu=shares["mfu"],
+        useful_mfu=shares["useful_mfu"],
         tokens=tokens.processed,
         real_tokens=tokens.real,
         trained_tokens=tokens.trained,

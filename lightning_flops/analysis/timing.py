@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import get_args
 
-from lightning_flops.analysis.rates import ratio
 from lightning_flops.records import PhaseSeconds, StepRecord, TimePhase
 from lightning_flops.schema.step import PartTiming, TimingProfile
 
@@ -58,45 +57,24 @@ def build_timing(
     never: Iterable[tuple[TimePhase, ...]] = [("bubble",)] if trains else [(phase,) for phase in _OF_TRAINING]
     absent = {together for together in never if together in samples and not any(samples[together])}
     global_step_sec = math.fsum(means.values())
-
-    def seconds_of(*phases: TimePhase) -> float | None:
-        """Mean of *phases* together; None if some of them, but not all, are mixed up with others, or none exists."""
-        if not trains and all((phase,) in absent for phase in phases):
-            return None
-        groups = [together for together in means if set(together) & set(phases)]
-        return sum(means[group] for group in groups) if all(set(group) <= set(phases) for group in groups) else None
-
     return TimingProfile(
         timed_steps=len(seconds),
         parts=tuple(
-            _part(" + ".join(together), times, mean_sec=means[together], whole_sec=global_step_sec)
+            _part(together, times, mean_sec=means[together])
             for together, times in samples.items()
             if together not in absent
         ),
-        global_step=_part(
-            "global step", [one.total for one in seconds], mean_sec=global_step_sec, whole_sec=global_step_sec
-        ),
-        data_wait_sec=seconds_of("data_wait"),
-        transfer_sec=seconds_of("transfer"),
-        forward_sec=seconds_of("forward"),
-        backward_sec=seconds_of("backward"),
-        bubble_sec=seconds_of("bubble"),
-        optimizer_sec=seconds_of("optimizer"),
-        other_sec=seconds_of("other"),
-        forward_backward_sec=seconds_of("forward", "backward"),
-        iter_sec=seconds_of("forward", "backward", "optimizer"),
-        global_step_sec=global_step_sec,
+        global_step=_part((), [one.total for one in seconds], mean_sec=global_step_sec),
         # If the wait was not timed apart, the host did not see it either.
         reader_sec=None if "data_wait" in mixed else _mean([step.reader_sec for step in steps]),
         excluded_sec=_excluded(steps),
     )
 
 
-def _part(name: str, times: Sequence[float], *, mean_sec: float, whole_sec: float) -> PartTiming:
+def _part(phases: tuple[TimePhase, ...], times: Sequence[float], *, mean_sec: float) -> PartTiming:
     return PartTiming(
-        name=name.replace("_", " "),
+        phases=phases,
         mean_sec=mean_sec,
-        share=ratio(part=mean_sec, whole=whole_sec),
         minimum_sec=min(times),
         median_sec=statistics.median(times),
         maximum_sec=max(times),

@@ -37,7 +37,6 @@ def add(commands: Commands) -> None:
         metavar="FILE",
         help="trace, .json or .json.gz, path or URL, or a folder; several: one of each rank",
     )
-    trace.add_argument("--children", action="store_true", help="show what each operator called and launched itself")
     trace.add_argument("--json", action="store_true", help="print every table whole, as JSON")
     trace.add_argument("--html", metavar="FILE", help="write them also as a page, to a path or URL")
     trace.add_argument(
@@ -139,7 +138,6 @@ def _trace_text(report: TracesReport, options: argparse.Namespace) -> str:
     return render_traces(
         report,
         top_rows=options.rows or None,
-        children=options.children,
         sort=options.sort,
         width=terminal_width(),
     )

@@ -16,7 +16,6 @@ from lightning_flops.instrument.torch_private.modules import (
     TORCHS_WRAPPERS,
     children_of,
     communication_hooks,
-    look_at_wrapper,
     parameters_of,
 )
 from lightning_flops.records import OUTSIDE, ModuleRecord
@@ -89,12 +88,9 @@ def named_modules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """
     # An explicit stack, so that no model is too deep for Python.
     pending: list[tuple[str, nn.Module, frozenset[int]]] = [("", root, frozenset())]
-    no_wrappers: set[type] = set()
     while pending:
         name, module, above = pending.pop()
         yield name, module
-        if type(module) not in no_wrappers and not look_at_wrapper(module):
-            no_wrappers.add(type(module))
         children = children_of(module)
         if not children:
             continue

@@ -25,15 +25,8 @@ from lightning_flops.instrument.timing.clocks import Clock
 from lightning_flops.instrument.timing.phase_timer import PhaseTimer
 from lightning_flops.instrument.tracing.trace_cycles import TraceCycles
 from lightning_flops.instrument.window_notes import notes_on_times
-from lightning_flops.instrument.window_states import (
-    Closed,
-    CountedStep,
-    Measured,
-    RunningStep,
-    State,
-    Waiting,
-    WindowParts,
-)
+from lightning_flops.instrument.window_parts import CountedStep, Measured, RunningStep, WindowParts
+from lightning_flops.instrument.window_states import Closed, State, Waiting
 from lightning_flops.records import RunContext, Shapes, TimePhase, WindowRecord
 
 _TIME_PHASES: tuple[TimePhase, ...] = get_args(TimePhase)

@@ -212,7 +212,7 @@ _LARGE = (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("K", 1e3), ("", 1.0
 def _fitting(unit: str, largest: float) -> tuple[str, float]:
     """*unit* with the prefix that keeps *largest* above one, and what it stands for."""
     sizes = _PREFIXES.get(unit) or [(f"{prefix}{unit}", size) for prefix, size in _LARGE]
-    return next((one for one in sizes if largest >= one[1]), sizes[-1] if largest else sizes[0])
+    return next((one for one in sizes if largest >= one[1]), sizes[-1] if largest else (unit, 1.0))
 
 
 def _significant(value: float | None, size: float) -> str:

@@ -100,7 +100,10 @@ def profile_view(profile: Profile) -> View:
     return page_view(
         title=name or "FLOPs profile",
         where=" · ".join(filter(None, parts)),
-        summary=whole_sentences(answer_lines(profile)),
+        summary=[
+            *whole_sentences(answer_lines(profile, advice=False)),
+            *(f"Try first: {one.evidence} {one.action}" for one in profile.answer.advice[:1]),
+        ],
         sections=sections,
         parts=[[name, seconds] for name, seconds in profile.answer.parts],
         steps=_steps(profile),
@@ -111,7 +114,7 @@ def profile_view(profile: Profile) -> View:
 
 
 def _traced(tables: TraceReport, prefix: str = "") -> Iterator[Section | Picture]:
-    for one in trace_sections(tables, children=False):
+    for one in trace_sections(tables):
         first = one.title[:1].lower() if prefix else one.title[:1]
         yield Section(f"{prefix}{first}{one.title[1:]}", one.note, one.items)
         if one.title == "Memory over time":

@@ -19,7 +19,6 @@ from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, plura
 NO_ADVICE = "Nothing that was measured is above its threshold."
 
 MODULES_SHOWN = 10
-_NOTES_SHOWN = 2
 _NAME_CHARS = 40
 _CLASS_CHARS = 18
 _NS = 1e-9
@@ -43,7 +42,9 @@ RATE_WORDS = {
 """How a report names a rate that has no value."""
 
 
-def short_sections(profile: Profile, *, modules: int = MODULES_SHOWN, advice: int = 4) -> Iterator[Section]:
+def short_sections(
+    profile: Profile, *, modules: int = MODULES_SHOWN, advice: int = 4, notes: int = 2
+) -> Iterator[Section]:
     """What every report shows below its summary."""
     yield times_section(profile)
     if profile.budget is not None:
@@ -51,7 +52,7 @@ def short_sections(profile: Profile, *, modules: int = MODULES_SHOWN, advice: in
     yield modules_section(profile, most=modules)
     yield advice_section(profile.advice, most=advice)
     if profile.notes:
-        yield notes_section(profile.notes, most=_NOTES_SHOWN)
+        yield notes_section(profile.notes, most=notes)
 
 
 def times_section(profile: Profile) -> Section:

@@ -28,6 +28,7 @@ from lightning_flops.report.profile_document import (
 )
 from lightning_flops.report.summary_text import summary_lines
 from lightning_flops.report.throughput_text import render_throughput
+from lightning_flops.report.trace_document import MEMORY_TITLES, trace_sections
 from lightning_flops.report.trace_view import View
 from lightning_flops.schema.advice import Advice
 from lightning_flops.schema.comparison import Comparison
@@ -73,18 +74,22 @@ def render_text(profile: Renderable, *, detailed: bool | None = None) -> str:
     lines = _short_lines(profile)
     if profile.settings.detailed if detailed is None else detailed:
         lines += ["", *summary_lines(profile)]
-        for section in detailed_sections(profile):
+        for section in (*detailed_sections(profile), *_memory_of_trace(profile)):
             lines += draw(section, VIEW)
         lines += ["", *aggregated_lines(profile), "", *detailed_lines(profile)]
     return page([*lines, VIEW.rule()])
 
 
+_SIZES = ((MODULES_SHOWN, 4, 2), (MODULES_SHOWN, 3, 1), (8, 3, 1), (8, 2, 1), (6, 2, 1), (4, 1, 1), (2, 1, 0))
+"""Modules, pieces of advice and notes of the short report, in the order in which they are tried."""
+
+
 def _short_lines(profile: Profile) -> list[str]:
     """At most 59 lines: of many long names, fewer modules and less advice are shown."""
     lines: list[str] = []
-    for modules, advice in ((MODULES_SHOWN, 4), (8, 3), (6, 2), (4, 1)):
+    for modules, advice, notes in _SIZES:
         lines = answer_lines(profile, advice=False)
-        for section in short_sections(profile, modules=modules, advice=advice):
+        for section in short_sections(profile, modules=modules, advice=advice, notes=notes):
             lines += draw(section, VIEW)
         if len(lines) < MOST_LINES:
             break
@@ -94,6 +99,13 @@ def _short_lines(profile: Profile) -> list[str]:
 def render_advice(advice: Sequence[Advice]) -> str:
     """The *advice* with its rules, ending in a line break."""
     return page(list(draw(advice_section(advice, rules=True), VIEW))[2:])
+
+
+def _memory_of_trace(profile: Profile) -> Iterator[Section]:
+    """Who allocated memory in the traced step: of its tables, those that were asked for by ``profile_memory``."""
+    tables = None if profile.traced is None else profile.traced.tables
+    if tables is not None:
+        yield from (one for one in trace_sections(tables) if one.title in MEMORY_TITLES)
 
 
 def detailed_sections(profile: Profile) -> Iterator[Section]:

@@ -31,13 +31,16 @@ from lightning_flops.units import NOT_AVAILABLE, percent, plain, si
 _PHASES = {"forward": "fwd", "backward": "bwd"}
 
 
-def trace_sections(report: TraceReport, *, children: bool) -> Iterator[Section]:
+MEMORY_TITLES = ("Memory over time", "Memory (bytes)", "Memory by module (bytes)")
+"""Sections of which a trace has what it needs with ``profile_memory`` alone."""
+
+
+def trace_sections(report: TraceReport) -> Iterator[Section]:
     """All that one trace says, in the order of a report; what it has nothing for is left out."""
     yield _steps(report)
     yield _devices(report)
     if report.flops is not None:
         yield flops_section(report.flops)
-    yield _overview(report)
     yield _phases(report)
     if report.modules is not None:
         yield _modules(report)
@@ -46,7 +49,7 @@ def trace_sections(report: TraceReport, *, children: bool) -> Iterator[Section]:
     if report.kernels is not None:
         yield kernel_section(report)
     if report.operators is not None:
-        yield operator_section(report, children)
+        yield operator_section(report)
     yield from _memory(report)
     if report.transfers:
         yield _transfers(report)
@@ -111,18 +114,6 @@ def _devices(report: TraceReport) -> Section:
         *(Figure(f"GPU {use.device} = kernels / elapsed", percent(use.utilization)) for use in summary.devices or ()),
     ]
     return Section("Devices", 'Within the steps; from "elapsed" on, over the whole trace.', items)
-
-
-def _overview(report: TraceReport) -> Section:
-    columns = [
-        Column("kind", lambda row: row.kind, str, "name"),
-        Column("side", lambda row: row.side, str, left=True),
-        CALLS,
-        field("time", "time_us", us, "total"),
-        field("of steps", "ratio", percent),
-    ]
-    note = "Events of one kind are merged: a moment that they share counts once. Kinds overlap."
-    return Section("Overview", note, [table(report.overview, columns, whole=True)])
 
 
 def _phases(report: TraceReport) -> Section:

@@ -22,7 +22,6 @@ def render_traces(
     report: TracesReport,
     *,
     top_rows: int | None = TOP_ROWS,
-    children: bool = False,
     sort: SortKey | None = None,
     width: int | None = None,
 ) -> str:
@@ -31,18 +30,13 @@ def render_traces(
     Args:
         report: what ``analyze_files`` returned.
         top_rows: rows shown of each long table; None for all.
-        children: show below each operator what it called and launched itself.
         sort: what long tables are sorted by, where they have it; None for each table's own order.
         width: columns of the terminal, which everything is made to fit; None for no limit.
     """
     view = View(rows=top_rows, sort=sort, width=width)
     files = name_files([trace.source for trace in report.traces])
     lines = [*answer_lines(report, files, view), ""]
-    lines += [
-        line
-        for trace, file in zip(report.traces, files, strict=True)
-        for line in _trace(trace, view, children, file=file)
-    ]
+    lines += [line for trace, file in zip(report.traces, files, strict=True) for line in _trace(trace, view, file=file)]
     if report.ranks is not None:
         straggles = any(advice.rule == "straggler" for advice in report.advice)
         lines += draw(rank_section(report.ranks, files, straggles=straggles), view)
@@ -54,11 +48,11 @@ def render_traces(
     return page([*lines, view.rule()])
 
 
-def _trace(report: TraceReport, view: View, children: bool, *, file: str) -> list[str]:
+def _trace(report: TraceReport, view: View, *, file: str) -> list[str]:
     lines = [view.title(f"Trace of {name_of(report, file)}")]
     lines += view.paragraph(f"{report.source}: {plain(report.events)} events, {_steps(report)}.")
     lines += [line for note in report.notes for line in view.paragraph(note)]
-    for section in trace_sections(report, children=children):
+    for section in trace_sections(report):
         lines += draw(section, view)
     return lines
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lightning_flops.analysis.devices import why_no_peak
@@ -205,13 +205,11 @@ def kernel_section(report: TraceReport) -> Section:
     )
 
 
-def operator_section(report: TraceReport, children: bool) -> Section:
+def operator_section(report: TraceReport) -> Section:
     """Each operator: its times, on the device, by shapes, and where it was called."""
     with_device = any(row.device is not None for row in report.operators or ())
     with_places = any(row.called_from for row in report.operators or ())
     note = "Self: without the operators that it called. Ratios are of the self times of all operators."
-    if children:
-        note += " Indented: what it called and launched itself, with its part of the parent's total."
 
     def times(of: str, labels: str, prefix: str = "") -> list[Column]:
         found = statistics(lambda row: getattr(row, of), sorts=False, labels=labels)
@@ -227,16 +225,6 @@ def operator_section(report: TraceReport, children: bool) -> Section:
         **{key: lead(f"{key}_us") for key in ("total", "mean", "max", "min")},
     }
 
-    def inside(row: Any) -> Iterator[list[str]]:
-        names = layout.shortened_apart([child.name for child in row.children], chars=NAME_CHARS - 2)
-        for child, name in zip(row.children, names, strict=True):
-            host = child.host
-            cells = [f"  {name}", plain(child.calls), "", "" if host is None else percent(host.ratio)]
-            cells += [""] * 4 if host is None else map(us, (host.total_us, host.mean_us, host.max_us, host.min_us))
-            if with_device and child.device is not None:
-                cells += ["", percent(child.device.ratio), us(child.device.total_us)]
-            yield cells
-
     columns = [
         named("operator"),
         CALLS,
@@ -247,7 +235,7 @@ def operator_section(report: TraceReport, children: bool) -> Section:
     if with_device:
         own = times("device_self", "total ratio")
         columns += [Column("device self", own[0].of, us), own[1], *times("device", "total", "device ")]
-    items = [table(report.operators, columns, least_width=6, below=inside if children else None, **sorts)]
+    items = [table(report.operators, columns, least_width=6, **sorts)]
     if with_device or with_places:
         of_a_call = [named("of a call")]
         of_a_call += times("device", "mean max min", "device ") if with_device else []

@@ -21,7 +21,7 @@ from lightning_flops.instrument.tracing.trace_cycles import TraceCycles
 if TYPE_CHECKING:
     from lightning_flops.config import ProfilerConfig
     from lightning_flops.instrument.notes import Notes
-    from lightning_flops.instrument.window_states import CountedStep
+    from lightning_flops.instrument.window_parts import CountedStep
     from lightning_flops.records import TimePhase
     from lightning_flops.run.adapter import Facts
 

@@ -44,13 +44,13 @@ class BudgetRow:
     all of forward, backward and optimizer that cannot be told apart. ``bubble``, ``data_wait``, ``transfer``,
     ``other``: these parts of a step."""
     label: str
-    """The same for people, for this device."""
+    """Name of the row for people, for this device."""
     time_ns: int
-    """Of one step. Below zero in ``skipped`` alone; the rows add up to the step."""
+    """Nanoseconds of one step. Below zero in ``skipped`` alone; the rows add up to the step."""
     joined: tuple[BudgetKey, ...]
     """The rows that are in this one because nothing tells them apart; empty for a row that stands for itself."""
     memory_ns: int | None
-    """Of ``other_operators``: at most so much of it is explained by moving their bytes at the memory's bandwidth. None
+    """At most so much of ``other_operators`` is explained by moving their bytes at the memory's bandwidth. None
     in other rows, and where the bandwidth is not known."""
     advice: tuple[str, ...]
     """Rules of the advice in this profile that lower this row, in its order."""
@@ -65,7 +65,7 @@ class RunShare:
     named): between these. ``profiler``: by how much the counted and the traced steps took longer than as many others.
     ``report``: reading the trace and making the report; writing it is not in it."""
     label: str
-    """The same for people."""
+    """Name for people."""
     time_ns: int
     """All of it together."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from array import array
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from functools import cache
 from typing import Any, TypeVar, cast
 
@@ -84,6 +84,11 @@ def _decoder(cls: Hashable) -> msgspec.json.Decoder[Any]:
 def _plain(value: object) -> object:
     if isinstance(value, array):
         return value.tolist()
+    for kind in (str, int, float):  # of a class that is one of these, as torch's version is a text
+        if isinstance(value, kind):
+            return kind(value)
+    if isinstance(value, Mapping):
+        return dict(value)
     raise NotImplementedError(f"{type(value).__name__} has no JSON form here")
 
 

@@ -17,7 +17,7 @@ class Overlap:
     """
 
     wall_us: float
-    """Of all steps together."""
+    """Wall time of all steps together."""
     computation_us: float
     """Kernels that do not communicate; without a device, operators on the host that neither start nor await any."""
     communication_us: float
@@ -35,11 +35,11 @@ class CollectiveRow:
     """All calls of one collective in one trace."""
 
     name: str
-    """Of the collective."""
+    """Name of the collective."""
     calls: int
     """How often it was called."""
     bytes: int | None
-    """Of the larger side of each call, summed; None where the trace does not say."""
+    """Bytes of the larger side of each call, summed; None where the trace does not say."""
     latency: Durations
     """Ratio: of all collectives' durations."""
 
@@ -55,7 +55,7 @@ class CollectiveCalls:
     """The calls that one rank made of one collective in one process group and step, in the order of their starts."""
 
     name: str
-    """Of the collective."""
+    """Name of the collective."""
     group: str | None
     """A text that all ranks of the group share and no other group has; None if it is not known."""
     group_size: int | None
@@ -67,7 +67,7 @@ class CollectiveCalls:
     calls: int
     """How often it was called."""
     bytes: int | None
-    """Of the larger side of each call, all calls together; None where the trace does not say."""
+    """Bytes of the larger side of each call, all calls together; None where the trace does not say."""
     total_ns: int
     """Latency of all calls together. Each rank adds up its own, so that no rank adds up those of thousands."""
     latency_ns: Integers
@@ -79,13 +79,13 @@ class RankCollectiveRow:
     """All calls of one collective on one rank, matched call by call with the ranks that took part."""
 
     name: str
-    """Of the collective."""
+    """Name of the collective."""
     calls: int
     """How often this rank called it."""
     matched_calls: int
     """Calls whose counterparts are in the other ranks' traces."""
     bytes: int | None
-    """Of the larger side of each call, summed; None where the trace does not say."""
+    """Bytes of the larger side of each call, summed; None where the trace does not say."""
     latency_us: float
     """From start to end, all calls together."""
     transfer_us: float | None
@@ -105,13 +105,13 @@ class RankRow:
     steps: int
     """How many steps its trace has."""
     overlap: Overlap
-    """Its computation and communication."""
+    """Computation and communication of the rank."""
     transfer_us: float | None
-    """Of its matched calls, time in which data can have moved; None without matched calls."""
+    """Time of the matched calls in which data can have moved; None without matched calls."""
     wait_us: float | None
-    """Of its matched calls, waiting for other ranks; None without matched calls."""
+    """Time of the matched calls spent waiting for other ranks; None without matched calls."""
     compute_over_median: float | None
-    """Its computation per step ÷ the median of the ranks'. Whom the others wait for is for the advice to say."""
+    """Computation per step ÷ the median of the ranks'. Whom the others wait for is for the advice to say."""
     collectives: tuple[RankCollectiveRow, ...]
     """Each collective that it called."""
 

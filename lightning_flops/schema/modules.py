@@ -35,7 +35,7 @@ class ModuleTimes:
     forward_utilization: float | None
     """Share of the device's peak, for the dtypes it computes in; None if one of them has no known peak."""
     backward_utilization: float | None
-    """The same of the backward."""
+    """Share of the device's peak that the backward reaches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class ModuleProfile:
     params: int
     """Unique logical parameters of the module and all below it."""
     trainable_params: int
-    """Of ``params``, those that need a gradient."""
+    """Parameters that need a gradient."""
     local_params: int
     """Parameters that this rank holds in memory."""
     calls: int
@@ -67,7 +67,7 @@ class ModuleProfile:
     alias_of: str | None = None
     """Name under which the same module object stands earlier in the tree."""
     times: ModuleTimes | None = None
-    """Its times in the traced step; None if no step was traced, or it was not called there."""
+    """Times in the traced step; None if no step was traced, or it was not called there."""
     roofline: Roofline | None = None
     """With the modules below it; None if it spent no FLOPs."""
 

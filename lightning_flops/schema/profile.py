@@ -17,7 +17,7 @@ from lightning_flops.schema.ranks import JobRates, RanksProfile
 from lightning_flops.schema.step import DtypeFlops, FlopSpread, OperatorProfile, Rates, StepFlops, TimingProfile
 from lightning_flops.schema.trace import TracedStep
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """Version of the JSON that ``Profile.to_json`` writes.
 
 It goes up whenever a field of ``Profile``, or of a record in it, comes, goes or means something else.
@@ -51,7 +51,7 @@ class Profile:
     """One window of one rank, counted, timed and divided; immutable."""
 
     schema_version: int
-    """Of the JSON: ``SCHEMA_VERSION``."""
+    """Version of the JSON: ``SCHEMA_VERSION``."""
     profile_step: int
     """N: the counted step is the one that began after N steps of the fit."""
     report_step: int
@@ -69,7 +69,7 @@ class Profile:
     params: int | None
     """Unique logical parameters of the whole model; None if no model was described."""
     trainable_params: int | None
-    """Of ``params``, those that need a gradient."""
+    """Parameters that need a gradient."""
     local_params: int | None
     """Parameters that this rank holds in memory."""
     parameter_bytes: Mapping[str, int] = field(default_factory=dict)
@@ -79,11 +79,11 @@ class Profile:
     samples: float | None
     """Samples of this rank in one step, mean over the timed steps (the counted ones if none was timed)."""
     tokens: float | None
-    """Tokens of this rank in one step, likewise."""
+    """Tokens of this rank in one step, of the same steps as samples."""
     flops: StepFlops
-    """Of one step; if several were counted, their mean, rounded to whole FLOPs."""
+    """FLOPs of one step; if several were counted, their mean, rounded to whole FLOPs."""
     flops_total: StepFlops
-    """Of all counted steps together, exact."""
+    """FLOPs of all counted steps together, exact."""
     flops_spread: FlopSpread | None
     """None if one step was counted, or if the steps were not counted apart."""
     bytes_total: PhaseBytes
@@ -92,10 +92,6 @@ class Profile:
     """Most hardware FLOPs first."""
     peaks_flops_per_sec: Mapping[str, float]
     """Dense peak of this rank's device in every dtype for which it is known, used here or not."""
-    model_flops_peak_sec: float | None
-    """Seconds a step's model FLOPs would take at the peak: divided by a step's seconds it is MFU."""
-    hardware_flops_peak_sec: float | None
-    """The same of hardware FLOPs: HFU."""
     timing: TimingProfile | None
     """None if no step was timed."""
     budget: Budget | None = None
@@ -103,7 +99,7 @@ class Profile:
     memory_bytes_per_sec: float | None = None
     """Bandwidth of the memory of this rank's device, as its vendor publishes it; None if it is not known."""
     energy: Energy | None = None
-    """Of this rank's GPU while steps were timed; None without an NVIDIA GPU or NVML (the extra ``nvidia``)."""
+    """Energy of this rank's GPU while steps were timed; None without an NVIDIA GPU or NVML (the extra ``nvidia``)."""
     rates: Rates
     """Every ratio, per step; FLOP/s are this rank's."""
     unavailable: Mapping[str, str]
@@ -119,7 +115,7 @@ class Profile:
     uncounted: Mapping[str, UncountedOperator]
     """Operators that ran and are in no sum, over all counted steps."""
     memory: MemoryRecord | None
-    """Of this rank in the counted step; None if it was not looked at."""
+    """Memory of this rank in the counted step; None if it was not looked at."""
     traced: TracedStep | None
     """One more step, which ran under torch.profiler; None if there is none."""
     ranks: RanksProfile | None

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from lightning_flops.schema.step import StepFlops
+from lightning_flops.records import TimePhase
+from lightning_flops.schema.step import StepFlops, phases_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +21,7 @@ class RankSpread:
     least_rank: int
     """Which rank that is."""
     median: float
-    """Of all ranks that have the figure."""
+    """Median of all ranks that have the figure."""
     greatest: float
     """The figure of the rank that has the most."""
     greatest_rank: int
@@ -32,7 +33,7 @@ class DeviceGroup:
     """Ranks whose devices are alike."""
 
     device_name: str
-    """As the driver has it."""
+    """Name of the device, as the driver has it."""
     ranks: int
     """How many there are."""
     peak_flops_per_sec: float | None
@@ -46,13 +47,13 @@ class JobRates:
     mfu: float | None
     """Model FLOPs of all ranks / sum over ranks of (peak for the job's dtypes x global_step_sec)."""
     hfu: float | None
-    """The same of hardware FLOPs."""
+    """Hardware FLOPs of all ranks / the same sum."""
     samples_per_sec: float | None
     """Sum over the ranks that see different data of samples / global_step_sec."""
     iter_samples_per_sec: float | None
-    """Likewise over iter_sec: DeepSpeed's figure."""
+    """Samples per second over iter_sec instead: DeepSpeed's figure."""
     tokens_per_sec: float | None
-    """Likewise of tokens, over global_step_sec."""
+    """Sum over the ranks that see different data of tokens / global_step_sec."""
     tokens_per_sec_per_device: float | None
     """tokens_per_sec / ranks that answered."""
 
@@ -61,10 +62,15 @@ class JobRates:
 class RanksPart:
     """One part of a step over ranks."""
 
-    name: str
-    """As in ``PartTiming``."""
+    phases: tuple[TimePhase, ...]
+    """Phases of this part, as in ``PartTiming``."""
     seconds: RankSpread
-    """Of each rank's mean over its timed steps."""
+    """Spread of the ranks' means over their timed steps."""
+
+    @property
+    def name(self) -> str:
+        """The phases for people."""
+        return phases_text(self.phases)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,11 +78,11 @@ class RankFigures:
     """One rank in a few figures of one step."""
 
     rank: int
-    """Its number."""
+    """Number of the rank."""
     host: str
     """Name of its machine."""
     stage: int
-    """Of the pipeline, the first being 0."""
+    """Stage of the pipeline, the first being 0."""
     model_flops: int
     """Forward + backward of one step on this rank."""
     hardware_flops: int
@@ -98,15 +104,15 @@ class StageProfile:
     """One stage of a pipeline; FLOPs and parameters are those of one copy of the model."""
 
     stage: int
-    """Its number in the pipeline, the first being 0."""
+    """Number of the stage in the pipeline, the first being 0."""
     answered: int
     """Ranks of the stage that the figures are of."""
     params: int | None
     """Unique logical parameters of the stage; None if not known."""
     trainable_params: int | None
-    """Of ``params``, those that need a gradient."""
+    """Parameters that need a gradient."""
     flops: StepFlops
-    """Of one step and one copy of the model."""
+    """FLOPs of one step and one copy of the model."""
     parts: tuple[RanksPart, ...]
     """Every part of a step over the stage's ranks."""
 
@@ -116,7 +122,7 @@ class Straggler:
     """A rank that the others wait for, and what shows it; seconds are of one step."""
 
     rank: int
-    """Its number."""
+    """Number of the rank."""
     late_sec: float
     """How much longer its own work takes than the median of the other ranks': so long they wait for it."""
     share: float
@@ -129,12 +135,10 @@ class Straggler:
     """How much longer that part takes than on the median of the other ranks."""
     module: str | None
     """Qualified name of the module that has at least half of that, children left out; None if there is none."""
-    module_sec: float | None
-    """How much longer that module takes than on the other ranks."""
     exposed_sec: float | None
-    """Its own communication that no computation hides, in the traced step; None if the step was not traced."""
+    """Communication of the rank that no computation hides, in the traced step; None if the step was not traced."""
     others_exposed_sec: float | None
-    """The same on the other ranks, their median: the longer it is, the longer they wait."""
+    """Median of the other ranks' exposed communication: the longer it is, the longer they wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,11 +146,11 @@ class RanksCollective:
     """One collective on all ranks, in one step; call by call matched with the ranks that took part."""
 
     name: str
-    """Of the collective."""
+    """Name of the collective."""
     ranks: int
     """Ranks that called it."""
     calls: int
-    """Of all ranks and traced steps, added up; likewise the next two."""
+    """Calls of all ranks and traced steps, added up, as matched_calls and bytes are."""
     matched_calls: int
     """Calls whose counterparts are known."""
     bytes: int | None
@@ -164,7 +168,7 @@ class RanksCommunication:
     ranks: int
     """Ranks whose traces show communication."""
     wall_sec: RankSpread
-    """Of the traced step."""
+    """Wall time of the traced step."""
     computation_sec: RankSpread
     """Time in which something computed."""
     communication_sec: RankSpread
@@ -174,7 +178,7 @@ class RanksCommunication:
     overlap_ratio: RankSpread | None
     """Hidden ÷ all communication; None if no rank communicated at all."""
     transfer_sec: RankSpread | None
-    """Of all matched calls; they may overlap, with each other and with computation. None without matched calls."""
+    """Transfer time of all matched calls, which may overlap each other and computation; None without matched calls."""
     wait_sec: RankSpread | None
     """The rest of the matched calls: waiting for other ranks."""
     collectives: tuple[RanksCollective, ...]
@@ -188,7 +192,7 @@ class RankAbsence:
     """A rank whose measurements are missing in the merged report."""
 
     rank: int
-    """Its number."""
+    """Number of the rank."""
     reason: str
     """Why, as the end of a sentence."""
 
@@ -206,26 +210,26 @@ class RanksProfile:
     waited_sec: float
     """How long the rank that reports waited for the others' answers."""
     flops: StepFlops
-    """Of all ranks, added up."""
+    """FLOPs of all ranks, added up."""
     flops_of_model: StepFlops | None
-    """Of one copy of the model: summed over the ranks that see the same data, averaged over those that see different
-    data, rounded to whole FLOPs. None if no rank of some stage of the pipeline answered."""
+    """FLOPs of one copy of the model: summed over the ranks that see the same data, averaged over those that see
+    different data, rounded to whole FLOPs. None if no rank of some stage of the pipeline answered."""
     lower_bound: bool
     """Whether these FLOPs are lower bounds, because those of some rank are."""
     params: int | None
     """Unique logical parameters of the whole model, the stages of a pipeline added up; None if a stage is missing."""
     trainable_params: int | None
-    """Of ``params``, those that need a gradient."""
+    """Parameters that need a gradient."""
     samples: float | None
-    """Of all ranks that see different data; None if the samples of one are not known."""
+    """Samples of all ranks that see different data; None if the samples of one are not known."""
     tokens: float | None
-    """Likewise of tokens."""
+    """Tokens of all ranks that see different data."""
     parts: tuple[RanksPart, ...]
     """Every part of a step."""
     global_step: RanksPart | None
     """None if no rank timed a step."""
     model_flops: RankSpread
-    """Of each rank."""
+    """Model FLOPs of each rank."""
     local_params: RankSpread | None
     """Parameters that each rank holds in memory."""
     peak_memory_bytes: RankSpread | None
@@ -239,7 +243,7 @@ class RanksProfile:
     unavailable: Mapping[str, str]
     """Why a rate (by its field's name) is None, in a few words."""
     stages: tuple[StageProfile, ...]
-    """Of a pipeline; empty where there is none."""
+    """Stages of a pipeline; empty where there is none."""
     communication: RanksCommunication | None
     """In the traced steps; None if fewer than two ranks' traces show any."""
     stragglers: tuple[Straggler, ...]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from lightning_flops.records import PhaseFlops
+from lightning_flops.records import PhaseFlops, TimePhase
 from lightning_flops.schema.roofline import Roofline
 
 
@@ -22,9 +22,9 @@ class StepFlops:
     optimizer: int
     """Inside optimizer steps."""
     skipped: int
-    """Of the four phases' FLOPs, what fused masked attention does not execute."""
+    """Part of the four phases' FLOPs that fused masked attention does not execute."""
     without_backward: int
-    """Of the forward's FLOPs, those that no backward can follow."""
+    """Forward FLOPs that no backward can follow: no_grad FLOPs."""
     backward_estimated: int
     """(2 + recompute_fwd_factor) x (forward - without_backward): stands for backward and recompute together."""
     model: int
@@ -74,9 +74,9 @@ class OperatorProfile:
     dtypes: tuple[str, ...]
     """Dtypes of its arithmetic, sorted."""
     bytes_read: int
-    """Its inputs."""
+    """Bytes of the inputs."""
     bytes_written: int
-    """Its outputs."""
+    """Bytes of the outputs."""
     roofline: Roofline | None = None
     """None if it spent no FLOPs."""
 
@@ -85,58 +85,87 @@ class OperatorProfile:
 class PartTiming:
     """Seconds of one part of a step, over the timed steps."""
 
-    name: str
-    """The phase; phases that cannot be told apart stand together, joined by ``" + "``."""
+    phases: tuple[TimePhase, ...]
+    """Phases of this part: several where they cannot be told apart, none for the whole step."""
     mean_sec: float
     """Total over the timed steps / their number."""
-    share: float | None
-    """Fraction of the global step's mean; None if that is zero."""
     minimum_sec: float
-    """Of a single step."""
+    """Shortest of a single step."""
     median_sec: float
-    """Of the timed steps."""
+    """Median of the timed steps."""
     maximum_sec: float
-    """Of a single step."""
+    """Longest of a single step."""
     deviation_sec: float
     """Standard deviation of the timed steps; 0 for a single one."""
     steps_sec: tuple[float, ...] = ()
-    """Of each timed step, in the order of ``Profile.timed_steps``."""
+    """Seconds in each timed step, in the order of ``Profile.timed_steps``."""
+
+    @property
+    def name(self) -> str:
+        """The phases for people."""
+        return phases_text(self.phases)
+
+
+def phases_text(phases: Iterable[TimePhase]) -> str:
+    """*phases* for people: "data wait", "forward + backward", or "global step" without any."""
+    return " + ".join(phase.replace("_", " ") for phase in phases) or "global step"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimingProfile:
-    """Where the time of a step goes on this rank, means over the timed steps; None where phases are mixed."""
+    """Where the time of a step goes on this rank, means over the timed steps."""
 
     timed_steps: int
-    """How many steps the means are over."""
+    """Number of steps that the means are over."""
     parts: tuple[PartTiming, ...]
-    """Tile the step: their means add up to ``global_step_sec``."""
+    """Parts that tile the step: their means add up to the step's."""
     global_step: PartTiming
     """The whole step."""
-    data_wait_sec: float | None
-    """The training loop waits for its next batch."""
-    transfer_sec: float | None
-    """The batch moves to the device."""
-    forward_sec: float | None
-    """Forward and loss, all micro-steps of a step together."""
-    backward_sec: float | None
-    """Autograd's call, all micro-steps of a step together."""
-    bubble_sec: float | None
-    """Exchange with the other stages of a pipeline, and the wait for them; zero where there are none."""
-    optimizer_sec: float | None
-    """DeepSpeed prints it as "step latency"."""
-    other_sec: float | None
-    """Callbacks, logging, schedulers, and whatever else the loop does between the named parts."""
-    forward_backward_sec: float | None
-    """Forward and backward together; known also where the two cannot be told apart."""
-    iter_sec: float | None
-    """Forward, backward and optimizer together: DeepSpeed's "iter latency"."""
-    global_step_sec: float
-    """Wall time from the end of one update to the end of the next, less what is excluded."""
     reader_sec: float | None
     """Host seconds a step inside the data loader, hidden behind device work or not."""
     excluded_sec: Mapping[str, float]
     """Wall time between the timed steps that belongs to none of them, summed, by cause."""
+
+    def seconds_of(self, *phases: TimePhase) -> float | None:
+        """Mean seconds of *phases* together; None if they are mixed up with others, or there are none."""
+        inside = [part for part in self.parts if not set(phases).isdisjoint(part.phases)]
+        known = bool(inside) and all(set(part.phases) <= set(phases) for part in inside)
+        return sum(part.mean_sec for part in inside) if known else None
+
+    @property
+    def data_wait_sec(self) -> float | None:
+        """The training loop waits for its next batch."""
+        return self.seconds_of("data_wait")
+
+    @property
+    def forward_sec(self) -> float | None:
+        """Forward and loss, all micro-steps of a step together."""
+        return self.seconds_of("forward")
+
+    @property
+    def backward_sec(self) -> float | None:
+        """Autograd's call, all micro-steps of a step together."""
+        return self.seconds_of("backward")
+
+    @property
+    def optimizer_sec(self) -> float | None:
+        """The optimizer's update: DeepSpeed's "step latency"."""
+        return self.seconds_of("optimizer")
+
+    @property
+    def forward_backward_sec(self) -> float | None:
+        """Forward and backward together; known also where the two cannot be told apart."""
+        return self.seconds_of("forward", "backward")
+
+    @property
+    def iter_sec(self) -> float | None:
+        """Forward, backward and optimizer together: DeepSpeed's "iter latency"."""
+        return self.seconds_of("forward", "backward", "optimizer")
+
+    @property
+    def global_step_sec(self) -> float:
+        """Wall time of a step: the sum of all parts."""
+        return self.global_step.mean_sec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +200,6 @@ class Rates:
     mfu: float | None
     """Sum over dtypes of model FLOPs / peak of that dtype, / global_step_sec; 1 is the peak."""
     hfu: float | None
-    """The same of hardware FLOPs."""
+    """Hardware FLOPs utilization: what the kernels executed, as a share of the peak."""
     data_wait_ratio: float | None
     """data_wait_sec / global_step_sec"""

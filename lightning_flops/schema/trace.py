@@ -28,11 +28,10 @@ from lightning_flops.schema.trace_steps import (
     DeviceSummary,
     ModelSummary,
     ModuleTable,
-    OverviewRow,
     StepTimes,
 )
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """Version of the JSON that ``TracesReport.to_json`` writes; it goes up whenever a field changes."""
 
 
@@ -54,8 +53,6 @@ class TraceReport:
     """How well each device was used over the steps; None without a device."""
     device_summary: DeviceSummary
     """How busy the processors were."""
-    overview: tuple[OverviewRow, ...]
-    """All events by kind."""
     model_summary: ModelSummary
     """The phases of the steps."""
     overlap: Overlap | None

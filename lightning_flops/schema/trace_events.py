@@ -13,9 +13,6 @@ KERNEL_GAP_LIMIT_US = 30
 SHORT_KERNEL_LIMIT_US = 10
 """A kernel under this is short."""
 
-LONG_DELAY_US = 100
-"""A device event that begins later than this after its launch waited in the stream's queue."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelLaunch:
@@ -78,22 +75,6 @@ class KernelSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChildRow:
-    """What one operator called, or launched, itself: all such children of one name."""
-
-    name: str
-    """Of the operator or the device event."""
-    kind: Literal["operator", "device"]
-    """``device``: a kernel, copy or memset."""
-    calls: int
-    """How often the parent called it."""
-    host: Durations | None
-    """Ratio: of the parent's total; None for a device event."""
-    device: Durations | None
-    """Ratio: of the parent's total; None without a device."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CalledFrom:
     """A line of the user's code, and the calls of an operator that it made, those of their backward too."""
 
@@ -151,8 +132,6 @@ class OperatorRow:
     """Launched in it itself, without what it called."""
     tensor_cores_eligible: bool
     """Whether it is a matrix product, convolution, attention or recurrent layer."""
-    children: tuple[ChildRow, ...] = ()
-    """What it called and launched itself, the longest first."""
     called_from: tuple[CalledFrom, ...] = ()
     """By lines of the user's code, the longest first; empty where the trace was taken without ``with_stack``."""
 
@@ -336,5 +315,3 @@ class LaunchRow:
     Delays overlap, so they have no ratio."""
     shorter_than_launch: int
     """Device events that took less time than the call that launched them."""
-    long_delays: int
-    """Device events that began over ``LONG_DELAY_US`` after their call returned: they waited in the stream's queue."""

@@ -182,8 +182,6 @@ class TraceFlops:
     """The same of kernels; None without a device."""
     modules: tuple[TracedModuleFlops, ...] | None
     """Those that spent FLOPs, by name; None where the trace does not show modules."""
-    unattributed: int | None
-    """FLOPs of forward and backward that no module owns; None likewise."""
     uncounted: tuple[UncountedRow, ...]
     """What may have spent FLOPs: all that depends on it is a lower bound."""
     lower_bound: bool

@@ -81,22 +81,6 @@ class StepTimes:
     """Part by part over all steps."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OverviewRow:
-    """All events of one kind inside the steps; moments that several of them share count once."""
-
-    kind: str
-    """Of the events, such as ``Kernel`` or ``Operator``."""
-    side: Literal["host", "device"]
-    """Where they ran."""
-    calls: int
-    """How many events there are."""
-    time_us: float
-    """Union of the events."""
-    ratio: float | None
-    """Of the steps; kinds overlap and contain one another, so these add up to no whole."""
-
-
 PhaseSource = Literal["scopes", "operators"]
 
 

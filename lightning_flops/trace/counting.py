@@ -28,8 +28,10 @@ Formulas = Callable[[RecordedCall], RecordedWork]
 _ACCUMULATES = "AccumulateGrad"
 _CAPTURE = (re.compile(r"(cuda|hip)StreamBeginCapture"), re.compile(r"(cuda|hip)StreamEndCapture"))
 _NO_INPUTS = RecordedInputs(dims=(), types=())
-_GRADIENT_OF = {"input": 0, "weight": 2, "weights": 2}
-"""Which argument of a convolution's whole backward is the one that a part of it makes the gradient of."""
+_HALF = re.compile(r"aten::\w+_convolution_backward_(input|weights?)$")
+"""Halves of a convolution's backward up to torch 1.10, each of which has the FLOPs of the forward."""
+_PLAIN = (*[""] * 6, "False", "", "")
+"""Of the arguments of a convolution all that decides where the sizes of its result are known: not transposed."""
 _NO_SHAPES = "its shapes were not recorded"
 _TOO_MANY = "its shapes give more FLOPs or bytes than a trace can have"
 _LARGEST_SUM = 2**61
@@ -182,24 +184,41 @@ def _answers(trace: Trace, formulas: Formulas) -> tuple[tuple[RecordedWork, ...]
                 works[place] = replace(too_many, operator=works[place].operator)
     numbers = np.full(len(trace), -1, dtype=np.int64)
     numbers[rows] = index.reshape(-1)
+    known_halves: dict[tuple[str, int], int] = {}
+    for row in np.flatnonzero(trace.where(lambda name: _HALF.match(name) is not None, Kind.OPERATOR)).tolist():
+        name, around = trace.name_of(row), int(trace.inputs[trace.links.parent[row]])
+        if (name, around) not in known_halves:
+            known_halves[name, around] = len(works)
+            works.append(_half(name, trace.recorded_inputs[around] if around >= 0 else _NO_INPUTS, formulas))
+        numbers[row] = known_halves[name, around]
     return tuple(works), numbers
+
+
+def _half(name: str, whole: RecordedInputs, formulas: Formulas) -> RecordedWork:
+    """A half of the backward whose values, gradient of the result and weight are *whole*."""
+    if len(whole.dims) < 3 or len(whole.types) < 3:
+        return RecordedWork(role="unread", operator=name.replace("::", "."), heavy=True, reason=_NO_SHAPES)
+    forward = RecordedInputs(
+        dims=(whole.dims[0], whole.dims[2], *[[]] * 7),
+        types=(whole.types[0], whole.types[2], *[""] * 7),
+        concrete=_PLAIN,
+    )
+    work = formulas(RecordedCall(operator="aten::convolution", inputs=forward, result=_sizes(whole, 1)))
+    return replace(work, operator=name.replace("::", "."))
 
 
 def _results(trace: Trace) -> dict[int, tuple[int, ...]]:
     """Sizes of what convolutions returned, if the file does not have their strides, as files from before torch 2.0.
 
     The result of a forward is as large as the gradient that its node was given in the backward; both carry the same
-    sequence number, or, in torch 1.8, sizes of values and weight that belong together. The gradient of an input or a
-    weight is as large as that input or weight, which is an argument of the call around it.
+    sequence number, or, in torch 1.8, sizes of values and weight that belong together.
     """
     if all(one.concrete is not None for one in trace.recorded_inputs):
         return {}  # what torch writes since 2.0
 
     @cache
     def sizes_at(inputs: int, place: int) -> tuple[int, ...] | None:
-        dims = trace.recorded_inputs[inputs].dims if inputs >= 0 else ()
-        sizes = dims[place] if len(dims) > place else None
-        return tuple(sizes) if isinstance(sizes, list) and sizes and all(type(size) is int for size in sizes) else None
+        return _sizes(trace.recorded_inputs[inputs], place) if inputs >= 0 else None
 
     here = np.flatnonzero(trace.where(lambda name: "convolution" in name.lower(), Kind.OPERATOR) & (trace.inputs >= 0))
     nodes = here[(trace.forward_thread[here] > 0) & (trace.sequence[here] >= 0)]
@@ -210,21 +229,22 @@ def _results(trace: Trace) -> dict[int, tuple[int, ...]]:
         values, gradient, weight = (sizes_at(int(trace.inputs[row]), place) for place in range(3))
         by_sizes[values, weight] = gradient if by_sizes.get((values, weight), gradient) == gradient else None
     told = {}
-    for row in here.tolist():
-        name, above, inputs, number = trace.name_of(row), int(trace.links.parent[row]), int(trace.inputs[row]), -1
-        if (place := _GRADIENT_OF.get(name.rpartition("_backward_")[2])) is not None:
-            sizes = sizes_at(int(trace.inputs[above]), place) if above >= 0 else None
-        elif trace.forward_thread[row] <= 0 and "backward" not in name:
-            values, weight, number = sizes_at(inputs, 0), sizes_at(inputs, 1), int(trace.sequence[row])
-            sizes = gradients.get(number) if number >= 0 else by_sizes.get((values, weight))
-            # The number may be another node's, where this call made none.
-            if values is None or weight is None or (sizes or ())[:2] != (*values[:1], *weight[:1]):
-                sizes = None
-        else:
+    for row in here[(trace.forward_thread[here] <= 0)].tolist():
+        if "backward" in trace.name_of(row):
             continue
-        if sizes is not None:
+        inputs, number = int(trace.inputs[row]), int(trace.sequence[row])
+        values, weight = sizes_at(inputs, 0), sizes_at(inputs, 1)
+        sizes = gradients.get(number) if number >= 0 else by_sizes.get((values, weight))
+        # The number may be another node's, where this call made none.
+        if values is not None and weight is not None and sizes and sizes[:2] == (*values[:1], *weight[:1]):
             told[row] = sizes
     return told
+
+
+def _sizes(inputs: RecordedInputs, place: int) -> tuple[int, ...] | None:
+    """The sizes of one tensor among the arguments; None where they are none."""
+    sizes = inputs.dims[place] if len(inputs.dims) > place else None
+    return tuple(sizes) if isinstance(sizes, list) and sizes and all(type(size) is int for size in sizes) else None
 
 
 def _parts(trace: Trace) -> Ints:

@@ -21,7 +21,6 @@ from lightning_flops.trace.names import (
     host_collective,
     is_scope_written_as_operator,
 )
-from lightning_flops.trace.recorded import RecordedInputs
 from lightning_flops.trace.values import (
     ABSENT,
     bytes_of,
@@ -229,6 +228,10 @@ class Columns:
         scopes = np.array([is_scope_written_as_operator(text) for text in names], dtype=bool)
         kind = np.where((kind == Kind.OPERATOR) & scopes[name_of], np.int8(Kind.ANNOTATION), kind)
         duration_ns, recorded = self._whole("duration_ns", np.int64), tuple(map(recorded_inputs, self._inputs))
+        # Scopes on the host that communicate say what they send as any operator does.
+        communicates = np.array([host_collective(text) is not None for text in names], dtype=bool)
+        host = np.flatnonzero((kind == Kind.ANNOTATION) & communicates[name_of] & (columns["inputs"] >= 0)).tolist()
+        sent = {row: CollectiveArguments(bytes=bytes_of(recorded[columns["inputs"][row]])) for row in host}
         return mended(
             Trace(
                 source=self.source,
@@ -242,7 +245,7 @@ class Columns:
                 recorded_inputs=recorded,
                 stacks=tuple(text if isinstance(text := value_of(stack), str) else "" for stack in self._stacks),
                 launch_shapes=tuple(launch_shape(*texts) for texts in self._shapes),
-                collectives=self._host_collectives(kind, name_of, columns["inputs"], recorded) | self._collectives,
+                collectives=sent | self._collectives,
                 memory=self._memory_events(),
                 devices=devices_of(metadata.get("deviceProperties")),
                 metadata=metadata,
@@ -251,18 +254,6 @@ class Columns:
                 **place_in_run(metadata),
             )
         )
-
-    def _host_collectives(
-        self,
-        kind: npt.NDArray[np.int8],
-        name: npt.NDArray[np.int32],
-        inputs: npt.NDArray[np.int32],
-        recorded: Sequence[RecordedInputs],
-    ) -> dict[int, CollectiveArguments]:
-        """What scopes on the host that communicate send: they say it as any operator does."""
-        communicates = np.array([host_collective(text) is not None for text in self.names], dtype=bool)
-        rows = np.flatnonzero((kind == Kind.ANNOTATION) & communicates[name] & (inputs >= 0)).tolist()
-        return {row: CollectiveArguments(bytes=bytes_of(recorded[int(inputs[row])])) for row in rows}
 
     def _memory_events(self) -> MemoryEvents | None:
         found = {name: self._whole(name, np.int64) for name in ("memory_lane", "time_ns", *_OF_MEMORY)}

@@ -86,7 +86,6 @@ def trace_flops(
         shapes=_shapes(calls),
         kernels=_kernels(calls) if trace.has_device else None,
         modules=None if modules is None else _modules(calls, modules),
-        unattributed=None if modules is None else int(calls.executed[_owners(calls) < 0].sum()),
         uncounted=uncounted,
         lower_bound=bool(uncounted),
     ), calls.notes

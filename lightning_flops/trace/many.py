@@ -69,17 +69,7 @@ def analyze_each(
     processes: int = 1,
     progress: Callable[[str], object] | None = None,
 ) -> list[AnalyzedTrace]:
-    """Each of *files* by itself, in their order; arguments and errors are those of ``analyze_files``.
-
-    Args:
-        files: paths, or URLs.
-        compared: as for ``analyze_one``, as the next three.
-        stepwise: whether they will be held against another run's.
-        formulas: FLOPs of a recorded call.
-        peaks: a user's own figures of the device.
-        processes: as for ``analyze_files``, as the next.
-        progress: is called with words on how far the work is.
-    """
+    """Each of *files* by itself, in their order; arguments are those of ``analyze_files`` and ``analyze_one``."""
     tell = progress or (lambda words: None)
     analyze = partial(analyze_file, compared=compared, stepwise=stepwise, formulas=formulas, peaks=peaks)
     # A pipe cannot be opened by another process.

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from lightning_flops.schema.trace_events import CalledFrom, ChildRow, OperatorRow, OperatorShapeRow
+from lightning_flops.schema.trace_events import CalledFrom, OperatorRow, OperatorShapeRow
 from lightning_flops.trace.columns import Trace
 from lightning_flops.trace.intervals import NS_PER_US, Groups, Ints, group_by, sums_by, table
 from lightning_flops.trace.names import may_use_tensor_cores
@@ -102,13 +102,12 @@ def operator_table(trace: Trace) -> tuple[OperatorRow, ...] | None:
     groups = group_by(trace.name[times.rows])
     numbers = groups.keys.tolist()
     names = [trace.names[name] for name in numbers]
-    called_from, children = _called_from(times), _children(times, groups)
+    called_from = _called_from(times)
     found = table(
         OperatorRow,
         _by_self_time,
         name=names,
         called_from=[called_from.get(name, ()) for name in numbers],
-        children=[children.get(name, ()) for name in numbers],
         tensor_cores_eligible=map(may_use_tensor_cores, names),
         **times.of(groups, times.rows),
     )
@@ -164,40 +163,3 @@ def _called_from(times: OperatorTimes) -> dict[int, tuple[CalledFrom, ...]]:
         name: tuple(sorted(lines, key=lambda one: (-(one.device_us or 0.0), -one.host_us, one.place)))
         for name, lines in found.items()
     }
-
-
-def _children(times: OperatorTimes, parents: Groups) -> dict[int, tuple[ChildRow, ...]]:
-    """What the operators of each name, by its index, called and launched themselves, the longest first."""
-    trace, links, count = times.trace, times.trace.links, len(times.trace.names)
-    wholes = [
-        dict(zip(parents.keys.tolist(), parents.sums(column[times.rows]), strict=True))
-        for column in (times.host, times.device)
-    ]
-    called = links.called[trace.name[links.called] != trace.name[links.parent[links.called]]]  # those are the same call
-    events = trace.device_rows[links.operator_of_launch[trace.device_rows] >= 0]
-    found: dict[int, list[ChildRow]] = {}
-    for kind, rows, callers in (
-        ("operator", called, links.parent[called]), ("device", events, links.operator_of_launch[events])
-    ):  # fmt: skip
-        groups = group_by(trace.name[callers] * np.int64(count) + trace.name[rows])
-        names, nothing = (groups.keys // count).tolist(), [None] * len(groups.keys)
-        spent = (trace.duration_ns[rows], times.device[rows] if kind == "operator" else trace.duration_ns[rows])
-        host, device = (
-            groups.durations(column, whole_ns=[whole[name] for name in names])
-            for column, whole in zip(spent, wholes, strict=True)
-        )
-        children = table(
-            ChildRow,
-            name=[trace.names[key % count] for key in groups.keys.tolist()],
-            kind=[kind] * len(names),
-            calls=groups.calls,
-            host=host if kind == "operator" else nothing,
-            device=device if trace.has_device else nothing,
-        )
-        for name, child in zip(names, children, strict=True):
-            found.setdefault(name, []).append(child)
-
-    def longest_first(row: ChildRow) -> tuple[float, float, str]:
-        return (-row.device.total_us if row.device else 0.0, -row.host.total_us if row.host else 0.0, row.name)
-
-    return {name: tuple(sorted(rows, key=longest_first)) for name, rows in found.items()}

@@ -58,7 +58,6 @@ def analyze_trace(trace: Trace, *, formulas: Formulas | None = None, peaks: Peak
         modules=modules,
         device_metrics=tables.device_metrics(trace),
         device_summary=tables.device_summary(trace),
-        overview=tables.overview(trace),
         model_summary=model_summary(trace),
         overlap=tables.overlap(trace) if collectives is not None else None,
         collectives=collectives,

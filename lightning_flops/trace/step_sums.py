@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from lightning_flops.trace.columns import Trace
-from lightning_flops.trace.intervals import Ints, covered_within, distinct, occupied_by
-from lightning_flops.trace.modules import launched_in_frames, own_host_ns
-from lightning_flops.trace.operators import device_ns_of_operators, outermost_calls, self_host_ns
+from lightning_flops.trace.intervals import Ints, covered_within, distinct, occupied_by, sums_by
+from lightning_flops.trace.modules import Frames, Phase, launched_in_frames, own_host_ns
+from lightning_flops.trace.operators import device_ns_of_operators, self_host_ns
 from lightning_flops.trace.phases import launched_ns, merged
 from lightning_flops.trace.steps import launched_at
 from lightning_flops.trace.tables import collective_name
@@ -58,48 +58,44 @@ def by_steps(trace: Trace) -> TraceBySteps:
     return TraceBySteps(marked=trace.steps.marked, numbers=trace.steps.numbers, odd=trace.steps.odd, tables=found)
 
 
+_Part = tuple[Any, Any, Any, Any]
+"""Columns of some events: index of the name, step or -1, nanoseconds, calls."""
+
+
 def _tables(trace: Trace) -> Iterator[tuple[TableName, Clock, StepSums]]:
     host, device = _phases(trace)
     yield "phases", "host", host
     if trace.has_device:
         yield "phases", "device", device
     clock: Clock = "device" if trace.has_device else "host"
-    yield "modules", clock, _modules(trace)
-    yield "kernels", "device", _kernels(trace)
+    if trace.frames is not None:
+        yield "modules", clock, _sums(trace, trace.frames.modules, *_modules(trace, trace.frames))
+    rows = trace.device_rows
+    yield "kernels", "device", _sums(trace, trace.names, _events(trace, trace.name[rows], rows))
     if trace.has_device:
         yield "operators", "device", _operators(trace, device_ns_of_operators(trace), everything=False)
     yield "operators", "host", _operators(trace, self_host_ns(trace), everything=True)
-    yield "collectives", clock, _collectives(trace)
-
-
-def _sums(trace: Trace, names: Sequence[str], *, name: Ints, step: Ints, ns: Ints, calls: Ints) -> StepSums:
-    """The sums of events that have each a name's index, a step (-1: none), a time and a number of calls."""
-    inside = step >= 0
-    name, step, ns, calls = name[inside], step[inside], ns[inside], calls[inside]
-    used = distinct(name)
-    steps = len(trace.steps)
-    place = (step, np.searchsorted(used, name))
-    sums, counts = np.zeros((2, steps, len(used)), dtype=np.int64)
-    np.add.at(sums, place, ns)
-    np.add.at(counts, place, calls)
-    return StepSums(names=tuple(names[index] for index in used.tolist()), ns=sums, calls=counts)
-
-
-def _kernels(trace: Trace) -> StepSums:
-    rows = trace.device_rows
-    return _events(trace, trace.names, rows, trace.name[rows].astype(np.int64))
-
-
-def _collectives(trace: Trace) -> StepSums:
     rows = trace.by_start(trace.is_collective)
     names: dict[str, int] = {}
     numbers = [names.setdefault(collective_name(trace, row), len(names)) for row in rows.tolist()]
-    return _events(trace, tuple(names), rows, np.array(numbers, dtype=np.int64))
+    yield "collectives", clock, _sums(trace, tuple(names), _events(trace, numbers, rows))
 
 
-def _events(trace: Trace, names: Sequence[str], rows: Ints, name: Ints) -> StepSums:
-    step, ones = trace.steps.of(launched_at(trace, rows)), np.ones(len(rows), dtype=np.int64)
-    return _sums(trace, names, name=name, step=step, ns=trace.duration_ns[rows], calls=ones)
+def _sums(trace: Trace, names: Sequence[str], *parts: _Part) -> StepSums:
+    """The sums of all *parts* by step and name, of the names that are in a step."""
+    name, step, ns, calls = (np.concatenate(column).astype(np.int64) for column in zip(*parts, strict=True))
+    inside = step >= 0
+    used = distinct(name[inside])
+    place = step[inside] * len(used) + np.searchsorted(used, name[inside])
+    sums, counts = (
+        sums_by(place, values[inside], len(trace.steps) * len(used)).reshape(-1, len(used)) if len(used) else values[:0]
+        for values in (ns, calls)
+    )
+    return StepSums(names=tuple(names[index] for index in used.tolist()), ns=sums, calls=counts)
+
+
+def _events(trace: Trace, name: Any, rows: Ints) -> _Part:
+    return name, trace.steps.of(launched_at(trace, rows)), trace.duration_ns[rows], np.ones(len(rows))
 
 
 def _operators(trace: Trace, spent_ns: Ints, *, everything: bool) -> StepSums:
@@ -107,63 +103,40 @@ def _operators(trace: Trace, spent_ns: Ints, *, everything: bool) -> StepSums:
     rows = trace.links.operators
     if not everything:  # of operators that launch nothing, the device knows nothing
         rows = rows[np.isin(trace.name[rows], distinct(trace.name[rows[spent_ns[rows] > 0]]))]
-    return _sums(
-        trace,
-        trace.names,
-        name=trace.name[rows].astype(np.int64),
-        step=trace.steps.of(trace.start_ns[rows]),
-        ns=spent_ns[rows],
-        calls=(outermost_calls(trace)[rows] == rows).astype(np.int64),
-    )
+    calls = trace.operator_times.outermost[rows] == rows
+    return _sums(trace, trace.names, (trace.name[rows], trace.steps.of(trace.start_ns[rows]), spent_ns[rows], calls))
 
 
-def _modules(trace: Trace) -> StepSums:
+def _modules(trace: Trace, frames: Frames) -> Iterator[_Part]:
     """Forward and backward of each module together, without the modules inside; on the device where there is one."""
-    frames = trace.frames
-    if frames is None:
-        return _joined(trace, (), [])
-    steps, count = len(trace.steps), len(frames.modules)
-    called = frames.calls()
-    found: list[tuple[Any, ...]] = [
-        (frames.owner[called], trace.steps.of(trace.start_ns[called]), np.zeros(len(called)), np.ones(len(called)))
-    ]
-    if trace.has_device:
-        events, frame = launched_in_frames(trace, frames)
-        owner, phase, step = frames.owner[frame], frames.phase[frame], trace.steps.of(launched_at(trace, events))
-        for one in (1, 2):
-            mine = (phase == one) & (owner >= 0) & (step >= 0)
-            key, of = owner[mine] * steps + step[mine], events[mine]
-            occupied = occupied_by(key, trace.start_ns[of], trace.end_ns[of], count * steps)
-            names, numbers = np.repeat(np.arange(count), steps), np.tile(np.arange(steps), count)
-            found.append((names, numbers, occupied, np.zeros(count * steps)))
-    else:
+    steps, count, called = len(trace.steps), len(frames.modules), frames.calls()
+    yield frames.owner[called], trace.steps.of(trace.start_ns[called]), np.zeros(len(called)), np.ones(len(called))
+    if not trace.has_device:
         mine = (frames.owner[frames.rows] >= 0) & (frames.phase[frames.rows] > 0)
         rows = frames.rows[mine]
-        step = trace.steps.of(trace.start_ns[rows])
-        found.append((frames.owner[rows], step, own_host_ns(trace, frames)[mine], np.zeros(len(rows))))
-    return _joined(trace, frames.modules, found)
+        spent = own_host_ns(trace, frames)[mine]
+        yield frames.owner[rows], trace.steps.of(trace.start_ns[rows]), spent, np.zeros(len(rows))
+        return
+    events, frame = launched_in_frames(trace, frames)
+    owner, phase, step = frames.owner[frame], frames.phase[frame], trace.steps.of(launched_at(trace, events))
+    for one in (Phase.FORWARD, Phase.BACKWARD):
+        mine = (phase == one) & (owner >= 0) & (step >= 0)
+        of = events[mine]
+        occupied = occupied_by(owner[mine] * steps + step[mine], trace.start_ns[of], trace.end_ns[of], count * steps)
+        yield np.repeat(np.arange(count), steps), np.tile(np.arange(steps), count), occupied, np.zeros(count * steps)
 
 
-def _joined(trace: Trace, names: Sequence[str], parts: Sequence[tuple[Any, ...]]) -> StepSums:
-    name, step, ns, calls = (
-        np.concatenate([np.zeros(0, dtype=np.int64), *(part[place] for part in parts)]).astype(np.int64)
-        for place in range(4)
-    )
-    return _sums(trace, names, name=name, step=step, ns=ns, calls=calls)
-
-
-def _phases(trace: Trace) -> tuple[StepSums, StepSums]:
+def _phases(trace: Trace) -> Iterator[StepSums]:
     """Phases on the host, and what was launched in them; what is in none of them is ``OTHERS``."""
     steps, known, covered = trace.steps, trace.phases, merged(trace.phases)
-    clocks: tuple[list[Any], list[Any]] = ([], [])
-    for index, spans in enumerate(known.values()):
-        count = len(spans.starts)
-        on_device = launched_ns(trace, spans.starts, spans.ends, without=spans.lent)
-        for found, ns in zip(clocks, (spans.host_ns(), on_device), strict=True):
-            found.append((np.full(count, index), steps.of(spans.starts), ns, np.ones(count)))
-    start, end, count = steps.host_start_ns, steps.host_end_ns, len(steps)
-    rest = (end - start - covered_within(covered, start, end), launched_ns(trace, start, end, without=covered))
-    for found, ns in zip(clocks, rest, strict=True):
-        found.append((np.full(count, len(known)), np.arange(count), ns, np.zeros(count)))
-    host, device = (_joined(trace, (*known, OTHERS), found) for found in clocks)
-    return host, device
+    start, end, every = steps.host_start_ns, steps.host_end_ns, np.arange(len(steps))
+    host = [spans.host_ns() for spans in known.values()]
+    device = [launched_ns(trace, spans.starts, spans.ends, without=spans.lent) for spans in known.values()]
+    rests = (end - start - covered_within(covered, start, end), launched_ns(trace, start, end, without=covered))
+    for found, rest in zip((host, device), rests, strict=True):
+        parts = [
+            (np.full(len(ns), index), steps.of(spans.starts), ns, np.ones(len(ns)))
+            for index, (spans, ns) in enumerate(zip(known.values(), found, strict=True))
+        ]
+        nothing = np.zeros(len(steps))
+        yield _sums(trace, (*known, OTHERS), *parts, (np.full(len(steps), len(known)), every, rest, nothing))

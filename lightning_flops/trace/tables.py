@@ -12,7 +12,6 @@ from lightning_flops.analysis.trace_marks import METADATA_KEY
 from lightning_flops.schema.communication import CollectiveRow, Overlap
 from lightning_flops.schema.trace_events import (
     KERNEL_GAP_LIMIT_US,
-    LONG_DELAY_US,
     SHORT_KERNEL_LIMIT_US,
     IdleTime,
     KernelLaunch,
@@ -22,7 +21,7 @@ from lightning_flops.schema.trace_events import (
     TransferRow,
     UserScopeRow,
 )
-from lightning_flops.schema.trace_steps import DeviceMetrics, DeviceSummary, DeviceUse, OverviewRow
+from lightning_flops.schema.trace_steps import DeviceMetrics, DeviceSummary, DeviceUse
 from lightning_flops.trace.columns import CollectiveArguments, LaunchShape, Trace
 from lightning_flops.trace.intervals import (
     NS_PER_US,
@@ -46,10 +45,8 @@ from lightning_flops.trace.names import (
     collective_of_kernel,
     computes_on_host,
     host_collective,
-    is_data_loader,
     is_users_scope,
     may_use_tensor_cores,
-    step_number,
     uses_tensor_cores,
 )
 
@@ -245,7 +242,6 @@ def launch_statistics(trace: Trace) -> tuple[LaunchRow, ...] | None:
                 launches=len(distinct(calls)),
                 events=len(rows),
                 shorter_than_launch=int((device_ns < trace.duration_ns[calls]).sum()),
-                long_delays=int((delay_ns > LONG_DELAY_US * NS_PER_US).sum()),
                 **columns,
             )
             found.append(row)
@@ -283,46 +279,6 @@ def _launched_in(trace: Trace, rows: Ints) -> Ints:
         moments, lengths = trace.start_ns[calls[here]], trace.duration_ns[launched[here]]
         total[to] += sums_between(moments, lengths, trace.start_ns[rows[to]], trace.end_ns[rows[to]])
     return total
-
-
-def overview(trace: Trace) -> tuple[OverviewRow, ...]:
-    """Each kind of event inside the steps: how many there are, and the time they cover together."""
-    spans, kind, collective = trace.steps.spans, trace.kind, trace.is_collective
-    operator, called = kind == Kind.OPERATOR, trace.links.parent >= 0
-    phases = [(name, spans) for name, spans in trace.phases.items() if name != "data loader"]
-    kinds: list[tuple[str, Any]] = [
-        ("profiler step", trace.where(lambda name: step_number(name) is not None, Kind.ANNOTATION)),
-        ("data loader", trace.where(is_data_loader, Kind.ANNOTATION)),
-        *phases,
-        ("user scope", trace.where(is_users_scope, Kind.ANNOTATION)),
-        ("operator", operator & ~called),
-        ("inner operator", operator & called),
-        ("runtime call", kind == Kind.RUNTIME),
-        ("host communication", collective & ~trace.on_device),
-        *((one.name.lower(), kind == one) for one in (Kind.KERNEL, Kind.MEMCPY, Kind.MEMSET)),
-        ("communication", collective & trace.on_device),
-    ]
-    found = []
-    for name, rows in kinds:
-        if isinstance(rows, np.ndarray):
-            if not len(spans.starts):
-                continue
-            rows = np.flatnonzero(rows)
-            rows = rows[(trace.start_ns[rows] < spans.ends[-1]) & (trace.end_ns[rows] > spans.starts[0])]
-            calls, covered = len(rows), trace.merged(rows)
-        else:
-            calls, covered = len(rows.starts), rows.merged()
-        time_ns = shared_ns(covered, spans)
-        on_device = name in ("kernel", "memcpy", "memset", "communication")
-        row = OverviewRow(
-            kind=name,
-            side="device" if on_device else "host",
-            calls=calls,
-            time_us=time_ns / NS_PER_US,
-            ratio=ratio(time_ns, trace.steps.total_ns),
-        )
-        found += [row] * bool(calls)
-    return tuple(found)
 
 
 # ---- communication

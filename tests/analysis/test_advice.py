@@ -39,7 +39,6 @@ def late(rank: int) -> Straggler:
         part="data wait",
         part_sec=0.5,
         module=None,
-        module_sec=None,
         exposed_sec=None,
         others_exposed_sec=None,
     )

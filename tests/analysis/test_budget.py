@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from lightning_flops.analysis.advice_rules import LOW_MFU
 from lightning_flops.analysis.budget import ROWS_OF_RULE, SecondsAtPeak, build_budget, seconds_at_peak, with_report_sec
 from lightning_flops.config import AdviceThresholds, ProfilerConfig
-from lightning_flops.records import PhaseSeconds, RunFacts
+from lightning_flops.records import PhaseSeconds, RunFacts, TimePhase
 from lightning_flops.schema.budget import Budget
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import PartTiming, TimingProfile
@@ -167,10 +168,10 @@ def filled(name: str, *, matmul: int = 0, operators: int = 0, idle: int = 0) -> 
 
 
 def part(name: str, seconds: float) -> PartTiming:
+    phases = cast("tuple[TimePhase, ...]", tuple(one.replace(" ", "_") for one in name.split(" + ") if one))
     return PartTiming(
-        name=name,
+        phases=phases,
         mean_sec=seconds,
-        share=None,
         minimum_sec=seconds,
         median_sec=seconds,
         maximum_sec=seconds,
@@ -179,24 +180,8 @@ def part(name: str, seconds: float) -> PartTiming:
 
 
 def timing(*parts: PartTiming) -> TimingProfile:
-    whole = sum(one.mean_sec for one in parts)
-    return TimingProfile(
-        timed_steps=1,
-        parts=parts,
-        global_step=part("global step", whole),
-        data_wait_sec=None,
-        transfer_sec=None,
-        forward_sec=None,
-        backward_sec=None,
-        bubble_sec=None,
-        optimizer_sec=None,
-        other_sec=None,
-        forward_backward_sec=None,
-        iter_sec=None,
-        global_step_sec=whole,
-        reader_sec=None,
-        excluded_sec={},
-    )
+    whole = part("", sum(one.mean_sec for one in parts))
+    return TimingProfile(timed_steps=1, parts=parts, global_step=whole, reader_sec=None, excluded_sec={})
 
 
 def budget(

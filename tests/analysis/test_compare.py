@@ -445,7 +445,7 @@ def _with_a_module_below_none(profile: Profile) -> Profile:
     ("broken", "words"),
     [
         (_with_a_short_part, r"timing.parts\[0\].steps_sec must have as many steps as timing.global_step.steps_sec"),
-        (_with_a_part_twice, r"timing.parts\[1\].name must be phases that no other part has"),
+        (_with_a_part_twice, r"timing.parts\[1\].phases must be phases that no other part has"),
         (_with_a_module_below_none, r"modules\[[0-9]+\] is below no module before it"),
         (lambda profile: replace(profile, params=10**400), "figures of theirs are beyond what floats hold"),
     ],

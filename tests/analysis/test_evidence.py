@@ -58,7 +58,6 @@ def trace_report(**changes: object) -> TraceReport:
             ),
         ),
         device_summary=None,  # type: ignore[arg-type]  # no rule looks at it
-        overview=(),
         model_summary=None,  # type: ignore[arg-type]  # nor at this
         overlap=None,
         collectives=None,

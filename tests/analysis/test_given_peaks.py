@@ -48,9 +48,7 @@ def test_a_share_beyond_twice_the_peak_is_no_figure() -> None:
     inside = build_profile(MLP, config=ProfilerConfig(peak_flops_per_sec=1e9))
     for profile in (low, inside):
         assert (profile.rates.mfu, profile.rates.hfu) == (None, None)
-        assert profile.unavailable["mfu"] == (
-            "the FLOPs take 71.7 times the step's time at the peak: time is missing, or the peak is too low"
-        )
+        assert profile.unavailable["mfu"].startswith("MFU would be 7168%, which is impossible: the peak is too low")
 
 
 def test_modules_and_operators_beyond_twice_the_peak_are_left_out_and_listed() -> None:

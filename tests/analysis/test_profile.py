@@ -112,7 +112,6 @@ def test_mfu_of_a_mixed_run_holds_each_dtype_against_its_own_peak() -> None:
         ("bfloat16", 3744 * 10**9, 3624 * 10**9),
         ("float32", 240 * 10**9, 240 * 10**9),
     ]
-    assert profile.model_flops_peak_sec == model_sec
     assert profile.rates.mfu == model_sec / (100 * TICK)
     assert profile.rates.hfu == hardware_sec / (100 * TICK)
     assert profile.rates.hfu is not None and profile.rates.mfu is not None
@@ -160,7 +159,6 @@ def test_window_without_timed_steps_has_counts_and_no_rates() -> None:
     profile = build_profile(windows.untimed_window(), config=ProfilerConfig(peak_flops_per_sec=1e12))
     assert profile.timing is None
     assert profile.flops.forward == 600 * 10**6
-    assert profile.model_flops_peak_sec == 1400e6 / 1e12
     for field in fields(Rates):
         assert getattr(profile.rates, field.name) is None
         assert profile.unavailable[field.name] == "no step was timed"
@@ -170,7 +168,6 @@ def test_unknown_device_has_no_utilization_and_says_which_peak_is_missing() -> N
     profile = build_profile(MLP, config=CONFIG)
     assert profile.rates.mfu is None
     assert profile.rates.hfu is None
-    assert profile.model_flops_peak_sec is None
     assert profile.unavailable["mfu"] == "no dense peak is known for float32 on cpu; set peak_flops_per_sec"
 
 

@@ -4,6 +4,7 @@ import tracemalloc
 import zlib
 from array import array
 from dataclasses import replace
+from typing import get_args
 
 import msgspec
 import pytest
@@ -18,6 +19,7 @@ from lightning_flops.analysis.rank_record import (
     unpack,
 )
 from lightning_flops.config import ProfilerConfig
+from lightning_flops.records import TimePhase
 from lightning_flops.schema.communication import CollectiveCalls
 from lightning_flops.schema.rank_record import RankRecord
 from lightning_flops.schema.ranks import RankAbsence
@@ -108,9 +110,8 @@ def records(draw: st.DrawFn) -> RankRecord:
     assert summary.timing is not None
     parts = st.builds(
         PartTiming,
-        name=texts,
+        phases=st.lists(st.sampled_from(get_args(TimePhase)), max_size=3).map(tuple),
         mean_sec=seconds,
-        share=st.none() | seconds,
         minimum_sec=seconds,
         median_sec=seconds,
         maximum_sec=seconds,

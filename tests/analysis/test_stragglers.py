@@ -143,7 +143,7 @@ def test_a_slow_module_is_named_with_its_forward() -> None:
     mine = record(1, HEALTHY | {"forward": 60}, exposed=WAITING, own_forward=slow, own_backward=usual)
     found = only(find_stragglers([mine, other]))
     assert (found.rank, found.part, milliseconds(found.late_sec)) == (1, "forward", 30)
-    assert (found.module, milliseconds(found.module_sec)) == ("second", 30)
+    assert found.module == "second"
     assert straggler_evidence(found).startswith(
         "The other ranks wait 30 ms a step (23.08% of it) for rank 1: its forward takes 30 ms longer than theirs "
         "(timed steps), mostly in second. In the traced step"

@@ -75,7 +75,7 @@ TRACES = st.lists(
 def test_any_traces_are_analysed_rendered_and_kept(drawn: list[list[Event]]) -> None:
     report = analyze_traces([trace(operator("aten::mm", 3, 1), *events) for events in drawn])
     assert render_traces(report).endswith("-\n")
-    kept = codec.load(TracesReport, report.to_json(), version=5)
+    kept = codec.load(TracesReport, report.to_json(), version=6)
     assert kept == report
     for one in report.traces:
         for row in one.operators or ():
@@ -100,6 +100,6 @@ def test_a_trace_of_kernels_alone_has_the_tables_of_kernels() -> None:
 
 def test_keys_of_the_json_are_the_names_of_the_fields() -> None:
     found = json.loads(analyze_traces([trace(operator("aten::mm", 0, 2))]).to_json())
-    assert found["schema_version"] == 5
+    assert found["schema_version"] == 6
     assert found["traces"][0]["operators"][0]["host_self"]["total_us"] == 2.0
     assert found["traces"][0]["kernels"] is None

@@ -11,7 +11,7 @@ from lightning_flops.analysis.trace_marks import phase_mark
 from lightning_flops.schema.trace_steps import PhaseRow, StepTime
 from lightning_flops.trace.phases import model_summary
 from lightning_flops.trace.steps import step_times
-from lightning_flops.trace.tables import overlap, overview
+from lightning_flops.trace.tables import overlap
 from tests.analysis.trace_events import Event, data_loader, kernel, launch, on_device, operator, scope, step, trace
 
 
@@ -214,8 +214,6 @@ def test_what_marks_tell_apart_inside_an_optimizers_step_is_not_the_optimizers()
     assert phase(summary.forward) == (1, 10, 7, "scopes")
     assert phase(summary.backward) == (1, 20, 0, "scopes")
     assert (summary.others.host_us, summary.others.device_us) == (100 - 29 - 10 - 20, 11)
-    rows = {row.kind: row.time_us for row in overview(loaded) if row.side == "host"}
-    assert rows["optimizer"] == 29
 
 
 def test_phases_without_scopes_are_told_by_operators() -> None:
@@ -258,28 +256,6 @@ def test_phases_that_a_trace_does_not_show_are_none() -> None:
 def test_phases_outside_the_steps_do_not_count() -> None:
     loaded = trace(scope("forward", 0, 5), step(1, 10, 10), scope("forward", 12, 5), scope("forward", 30, 5))
     assert phase(model_summary(loaded).forward) == (1, 5, None, "scopes")
-
-
-def test_moments_that_several_threads_share_count_once_in_the_overview() -> None:
-    loaded = trace(
-        step(1, 0, 100),
-        operator("aten::mm", 10, 20),
-        operator("aten::mm", 20, 20, thread=2),
-        operator("aten::as_strided", 12, 2),
-        launch(1, 50, 4),
-        kernel(1, 60, 20),
-        launch(2, 51, 1),
-        kernel(2, 70, 20, stream=8),
-        kernel(3, 300, 5),  # after the steps
-    )
-    found = {row.kind: (row.side, row.calls, row.time_us, row.ratio) for row in overview(loaded)}
-    assert found == {
-        "profiler step": ("host", 1, 100, 1.0),
-        "operator": ("host", 2, 30, 0.3),
-        "inner operator": ("host", 1, 2, 0.02),
-        "runtime call": ("host", 2, 4, 0.04),
-        "kernel": ("device", 2, 30, 0.3),
-    }
 
 
 def test_computation_overlap_communication_and_the_rest_are_the_steps() -> None:

@@ -66,6 +66,6 @@ def test_ranks_with_other_experts_see_different_data(ranks: int) -> None:
 
 
 def test_the_report_names_the_expert_parallel_ranks() -> None:
-    text = render_text(profiles(2)[0])
+    text = render_text(profiles(2)[0], detailed=True)
     assert "rank 0 of 2 (dp 2, ep 2)" in text
     assert f"params of model:{'':55} {OTHER_PARAMS + EXPERTS * EXPERT_PARAMS}" in text

@@ -49,7 +49,7 @@ def test_flops_of_ranks_that_share_sequences_are_of_their_tokens_and_of_their_he
 
 def test_the_report_names_the_ranks_that_share_a_sequence_and_puts_their_flops_together() -> None:
     profile = profiles("sequences")[0]
-    lines = render_text(profile).splitlines()
+    lines = render_text(profile, detailed=True).splitlines()
     assert any("rank 0 of 2 (sp 2)" in line for line in lines)
     (whole,) = (line for line in lines if line.startswith("fwd flops of model = fwd flops per GPU * mp_size * sp_size"))
     assert f"{2 * profile.flops.forward / 1e3:.2f} K" in whole
@@ -81,7 +81,7 @@ def test_tensor_parallel_ranks_see_the_same_data(scenario: str) -> None:
         assert (context.world_size, context.dp_size, context.tp_size) == (2, 1, 2)
         assert profile.timing is not None
         assert profile.rates.samples_per_sec == SAMPLES / profile.timing.global_step_sec
-        lines = render_text(profile).splitlines()
+        lines = render_text(profile, detailed=True).splitlines()
         assert f"model parallel size:{'':51} 2" in lines and f"data parallel size:{'':52} 1" in lines
         assert any("rank " in line and "(tp 2)" in line for line in lines)
 

@@ -48,7 +48,7 @@ def test_a_slow_loader_is_told_first_wherever_the_report_goes(
         "1. The step waits for data for 50.00% of its time. Potential saving: up to 50.0% of step time."
         in render_text(profile)
     )
-    assert advice_on_the_text_page(tmp_path).startswith("1. The step waits for data for 50.00% of its time.")
+    assert advice_on_the_text_page(tmp_path).startswith("```\n1. The step waits for data for 50.00% of its time.")
     kept = Profile.from_json((tmp_path / "run" / "version_0" / "lightning_flops" / "profile.json").read_text())
     assert kept.advice == profile.advice
 
@@ -58,7 +58,7 @@ def test_a_healthy_run_is_told_nothing(root: str, trainer: MakeTrainer, now: Fak
     limits = {"without_flops": 1.0}
     profile = fitted(root, trainer, now, tmp_path, batch_sec=FORWARD_AND_BACKWARD_SEC / 24, advice_thresholds=limits)
     assert profile.advice == ()
-    assert advice_on_the_text_page(tmp_path).startswith("Nothing that was measured is above its threshold.")
+    assert advice_on_the_text_page(tmp_path).startswith("```\nNothing that was measured is above its threshold.")
 
 
 def test_from_where_on_a_loader_is_too_slow_is_a_setting(

@@ -70,7 +70,7 @@ def test_no_question_is_asked_inside_a_timed_step(root: str, trainer: MakeTraine
     assert profile.energy.joules_per_sample is not None
     assert profile.energy.joules_per_sample * BATCH == pytest.approx(profile.energy.joules_per_step, rel=1e-12)
     assert profile.energy.reasons == {"the power limit": 1.0}
-    assert "Energy and clocks of this GPU" in render_text(profile)
+    assert "Energy and clocks of this GPU" in render_text(profile, detailed=True)
 
 
 def test_nvml_is_let_go_when_the_run_is_over(root: str, trainer: MakeTrainer, now: FakeNow, met: Met) -> None:
@@ -101,4 +101,4 @@ def test_without_a_gpu_nothing_is_said(root: str, trainer: MakeTrainer, now: Fak
     callback = profiler()
     trainer(callback).fit(new_net(root, now=now), loader(9))
     assert callback.profile is not None and callback.profile.energy is None
-    assert "Energy" not in render_text(callback.profile)
+    assert "Energy" not in render_text(callback.profile, detailed=True)

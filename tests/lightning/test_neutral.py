@@ -105,7 +105,7 @@ def test_a_failure_while_the_profiler_takes_itself_out_leaves_nothing_of_the_res
     monkeypatch.setattr(Recorder, "abandon", abandoned_and_broken)
     run, net = trainer(FlopsProfilerCallback(timing_steps=3)), new_net(root)
     run.fit(net, loader(12))
-    assert "something of the FLOPs profiler could not be removed" in caplog.messages
+    assert any("something of the FLOPs profiler could not be removed" in said for said in caplog.messages)
     monkeypatch.undo()
     assert footprint(run, net) == expected
 

@@ -61,7 +61,7 @@ def test_every_module_has_its_time_and_from_the_counted_flops_its_rates(root: st
     assert root_times is not None
     assert root_times.forward_sec == pytest.approx(traced.tables.modules.forward_us * 1e-6)
     assert traced.tables.modules.optimizer_us > 0
-    text = render_text(report)
+    text = render_text(report, detailed=True)
     assert f"Step {TRACED} ran under torch.profiler" in text
     assert "bwd latency - {'Net" in text
     assert report.notes == ()
@@ -100,8 +100,8 @@ def test_the_trace_is_kept_with_modules_and_phases_as_annotations(
     assert module_memory_table(loaded) == report.traced.tables.module_memory
     kept = {(row.name, row.part): row.self_size_increase_bytes for row in report.traced.tables.module_memory or ()}
     assert kept["net.0.linear", "forward"] == BATCH * HIDDEN * 4  # its output in float32
-    text = render_text(report)
-    assert "operator  " in text and "size increase" in text
+    text = render_text(report, detailed=True)
+    assert "Memory by module" in text and "size increase" in text
     assert "net.0.linear" in text[text.index("size increase") :]
     assert "activations that a forward keeps, with its outputs:" in text and "(of the traced step)" in text
 
@@ -143,13 +143,6 @@ def test_a_trace_is_kept_if_its_counter_tracks_cannot_be_made(
     report = profile_of(trainer, new_net(root), trace_dir=tmp_path)
     assert report.notes == ("The kept trace has no counter tracks: no track.",)
     assert report.traced is not None and len(load_trace(report.traced.files[0])) > 0
-
-
-def test_a_trace_folder_may_be_a_url(root: str, trainer: MakeTrainer) -> None:
-    report = profile_of(trainer, new_net(root), trace_dir=f"memory://traces-{root}")
-    assert report.traced is not None
-    assert report.traced.files == (f"memory://traces-{root}/rank0_step{TRACED}.pt.trace.json",)
-    assert len(load_trace(report.traced.files[0])) > 0
 
 
 def test_a_trace_that_cannot_be_kept_is_said_and_the_tables_are_there(
@@ -208,31 +201,6 @@ def test_a_run_that_ends_before_or_in_the_traced_step_reports_what_there_is(
     assert not torch._C._autograd._profiler_enabled()
 
 
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_an_error_in_the_traced_step_leaves_no_profiler_running(
-    root: str, trainer: MakeTrainer, error: type[BaseException]
-) -> None:
-    net = new_net(root)
-    step = net.training_step
-
-    def training_step(batch: Any, batch_idx: int) -> Any:
-        if batch_idx == TRACED:
-            assert torch._C._autograd._profiler_enabled()
-            raise error("the user's own")
-        return step(batch, batch_idx)
-
-    net.training_step = training_step
-    callback = FlopsProfilerCallback(timing_steps=2)
-    with pytest.raises((ValueError, KeyboardInterrupt, SystemExit)):
-        trainer(callback).fit(net, loader(10))
-    assert not torch._C._autograd._profiler_enabled()
-    assert callback.profile is not None
-    assert callback.profile.traced is None
-    with profile(activities=[ProfilerActivity.CPU]) as own:
-        torch.ones(2)
-    assert "aten::ones" in [event.key for event in own.key_averages()]
-
-
 def test_beside_the_users_profiler_modules_are_timed_by_a_clock(
     root: str, trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -252,7 +220,7 @@ def test_beside_the_users_profiler_modules_are_timed_by_a_clock(
     assert times is not None
     assert times.forward_sec > 0
     assert times.backward_sec is None
-    assert "No profiler could run." in render_text(report)
+    assert "No profiler could run." in render_text(report, detailed=True)
 
 
 def test_lightnings_own_profiler_goes_before_ours(root: str, trainer: MakeTrainer, tmp_path: Path) -> None:

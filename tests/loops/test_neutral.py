@@ -180,24 +180,6 @@ def test_a_profiler_that_was_dropped_ends_itself_and_leaves_nothing() -> None:
     assert (left_on_object(net), left_on_object(optimizer), torch_state() == before) == ([], [], True)
 
 
-def test_a_second_start_ends_the_loop_before_and_a_second_stop_does_nothing() -> None:
-    before = torch_state()
-    net = nn.Linear(WIDE, NARROW)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    profiler = profile_training(net, optimizer, profile_step=0, timing_steps=1, trace=False)
-    for _ in range(2):
-        profiler.start()
-        first = profiler.run
-        for rows in DataLoader(Rows(6, FakeNow()), batch_size=BATCH):
-            net(rows).sum().backward()
-            optimizer.step()
-    profiler.stop()
-    profiler.stop()
-    assert first is not None and first.closed and profiler.run is None
-    assert len(profiler.profiles) == 1 and profiler.profiles[0].flops.forward == 2 * BATCH * WIDE * NARROW
-    assert (left_on_object(net), left_on_object(optimizer), torch_state() == before) == ([], [], True)
-
-
 @pytest.mark.parametrize("seam", ["fetch_begins", "forward_begins", "backward_ends", "update_begins"])
 def test_ctrl_c_is_the_users_and_nothing_is_left(seam: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> None:

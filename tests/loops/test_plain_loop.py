@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,12 +10,13 @@ from typing import Any, cast
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
 
 from lightning_flops import Profile, profile_training
 from lightning_flops.pytorch import TrainingProfiler
 from lightning_flops.records import PhaseSeconds
+from lightning_flops.schema.throughput import ThroughputSummary
 from tests.fake_clock import FakeNow
+from tests.left_on_objects import left_on_object
 from tests.loops.nets import (
     BACKWARD,
     BACKWARD_SEC,
@@ -29,8 +28,8 @@ from tests.loops.nets import (
     LOSS_SEC,
     NARROW,
     UPDATE_SEC,
+    WIDE,
     Net,
-    Rows,
     SlowSGD,
     loader,
     loss_of,
@@ -45,9 +44,24 @@ STEP = PhaseSeconds(
 """The times of a step of one batch in which nothing else happens."""
 
 
+@pytest.fixture
+def net(now: FakeNow) -> Net:
+    return Net(now)
+
+
+@pytest.fixture
+def optimizer(net: Net, now: FakeNow) -> SlowSGD:
+    return SlowSGD(net.parameters(), now)
+
+
 def profile_of(profiler: TrainingProfiler) -> Profile:
     assert profiler.profile is not None
     return profiler.profile
+
+
+def throughput_of(profiler: TrainingProfiler) -> ThroughputSummary:
+    assert profiler.throughput is not None
+    return profiler.throughput
 
 
 def seconds(windows: list[Any]) -> list[PhaseSeconds]:
@@ -56,14 +70,36 @@ def seconds(windows: list[Any]) -> list[PhaseSeconds]:
     return [step.seconds for step in window.timed_steps]
 
 
-def test_a_loop_is_profiled_without_a_line_inside_it(now: FakeNow, windows: list[Any]) -> None:
-    net = Net(now)
-    optimizer = SlowSGD(net.parameters(), now)
+def excluded(windows: list[Any]) -> list[dict[str, float]]:
+    """What ran between the timed steps and is in none."""
+    (window,) = windows
+    return [step.excluded_sec for step in window.timed_steps]
+
+
+def flops(profiler: TrainingProfiler) -> tuple[int, int]:
+    """Forward and backward of the counted step."""
+    counted = profile_of(profiler).flops
+    return counted.forward, counted.backward
+
+
+def batches(profiler: TrainingProfiler) -> tuple[float | None, float | None]:
+    """Samples of a step, and its micro-batches."""
+    return profile_of(profiler).samples, profile_of(profiler).micro_steps
+
+
+def train(net: nn.Module, optimizer: SlowSGD, now: FakeNow, batches: int = 8) -> None:
+    """The loop that everybody writes."""
+    for rows in loader(batches, now):
+        loss_of(net(rows), now).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_a_loop_is_profiled_without_a_line_inside_it(
+    net: Net, optimizer: SlowSGD, now: FakeNow, windows: list[Any]
+) -> None:
     with profile_training(net, optimizer, **SETTINGS) as profiler:
-        for rows in loader(8, now):
-            loss_of(net(rows), now).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+        train(net, optimizer, now)
     profile = profile_of(profiler)
     assert (profile.flops.forward, profile.flops.backward, profile.flops.optimizer) == (FORWARD, BACKWARD, 0)
     assert (profile.profile_step, profile.counted_steps, profile.timed_steps) == (1, (1,), (4, 5))
@@ -77,9 +113,7 @@ def test_a_loop_is_profiled_without_a_line_inside_it(now: FakeNow, windows: list
     assert profiler.throughput.model_flops == 8 * (FORWARD + BACKWARD)
 
 
-def test_the_dtype_of_an_autocast_is_named_beside_the_parameters(now: FakeNow) -> None:
-    net = Net(now)
-    optimizer = SlowSGD(net.parameters(), now)
+def test_the_dtype_of_an_autocast_is_named_beside_the_parameters(net: Net, optimizer: SlowSGD, now: FakeNow) -> None:
     with profile_training(net, optimizer, **SETTINGS) as profiler:
         for rows in loader(8, now):
             with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -94,10 +128,8 @@ def test_the_dtype_of_an_autocast_is_named_beside_the_parameters(now: FakeNow) -
 
 @pytest.mark.parametrize("before_loss", [False, True])
 def test_the_loss_is_forward_though_gradients_are_cleared_before_its_backward(
-    before_loss: bool, now: FakeNow, windows: list[Any]
+    net: Net, optimizer: SlowSGD, before_loss: bool, now: FakeNow, windows: list[Any]
 ) -> None:
-    net = Net(now)
-    optimizer = SlowSGD(net.parameters(), now)
     with profile_training(net, optimizer, **SETTINGS) as profiler:
         for rows in loader(8, now):
             output = net(rows)
@@ -116,9 +148,9 @@ def test_the_loss_is_forward_though_gradients_are_cleared_before_its_backward(
 
 
 @pytest.mark.parametrize("told", [False, True])
-def test_accumulated_batches_are_one_step(now: FakeNow, windows: list[Any], told: bool) -> None:
-    net = Net(now)
-    optimizer = SlowSGD(net.parameters(), now)
+def test_accumulated_batches_are_one_step(
+    net: Net, optimizer: SlowSGD, now: FakeNow, windows: list[Any], told: bool
+) -> None:
     with profile_training(net, optimizer, **SETTINGS) as profiler:
         for place, rows in enumerate(loader(24, now)):
             (loss_of(net(rows), now) / 3).backward()
@@ -139,9 +171,9 @@ def test_accumulated_batches_are_one_step(now: FakeNow, windows: list[Any], told
     assert seconds(windows) == [whole, whole]
 
 
-def test_without_an_optimizer_a_step_ends_where_the_loop_says(now: FakeNow, windows: list[Any]) -> None:
-    net = Net(now)
-    optimizer = SlowSGD(net.parameters(), now)
+def test_without_an_optimizer_a_step_ends_where_the_loop_says(
+    net: Net, optimizer: SlowSGD, now: FakeNow, windows: list[Any]
+) -> None:
     with profile_training(net, **SETTINGS) as profiler:
         for rows in loader(8, now):
             loss_of(net(rows), now).backward()
@@ -154,21 +186,15 @@ def test_without_an_optimizer_a_step_ends_where_the_loop_says(now: FakeNow, wind
 
 
 def test_without_an_optimizer_and_without_a_word_nothing_is_profiled_and_that_is_said(
-    now: FakeNow, caplog: pytest.LogCaptureFixture
+    net: Net, optimizer: SlowSGD, now: FakeNow, caplog: pytest.LogCaptureFixture
 ) -> None:
-    net = Net(now)
-    optimizer = SlowSGD(net.parameters(), now)
     with profile_training(net, **SETTINGS) as profiler:
-        for rows in loader(8, now):
-            loss_of(net(rows), now).backward()
-            optimizer.step()
+        train(net, optimizer, now)
     assert profiler.profile is None
     assert "profile_step is 1, and this run ended after 0 step(s)" in caplog.text
 
 
-def test_batches_of_any_iterable_are_seen(now: FakeNow, windows: list[Any]) -> None:
-    net = Net(now)
-    optimizer = SlowSGD(net.parameters(), now)
+def test_batches_of_any_iterable_are_seen(net: Net, optimizer: SlowSGD, now: FakeNow, windows: list[Any]) -> None:
     with profile_training(net, optimizer, **SETTINGS) as profiler:
         for rows in profiler.batches(stream(8, now)):
             loss_of(net(rows), now).backward()
@@ -179,9 +205,9 @@ def test_batches_of_any_iterable_are_seen(now: FakeNow, windows: list[Any]) -> N
     assert "data_wait" not in windows[0].mixed_phases
 
 
-def test_a_loader_in_batches_is_told_once_and_is_otherwise_the_loader(now: FakeNow, windows: list[Any]) -> None:
-    net = Net(now)
-    optimizer = SlowSGD(net.parameters(), now)
+def test_a_loader_in_batches_is_told_once_and_is_otherwise_the_loader(
+    net: Net, optimizer: SlowSGD, now: FakeNow, windows: list[Any]
+) -> None:
     with profile_training(net, optimizer, **SETTINGS) as profiler:
         data = profiler.batches(loader(4, now))
         assert len(data) == 4 and data.batch_size == BATCH
@@ -193,9 +219,9 @@ def test_a_loader_in_batches_is_told_once_and_is_otherwise_the_loader(now: FakeN
     assert seconds(windows) == [STEP, STEP]
 
 
-def test_batches_without_a_loader_are_those_of_the_forwards(now: FakeNow, windows: list[Any]) -> None:
-    net = Net(now)
-    optimizer = SlowSGD(net.parameters(), now)
+def test_batches_without_a_loader_are_those_of_the_forwards(
+    net: Net, optimizer: SlowSGD, now: FakeNow, windows: list[Any]
+) -> None:
     rows = torch.randn(BATCH, 16)
     with profile_training(net, optimizer, **SETTINGS) as profiler:
         for _ in range(8):
@@ -207,89 +233,6 @@ def test_batches_without_a_loader_are_those_of_the_forwards(now: FakeNow, window
     assert (profile.samples, profile.micro_steps, profile.flops.forward) == (2 * BATCH, 2, 2 * FORWARD)
     assert {"data_wait", "transfer", "other"} <= set(windows[0].mixed_phases)
     assert [step.other for step in seconds(windows)] == [2 * FETCH_SEC] * 2
-
-
-@pytest.mark.parametrize("told", [False, True])
-def test_a_step_of_two_optimizers_ends_with_the_last(now: FakeNow, windows: list[Any], told: bool) -> None:
-    net, critic = Net(now), Net(now)
-    optimizers = [SlowSGD(critic.parameters(), now), SlowSGD(net.parameters(), now)]
-    with profile_training(net, optimizers, **SETTINGS) as profiler:
-        for rows in loader(8, now):
-            for model, optimizer in zip((critic, net), optimizers, strict=True):
-                optimizer.zero_grad()
-                loss_of(model(rows), now).backward()
-                optimizer.step()
-            if told:
-                profiler.step()
-    profile = profile_of(profiler)
-    assert (profile.flops.forward, profile.flops.backward) == (2 * FORWARD, 2 * BACKWARD)
-    assert profile.modules[0].total.forward == FORWARD and profile.outside.forward == FORWARD
-    assert (profile.samples, profile.micro_steps) == (BATCH, 1)
-    assert [(step.backward, step.optimizer) for step in seconds(windows)] == [(2 * BACKWARD_SEC, 2 * UPDATE_SEC)] * 2
-
-
-def test_a_step_of_several_models_ends_with_the_last_optimizer(now: FakeNow, windows: list[Any]) -> None:
-    critic, net = Net(now), Net(now)
-    optimizers = [SlowSGD(critic.parameters(), now), SlowSGD(net.parameters(), now)]
-    with profile_training({"critic": critic, "net": net}, optimizers, **SETTINGS) as profiler:
-        for rows in loader(8, now):
-            for model, optimizer in zip((critic, net), optimizers, strict=True):
-                loss_of(model(rows), now).backward()
-                optimizer.step()
-    profile = profile_of(profiler)
-    assert (profile.samples, profile.micro_steps, profile.flops.forward) == (BATCH, 1, 2 * FORWARD)
-    twice = PhaseSeconds(
-        data_wait=FETCH_SEC,
-        forward=2 * (FORWARD_SEC + LOSS_SEC),
-        backward=2 * BACKWARD_SEC,
-        optimizer=2 * UPDATE_SEC,
-        other=0.0,
-    )
-    assert seconds(windows) == [twice, twice]
-    assert [(one.name, one.total.forward) for one in profile.modules if one.depth == 1] == [
-        ("critic", FORWARD),
-        ("net", FORWARD),
-    ]
-
-
-def test_an_optimizer_that_makes_no_update_holds_up_no_step_of_the_last_one(now: FakeNow) -> None:
-    later, net = Net(now), Net(now)
-    optimizers = [SlowSGD(later.parameters(), now), SlowSGD(net.parameters(), now)]
-    with profile_training({"later": later, "net": net}, optimizers, **SETTINGS) as profiler:
-        for rows in loader(16, now):
-            loss_of(net(rows), now).backward()
-            optimizers[1].step()
-    profile = profile_of(profiler)
-    assert (profile.samples, profile.flops.forward, profile.counted_steps) == (BATCH, FORWARD, (1,))
-
-
-def test_several_forwards_before_one_backward(now: FakeNow, windows: list[Any]) -> None:
-    net = Net(now)
-    optimizer = SlowSGD(net.parameters(), now)
-    with profile_training(net, optimizer, **SETTINGS) as profiler:
-        for rows in loader(8, now):
-            loss_of(net(rows) - net(rows * 0.5), now).backward()
-            optimizer.step()
-    profile = profile_of(profiler)
-    assert (profile.flops.forward, profile.flops.backward, profile.samples) == (2 * FORWARD, 2 * BACKWARD, BATCH)
-    assert [step.forward for step in seconds(windows)] == [2 * FORWARD_SEC + LOSS_SEC] * 2
-
-
-def test_of_a_closure_forward_and_backward_are_not_the_optimizers(now: FakeNow, windows: list[Any]) -> None:
-    net = Net(now)
-    optimizer = SlowSGD(net.parameters(), now)
-    with profile_training(net, optimizer, **SETTINGS) as profiler:
-        for rows in loader(8, now):
-
-            def closure(rows: torch.Tensor = rows) -> torch.Tensor:
-                optimizer.zero_grad()
-                loss = loss_of(net(rows), now)
-                loss.backward()
-                return loss
-
-            optimizer.step(closure)
-    assert profile_of(profiler).flops.backward == BACKWARD
-    assert seconds(windows) == [STEP] * 2
 
 
 def test_lbfgs_runs_its_closure_several_times_in_one_step(now: FakeNow, windows: list[Any]) -> None:
@@ -316,9 +259,9 @@ def test_lbfgs_runs_its_closure_several_times_in_one_step(now: FakeNow, windows:
         assert (step.forward, step.backward) == (a_step * (FORWARD_SEC + LOSS_SEC), a_step * BACKWARD_SEC)
 
 
-def test_a_batch_whose_update_a_scaler_skips_belongs_to_the_next_step(now: FakeNow) -> None:
-    net = Net(now)
-    optimizer = SlowSGD(net.parameters(), now)
+def test_a_batch_whose_update_a_scaler_skips_belongs_to_the_next_step(
+    net: Net, optimizer: SlowSGD, now: FakeNow
+) -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
     with profile_training(net, optimizer, **SETTINGS) as profiler:
         for place, rows in enumerate(loader(8, now)):
@@ -331,9 +274,7 @@ def test_a_batch_whose_update_a_scaler_skips_belongs_to_the_next_step(now: FakeN
     assert (profile.flops.forward, profile.flops.backward) == (2 * FORWARD, 2 * BACKWARD)
 
 
-def test_a_gradient_penalty_is_a_backward(now: FakeNow, windows: list[Any]) -> None:
-    net = Net(now)
-    optimizer = SlowSGD(net.parameters(), now)
+def test_a_gradient_penalty_is_a_backward(net: Net, optimizer: SlowSGD, now: FakeNow, windows: list[Any]) -> None:
     with profile_training(net, optimizer, **SETTINGS) as profiler:
         for rows in loader(8, now):
             rows.requires_grad_()
@@ -349,9 +290,9 @@ def test_a_gradient_penalty_is_a_backward(now: FakeNow, windows: list[Any]) -> N
 
 
 @pytest.mark.parametrize("around_all", [True, False], ids=["no_grad around all", "no_grad around each forward"])
-def test_an_evaluation_between_steps_is_in_no_figure(around_all: bool, now: FakeNow, windows: list[Any]) -> None:
-    net = Net(now)
-    optimizer = SlowSGD(net.parameters(), now)
+def test_an_evaluation_between_steps_is_in_no_figure(
+    net: Net, optimizer: SlowSGD, around_all: bool, now: FakeNow, windows: list[Any]
+) -> None:
     with profile_training(net, optimizer, **SETTINGS) as profiler:
         for rows in loader(8, now):
             loss_of(net(rows), now).backward()
@@ -362,23 +303,20 @@ def test_an_evaluation_between_steps_is_in_no_figure(around_all: bool, now: Fake
                     with torch.no_grad():
                         net(others)
             net.train()
-    profile = profile_of(profiler)
-    assert (profile.flops.forward, profile.flops.backward) == (FORWARD, BACKWARD)
+    assert flops(profiler) == (FORWARD, BACKWARD)
     assert seconds(windows) == [STEP, STEP]
     for step in windows[0].timed_steps:
         assert step.excluded_sec == {"validation": 2 * (FETCH_SEC + FORWARD_SEC)}
 
 
 def test_what_the_loop_leaves_out_is_in_no_step_and_a_checkpoint_is_other(
-    now: FakeNow, windows: list[Any], tmp_path: Path
+    net: Net, optimizer: SlowSGD, now: FakeNow, windows: list[Any], tmp_path: Path
 ) -> None:
     class Slowly:
         def __reduce__(self) -> tuple[Any, ...]:
             now.sleep(64.0)
             return str, ()
 
-    net = Net(now)
-    optimizer = SlowSGD(net.parameters(), now)
     with profile_training(net, optimizer, **SETTINGS) as profiler:
         for rows in loader(8, now):
             loss_of(net(rows), now).backward()
@@ -476,32 +414,17 @@ def test_a_compiled_model(how: str, now: FakeNow, windows: list[Any]) -> None:
     net = COMPILE[how](plain)
     optimizer = SlowSGD(net.parameters(), now)
     with profile_training(net, optimizer, **SETTINGS) as profiler:
-        for rows in loader(8, now):
-            loss_of(net(rows), now).backward()
-            optimizer.step()
+        train(net, optimizer, now)
     profile = profile_of(profiler)
     assert (profile.flops.forward, profile.flops.backward) == (FORWARD, BACKWARD)
     assert profile.modules[0].type_name == "Sequential"
     assert [step.forward for step in seconds(windows)] == [LOSS_SEC] * 2
 
 
-def test_a_loop_that_breaks_off_reports_what_there_is(now: FakeNow) -> None:
-    net = Net(now)
-    optimizer = SlowSGD(net.parameters(), now)
-    with profile_training(net, optimizer, **SETTINGS) as profiler:
-        for place, rows in enumerate(loader(8, now)):
-            loss_of(net(rows), now).backward()
-            optimizer.step()
-            if place == 4:
-                break
-    profile = profile_of(profiler)
-    assert (profile.flops.forward, profile.timed_steps) == (FORWARD, (4,))
-
-
 @pytest.mark.parametrize("step", [1, 4])
-def test_an_exception_that_leaves_the_loop_is_the_users_and_there_is_a_report(now: FakeNow, step: int) -> None:
-    net = Net(now)
-    optimizer = SlowSGD(net.parameters(), now)
+def test_an_exception_that_leaves_the_loop_is_the_users_and_there_is_a_report(
+    net: Net, optimizer: SlowSGD, now: FakeNow, step: int
+) -> None:
     profiler = profile_training(net, optimizer, **SETTINGS)
     with pytest.raises(ZeroDivisionError), profiler:
         for place, rows in enumerate(loader(8, now)):
@@ -511,21 +434,6 @@ def test_an_exception_that_leaves_the_loop_is_the_users_and_there_is_a_report(no
                 raise ZeroDivisionError
     assert profile_of(profiler).flops.forward == FORWARD
     assert any("interrupted by ZeroDivisionError" in note for note in profile_of(profiler).notes)
-
-
-def test_a_batch_that_the_loop_gives_up_is_in_no_count(now: FakeNow) -> None:
-    net = Net(now)
-    optimizer = SlowSGD(net.parameters(), now)
-    with profile_training(net, optimizer, **SETTINGS) as profiler:
-        for place, rows in enumerate(loader(10, now)):
-            try:
-                wide = torch.cat([rows, rows], dim=1) if place == 1 else rows  # does not fit the first layer
-                loss_of(net(wide), now).backward()
-            except RuntimeError:
-                continue
-            optimizer.step()
-    profile = profile_of(profiler)
-    assert (profile.flops.forward, profile.flops.backward) == (FORWARD, BACKWARD)
 
 
 def test_updates_inside_the_backward_end_the_step_when_it_returns(now: FakeNow, windows: list[Any]) -> None:
@@ -547,9 +455,9 @@ def test_updates_inside_the_backward_end_the_step_when_it_returns(now: FakeNow, 
 
 
 @pytest.mark.parametrize("place", ["before the loss", "before the update", "after the update"])
-def test_a_batch_that_is_fetched_ahead_belongs_to_the_next_step(place: str, now: FakeNow, windows: list[Any]) -> None:
-    net = Net(now)
-    optimizer = SlowSGD(net.parameters(), now)
+def test_a_batch_that_is_fetched_ahead_belongs_to_the_next_step(
+    net: Net, optimizer: SlowSGD, place: str, now: FakeNow, windows: list[Any]
+) -> None:
     with profile_training(net, optimizer, **SETTINGS) as profiler:
         batches = iter(loader(10, now))
         rows, ahead = next(batches, None), None
@@ -570,10 +478,8 @@ def test_a_batch_that_is_fetched_ahead_belongs_to_the_next_step(place: str, now:
 
 
 def test_the_wait_for_a_training_batch_is_seen_though_the_model_is_still_in_evaluation_mode(
-    now: FakeNow, windows: list[Any]
+    net: Net, optimizer: SlowSGD, now: FakeNow, windows: list[Any]
 ) -> None:
-    net = Net(now)
-    optimizer = SlowSGD(net.parameters(), now)
     with profile_training(net, optimizer, **SETTINGS):
         for rows in loader(8, now):
             net.train()
@@ -592,38 +498,11 @@ def test_a_model_that_trains_in_evaluation_mode_is_profiled_from_its_first_step(
     net = Net(now).eval()
     optimizer = SlowSGD(net.parameters(), now)
     with profile_training(net, optimizer, profile_step=0, timing_steps=2, trace=False) as profiler:
-        for rows in loader(8, now):
-            loss_of(net(rows), now).backward()
-            optimizer.step()
+        train(net, optimizer, now)
     profile = profile_of(profiler)
     assert (profile.flops.forward, profile.samples, profile.variable) == (FORWARD, BATCH, False)
     assert profiler.throughput is not None and profiler.throughput.ips_unit == "samples/s"
     assert "could not be" not in caplog.text
-
-
-def test_a_loader_that_fails_once_is_seen_again_afterwards(now: FakeNow, windows: list[Any]) -> None:
-    class Failing(Rows):
-        def __getitem__(self, place: int) -> torch.Tensor:
-            if place == 1 * BATCH:
-                raise OSError("no such row")
-            return super().__getitem__(place)
-
-    net = Net(now)
-    optimizer = SlowSGD(net.parameters(), now)
-    with profile_training(net, optimizer, **SETTINGS) as profiler:
-        batches = iter(DataLoader(Failing(10, now), batch_size=BATCH))
-        while True:
-            try:
-                rows = next(batches)
-            except OSError:
-                continue
-            except StopIteration:
-                break
-            loss_of(net(rows), now).backward()
-            optimizer.step()
-    profile = profile_of(profiler)
-    assert (profile.flops.forward, profile.samples) == (FORWARD, BATCH)
-    assert "data_wait" not in windows[0].mixed_phases
 
 
 @pytest.mark.parametrize("where", ["forward", "backward", "update"])
@@ -661,54 +540,10 @@ def test_a_step_that_raises_while_steps_are_timed_is_left_out_and_changes_no_tim
     assert len(seconds(windows)) == len(whole) == 4
 
 
-def test_batches_are_otherwise_what_they_were() -> None:
-    with profile_training(nn.Linear(2, 2)) as profiler:
-        numbers = profiler.batches([1, 2, 3])
-        assert (bool(numbers), len(numbers), numbers[1], list(numbers)) == (True, 3, 2, [1, 2, 3])
-        assert bool(profiler.batches(iter([])))
-        copied: Any = copy.deepcopy(numbers)
-        assert copied == [1, 2, 3] == pickle.loads(pickle.dumps(numbers))
-
-
-def test_step_0_can_be_counted(now: FakeNow) -> None:
-    net = Net(now)
-    optimizer = SlowSGD(net.parameters(), now)
-    with profile_training(net, optimizer, profile_step=0, timing_steps=2, trace=False) as profiler:
-        for rows in loader(8, now):
-            loss_of(net(rows), now).backward()
-            optimizer.step()
-    assert profile_of(profiler).counted_steps == (0,)
-    assert profile_of(profiler).flops.forward == FORWARD
-
-
-def test_windows_follow_each_other(now: FakeNow) -> None:
-    net = Net(now)
-    optimizer = SlowSGD(net.parameters(), now)
-    with profile_training(net, optimizer, profile_step=1, every=8, timing_steps=2, trace=False) as profiler:
-        for rows in loader(16, now):
-            loss_of(net(rows), now).backward()
-            optimizer.step()
-    assert [profile.counted_steps for profile in profiler.profiles] == [(1,), (9,)]
-    assert {profile.flops.forward for profile in profiler.profiles} == {FORWARD}
-
-
-def test_the_first_layer_alone_is_the_roots_child(now: FakeNow) -> None:
-    net = Net(now)
-    optimizer = SlowSGD(net.parameters(), now)
-    with profile_training(net, optimizer, **SETTINGS) as profiler:
-        for rows in loader(8, now):
-            loss_of(net(rows), now).backward()
-            optimizer.step()
-    first = next(module for module in profile_of(profiler).modules if module.name == "first")
-    assert (first.total.forward, first.total.backward) == (FIRST, FIRST)
-
-
 @pytest.mark.parametrize("when", [1, 2], ids=["before the update", "after the first batch"])
 def test_an_evaluation_in_the_middle_of_an_accumulated_step_is_no_part_of_it(
-    when: int, now: FakeNow, windows: list[Any]
+    net: Net, optimizer: SlowSGD, when: int, now: FakeNow, windows: list[Any]
 ) -> None:
-    net = Net(now)
-    optimizer = SlowSGD(net.parameters(), now)
     steps, others = 8, loader(3, now)
     with profile_training(net, optimizer, **SETTINGS) as profiler:
         for number, rows in enumerate(loader(2 * steps, now)):
@@ -728,3 +563,229 @@ def test_an_evaluation_in_the_middle_of_an_accumulated_step_is_no_part_of_it(
     assert all(step.data_wait == 2 * FETCH_SEC and step.backward == 2 * BACKWARD_SEC for step in seconds(windows))
     assert profiler.throughput is not None
     assert profiler.throughput.model_flops == steps * 2 * (FORWARD + BACKWARD)
+
+
+class SharpnessAware(torch.optim.Optimizer):
+    """SAM as people write it: it goes up the gradient, asks for another one there, and goes back; another updates."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__([one for group in inner.param_groups for one in group["params"]], {})
+        self.inner = inner
+        self._ways: list[torch.Tensor] = []
+
+    @property
+    def _all(self) -> list[torch.Tensor]:
+        return [one for group in self.param_groups for one in group["params"]]
+
+    @torch.no_grad()
+    def first_step(self) -> None:
+        """Go up."""
+        self._ways = [0.01 * one.grad for one in self._all if one.grad is not None]
+        for one, way in zip(self._all, self._ways, strict=True):
+            one.add_(way)
+        self.zero_grad()
+
+    @torch.no_grad()
+    def second_step(self) -> None:
+        """Go back, and make the update."""
+        for one, way in zip(self._all, self._ways, strict=True):
+            one.sub_(way)
+        self.inner.step()
+        self.zero_grad()
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Both, with *closure* in between."""
+        assert closure is not None
+        self.first_step()
+        with torch.enable_grad():
+            closure()
+        self.second_step()
+
+
+def gan(now: FakeNow) -> tuple[dict[str, nn.Module], list[SlowSGD]]:
+    """A critic and a generator, and their optimizers."""
+    models: dict[str, nn.Module] = {"critic": Net(now), "net": Net(now)}
+    return models, [SlowSGD(one.parameters(), now) for one in models.values()]
+
+
+TWICE = PhaseSeconds(
+    data_wait=FETCH_SEC,
+    forward=2 * (FORWARD_SEC + LOSS_SEC),
+    backward=2 * BACKWARD_SEC,
+    optimizer=2 * UPDATE_SEC,
+    other=0.0,
+)
+
+
+@pytest.mark.parametrize("listed", ["in order", "turned round, and the loop tells its steps"])
+def test_a_step_of_two_models_ends_with_the_last_optimizer_or_where_the_loop_says(
+    listed: str, now: FakeNow, windows: list[Any]
+) -> None:
+    models, optimizers = gan(now)
+    in_order = listed == "in order"
+    settings = SETTINGS if in_order else {**SETTINGS, "profile_step": 2}  # before it is told, a step is half of one
+    with profile_training(models, optimizers if in_order else optimizers[::-1], **settings) as profiler:
+        for rows in loader(8, now):
+            for model, optimizer in zip(models.values(), optimizers, strict=True):
+                loss_of(model(rows), now).backward()
+                optimizer.step()
+            if not in_order:
+                profiler.step()
+    assert (flops(profiler), profile_of(profiler).micro_steps) == ((2 * FORWARD, 2 * BACKWARD), 1)
+    by_name = {one.name: one.total.forward for one in profile_of(profiler).modules}
+    assert (by_name["critic"], by_name["net"], by_name["net.first"]) == (FORWARD, FORWARD, FIRST)
+    assert seconds(windows) == [TWICE, TWICE]
+    assert throughput_of(profiler).model_flops == 8 * 2 * (FORWARD + BACKWARD)
+
+
+def test_an_optimizer_that_never_ends_a_step_is_named(
+    net: Net, optimizer: SlowSGD, now: FakeNow, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Later(SlowSGD):
+        """The discriminator's, in a loop that trains without it."""
+
+    with profile_training(net, [optimizer, Later(Net(now).parameters(), now)], **SETTINGS) as profiler:
+        train(net, optimizer, now)
+    assert profiler.profile is None
+    assert "Later, the last optimizer in the list, ends each" in caplog.text
+    assert "this run ended after 0 step(s)" in caplog.text
+
+
+@pytest.mark.parametrize("given", ["the inner one", "both", "none"])
+@pytest.mark.parametrize("by_closure", [False, True])
+def test_an_optimizer_around_another_one_makes_one_step(
+    by_closure: bool, given: str, net: Net, optimizer: SlowSGD, now: FakeNow, windows: list[Any]
+) -> None:
+    outer = SharpnessAware(optimizer)
+    optimizers = {"the inner one": optimizer, "both": [outer, optimizer], "none": None}[given]
+    with profile_training(net, optimizers, **SETTINGS) as profiler:
+        for rows in loader(8, now):
+
+            def loss_there(rows: torch.Tensor = rows) -> None:
+                loss_of(net(rows), now).backward()
+
+            loss_there()
+            if by_closure:
+                outer.step(loss_there)
+            else:
+                outer.first_step()
+                loss_there()
+                outer.second_step()
+            if given == "none":
+                profiler.step()
+    assert flops(profiler) == (2 * FORWARD, 2 * BACKWARD)
+    assert (profile_of(profiler).counted_steps, profile_of(profiler).timed_steps) == ((1,), (4, 5))
+    assert profile_of(profiler).micro_steps == 1
+    assert throughput_of(profiler).model_flops == 8 * 2 * (FORWARD + BACKWARD)
+    assert seconds(windows) == [replace(TWICE, optimizer=UPDATE_SEC)] * 2
+    assert left_on_object(outer) == left_on_object(optimizer) == []
+
+
+def test_a_recomputation_by_a_reentrant_checkpoint_is_backward(
+    net: Net, optimizer: SlowSGD, now: FakeNow, windows: list[Any]
+) -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList([nn.Linear(WIDE, WIDE, bias=False) for _ in range(3)])
+
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            for block in self.blocks:
+                rows = torch.utils.checkpoint.checkpoint(block, rows, use_reentrant=True)
+            return rows
+
+    model, layer = Checkpointed(), 2 * BATCH * WIDE * WIDE
+    updates = SlowSGD(model.parameters(), now)
+    with profile_training(model, updates, **SETTINGS) as profiler:
+        for rows in loader(8, now):
+            loss_of(model(rows.requires_grad_()), now).backward()
+            updates.step()
+    assert flops(profiler) == (3 * layer, 6 * layer)
+    assert (profile_of(profiler).flops.recompute, profile_of(profiler).micro_steps) == (3 * layer, 1)
+    assert [(step.forward, step.backward) for step in seconds(windows)] == [(LOSS_SEC, 0.0)] * 2
+
+
+def test_a_traced_forward_is_one_call_of_the_model(net: Net, optimizer: SlowSGD, now: FakeNow) -> None:
+    with profile_training(net, optimizer, profile_step=1, timing_steps=2) as profiler:
+        train(net, optimizer, now, 10)
+    traced = profile_of(profiler).traced
+    assert traced is not None and traced.tables is not None and traced.tables.modules is not None
+    rows_of = {row.name: row for row in traced.tables.modules.rows}
+    assert {name: row.calls for name, row in rows_of.items()} == {"": 1, "first": 1, "second": 1}
+    inside = rows_of["first"].forward_us + rows_of["second"].forward_us
+    assert rows_of[""].forward_us == pytest.approx(rows_of[""].own_forward_us + inside)
+
+
+class Embedding(nn.Module):
+    """Gets token ids and their mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(11, 4), nn.Linear(4, 1)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        return self.head(self.words(input_ids))[attention_mask.bool()]  # type: ignore[no-any-return]
+
+
+def test_tokens_and_padding_are_those_of_the_batches(now: FakeNow) -> None:
+    model = Embedding()
+    optimizer = SlowSGD(model.parameters(), now)
+    mask = torch.tensor([[1, 1, 1, 1, 0], [1, 1, 0, 0, 0]])
+    with profile_training(model, optimizer, **SETTINGS) as profiler:
+        for _ in profiler.batches(range(8)):
+            model(input_ids=torch.ones(2, 5, dtype=torch.int64), attention_mask=mask).mean().backward()
+            optimizer.step()
+    run = throughput_of(profiler)
+    assert (run.tokens, run.real_tokens, run.padding_ratio) == (8 * 10, 8 * 6, 0.4)
+    assert run.tokens_per_sec == 6 / UPDATE_SEC
+    assert run.ips is not None and (run.ips_unit, run.ips.average) == ("samples/s", 2 / UPDATE_SEC)
+
+
+def test_a_function_of_the_users_is_asked_of_what_the_model_gets(net: Net, optimizer: SlowSGD, now: FakeNow) -> None:
+    with profile_training(net, optimizer, batch_size=lambda rows: 10 * len(rows), **SETTINGS) as profiler:
+        train(net, optimizer, now)
+    assert profile_of(profiler).samples == 10 * BATCH
+
+
+def test_start_and_stop_do_what_with_does_and_a_second_start_ends_the_first(
+    net: Net, optimizer: SlowSGD, now: FakeNow
+) -> None:
+    profiler = profile_training(net, optimizer, **SETTINGS)
+
+    def train(batches: int) -> None:
+        for rows in loader(batches, now):
+            loss_of(net(rows), now).backward()
+            optimizer.step()
+
+    profiler.start()
+    train(8)
+    profiler.start()
+    first = profiler.profiles
+    train(6)
+    profiler.stop()
+    profiler.stop()
+    assert (len(first), len(profiler.profiles)) == (0, 1)
+    run = throughput_of(profiler)
+    assert (flops(profiler), run.model_flops) == ((FORWARD, BACKWARD), 6 * (FORWARD + BACKWARD))
+    train(2)
+    assert throughput_of(profiler) is run
+
+
+WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"model": torch.relu}, TypeError, "model must be a torch.nn.Module"),
+    ({"model": {}}, ValueError, "a mapping of at least one"),
+    ({"model": {"a.b": nn.Linear(1, 1)}}, ValueError, "names without dots"),
+    ({"optimizer": 3}, ValueError, "optimizer must be an optimizer or several"),
+    ({"writer": 3}, ValueError, "writer must have add_scalar"),
+    ({"log_every_n_steps": 0}, ValueError, "log_every_n_steps must be an integer >= 1"),
+    ({"initial_step": -1}, ValueError, "initial_step must be an integer >= 0"),
+    ({"timing_steps": 0}, ValueError, "timing_steps must be an integer >= 1"),
+    ({"accelerator": object(), "fabric": object()}, ValueError, "cannot both drive the loop"),
+]
+
+
+@pytest.mark.parametrize(("given", "kind", "words"), WRONG, ids=[words for _, _, words in WRONG])
+def test_what_is_wrong_is_named(given: dict[str, Any], kind: type[Exception], words: str) -> None:
+    make: Callable[..., Any] = profile_training
+    with pytest.raises(kind, match=words):
+        make(**{"model": nn.Linear(1, 1), **given})

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
-from lightning_flops import Profile
+from lightning_flops import Profile, ProfilerConfig
+from lightning_flops.adapters.run_program import LoopFinder
+from lightning_flops.run.reports import OUTCOMES, Outcomes
 from lightning_flops.schema.throughput import ThroughputSummary
-from tests.forks import run_fork
+from tests.fake_clock import FakeNow
+from tests.forks import BEFORE_LIGHTNING, run_fork
+from tests.left_on_objects import left_on_object
+from tests.left_on_torch import torch_state
+from tests.loops import nets
+from tests.loops.nets import BATCH, MIDDLE, NARROW, WIDE, Net, SlowSGD, loader, loss_of
 from tests.ranks import LIGHTNING
+from tests.seams import WORDS
 
 ROWS, IN, OUT = 8, 16, 4
+
+
 FORWARD = 2 * ROWS * IN * OUT
+
+
 BACKWARD = FORWARD  # the rows need no gradient
+
 
 BEGIN = f"""
 import sys
@@ -25,13 +40,18 @@ data = DataLoader(torch.randn(30 * {ROWS}, {IN}), batch_size={ROWS})
 net = torch.nn.Linear({IN}, {OUT})
 optimizer = torch.optim.AdamW(net.parameters())
 """
+
+
 TRAIN = """
 for rows in data:
     net(rows).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
 """
+
+
 SHOW = "print(sys.argv, [weight.tolist() for weight in net.parameters()])\n"
+
 
 GAN = f"""
 critic = torch.nn.Linear({OUT}, 1)
@@ -86,12 +106,6 @@ def test_settings_and_the_folder_are_options(tmp_path: Path) -> None:
     ended = Ended(tmp_path, BEGIN + TRAIN, *options)
     assert (ended.profile.counted_steps, len(ended.profile.timed_steps)) == ((5,), 2)
     assert ended.reports == [tmp_path / "logs" / "lightning_flops" / "profile.json"]
-
-
-def test_the_outermost_module_that_is_called_is_the_model(tmp_path: Path) -> None:
-    wrapped = "inner, net = net, torch.nn.Sequential(torch.nn.Dropout(0.1), net)\n"
-    profile = Ended(tmp_path, BEGIN + wrapped + TRAIN).profile
-    assert (profile.modules[0].type_name, profile.flops.forward) == ("Sequential", FORWARD)
 
 
 def test_of_a_gan_the_first_optimizer_and_its_model_are_profiled(tmp_path: Path) -> None:
@@ -164,3 +178,165 @@ def test_two_ranks_under_torchrun_have_one_report(tmp_path: Path) -> None:
     assert (profile.context.world_size, profile.flops.forward) == (2, FORWARD)
     assert (profile.modules[0].type_name, profile.context.strategy) == ("Linear", "DistributedDataParallel")
     assert done.stderr.count("lightning-flops: FLOPs of step") == 1
+
+
+# ---- other frameworks, whose programs are not changed either
+
+
+ACCELERATE = """
+import torch
+from accelerate import Accelerator
+from torch import nn
+accelerator = Accelerator(cpu=True)
+net = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+net, optimizer = accelerator.prepare(net, torch.optim.AdamW(net.parameters()))
+for _ in range(14):
+    accelerator.backward(net(torch.randn(8, 16)).square().mean())
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+TRAINER = """
+from torch import nn
+from torch.utils.data import Dataset
+import torch
+from transformers import Trainer, TrainingArguments
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+    def forward(self, rows):
+        return {"loss": self.body(rows).square().mean()}
+
+rows = [{"rows": torch.randn(16)} for _ in range(8 * 14)]
+arguments = TrainingArguments("out", use_cpu=True, per_device_train_batch_size=8, num_train_epochs=1, report_to=[],
+                              save_strategy="no", disable_tqdm=True)
+Trainer(Net(), arguments, train_dataset=rows).train()
+"""
+
+
+PROGRAMS = {
+    "accelerate": (ACCELERATE, "torch", "lightning_flops/profile.json"),
+    "trainer": (TRAINER, "transformers", "out/lightning_flops/profile.json"),
+}
+
+
+@pytest.mark.parametrize("kind", PROGRAMS)
+def test_a_program_of_another_framework_is_profiled_and_a_line_says_so(kind: str, tmp_path: Path) -> None:
+    program, framework, file = PROGRAMS[kind]
+    (tmp_path / "train.py").write_text(program)
+    arguments = ["-m", "lightning_flops", "run", "--timing-steps", "2", "--trace", "false", "train.py"]
+    ended = run_fork(arguments, folder=tmp_path, imports=BEFORE_LIGHTNING, environment={"CUDA_VISIBLE_DEVICES": ""})
+    assert ended.returncode == 0, ended.stderr
+    profile = Profile.from_json((tmp_path / file).read_text())
+    assert (profile.flops.forward, profile.flops.backward, profile.context.framework) == (
+        nets.FORWARD,
+        nets.BACKWARD,
+        framework,
+    )
+    said = [one for one in (ended.stderr + ended.stdout).splitlines() if "FLOPs of step" in one]
+    assert any(file in one for one in said) and all("22.53 KFLOPs" in one for one in said)
+
+
+# ---- what the hooks find, in this process
+
+
+@pytest.fixture
+def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """What the command would say, in a process in which nothing was profiled before."""
+    monkeypatch.chdir(tmp_path)
+    before = vars(OUTCOMES).copy()
+    vars(OUTCOMES).update(vars(Outcomes()))
+    yield []
+    vars(OUTCOMES).update(before)
+
+
+def found(said: list[str], train: Callable[[], object]) -> LoopFinder:
+    finder = LoopFinder(ProfilerConfig(timing_steps=2, trace=False, html=False), log_dir=None, announce=said.append)
+    finder.begin()
+    try:
+        train()
+    finally:
+        finder.end(None)
+    return finder
+
+
+def only(finder: LoopFinder) -> Profile:
+    assert finder.run is not None and finder.run.reports.profile is not None
+    return finder.run.reports.profile
+
+
+def trains(net: nn.Module, optimizer: torch.optim.Optimizer, now: FakeNow, steps: int = 14) -> Callable[[], None]:
+    def train() -> None:
+        for rows in loader(steps, now):
+            loss_of(net(rows), now).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return train
+
+
+def test_a_loop_of_torch_is_found_at_its_first_update(now: FakeNow, said: list[str]) -> None:
+    net = Net(now)
+    torch.optim.SGD(
+        net.parameters()
+    )  # from here on torch calls hooks of the parent's step as well as of the subclass's
+    optimizer = SlowSGD(net.parameters(), now)
+    before = torch_state()
+    profile = only(found(said, trains(net, optimizer, now)))
+    assert (profile.flops.forward, profile.flops.backward, profile.samples) == (nets.FORWARD, nets.BACKWARD, BATCH)
+    assert profile.modules[0].type_name == "Net"
+    assert said[0].startswith(f"FLOPs of step {profile.profile_step}: ")
+    assert (left_on_object(net), left_on_object(optimizer), torch_state() == before) == ([], [], True)
+
+
+def test_the_outermost_module_that_is_called_is_the_loops(now: FakeNow, said: list[str]) -> None:
+    inner = nn.Sequential(nn.Linear(WIDE, MIDDLE), nn.ReLU(), nn.Linear(MIDDLE, NARROW))
+    whole, teacher = nn.Sequential(inner, nn.Dropout(0.0)), nn.Linear(WIDE, NARROW)
+    optimizer = SlowSGD(inner.parameters(), now)
+
+    def train() -> None:
+        for rows in loader(14, now):
+            with torch.no_grad():
+                wanted = teacher(rows)
+            (whole(rows) - wanted).square().mean().backward()
+            optimizer.step()
+
+    profile = only(found(said, train))
+    assert [one.name for one in profile.modules if one.depth <= 1] == ["", "0", "1"]
+    assert profile.flops.forward == nets.FORWARD + 2 * BATCH * WIDE * NARROW
+
+
+def test_a_framework_that_profiles_has_the_loop(now: FakeNow, said: list[str]) -> None:
+    net = Net(now)
+    OUTCOMES.runs = 1
+    assert found(said, trains(net, SlowSGD(net.parameters(), now), now)).run is None
+
+
+def test_a_loop_that_is_not_recognized_changes_nothing(now: FakeNow, said: list[str]) -> None:
+    weight = nn.Parameter(torch.ones(WIDE, NARROW))
+    optimizer = SlowSGD([weight], now)
+    before = torch_state()
+
+    def train() -> None:
+        for rows in loader(4, now):
+            (rows @ weight).sum().backward()
+            optimizer.step()
+
+    finder = found(said, train)
+    assert (finder.run, finder.updated, said, torch_state() == before) == (None, True, [], True)
+
+
+def test_a_failure_while_a_loop_is_looked_for_is_one_warning(
+    now: FakeNow, said: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise RuntimeError(WORDS)
+
+    monkeypatch.setattr("lightning_flops.adapters.run_program.frame_of", fails)
+    net = Net(now)
+    before = torch_state()
+    found(said, trains(net, SlowSGD(net.parameters(), now), now))
+    assert caplog.text.count(WORDS) == 1 and torch_state() == before

@@ -45,7 +45,6 @@ NAMES = {
     "CollectiveRow": "name",
     "RankCollectiveRow": "name",
     "KernelRow": "name",
-    "ChildRow": "name",
     "OperatorRow": "name",
     "MemoryRow": "name",
     "ModuleMemoryRow": "name",
@@ -150,9 +149,7 @@ def test_a_report_has_the_lines_that_it_has_with_harmless_names(name: str, suffi
 @given(hostile)
 @pytest.mark.parametrize("name", TRACES)
 def test_the_tables_of_a_trace_have_the_lines_that_they_have_with_harmless_names(name: str, suffix: str) -> None:
-    texts = [
-        render_traces(renamed(TRACES[name], with_suffix(one)), children=True) for one in (suffix, harmless(suffix))
-    ]
+    texts = [render_traces(renamed(TRACES[name], with_suffix(one))) for one in (suffix, harmless(suffix))]
     assert len(lines_of(texts[0])) == len(lines_of(texts[1]))
 
 

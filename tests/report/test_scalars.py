@@ -111,7 +111,7 @@ def test_what_a_loop_that_does_not_train_has_no_time_for_is_not_zero_but_not_the
     timing = profile.timing
     assert timing is not None
     assert [part.name for part in timing.parts] == ["data wait", "transfer", "forward", "other"]
-    assert (timing.backward_sec, timing.optimizer_sec, timing.bubble_sec) == (None, None, None)
+    assert (timing.backward_sec, timing.optimizer_sec, timing.seconds_of("bubble")) == (None, None, None)
     assert timing.forward_sec == timing.iter_sec == pytest.approx(0.012)
     assert profile.unavailable["backward_flops_per_sec"] == "a predict loop has no backward and no optimizer"
     assert profile.unavailable["iter_flops_per_sec"] == "a predict loop has no backward and no optimizer"

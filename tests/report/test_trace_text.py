@@ -70,16 +70,6 @@ def test_a_cpu_trace_reads_like_its_golden_file() -> None:
     golden("trace/cpu.txt", render_traces(cpu_only()))
 
 
-def test_children_of_operators_read_like_their_golden_file() -> None:
-    report = loaded("resnet50_num_workers_0.pt.trace.json.gz")
-    text = render_traces(report, top_rows=4, children=True)
-    begin, end = (
-        text.rindex("\noperator ", 0, text.index("host self")) + 1,
-        text.rindex("\n\n", 0, text.index("- Memory (bytes) -")),
-    )
-    golden("trace/children.txt", text[begin:end] + "\n")
-
-
 def test_tables_as_json_read_like_their_golden_file() -> None:
     golden("trace/cpu.json", cpu_only().to_json())
 

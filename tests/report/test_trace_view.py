@@ -157,7 +157,6 @@ def rows_of(text: str, *, section: str, head: str) -> list[str]:
         ("Step time", "", "calls", ["step 1", "step 2"]),
         ("FLOPs", "", "flops", ["step 2", "step 1"]),
         ("FLOPs", "", "rate", ["step 1", "step 2"]),  # 48 FLOPs in 100 us, 96 in 200
-        ("Overview", "kind", "name", ["backward", "forward"]),
         ("Model summary", "host", "total", ["step", "backward", "forward"]),
         ("Model summary", "host", "name", ["step", "backward", "data loader", "forward", "optimizer"]),
         ("Memory by module (bytes)", "module", "bytes", ["(root)", "a", "b"]),
@@ -191,5 +190,5 @@ def test_collectives_of_ranks_are_sorted(every_table: TracesReport) -> None:
 
 @pytest.mark.parametrize("width", [60, 80, 100])
 def test_everything_fits_the_terminal(every_table: TracesReport, width: int) -> None:
-    text = render_traces(every_table, children=True, width=width)
+    text = render_traces(every_table, width=width)
     assert max(map(len, text.splitlines())) <= width

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from types import MappingProxyType
 
+import numpy as np
 import pytest
+from torch.torch_version import TorchVersion
 
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.errors import LightningFlopsError, ProfileFormatError
@@ -53,10 +56,10 @@ def _changed(**changes: object) -> str:
         ("[1, 2]", "the profile cannot be read: Expected `object`, got `array`"),
         ("{}", "Object missing required field `schema_version`"),
         (
-            _changed(schema_version=6),
-            "has schema version 6, and 5 is read here: it was written by a newer",
+            _changed(schema_version=7),
+            "has schema version 7, and 6 is read here: it was written by a newer",
         ),
-        (_changed(schema_version=2), "has schema version 2, and 5 is read here: it was written by an older"),
+        (_changed(schema_version=2), "has schema version 2, and 6 is read here: it was written by an older"),
         (_changed(schema_version=True), r"Expected `int`, got `bool` - at `\$\.schema_version`"),
         (_changed(flops__forward=...), r"missing required field `forward` - at `\$\.flops`"),
         (_changed(rates__mfu=...), r"missing required field `mfu` - at `\$\.rates`"),
@@ -78,7 +81,7 @@ def _changed(**changes: object) -> str:
         ),
         (_changed(notes=["a"]).replace('"a"', "[" * 100_000), "the profile is nested too deep|Expected `str`"),
         ("[" * 100_000, "Expected `object`, got `array`"),
-        ('{"schema_version": 5, "notes": ' + "[" * 100_000, "the profile is nested too deep"),
+        ('{"schema_version": 6, "notes": ' + "[" * 100_000, "the profile is nested too deep"),
     ],
 )
 def test_profile_that_cannot_be_read_says_what_is_wrong(text: str, message: str) -> None:
@@ -95,6 +98,14 @@ def test_number_that_json_cannot_hold_is_named_and_not_written() -> None:
     profile = build_profile(MLP, config=CONFIG)
     with pytest.raises(ProfileFormatError, match=r"\$\.rates\.mfu is nan, which JSON cannot hold"):
         replace(profile, rates=replace(profile.rates, mfu=math.nan)).to_json()
+
+
+def test_values_of_classes_that_are_texts_numbers_or_mappings_are_written() -> None:
+    profile = build_profile(MLP, config=CONFIG)
+    context = replace(profile.context, torch_version=TorchVersion("2.9.0"))
+    mapped = replace(profile, context=context, samples=np.float64(100.0), unavailable=MappingProxyType({"mfu": "why"}))
+    read = Profile.from_json(mapped.to_json())
+    assert (read.context.torch_version, read.samples, read.unavailable) == ("2.9.0", 100.0, {"mfu": "why"})
 
 
 def test_integers_have_no_limit() -> None:

@@ -98,10 +98,6 @@ def test_titles_labels_and_columns_are_deepspeeds(theirs: Any) -> None:
     assert ours.splitlines()[2:4] == theirs["report"].splitlines()[2:4]  # the step, and what stands for what
 
 
-def test_a_report_without_details_has_deepspeeds_sections(theirs: Any) -> None:
-    assert titles(report(lightning_flops, detailed=False)) == titles(theirs["brief"])
-
-
 def test_the_tree_is_deepspeeds_to_the_last_character_but_for_the_times(theirs: Any) -> None:
     ours = tree(report(lightning_flops, top_modules=2))
     assert ours == tree(theirs["report"])

@@ -82,13 +82,6 @@ def test_a_module_that_does_more_in_eval_than_set_a_flag_undoes_it() -> None:
     assert [layer.merged, layer.training] == [True, False]
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
-def test_a_scripted_model_can_be_profiled_and_keeps_its_mode() -> None:
-    model = torch.jit.script(model_of_two())
-    assert quiet(model, input_shape=(2, 3)) == (FIRST + SECOND, (FIRST + SECOND) // 2, PARAMS)
-    assert all(module.training for module in model.modules())
-
-
 @pytest.mark.parametrize("failing_call", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 def test_whichever_forward_raises_nothing_is_left(failing_call: int, error: type[BaseException]) -> None:
@@ -155,13 +148,6 @@ def test_several_timed_runs_have_a_mean_a_spread_and_samples_a_second(
     assert lines["samples/second = samples / fwd latency"] == "0.67 (2 samples)"
 
 
-def test_samples_that_the_inputs_do_not_tell_are_not_guessed(capsys: pytest.CaptureFixture[str]) -> None:
-    model = Calling(lambda self, x, y: x @ y)
-    get_model_profile(model, args=[torch.ones(2, 3), torch.ones(3, 4)], timed_runs=2, detailed=False)
-    said = _labelled(capsys.readouterr().out)["samples/second = samples / fwd latency"]
-    assert said == "n/a (the first dimensions of the inputs do not tell how many samples there are)"
-
-
 def _labelled(printed: str) -> dict[str, str]:
     return {line.partition(":")[0]: line.partition(":")[2].strip() for line in printed.splitlines()}
 
@@ -196,14 +182,6 @@ def test_a_module_depth_shows_the_levels_down_to_it(now: FakeNow, capsys: pytest
     assert depths(99) == every
 
 
-def test_without_detail_there_is_no_tree(capsys: pytest.CaptureFixture[str]) -> None:
-    get_model_profile(model_of_two(), (2, 3), detailed=False)
-    printed = capsys.readouterr().out
-    assert "Aggregated Profile per GPU" in printed
-    assert "Detailed Profile per GPU" not in printed
-    assert "Linear(" not in printed
-
-
 def test_an_output_file_gets_the_report_and_nothing_is_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -222,21 +200,6 @@ def test_an_output_file_that_cannot_be_written_is_said_and_the_report_printed(
         get_model_profile(model_of_two(), (2, 3), output_file=str(tmp_path / "file" / "profile.txt"))
     assert "the profile is printed instead" in caplog.text
     assert "Profile Summary at step 1:" in capsys.readouterr().out
-
-
-def test_what_could_not_be_counted_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    with torch.library._scoped_library("standalone_test", "FRAGMENT") as library:
-        library.define("matmul_of_ours(Tensor x) -> Tensor")
-        library.impl("matmul_of_ours", lambda x: torch.from_numpy(x.numpy() @ x.numpy().T), "CPU")
-        model = Calling(lambda self, x: torch.ops.standalone_test.matmul_of_ours(x))
-        get_model_profile(model, (2, 3), detailed=False)
-    printed = capsys.readouterr().out
-    not_counted = (
-        "Not counted: standalone_test.matmul_of_ours, 1 call in the root; it may spend flops, so all figures of"
-    )
-    assert not_counted in printed
-    assert "fwd flops per GPU:" in printed
-    assert "0 (lower bound)" in printed
 
 
 # Generation

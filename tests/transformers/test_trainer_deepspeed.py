@@ -48,8 +48,8 @@ def test_a_step_of_the_engine_is_counted_and_its_parts_are_told_apart(name: str,
     timing = profile.timing
     assert timing is not None
     parts = (
-        *(timing.data_wait_sec, timing.transfer_sec, timing.forward_sec),
-        *(timing.backward_sec, timing.optimizer_sec, timing.other_sec),
+        *(timing.data_wait_sec, timing.seconds_of("transfer"), timing.forward_sec),
+        *(timing.backward_sec, timing.optimizer_sec, timing.seconds_of("other")),
     )
     known = [part for part in parts if part is not None]
     assert len(known) == len(parts) and min(known) > 0

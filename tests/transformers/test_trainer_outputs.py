@@ -85,7 +85,7 @@ def test_tensorboard_has_the_figures_and_the_report(tmp_path: Path, monkeypatch:
     for tag in ("flops_profiler/profile", "flops_profiler/advice", "flops_monitor/summary"):
         assert len(read.Tensors(f"{tag}/text_summary")) == 1
     (report,) = read.Tensors("flops_profiler/profile/text_summary")
-    assert b"Flops Profiler" in report.tensor_proto.string_val[0]
+    assert b"Step time breakdown" in report.tensor_proto.string_val[0]
     # TensorBoard shows the text, so no file of it is written; an event file of ours is for the tab.
     events, *others = sorted(path.name for path in (tmp_path / "board" / "lightning_flops").iterdir())
     assert events.startswith("events.out.tfevents")
@@ -153,7 +153,7 @@ def test_a_tensorboard_that_fails_costs_one_warning(tmp_path: Path, caplog: pyte
 
 def test_an_output_file_is_where_the_user_says(tmp_path: Path) -> None:
     new_net_trainer(tmp_path, profiler(output_file=tmp_path / "report.txt")).train()
-    assert "Flops Profiler" in (tmp_path / "report.txt").read_text()
+    assert "Step time breakdown" in (tmp_path / "report.txt").read_text()
 
 
 def test_a_run_that_is_too_short_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -24,7 +24,7 @@ PLACES: dict[str, tuple[float, str]] = {
     "on_optimizer_step": (256.0, "other"),
     "on_step_end": (512.0, "other"),
     "compute_loss": (1024.0, "forward"),
-    "_prepare_input": (2048.0, "transfer"),
+    "_prepare_input": (2048.0, "other"),
     "_get_num_items_in_batch": (4096.0, "other"),
     "log": (8192.0, "other"),
     "_save_checkpoint": (16384.0, "checkpoint"),
@@ -116,11 +116,11 @@ def test_every_place_of_a_step_is_told_apart(
             forward=times * (FORWARD + seconds_in("forward")),
             backward=times * BACKWARD,
             optimizer=OPTIMIZER + ZERO_GRAD + seconds_in("optimizer"),
-            other=seconds_in("other", on_substep_end=times - 1),
+            other=seconds_in("other", on_substep_end=times - 1, _prepare_input=times),
         )
         assert step.reader_sec == times * ROWS * FETCH
         # An evaluation logs too, and moves its one batch to the device in its loader and in the Trainer.
-        evaluation = 1000.0 + PLACES["log"][0] + seconds_in("transfer")
+        evaluation = 1000.0 + PLACES["log"][0] + PLACES["send_to_device"][0] + PLACES["_prepare_input"][0]
         assert step.excluded_sec == {"validation": evaluation, "checkpoint": seconds_in("checkpoint")}
     assert window.mixed_phases == ()
 
@@ -157,6 +157,6 @@ def test_a_subclass_that_prepares_its_inputs_itself_is_not_taken_for_a_transfer(
     profiler = FlopsProfilerTrainerCallback(profile_step=1, timing_steps=2, trace=False, monitor=False)
     new_net_trainer(tmp_path, profiler, now=now, kind=Generates).train()
     (window,) = windows
-    assert window.mixed_phases == ("transfer", "other")
+    assert window.mixed_phases == ()
     for step in window.timed_steps:
         assert step.seconds is not None and step.seconds.other == 77.0

@@ -127,7 +127,7 @@ class Threads:
         self._local = threading.local()
         self._all: list[ThreadState] = []
         self._tasks: dict[int, GraphTask] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # what fails while it is held ends the counter, which asks for it again
 
     def here(self) -> ThreadState:
         """The state of this thread, a new one at first."""

@@ -49,7 +49,7 @@ from lightning_flops.instrument.torch_private.dispatch import (
     remove,
 )
 from lightning_flops.instrument.torch_private.modules import children_of, is_replica
-from lightning_flops.instrument.torch_private.names import LOST
+from lightning_flops.instrument.torch_private.names import require_all, untested
 from lightning_flops.records import OUTSIDE, FlopPhase, FlopRecord, OperatorCell, PhaseFlops
 from lightning_flops.signals import words_of
 from lightning_flops.text.printable import package_logger
@@ -118,8 +118,10 @@ class FlopCounter:
         """Starts counting on this thread.
 
         Raises:
+            LightningFlopsError: this torch lacks a private name that counting needs.
             Exception: whatever fails here; nothing of ours is then left on torch.
         """
+        require_all()
         state = self._threads.here()
         with self._lock:
             state.entered += 1
@@ -328,7 +330,7 @@ class FlopCounter:
     def record(self) -> FlopRecord:
         """What was counted so far, on all threads."""
         books = [state.books for state in self._threads.all()]
-        record = merged(books, unknown=(UNKNOWN, self._threads.unknown), notes=(*LOST, *self._notes.sentences))
+        record = merged(books, unknown=(UNKNOWN, self._threads.unknown), notes=(*untested(), *self._notes.sentences))
         notes = [*record.notes, *self._afterthoughts(record)]
         if any(module == UNKNOWN and cell.flops for one in books for (module, *_), cell in list(one.cells.items())):
             notes.append(_NOT_COUNTED)

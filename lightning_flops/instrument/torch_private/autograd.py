@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 
-from lightning_flops.instrument.torch_private.names import take, take_later
+from lightning_flops.instrument.torch_private.names import optional, take
 
 NO_GRAPH_TASK = -1
 """Id of the graph task outside any backward."""
@@ -21,88 +21,28 @@ ACCUMULATES_GRADIENT = 1 << 63
 """From this sequence number on, a node is no call's: it accumulates a leaf's gradient."""
 
 
-def _no_graph_task() -> int:
-    return NO_GRAPH_TASK
-
-
-def _no_node() -> Any:
-    return None
-
-
-def _no_sequence() -> int:
-    return 0
-
-
-def _call(function: Any) -> object:
-    return function()
-
-
 # The hot path calls these three as they are: torch's own functions, without one of ours around them.
 
-graph_task_id: Callable[[], int] = take(
-    "torch._C:_current_graph_task_id",
-    _no_graph_task,
-    "does not tell whether a backward is running: backward and recompute FLOPs count as forward, and in a fit as the "
-    "optimizer's",
-    works=_call,
-)
+graph_task_id: Callable[[], int] = take("torch._C:_current_graph_task_id")
 """Number of the backward that is running on this thread; ``NO_GRAPH_TASK`` when none is."""
 
-current_node: Callable[[], Any] = take(
-    "torch._C:_current_autograd_node",
-    _no_node,
-    "does not tell which autograd node is running: the modules' backward FLOPs stand under the root",
-    works=_call,
-)
+current_node: Callable[[], Any] = take("torch._C:_current_autograd_node")
 """The autograd node whose backward is running on this thread, or None."""
 
-sequence_number: Callable[[], int] = take(
-    "torch.autograd:_get_sequence_nr",
-    _no_sequence,
-    "does not tell the sequence numbers of autograd nodes: the modules' backward FLOPs stand under the root, and steps "
-    "of the same shapes that do different work show only where they are counted",
-    works=_call,
-)
+sequence_number: Callable[[], int] = take("torch.autograd:_get_sequence_nr")
 """Number that the next autograd node made on this thread will have."""
 
-_CHECKPOINT_LOSS = (
-    "does not tell what activation checkpoints repeat from what else enables grad in a backward: gradients taken "
-    "inside of what they repeat count as backward"
-)
+_ENGINE_CODE: CodeType | None = take("torch.autograd.graph:_engine_run_backward.__code__")
+_APPLY_CODE: CodeType | None = optional("torch.autograd:Function.apply.__func__.__code__")()
+"""None from torch 2.14 on, where no code of Python's calls a function's forward."""
 
-_ENGINE_CODE: CodeType | None = take(
-    "torch.autograd.graph:_engine_run_backward.__code__",
-    None,
-    "does not show who called backward: of a backward inside a backward, FLOPs of repeated forwards may count as "
-    "backward, and a backward of another thread has no module",
-)
-
-_entry: Callable[[], Any] = take_later(
-    "torch.autograd:_engine_run_backward",
-    None,
-    "does not show where every backward begins: one on a Python thread of its own that is called by a name imported "
-    "before is not counted",
-)
+_Context: Any = take("torch.autograd.function:BackwardCFunction")
+_WRAPPED_CALL_CODE: CodeType | None = take("torch.nn:Module._wrapped_call_impl.__code__")
 
 
 def backward_entries() -> tuple[tuple[Any, str], ...]:
     """The functions through which every backward goes, each as a module and a name in it."""
-    if _entry() is not None:
-        return ((torch.autograd, "_engine_run_backward"),)
-    return ((torch.autograd, "backward"), (torch.autograd, "grad"))
-
-
-_APPLY_CODE: CodeType | None = take(
-    "torch.autograd:Function.apply.__func__.__code__",
-    None,
-    "does not show whether the forward of an autograd.Function is running: FLOPs in it count as without a backward",
-)
-
-_WRAPPED_CALL_CODE: CodeType | None = take(
-    "torch.nn:Module._wrapped_call_impl.__code__",
-    None,
-    "does not show which module is running: FLOPs of modules compiled in place stand under the module that calls them",
-)
+    return ((torch.autograd, "_engine_run_backward"),)
 
 
 def _codes_in(function: Any, name: str) -> list[CodeType]:
@@ -111,41 +51,12 @@ def _codes_in(function: Any, name: str) -> list[CodeType]:
     return [constant for constant in constants if isinstance(constant, CodeType) and constant.co_name == name]
 
 
-def _code_in(name: str) -> Callable[[Any], object]:
-    """A check that a function defines one called *name* inside it."""
-
-    def look(function: Any) -> object:
-        return _codes_in(function, name)[0]
-
-    return look
-
-
-_STEP_CODES = _codes_in(
-    take(
-        "torch.optim:Optimizer.profile_hook_step",
-        None,
-        "does not show whether an optimizer's step is running: FLOPs after an interrupted step may stand under the "
-        "optimizer, and one whose step calls another's may be taken for two",
-        works=_code_in("wrapper"),
-    ),
-    "wrapper",
-)
+_STEP_CODES = _codes_in(take("torch.optim:Optimizer.profile_hook_step"), "wrapper")
 """Of what calls an optimizer's hooks around its step."""
 
-_REPEATING_CODE: CodeType | None = take(
-    "torch.utils.checkpoint:CheckpointFunction.backward.__code__", None, _CHECKPOINT_LOSS
-)
-
-_UNPACKING_CODES = _codes_in(
-    take("torch.utils.checkpoint:_checkpoint_hook.__init__", None, _CHECKPOINT_LOSS, works=_code_in("unpack_hook")),
-    "unpack_hook",
-)
-
-take(
-    "torch._C:_functions.AccumulateGrad._sequence_nr",  # every kind of node has it, or none
-    None,
-    "does not tell the numbers of autograd nodes: the modules' backward FLOPs stand outside of the model",
-)
+_REPEATING_CODE: CodeType | None = take("torch.utils.checkpoint:CheckpointFunction.backward.__code__")
+_UNPACKING_CODES = _codes_in(take("torch.utils.checkpoint:_checkpoint_hook.__init__"), "unpack_hook")
+take("torch._C:_functions.AccumulateGrad._sequence_nr")  # every kind of node has it, or none
 
 
 def node_sequence(node: Any) -> int:
@@ -187,8 +98,6 @@ def find_backward_call(owners: frozenset[int]) -> BackwardCall | None:
     no Python frame of it. *owners* are the threads on which the calls of other running graph tasks were found. None if
     it was not called from Python.
     """
-    if _ENGINE_CODE is None:
-        return None
     here = threading.get_ident()
     call = _backward_call(sys._getframe(1), here)
     if call is not None:
@@ -215,6 +124,11 @@ def function_in_forward() -> Any:
         code = frame.f_code
         if code is _APPLY_CODE:
             return frame.f_locals.get("cls", torch.autograd.Function)
+        # No other frame's variables are looked at: in a user's they would be kept beyond their time.
+        if _APPLY_CODE is None and code.co_name == "forward" and code.co_varnames[:1] == ("ctx",):
+            context = frame.f_locals.get("ctx")
+            if isinstance(context, _Context):
+                return context._forward_cls
         if code is _ENGINE_CODE:
             return None  # what is further out is the code that called backward()
         frame = frame.f_back
@@ -222,16 +136,16 @@ def function_in_forward() -> Any:
 
 
 def runs_step_of(optimizer: Any) -> bool:
-    """Whether a step of *optimizer* is on this thread's stack; True also if torch does not show that."""
-    return not _STEP_CODES or any(frame.f_locals.get("self") is optimizer for frame in _running_steps())
+    """Whether a step of *optimizer* is on this thread's stack."""
+    return any(frame.f_locals.get("self") is optimizer for frame in _running_steps())
 
 
 def _running_steps() -> Iterator[FrameType]:
     """Of each optimizer's step that is on this thread's stack its frame, whose ``self`` is the optimizer."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and _STEP_CODES:
+    while frame is not None:
         # No other frame's variables are looked at: in a user's they would be kept beyond their time.
-        if frame.f_code is _STEP_CODES[0]:
+        if frame.f_code in _STEP_CODES:
             yield frame
         frame = frame.f_back
 

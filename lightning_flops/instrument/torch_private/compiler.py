@@ -12,21 +12,17 @@ from typing import Any, TypeVar
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from lightning_flops.instrument.torch_private.names import Attribute, take, take_later
+from lightning_flops.instrument.torch_private.names import optional
 from lightning_flops.text.printable import package_logger
 
 logger = package_logger(__name__)
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-_MARK_LOSS = (
-    "cannot mark code as not to be compiled: torch's own wrapper stands around functions of the profiler, and each "
-    "call takes a microsecond longer"
-)
-
-_mark: Any = take("torch._C._dynamo.eval_frame:set_code_exec_strategy", None, _MARK_LOSS, reported=False)
-_action: Any = take("torch._C._dynamo.eval_frame:_FrameAction", None, _MARK_LOSS, reported=False)
-_strategy: Any = take("torch._C._dynamo.eval_frame:_FrameExecStrategy", None, _MARK_LOSS, reported=False)
+_EVAL_FRAME_C = "torch._C._dynamo.eval_frame"
+_mark: Any = optional(f"{_EVAL_FRAME_C}:set_code_exec_strategy")()
+_action: Any = optional(f"{_EVAL_FRAME_C}:_FrameAction")()
+_strategy: Any = optional(f"{_EVAL_FRAME_C}:_FrameExecStrategy")()
 
 
 def _strategies() -> tuple[Any, Any]:
@@ -36,7 +32,6 @@ def _strategies() -> tuple[Any, Any]:
     try:
         return _strategy(_action.SKIP, _action.SKIP), _strategy(_action.SKIP, _action.DEFAULT)
     except (AttributeError, TypeError):
-        logger.info("this torch (%s) %s", torch.__version__, _MARK_LOSS, exc_info=True)
         return None, None
 
 
@@ -124,20 +119,7 @@ END_OF_COMPILED_CALL = "_maybe_set_eval_frame"
 """Torch calls this function of ``module_of_compiled_calls`` when all else of such a call is over."""
 
 
-def _is_called(end: Any) -> None:
-    made_in = sys.modules[_EVAL_FRAME]._TorchDynamoContext.__call__.__code__.co_consts
-    calls = [code for code in made_in if getattr(code, "co_name", "") == _CALL]
-    if not calls or END_OF_COMPILED_CALL not in calls[0].co_names:
-        raise AttributeError("compiled functions are called in another way")
-
-
-_end_of_call = take_later(
-    f"{_EVAL_FRAME}:{END_OF_COMPILED_CALL}",
-    None,
-    "does not show calls of compiled functions: a step that begins to be counted inside one is not counted whole",
-    works=_is_called,
-    reported=False,
-)
+_end_of_call = optional(f"{_EVAL_FRAME}:{END_OF_COMPILED_CALL}")
 
 
 def module_of_compiled_calls() -> Any:
@@ -158,21 +140,7 @@ def is_in_compiled_call(frame: types.FrameType | None) -> bool:
 
 # ---- when it compiles
 
-_CALLBACKS = ("register_start_callback", "register_end_callback", "remove_start_callback", "remove_end_callback")
-
-
-def _has_callbacks(handler: Any) -> None:
-    for name in _CALLBACKS:
-        getattr(handler, name)
-
-
-_handler = take_later(
-    "torch._dynamo.callback:callback_handler",
-    None,
-    "does not tell when it compiles: code that is compiled while hooks of the profiler are up is slower to call, and "
-    "FLOPs of kernels that the compiler makes while FLOPs are counted are not listed",
-    works=_has_callbacks,
-)
+_handler = optional("torch._dynamo.callback:callback_handler")
 
 
 def compiler_callbacks() -> Any:
@@ -193,13 +161,6 @@ COMPILED_CALL = "_compiled_call_impl"
 IS_EAGER = "_is_eager_call"
 """Attribute of what we put there ourselves, around a call that is not compiled."""
 
-_compiled_call: Any = take(
-    f"torch.nn:Module.{COMPILED_CALL}",
-    None,
-    "does not show which modules are compiled in place: their FLOPs stand under the module that calls them",
-    reported=False,
-)
-
 
 def is_compiled_in_place(module: torch.nn.Module) -> bool:
     """Whether ``module.compile()`` was called: no hook fires inside of such a module."""
@@ -219,13 +180,6 @@ COMPILED_FUNCTION = "CompiledFunction"
 BACKWARD_ENTRY = "_backward_impl"
 """Attribute of that class which calls its backward graph with ``(ctx, inputs)``."""
 
-_ENTRY = Attribute(
-    f"torch._functorch._aot_autograd.runtime_wrappers:{COMPILED_FUNCTION}",
-    BACKWARD_ENTRY,
-    "does not show what compiled backwards repeat of their forwards: activation checkpointing inside compiled code "
-    "counts as backward, not as recompute",
-)
-
 
 def is_compiled(function: Any) -> bool:
     """Whether an ``autograd.Function`` is a compiled region's."""
@@ -234,14 +188,10 @@ def is_compiled(function: Any) -> bool:
 
 def shows_its_backward(function: Any) -> bool:
     """Whether the calls of a compiled region's backward graph can be seen, at ``BACKWARD_ENTRY``."""
-    return _ENTRY.get(function, None) is not None
+    return getattr(function, BACKWARD_ENTRY, None) is not None
 
 
-_backward_module = take_later(
-    "torch._dynamo.compiled_autograd:extract_bw_module",
-    None,
-    "does not show the backward graphs of compiled code: what they repeat of the forward counts as backward",
-)
+_backward_module = optional("torch._dynamo.compiled_autograd:extract_bw_module")
 
 
 def backward_graph(function: Any) -> torch.fx.Graph:
@@ -262,47 +212,18 @@ def backward_graph(function: Any) -> torch.fx.Graph:
 
 _COMPILED_AUTOGRAD = "torch._dynamo.compiled_autograd"
 
-_RUNS = Attribute(
-    _COMPILED_AUTOGRAD,
-    "in_compiled_autograd_region",
-    "does not tell whether a whole backward is compiled: FLOPs of such a backward stand outside of the model",
-)
-
-
-def _is_set(switch: Attribute) -> bool:
-    module = sys.modules.get(_COMPILED_AUTOGRAD)
-    return module is not None and bool(switch.get(module, False))
-
 
 def whole_backward_is_compiled() -> bool:
     """Whether all of the backward that runs now is compiled code: then autograd runs no nodes."""
-    return _is_set(_RUNS)
+    module = sys.modules.get(_COMPILED_AUTOGRAD)
+    return bool(getattr(module, "in_compiled_autograd_region", False))
 
 
 # ---- inductor's generated code
 
 _INDUCTOR = "torch._inductor.output_code"
 
-_graph_class = take_later(
-    f"{_INDUCTOR}:CompiledFxGraph",
-    None,
-    "does not show the code that inductor generates: its own kernels for matrix products and attention are not listed",
-)
-
-_SOURCE = Attribute(
-    f"{_INDUCTOR}:CompiledFxGraph",
-    "source_code",
-    "does not show the code that inductor generates: its own kernels for matrix products and attention are not listed",
-    reported=False,
-)
-
-
-_GRAPH_TEXT = Attribute(
-    f"{_INDUCTOR}:CompiledFxGraph",
-    "inductor_post_grad_graph_str",
-    "does not keep the graphs that inductor compiles: flex attention in compiled code is listed as uncounted",
-    reported=False,
-)
+_graph_class = optional(f"{_INDUCTOR}:CompiledFxGraph")
 
 
 def class_of_generated_graphs() -> Any:
@@ -312,9 +233,9 @@ def class_of_generated_graphs() -> Any:
 
 def generated_source(graph: Any) -> str:
     """The source of what inductor made of a graph."""
-    return str(_SOURCE.get(graph, ""))
+    return str(getattr(graph, "source_code", ""))
 
 
 def source_graph(graph: Any) -> str:
     """The graph that inductor made *graph* of, as text."""
-    return str(_GRAPH_TEXT.get(graph, ""))
+    return str(getattr(graph, "inductor_post_grad_graph_str", ""))

@@ -11,62 +11,35 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, cast
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import Any, TypeAlias, cast
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightning_flops.errors import LightningFlopsError
 from lightning_flops.instrument.torch_private.compiler import (
     END_OF_COMPILED_CALL,
     hide,
     is_in_compiled_call,
     module_of_compiled_calls,
 )
-from lightning_flops.instrument.torch_private.names import TABLE, take
+from lightning_flops.instrument.torch_private.names import optional, take
 
-_MODE = "torch.utils._python_dispatch:TorchDispatchMode"
+DispatchMode: TypeAlias = TorchDispatchMode
 
-_STACK_LOSS = (
-    "does not show a thread's dispatch modes: kernels of custom operators that are written in Python are not looked "
-    "into, and threads that count in turn may leave torch's flags for dispatch modes set"
-)
+_push: Any = take("torch._C:_push_on_torch_dispatch_stack")
+_pop: Any = take("torch._C:_pop_torch_dispatch_stack")
+_length: Any = take("torch._C:_len_torch_dispatch_stack")
+_mode_at: Any = take("torch._C:_get_dispatch_stack_at")
+_set_excluded: Any = take("torch._C:_dispatch_tls_set_dispatch_key_excluded")
 
+modes_off: Callable[[], AbstractContextManager[Any]] = take("torch.utils._python_dispatch:_disable_current_modes")
+"""Inside, no dispatch mode sees what runs: neither ours, nor the user's, nor a tracer."""
 
-class _NoDispatchMode:
-    """Stands for the class of dispatch modes in a torch that has none: it cannot be put on the stack."""
+out_of_sight: Callable[[], AbstractContextManager[Any]] = take("torch._C:_DisableTorchDispatch")
+"""Inside, no dispatch mode sees the operators: neither other counters nor the user's modes."""
 
-    def __enter__(self) -> NoReturn:
-        """Refuses.
-
-        Raises:
-            LightningFlopsError: always; says what is missing.
-        """
-        raise LightningFlopsError(TABLE[_MODE].sentence)
-
-    def __exit__(self, *exc: object) -> None:
-        """Is never called."""
-
-
-if TYPE_CHECKING:
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    DispatchMode: TypeAlias = TorchDispatchMode
-else:
-    DispatchMode = take(_MODE, _NoDispatchMode, "does not let operators be seen: no FLOPs can be counted")
-
-_push: Any = take("torch._C:_push_on_torch_dispatch_stack", None, _STACK_LOSS)
-_pop: Any = take("torch._C:_pop_torch_dispatch_stack", None, _STACK_LOSS)
-_length: Any = take("torch._C:_len_torch_dispatch_stack", None, _STACK_LOSS, works=lambda length: length())
-_mode_at: Any = take("torch._C:_get_dispatch_stack_at", None, _STACK_LOSS)
-
-
-_InferenceMode: Any = take(
-    "torch._C:_InferenceMode",
-    None,
-    "does not tell when an inference mode ends: a step that begins to be counted inside one is not counted whole",
-    reported=False,
-)
+_InferenceMode: Any = optional("torch._C:_InferenceMode")()
 
 
 _NOBODYS = DispatchMode()  # type: ignore[no-untyped-call]
@@ -161,100 +134,46 @@ def _is_ours(mode: object) -> bool:
     return type(mode).__module__.partition(".")[0] == __name__.partition(".")[0]
 
 
-class _TorchsStack:
-    """A thread's stack of dispatch modes, as torch has it."""
-
-    @staticmethod
-    def push(mode: DispatchMode) -> None:
-        """Puts *mode* on top of this thread's stack."""
-        _push(mode)
-        _stack_changes()
-
-    @staticmethod
-    def push_under_others(mode: DispatchMode) -> None:
-        """Puts *mode* on this thread's stack, under all that were pushed by others since the latest of ours.
-
-        Whoever leaves a mode takes the topmost one off, which may be another one if that was pushed meanwhile.
-        """
-        above = []
-        while _length() and not _is_ours(_mode_at(_length() - 1)):
-            above.append(_pop(None))
-        _push(mode)
-        for other in reversed(above):
-            _push(other)
-        _stack_changes()
-
-    @staticmethod
-    def depth() -> int:
-        """How many modes are on this thread's stack, without those whose handlers run now."""
-        return int(_length())
-
-    @staticmethod
-    def is_pushed(mode: DispatchMode) -> bool:
-        """Whether *mode* is on this thread's stack, under whatever other modes."""
-        return any(_mode_at(place) is mode for place in range(_length()))
-
-    @staticmethod
-    def remove(mode: DispatchMode) -> None:
-        """Removes the topmost *mode* from this thread's stack; modes above it stay in place."""
-        if not _TorchsStack.is_pushed(mode):
-            return
-        above = []
-        while (popped := _pop(None)) is not mode:
-            above.append(popped)
-        for other in reversed(above):
-            _push(other)
-        _stack_changes()
+def push(mode: DispatchMode) -> None:
+    """Puts *mode* on top of this thread's stack."""
+    _push(mode)
+    _stack_changes()
 
 
-class _OwnStack:
-    """The same by ``with mode:``. It knows only the modes that were pushed here, not those of others."""
+def push_under_others(mode: DispatchMode) -> None:
+    """Puts *mode* on this thread's stack, under all that were pushed by others since the latest of ours.
 
-    _local = threading.local()
-
-    @classmethod
-    def _modes(cls) -> list[DispatchMode]:
-        modes: list[DispatchMode] = cls._local.__dict__.setdefault("modes", [])
-        return modes
-
-    @classmethod
-    def push(cls, mode: DispatchMode) -> None:
-        """Puts *mode* on top of this thread's stack."""
-        mode.__enter__()  # type: ignore[no-untyped-call]
-        cls._modes().append(mode)
-
-    push_under_others = push
-
-    @classmethod
-    def depth(cls) -> int:
-        """How many modes were pushed on this thread, with those whose handlers run now."""
-        return len(cls._modes())
-
-    @classmethod
-    def is_pushed(cls, mode: DispatchMode) -> bool:
-        """Whether *mode* was pushed on this thread."""
-        return any(other is mode for other in cls._modes())
-
-    @classmethod
-    def remove(cls, mode: DispatchMode) -> None:
-        """Removes the topmost *mode* from this thread's stack."""
-        if not cls.is_pushed(mode):
-            return
-        modes, above = cls._modes(), []
-        while (popped := modes.pop()) is not mode:
-            popped.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-            above.append(popped)
-        mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-        for other in reversed(above):
-            cls.push(other)
+    Whoever leaves a mode takes the topmost one off, which may be another one if that was pushed meanwhile.
+    """
+    above = []
+    while _length() and not _is_ours(_mode_at(_length() - 1)):
+        above.append(_pop(None))
+    _push(mode)
+    for other in reversed(above):
+        _push(other)
+    _stack_changes()
 
 
-_stack: type[_TorchsStack | _OwnStack] = _OwnStack if None in (_push, _pop, _length, _mode_at) else _TorchsStack
-push = _OwnStack.push if TABLE[_MODE].missing else _stack.push  # the first refuses to push what is no mode
-push_under_others = _OwnStack.push if TABLE[_MODE].missing else _stack.push_under_others
-depth = _stack.depth
-is_pushed = _stack.is_pushed
-remove = _stack.remove
+def depth() -> int:
+    """How many modes are on this thread's stack, without those whose handlers run now."""
+    return int(_length())
+
+
+def is_pushed(mode: DispatchMode) -> bool:
+    """Whether *mode* is on this thread's stack, under whatever other modes."""
+    return any(_mode_at(place) is mode for place in range(_length()))
+
+
+def remove(mode: DispatchMode) -> None:
+    """Removes the topmost *mode* from this thread's stack; modes above it stay in place."""
+    if not is_pushed(mode):
+        return
+    above = []
+    while (popped := _pop(None)) is not mode:
+        above.append(popped)
+    for other in reversed(above):
+        _push(other)
+    _stack_changes()
 
 
 @contextmanager
@@ -279,44 +198,6 @@ def pushed(mode: Any) -> Iterator[None]:
             mode._failed("an operator that runs others", error)
 
 
-@contextmanager
-def _own_modes_off() -> Iterator[None]:
-    """Replaces torch's own: removes every mode from the stack for a while, if the stack can be reached."""
-    modes = [] if _stack is _OwnStack else [_pop(None) for _ in range(_length())]
-    try:
-        yield
-    finally:
-        for mode in reversed(modes):
-            _push(mode)
-
-
-modes_off: Callable[[], AbstractContextManager[Any]] = take(
-    "torch.utils._python_dispatch:_disable_current_modes",
-    _own_modes_off,
-    "does not switch all dispatch modes off at once: what the profiler asks of a tensor may be seen by torch's tracers",
-    reported=False,
-)
-"""Inside, no dispatch mode sees what runs: neither ours, nor the user's, nor a tracer."""
-
-_hide: Callable[[], AbstractContextManager[Any]] = take(
-    "torch._C:_DisableTorchDispatch",
-    None,
-    "does not hide operators from dispatch modes: what the profiler asks of a tensor is seen by the user's own modes",
-    reported=False,
-)
-
-
-def out_of_sight() -> AbstractContextManager[Any]:
-    """Inside, no dispatch mode sees the operators: neither other counters nor the user's modes."""
-    return nullcontext() if _hide is None else _hide()
-
-
-_set_excluded: Any = take(
-    "torch._C:_dispatch_tls_set_dispatch_key_excluded",
-    None,
-    "does not restore lazy conjugation within a dispatch mode's handler: some operators on complex numbers, such as "
-    "torch.linalg.pinv, come out wrong in a counted step",
-)
 _LAZY_KEYS = [getattr(torch._C.DispatchKey, name, None) for name in ("Conjugate", "Negative")]
 
 
@@ -325,55 +206,24 @@ def conjugates_lazily() -> None:
 
     Torch switches these keys off for a handler, and itself puts them back when the handler ends.
     """
-    if _set_excluded is not None:
-        for key in _LAZY_KEYS:
-            _set_excluded(key, False)
-
-
-functions_off: Callable[[], AbstractContextManager[Any]] = take(
-    "torch._C:DisableTorchFunction",
-    nullcontext,
-    "does not hide functions from tensor subclasses: what the profiler asks of a tensor is seen by its class",
-    reported=False,
-)
-"""Inside, neither a tensor subclass nor a function mode sees what is called."""
+    for key in _LAZY_KEYS:
+        _set_excluded(key, False)
 
 
 # ---- tracers and fake tensors: modes that torch keeps apart from the stack
 
-_TRACER_LOSS = (
-    "does not tell whether a tracer is at work: torch.cond, while_loop, scan and map are not looked into, and are "
-    "listed as uncounted"
-)
-
-_keys: Any = take(
-    "torch._C:_TorchDispatchModeKey",
-    None,
-    _TRACER_LOSS,
-)
-
-_mode_of_key: Any = take(
-    "torch._C:_get_dispatch_mode",
-    None,
-    _TRACER_LOSS,
-)
+_keys: Any = take("torch._C:_TorchDispatchModeKey")
+_mode_of_key: Any = take("torch._C:_get_dispatch_mode")
 
 
 def is_traced() -> bool:
-    """Whether a tracer may be recording what runs; True also if torch does not tell."""
-    if _keys is None or _mode_of_key is None:
-        return True
+    """Whether a tracer may be recording what runs."""
     return any(_mode_of_key(key) is not None for key in (_keys.FAKE, _keys.PROXY, _keys.FUNCTIONAL))
 
 
-def _nothing() -> None:
-    pass
-
-
-fake_mode: Callable[[], Any] = (
-    _nothing if None in (_keys, _mode_of_key) else functools.partial(_mode_of_key, _keys.FAKE)
-)
-"""Returns torch's mode in which operators make fake tensors, as while something is traced; None: none is on."""
+def fake_mode() -> Any:
+    """Torch's mode in which operators make fake tensors, as while something is traced; None: none is on."""
+    return _mode_of_key(_keys.FAKE)
 
 
 @functools.cache

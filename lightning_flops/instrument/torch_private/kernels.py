@@ -10,12 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from lightning_flops.instrument.torch_private.dispatch import DispatchMode, push, remove
-from lightning_flops.instrument.torch_private.names import take_later
-
-_LOSS = (
-    "does not let kernels that are written in Python be looked into: custom operators with such a kernel and without a "
-    "formula are listed as uncounted"
-)
+from lightning_flops.instrument.torch_private.names import optional
 
 
 class _Parts(NamedTuple):
@@ -34,7 +29,7 @@ class _Parts(NamedTuple):
 
 
 _PARTS = tuple(
-    take_later(path, None, _LOSS)
+    optional(path)
     for path in (
         "torch.library:_impls",
         "torch._C:_dispatch_key_for_device",

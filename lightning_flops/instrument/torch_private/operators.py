@@ -4,122 +4,45 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from lightning_flops.instrument.torch_private.names import Attribute, take, take_later
+from lightning_flops.instrument.torch_private.names import optional, take
 
+# The classes of public operators: no private name is needed for them.
+OpOverload: Any = type(torch.ops.aten.mm.default)
+OpOverloadPacket: Any = type(torch.ops.aten.mm)
+HigherOrderOperator: Any = take("torch._ops:HigherOrderOperator")
 
-class _NoOperator:
-    """Stands for a class of operators in a torch that has none: nothing is an instance of it."""
-
-
-if TYPE_CHECKING:
-    from torch._ops import HigherOrderOperator as HigherOrderOperator
-    from torch._ops import OpOverload as OpOverload
-    from torch._ops import OpOverloadPacket as OpOverloadPacket
-else:
-    # The classes of public operators: no private name is needed for them.
-    OpOverload = type(torch.ops.aten.mm.default)
-    OpOverloadPacket = type(torch.ops.aten.mm)
-    HigherOrderOperator = take(
-        "torch._ops:HigherOrderOperator",
-        _NoOperator,
-        "does not tell operators of higher order from other functions: a FLOP formula for one is registered by its "
-        "name alone, and what compiled backwards repeat of such an operator counts as backward",
-    )
-
-_OPERATOR = Attribute(
-    "torch._ops:OpOverload",
-    "_op",
-    "does not show what an operator forwards its calls to: each is called a longer way, and counting takes longer",
-    reported=False,
-)
-
-_schema_by_name: Any = take(
-    "torch._C:_get_schema",
-    None,
-    "does not find an operator's schema by its name: nothing is lost by that",
-    reported=False,
-)
-
-_parse_schema: Any = take(
-    "torch._C:parse_schema",
-    None,
-    "does not read an operator's declaration: convolutions in traces of older versions are listed as uncounted",
-    reported=False,
-)
-
-_SCHEMA = Attribute(
-    "torch._ops:OpOverload",
-    "_schema",
-    "does not show an operator's schema: it is looked up by its name",
-    reported=False,
-)
-
-_COMPOSITE = Attribute(
-    "torch._ops:OpOverload",
-    "_can_decompose",
-    "does not tell which operators are made of others: in inference mode such operators are listed as uncounted",
-)
-
-_has_kernel: Any = take(
-    "torch._C:_dispatch_has_kernel_for_dispatch_key",
-    lambda name, key: True,
-    "does not tell which operators have kernels of their own: in inference mode those made of others are listed as "
-    "uncounted",
-    reported=False,
-)
-
-_CustomOperator: Any = take(
-    "torch.library:CustomOpDef",
-    _NoOperator,
-    "does not tell custom operators from other functions: a FLOP formula for one is registered by its name",
-    reported=False,
-)
-
-_QUALIFIED_NAME = Attribute(
-    "torch.library:CustomOpDef",
-    "_qualname",
-    "does not tell the name of a custom operator: it is read from what it prints as",
-    reported=False,
-)
+_parse_schema = optional("torch._C:parse_schema")
+_has_kernel = optional("torch._C:_dispatch_has_kernel_for_dispatch_key", lambda name, key: True)
+_CustomOperator = optional("torch.library:CustomOpDef", ())
 
 
 def call_of(function: Any) -> Callable[..., Any]:
     """The function that the operator's ``__call__`` forwards to; an operator of higher order itself."""
     if not isinstance(function, OpOverload):
         return function  # type: ignore[no-any-return]
-    return _OPERATOR.get(function, function)  # type: ignore[no-any-return]
+    return getattr(function, "_op", function)  # type: ignore[no-any-return]
 
 
-def schema_of(function: OpOverload) -> Any:
-    """The schema of an operator that has one.
-
-    Raises:
-        AttributeError: it cannot be found.
-    """
-    try:
-        return _SCHEMA.of(function)
-    except AttributeError:
-        if _schema_by_name is None:
-            raise
-        full_name: str = function.name()  # type: ignore[no-untyped-call]
-        name, _, overload = full_name.partition(".")
-        return _schema_by_name(name, overload)
+def schema_of(function: Any) -> Any:
+    """The schema of an operator that has one."""
+    return function._schema
 
 
 def declared_schema(text: str) -> Any:
     """The schema that *text* declares, in the notation of torch's own files; None if this torch cannot read it."""
-    return None if _parse_schema is None else _parse_schema(text)
+    parse = _parse_schema()
+    return None if parse is None else parse(text)
 
 
 _REPLACES = re.compile(r"_native::(.+)_[a-z0-9]+_[0-9]+")
 """Torch names an operator that it runs in place of another by that, by what it is written in, and by a number."""
 
 
-def replaced_by(function: OpOverload) -> OpOverload | None:
+def replaced_by(function: Any) -> Any:
     """The operator of ``aten`` that *function* runs in place of, on some devices; None if it is none of those.
 
     They are one operator, as their declarations tell: ``_native::bmm_triton_0`` and ``aten::bmm``.
@@ -144,7 +67,7 @@ def _arguments(schema: Any) -> str:
     return str(schema).partition("(")[2]
 
 
-def overloads_named(qualified_name: str) -> list[OpOverload]:
+def overloads_named(qualified_name: str) -> list[Any]:
     """All overloads of the operator ``namespace::name``; empty where this torch knows no such operator."""
     namespace, _, name = qualified_name.partition("::")
     try:
@@ -154,7 +77,7 @@ def overloads_named(qualified_name: str) -> list[OpOverload]:
     if not isinstance(packet, OpOverloadPacket):
         return []
     found = []
-    for overload in packet.overloads():  # type: ignore[no-untyped-call]
+    for overload in packet.overloads():
         try:
             found.append(getattr(packet, overload))
         except (AttributeError, RuntimeError):  # one that only TorchScript knows
@@ -162,27 +85,23 @@ def overloads_named(qualified_name: str) -> list[OpOverload]:
     return found
 
 
-def is_composite(function: OpOverload) -> bool:
+def is_composite(function: Any) -> bool:
     """Whether the operator is no more than others, which ``function.decompose`` runs; False if torch does not tell."""
     try:
         # Some have a kernel too, of other bits.
-        return bool(_COMPOSITE.of(function)()) and not _has_kernel(function.name(), "CPU")  # type: ignore[no-untyped-call]
+        return bool(function._can_decompose()) and not _has_kernel()(function.name(), "CPU")
     except (AttributeError, RuntimeError):
         return False
 
 
-def packet_name(packet: OpOverloadPacket) -> str:
+def packet_name(packet: Any) -> str:
     """``namespace::name`` of an operator in all its overloads."""
     return str(packet).replace(".", "::", 1)  # it prints as namespace.name
 
 
 def custom_operator_name(target: Any) -> str | None:
     """``namespace::name`` of what ``torch.library.custom_op`` and ``triton_op`` return; None for anything else."""
-    if not isinstance(target, _CustomOperator):
-        return None
-    printed = repr(target).removeprefix("<CustomOpDef(").removesuffix(")>")
-    name = str(_QUALIFIED_NAME.get(target, printed))
-    return name if "::" in name else None
+    return str(target._qualname) if isinstance(target, _CustomOperator()) else None
 
 
 def higher_order_name(function: Any) -> str:
@@ -193,11 +112,7 @@ def higher_order_name(function: Any) -> str:
 
 # ---- Triton
 
-_kernel_table = take_later(
-    "torch._higher_order_ops.triton_kernel_wrap:kernel_side_table",
-    None,
-    "does not tell which Triton kernel compiled code launches: such launches are listed as uncounted",
-)
+_kernel_table = optional("torch._higher_order_ops.triton_kernel_wrap:kernel_side_table")
 
 
 def triton_kernel(index: int) -> Any:

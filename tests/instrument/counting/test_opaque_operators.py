@@ -120,7 +120,7 @@ def test_what_a_python_kernel_runs_is_counted_in_the_module_that_calls_it() -> N
     assert counts.forward == 2 * 3 * 4 * 4 + PRODUCT
     listed = counts.uncounted["opaquetest.product"]  # what it does beside is not known
     assert (listed.calls, listed.modules, listed.heavy) == (1, ("1",), True)
-    assert counts.by_operator()["aten.mm"].forward == PRODUCT
+    assert counts.by_operator()["aten.matmul"].forward == PRODUCT
 
 
 @pytest.mark.parametrize("key", ["CPU", "CompositeExplicitAutograd", "CompositeImplicitAutograd"])

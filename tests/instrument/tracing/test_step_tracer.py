@@ -18,7 +18,6 @@ from torch.nn.modules import module as torch_module
 from torch.profiler import ProfilerActivity, profile, schedule
 from torch.utils.checkpoint import checkpoint
 
-from lightning_flops.instrument.torch_private.profiling import SlowMark
 from lightning_flops.instrument.tracing.step_tracer import StepTracer
 from lightning_flops.records import StepSignature, TracedStepRecord
 from lightning_flops.schema.trace_steps import ModuleRow, ModuleTable
@@ -387,14 +386,6 @@ def test_a_device_that_leaves_no_events_is_said_and_the_hosts_are_kept() -> None
         "The trace has no event of the cuda device (it may not be permitted here): kernels and device times of modules "
         "are n/a."
     )
-
-
-def test_without_fast_marks_the_slow_ones_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, fast = traced(Net())
-    monkeypatch.setattr("lightning_flops.instrument.tracing.module_marks.new_mark", SlowMark)
-    _, slow = traced(Net())
-    found = [{name: row.calls for name, row in rows(table_of(record)).items()} for record in (fast, slow)]
-    assert found[0] == found[1]
 
 
 def test_events_that_do_not_tell_enough_are_read_from_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
