@@ -132,7 +132,8 @@ class _Sum:
     """Model FLOPs that are estimates."""
 
     def add(self, one: _Predicted, useful: BucketFlops | None, *, steps: int, times: int) -> None:
-        _add(self.flops, one.flops, times)
+        for bucket, value in one.flops.items():
+            self.flops[bucket] = self.flops.get(bucket, 0) + times * value
         self.useful = None if useful is None or self.useful is None else _add(self.useful, useful)
         self.steps[one.how] += steps
         if one.how in ("varied", "nearest"):

@@ -137,7 +137,8 @@ class Monitor:
     def read(self) -> MonitorReading:
         """The batches since the last reading; the next reading begins here."""
         reading, self._reading = self._reading, MonitorReading()
-        self._tokens = self._tokens.plus(reading.tokens)
+        unknown = reading.tokens is UNKNOWN_TOKENS
+        self._tokens = UNKNOWN_TOKENS if unknown else self._tokens.plus(reading.tokens)
         known = self._samples is not None and reading.samples is not None
         self._samples = (self._samples or 0) + (reading.samples or 0) if known else None
         return reading

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from lightning_flops import host_clock
 from lightning_flops.analysis.budget import with_report_sec
 from lightning_flops.analysis.peak_flops import peak_for
-from lightning_flops.analysis.rates import padding_ratio, peak_seconds
+from lightning_flops.analysis.rates import padding_ratio
 from lightning_flops.analysis.throughput import build_throughput
 from lightning_flops.instrument.random_state import random_state_kept
 from lightning_flops.instrument.run_facts import gather_run_facts
@@ -229,6 +229,7 @@ class Reports:
         """Give the loggers what went by since the last reading, with what its steps cost."""
         if not (self._writes and reading.batches):
             return
+        useful = None if flops is None else flops.useful_by_dtype
         scalars = monitor_scalars(
             seconds=reading.seconds,
             data_wait_sec=reading.data_wait_sec,
@@ -236,10 +237,10 @@ class Reports:
             samples=reading.samples,
             dp_size=self._dp_size,
             tokens=self._tokens_of(reading.samples, reading.tokens),
-            padding_ratio=padding_ratio(reading.tokens),
+            padding_ratio=None if reading.tokens.real is None else padding_ratio(reading.tokens),
             model_flops=None if flops is None else sum(flops.by_dtype.values()),
             model_flops_peak_sec=None if flops is None else self._at_peak(flops.by_dtype),
-            useful_flops_peak_sec=None if flops is None else self._at_peak(flops.useful_by_dtype),
+            useful_flops_peak_sec=None if useful is None else self._at_peak(useful),
             estimated_ratio=None if flops is None else flops.estimated_ratio,
         )
         self._facts.output.show_reading(scalars, step=self._facts.x_axis())
@@ -255,10 +256,15 @@ class Reports:
         """Seconds that these FLOPs take at this device's peaks; None if not known."""
         if by_dtype is None:
             return None
-        for dtype in by_dtype.keys() - self._peaks.keys():
-            name, given = self._facts.context().device_name, self._config.peak_flops_per_sec
-            self._peaks[dtype] = peak_for(device_name=name, dtype=dtype, given=given)
-        return peak_seconds(flops=by_dtype, peaks_flops_per_sec=self._peaks)
+        seconds = 0.0
+        for dtype, flops in by_dtype.items():
+            if dtype not in self._peaks:
+                name, given = self._facts.context().device_name, self._config.peak_flops_per_sec
+                self._peaks[dtype] = peak_for(device_name=name, dtype=dtype, given=given)
+            if (peak := self._peaks[dtype]) is None:
+                return None
+            seconds += flops / peak
+        return seconds
 
     def not_reached(self, step: int, context: RunContext, *, steps_done: int) -> None:
         """The run has ended before *step* was profiled."""
