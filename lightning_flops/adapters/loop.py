@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.compiler import is_dynamo_compiling
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from lightning_flops.adapters.loop_context import Frame, called_in, device_of, root_of, run_context
 from lightning_flops.adapters.wrapping import hear, hear_backwards, hear_fetches
 from lightning_flops.instrument.batches import HIDDEN_SHAPE, tensor_shapes
 from lightning_flops.instrument.timing.settling import steps_to_settle
-from lightning_flops.instrument.torch_private.compiler import compiler_callbacks, hide, was_used
+from lightning_flops.instrument.torch_private.compiler import compiler_callbacks, hide, leave_compiled_code, was_used
 from lightning_flops.instrument.torch_private.loading import fetched_ahead, workers_of
 from lightning_flops.run.adapter import Facts
 from lightning_flops.run.run import Run
@@ -53,8 +52,7 @@ class Hook:
 
     def __call__(self, *args: Any) -> None:
         """Tell the adapter, if it is there and this is the thread that trains."""
-        if is_dynamo_compiling():  # what calls us is compiled in two parts, and we run between them as we are
-            torch._dynamo.graph_break()
+        leave_compiled_code()
         adapter = self._adapter()
         if adapter is not None and adapter.run.thread == threading.get_ident():
             self._tell(adapter, *args)

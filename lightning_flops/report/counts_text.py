@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple
 
 from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.analysis.module_tree import ModuleNode, build_modules, lower_bound_modules, module_tree
 from lightning_flops.records import OUTSIDE, ModuleRecord, PhaseFlops
-from lightning_flops.report.layout import paragraph, rule, shortened, some_of, table, title
+from lightning_flops.report.document import Section, cells, draw
+from lightning_flops.report.layout import rule, shortened, some_of
+from lightning_flops.report.trace_view import View
 from lightning_flops.text.printable import page
 from lightning_flops.units import NOT_AVAILABLE, bytes_by_dtype, plain, plural, si
 
@@ -20,29 +21,13 @@ _SHAPES_SHOWN = 4
 ABOUT = "Of each module with those inside it; a multiply-add is two FLOPs."
 
 
-class CountsTable(NamedTuple):
-    """FLOPs by module, ready to be printed; every cell is text, every row as long as the head."""
-
-    head: tuple[str, ...]
-    rows: list[tuple[str, ...]]
-    depths: list[int]
-    """Levels of each row's module below the root."""
-    remarks: list[str]
-    """What was left out of the table or of the counts, in sentences."""
-
-
 def render_counts(counts: FlopCounts) -> str:
     """*counts* as a table by module, ending in a line break."""
-    made = counts_table(counts, most=_ROWS)
-    rows = [(f"{'  ' * depth}{name}", *cells) for depth, (name, *cells) in zip(made.depths, made.rows, strict=True)]
-    lines = [title("FLOPs by module"), *paragraph(ABOUT), *table(made.head, rows, least_width=6, left=(0, 2))]
-    for remark in made.remarks:
-        lines += paragraph(remark)
-    return page([*lines, rule()])
+    return page([*list(draw(counts_section(counts), View(rows=None)))[1:], rule()])
 
 
-def counts_table(counts: FlopCounts, *, most: int) -> CountsTable:
-    """The table of *counts*: the upper levels of the tree of modules, *most* rows of them.
+def counts_section(counts: FlopCounts, *, most: int = _ROWS) -> Section:
+    """The table of *counts*: the upper levels of the tree of modules, *most* rows of them, and what was left out of it.
 
     Modules in a row that are equal are one row, with the figures of each.
     """
@@ -60,7 +45,6 @@ def counts_table(counts: FlopCounts, *, most: int) -> CountsTable:
         return tuple(si(getattr(amounts, phase)) for phase, _ in phases)
 
     rows: list[tuple[str, ...]] = []
-    depths: list[int] = []
     remarks = []
     root = module_tree(modules, lower_bound_modules(record.uncounted))
     if root is not None:
@@ -69,13 +53,12 @@ def counts_table(counts: FlopCounts, *, most: int) -> CountsTable:
             described = bool(node.module.type_name)
             rows.append(
                 (
-                    shortened(_name(node), chars=_NAME_CHARS),
+                    "  " * node.module.depth + shortened(_name(node), chars=_NAME_CHARS),
                     si(node.module.params) if described else NOT_AVAILABLE,
                     node.module.extra_repr if described else NOT_AVAILABLE,
                     *flops(node.module.total),
                 )
             )
-            depths.append(node.module.depth)
         left_out = _size(root) - len(rows)
         if left_out > 0:
             remarks.append(f"And {plain(left_out)} more {plural('row', left_out)}; by_module() has every module.")
@@ -84,13 +67,9 @@ def counts_table(counts: FlopCounts, *, most: int) -> CountsTable:
             remarks.append(f"Parameters: {bytes_by_dtype(sizes)}.")
     if outside.total:
         rows.append((OUTSIDE, "", "", *flops(outside)))
-        depths.append(0)
-    return CountsTable(
-        ("module", "params", "weight shapes", *(words for _, words in phases)),
-        rows,
-        depths,
-        [*remarks, *_not_counted(counts), *record.notes],
-    )
+    head = ("module", "params", "weight shapes", *(words for _, words in phases))
+    shown = cells(head, rows, left=(0, 2), least_width=6)
+    return Section("FLOPs by module", ABOUT, [shown, *remarks, *_not_counted(counts), *record.notes])
 
 
 def _name(node: ModuleNode) -> str:

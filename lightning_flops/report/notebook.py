@@ -6,6 +6,7 @@ import html as markup
 
 from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.report.compare_text import comparison_headline
+from lightning_flops.report.counts_text import counts_section
 from lightning_flops.report.document import as_html
 from lightning_flops.report.headline import answer_lines, counted, headline, throughput_headline
 from lightning_flops.report.html_page import ShownRun, render_comparison_page, render_page
@@ -36,10 +37,12 @@ def text(report: _Shown | Comparison | FormulaReport) -> str:
 
 
 def html(report: _Shown) -> str:
-    """The short report on a profile as plain tables; of anything else, its text."""
+    """The short report on a profile, and counts, as plain tables; of anything else, its text."""
     if isinstance(report, Profile):
         summary = "\n".join(answer_lines(report, advice=False)).replace("\n  ", " ").split("\n")  # whole sentences
         return as_html(short_sections(report), summary)
+    if isinstance(report, FlopCounts):
+        return as_html([counts_section(report)], [])
     return f"<pre>{markup.escape(render_text(report))}</pre>\n"
 
 

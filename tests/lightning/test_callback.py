@@ -36,7 +36,7 @@ def test_the_defaults_are_deepspeeds_and_ours() -> None:
     assert FlopsProfilerCallback().config == ProfilerConfig()
     config = FlopsProfilerCallback().config
     assert (config.profile_step, config.module_depth, config.top_modules) == (1, -1, 1)
-    assert (config.detailed, config.output_file, config.recompute_fwd_factor) == (True, None, 0.0)
+    assert (config.detailed, config.output_file, config.recompute_fwd_factor) == (False, None, 0.0)
 
 
 def test_a_bad_setting_is_an_error_at_construction() -> None:
@@ -91,7 +91,7 @@ def test_every_argument_reaches_the_setting_of_its_name() -> None:
         "profile_step": 2,
         "module_depth": 3,
         "top_modules": 4,
-        "detailed": False,
+        "detailed": True,
         "output_file": "report.txt",
         "recompute_fwd_factor": 0.5,
         "timing_steps": 5,
@@ -117,8 +117,8 @@ def test_every_argument_reaches_the_setting_of_its_name() -> None:
     assert FlopsProfilerCallback(**other_than_default).config == ProfilerConfig(**other_than_default)
     for name, value in {**other_than_default, **apart}.items():
         assert FlopsProfilerCallback(**{name: value}).config == ProfilerConfig(**{name: value}) != ProfilerConfig()
-    assert FlopsProfilerCallback(2, 3, 4, False, Path("a"), 0.5).config == ProfilerConfig(
-        profile_step=2, module_depth=3, top_modules=4, detailed=False, output_file="a", recompute_fwd_factor=0.5
+    assert FlopsProfilerCallback(2, 3, 4, True, Path("a"), 0.5).config == ProfilerConfig(
+        profile_step=2, module_depth=3, top_modules=4, detailed=True, output_file="a", recompute_fwd_factor=0.5
     )
     assert FlopsProfilerCallback(trace_dir=Path("a")).config == ProfilerConfig(trace_dir="a")
 

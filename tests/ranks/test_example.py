@@ -114,14 +114,16 @@ def shown(printed: str, parts: tuple[tuple[str, str], ...]) -> str:
 
 
 COUNTS = re.compile(
-    r"world size|data parallel|model parallel|batch size|params|fwd |bwd |recomputed|optimizer  .* 0 |model FLOPs"
+    r"world size|data parallel|model parallel|batch size|params|fwd |bwd |recomputed|optimizer +0 |model FLOPs"
 )
 
 
 def told(block: str) -> list[str]:
     """The lines of tables in *block*: those that are of counts alone whole, of the others what stands first."""
     rows = [line for line in block.splitlines() if re.search(r"\S {2,}\S", line)]
-    return [line if COUNTS.match(line) else re.split(r" {2,}", line.strip())[0] for line in rows]
+    # A column is as wide as its widest cell, which may be a time.
+    cells = [re.split(r" {2,}", line.strip()) for line in rows]
+    return ["  ".join(row if COUNTS.match(line) else row[:1]) for line, row in zip(rows, cells, strict=True)]
 
 
 @pytest.mark.timeout(280)
