@@ -96,7 +96,7 @@ def take(browser: Any, logs: Path, folder: Path) -> None:
         page.goto(f"{address}/#lightning_flops")
         tab = page.frame_locator("iframe").first
         tab.locator("main[aria-busy=false] #provenance").wait_for()
-        tab.locator("nav a", has_text="Modules").click()
+        tab.get_by_role("link", name="Modules", exact=True).click()
         page.wait_for_timeout(RENDERING_MS)
         page.screenshot(path=folder / "page-tensorboard.png")
         page.close()
