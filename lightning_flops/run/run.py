@@ -34,7 +34,7 @@ from lightning_flops.text.printable import package_logger
 
 if TYPE_CHECKING:
     from lightning_flops.config import ProfilerConfig
-    from lightning_flops.instrument.window_parts import CountedStep
+    from lightning_flops.instrument.recorder import CountedStep
     from lightning_flops.records import BatchTokens, RunContext, Shapes, TimePhase
     from lightning_flops.run.adapter import Facts
     from lightning_flops.schema.profile import Profile
