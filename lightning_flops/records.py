@@ -31,6 +31,35 @@ Loop = Literal["training", "predict", "test", "validate"]
 OUTSIDE = "(outside)"
 """The module name under which work outside the profiled root module is listed."""
 
+METADATA_KEY = "lightning_flops"
+"""Key at the top of a trace under which this package keeps what torch.profiler does not write."""
+
+_MODULE, _PHASE, _ROOT = "module: ", "phase: ", "(root)"
+
+MARKS = (_MODULE, _PHASE)
+"""How the name of every mark of ours in a trace begins; no operator's name does."""
+
+
+def module_mark(name: str) -> str:
+    """The mark around the forward of the module of this qualified name."""
+    return _MODULE + (name or _ROOT)
+
+
+def phase_mark(part: str) -> str:
+    """The mark around this part of a step."""
+    return _PHASE + part
+
+
+def marked_module(mark: str) -> str | None:
+    """The module's qualified name, ``""`` for the root; None if *mark* is not a module's."""
+    name = mark[len(_MODULE) :]
+    return None if not mark.startswith(_MODULE) else "" if name == _ROOT else name
+
+
+def marked_phase(mark: str) -> str | None:
+    """The part of the step; None if *mark* is not a part's."""
+    return mark[len(_PHASE) :] if mark.startswith(_PHASE) else None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseAmounts:

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import nn
 
-from lightning_flops.analysis.trace_marks import module_mark
 from lightning_flops.instrument.module_scope import ModuleNames
 from lightning_flops.instrument.torch_private.profiling import new_mark
+from lightning_flops.records import module_mark
 from lightning_flops.text.printable import package_logger
 
 logger = package_logger(__name__)

@@ -21,13 +21,12 @@ from torch import distributed, nn
 from torch.profiler import ProfilerActivity, record_function
 
 from lightning_flops import host_clock
-from lightning_flops.analysis.trace_marks import METADATA_KEY, phase_mark
 from lightning_flops.instrument.border import UndoLedger
 from lightning_flops.instrument.module_hooks import module_hooks
 from lightning_flops.instrument.patches import Patches
 from lightning_flops.instrument.torch_private import profiling
 from lightning_flops.instrument.tracing import module_marks, raw_events
-from lightning_flops.records import StepSignature, TracedStepRecord
+from lightning_flops.records import METADATA_KEY, StepSignature, TracedStepRecord, phase_mark
 from lightning_flops.signals import words_of
 from lightning_flops.text.printable import package_logger
 
