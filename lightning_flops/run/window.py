@@ -11,8 +11,8 @@ from lightning_flops.instrument.counting.flop_counter import FlopCounter
 from lightning_flops.instrument.memory import MemoryWatch, memory_reader
 from lightning_flops.instrument.recorder import CountedStep, Phase, Recorder
 from lightning_flops.instrument.timing.clocks import clock_for
-from lightning_flops.instrument.timing.forward_timer import ForwardTimer
 from lightning_flops.instrument.timing.gpu_counters import GpuMeter, GpuWatch
+from lightning_flops.instrument.timing.module_timer import ForwardTimer
 from lightning_flops.instrument.timing.processor_wait import ProcessorWatch
 from lightning_flops.instrument.tracing.step_tracer import StepTracer
 from lightning_flops.instrument.tracing.trace_cycles import TraceCycles

@@ -25,7 +25,6 @@ class FakeCounter:
     """Counts what the test tells it to, while it is entered and not paused."""
 
     def __init__(self) -> None:
-        self.compile_sec = 0.0
         self.entered = 0
         self.sweeps = 0
         self.paused = 0

@@ -106,8 +106,6 @@ class FlopCounter:
         self._graph_ran = False
         """Whether a graph traced by torch ran that is not one of the root's modules, and not inside one."""
         self._reducer_hooks: set[str] = set()
-        self.compile_sec = 0.0
-        """Host time in which torch has compiled something while this counted."""
         self._lock = threading.RLock()
         self._undo = UndoLedger()
         """Removes everything that this counter puts on torch, when no thread is inside any more."""
@@ -183,7 +181,9 @@ class FlopCounter:
         self._mode.counts_fake = _computes_on_fake_tensors(self._root)
         undo.add(self._compiled.close)
         self._compiled.begin(self._mode.count_unseen)
-        put_up_hooks(undo, self._on_module_enter, self._on_module_leave, self._on_compiled, failed=self._failed)
+        put_up_hooks(
+            undo, self._on_module_enter, self._on_module_leave, self._compiled.hear_graphs, failed=self._failed
+        )
         optimizers = OptimizerHooks(
             self._on_optimizer_enter, self._on_optimizer_leave, failed=partial(self._failed, "an optimizer's hook")
         )
@@ -206,10 +206,6 @@ class FlopCounter:
         if graph is not None and hasattr(graph, "replay"):
             failed = partial(self._failed, "a replayed CUDA graph")
             taps.replace(graph, "replay", lambda original: listening(original, before=self._replays, failed=failed))
-
-    def _on_compiled(self, seconds: float) -> None:
-        self.compile_sec += seconds
-        self._compiled.hear_graphs()
 
     # ---- what the loop says
 

@@ -74,18 +74,11 @@ def hidden(function: _Function) -> _Function:
     """A function that does what *function* does, and that torch never compiles.
 
     It is *function* itself where it can be marked; else torch's wrapper around it, which costs a microsecond a call.
-    The mark, unlike the wrapper, does not keep *function* from being read into a caller that is being compiled.
     """
-    return function if hide(function) else wrapped(function)
-
-
-def wrapped(function: _Function) -> _Function:
-    """As ``hidden``, and the compiler does not read it into a caller either: torch's wrapper around *function*."""
-    if not can_compile():
+    if hide(function) or not can_compile():
         return function
     disable: Any = torch.compiler.disable
-    out_of_sight: _Function = disable(function)
-    return out_of_sight
+    return disable(function)  # type: ignore[no-any-return]
 
 
 @functools.cache

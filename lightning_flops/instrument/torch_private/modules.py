@@ -9,8 +9,6 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lightning_flops.instrument.torch_private.names import optional
-
 
 def children_of(module: nn.Module) -> Mapping[str, nn.Module | None]:
     """The modules that *module* holds, by name; None under a name that holds none."""
@@ -25,15 +23,6 @@ def holds(module: nn.Module, child: str) -> bool:
 def parameters_of(module: nn.Module) -> Mapping[str, nn.Parameter | None]:
     """The parameters that *module* itself holds, by name; None under a name that holds none."""
     return module._parameters
-
-
-_global_hooks = optional("torch.nn.modules.module:_global_forward_hooks", {})
-
-
-def is_last_global_hook(handle: Any) -> bool:
-    """Whether torch calls the hook of this handle last after a forward; False if that cannot be known."""
-    hooks = _global_hooks()
-    return bool(hooks) and next(reversed(hooks)) == handle.id
 
 
 # ---- wrappers
