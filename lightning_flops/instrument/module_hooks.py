@@ -80,7 +80,7 @@ def put_up_hooks(
 
     enter, leave = hidden(enters), hidden(leaves)
     handles: list[Any] = []
-    is_over = []
+    is_over: list[bool] = []
 
     def put_up() -> None:
         if not is_over and not handles:

@@ -42,7 +42,7 @@ class ModuleMarks:
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> None:
         """A forward ends."""
-        stack = getattr(self._local, "stack", ())
+        stack: list[Any] = getattr(self._local, "stack", [])
         for depth in range(len(stack) - 1, -1, -1):
             if stack[depth][0] is module:
                 # The forwards above it ended by an error that skips hooks.
