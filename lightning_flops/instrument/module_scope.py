@@ -15,7 +15,6 @@ from lightning_flops.instrument.random_state import random_state_kept
 from lightning_flops.instrument.torch_private.modules import (
     TORCHS_WRAPPERS,
     children_of,
-    communication_hooks,
     parameters_of,
 )
 from lightning_flops.records import OUTSIDE, ModuleRecord
@@ -105,24 +104,6 @@ def named_modules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             if child is not None and id(child) not in within
         ]
         pending.extend(reversed(below))
-
-
-_MOVING_HOOKS = frozenset(
-    (
-        "allreduce_hook fp16_compress_hook bf16_compress_hook noop_hook post_localSGD_hook "
-        "quantization_pertensor_hook quantization_perchannel_hook "
-        "_reducer_allreduce_and_upcast_hook"
-    ).split()
-)
-"""Torch's own communication hooks that cast and send gradients, and multiply nothing."""
-
-
-def computing_hooks(module: nn.Module) -> Iterator[str]:
-    """Names of the communication hooks of a DistributedDataParallel that may compute more than casts."""
-    for hook, _ in communication_hooks(module):
-        name = getattr(hook, "__name__", type(hook).__name__)
-        if name not in _MOVING_HOOKS:
-            yield name
 
 
 class ModuleNames:

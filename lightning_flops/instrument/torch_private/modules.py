@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 
 def children_of(module: nn.Module) -> Mapping[str, nn.Module | None]:
@@ -47,13 +46,6 @@ TORCHS_WRAPPERS: dict[str, tuple[tuple[str, str], ...]] = {
 def is_replica(module: nn.Module) -> bool:
     """Whether *module* is a copy that DataParallel made, for one device and one forward."""
     return bool(getattr(module, "_is_replica", False))
-
-
-def communication_hooks(module: nn.Module) -> Sequence[tuple[Any, Any]]:
-    """The communication hooks of a DistributedDataParallel, each with its state; none of any other module."""
-    if not isinstance(module, DistributedDataParallel):
-        return ()
-    return getattr(module, "_comm_hooks", None) or ()
 
 
 # ---- FullyShardedDataParallel
