@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from lightning_flops.instrument.border import Failed, UndoLedger
-from lightning_flops.instrument.torch_private.compiler import compiler_callbacks, hidden, hide
+from lightning_flops.instrument.torch_private.compiler import compiler_callbacks, hide
 from lightning_flops.text.printable import package_logger
 
 logger = package_logger(__name__)
@@ -78,14 +78,15 @@ def put_up_hooks(
         except Exception as error:
             failed("a module's forward hook", error)
 
-    enter, leave = hidden(enters), hidden(leaves)
+    for function in (enters, leaves):
+        hide(function)
     handles: list[Any] = []
     is_over: list[bool] = []
 
     def put_up() -> None:
         if not is_over and not handles:
-            handles.append(register_module_forward_pre_hook(enter))
-            handles.append(register_module_forward_hook(leave, always_call=True))
+            handles.append(register_module_forward_pre_hook(enters))
+            handles.append(register_module_forward_hook(leaves, always_call=True))
 
     def take_down() -> None:
         while handles:

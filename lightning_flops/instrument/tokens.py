@@ -80,8 +80,9 @@ def _fields_of(batch: Any) -> Mapping[Any, Any] | None:
     """What *batch* holds, by name; None if that has no names."""
     if isinstance(batch, Mapping):
         return batch
-    if isinstance(batch, tuple) and hasattr(batch, "_asdict"):
-        return batch._asdict()  # type: ignore[no-any-return]
+    if isinstance(batch, tuple):
+        names = getattr(type(batch), "__match_args__", ())  # those of a named tuple's fields
+        return dict(zip(names, batch, strict=False)) if names else None
     return vars(batch) if is_dataclass(batch) and hasattr(batch, "__dict__") else None
 
 

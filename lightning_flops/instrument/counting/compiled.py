@@ -140,7 +140,7 @@ class CompiledCode:
         if function in self._watched:
             return
         self._watched.add(function)
-        if compiler.is_compiled(function) and compiler.shows_its_backward(function):
+        if compiler.is_compiled(function):
             begins = partial(self._begins, function)
             compiler.hide(self._begins)
             self._listen(function, compiler.BACKWARD_ENTRY, "the beginning of a compiled backward", begins)
