@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -51,12 +51,11 @@ class DeviceProperties:
     shared_memory: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchShape:
-    """Blocks and threads of a kernel along each axis, registers of a thread, bytes of a block; None if not written."""
+class LaunchShape(NamedTuple):
+    """Blocks of a kernel and threads of a block, registers of a thread, bytes of a block; None if not written."""
 
-    grid: tuple[int, int, int] | None = None
-    block: tuple[int, int, int] | None = None
+    blocks: int | None = None
+    threads: int | None = None
     registers: int | None = None
     shared_memory: int | None = None
 
