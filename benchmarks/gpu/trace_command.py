@@ -15,7 +15,7 @@ from .judge import exactly, holds, told
 from .results import Row
 from .trace import gpt_traced
 
-_OF_THE_FILE = ("flops", "source", "rank", "overlap", "events", "notes", "device_summary")
+_OF_THE_FILE = ("flops", "source", "rank", "overlap", "events", "notes")
 """What is the file's own, or what a live run of one rank leaves out."""
 _SHARE = 1e-3
 """On a CPU the live report has nanoseconds, a file microseconds with three digits."""

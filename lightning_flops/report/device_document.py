@@ -167,11 +167,6 @@ def _devices(tables: TraceReport) -> Iterator[Figure]:
         yield Figure("communication not hidden", f"{duration(exposed_us * _US)} ({hidden} is hidden)")
     if tables.kernel_summary is not None:
         yield Figure("kernel time on tensor cores", percent(tables.kernel_summary.tensor_core_ratio))
-    summary = tables.device_summary
-    if summary.cpu_process_ratio is not None:
-        yield Figure("CPU time of this process / wall time", percent(summary.cpu_process_ratio))
-    if summary.cpu_system_ratio is not None:
-        yield Figure("CPU of the machine, busy / (busy + idle)", percent(summary.cpu_system_ratio))
 
 
 def _phases(modules: ModuleTable, profile: Profile) -> Iterator[Figure]:
@@ -186,7 +181,6 @@ def _phases(modules: ModuleTable, profile: Profile) -> Iterator[Figure]:
             ("backward", modules.backward_us, timing and timing.backward_sec, modules.unattributed_backward_us),
             ("  of it gradient accumulation", modules.gradient_accumulation_us, None, 0),
             ("  of it communication", modules.backward_communication_us, None, 0),
-            ("  of it operators outside of autograd's nodes", modules.backward_outside_nodes_us, None, 0),
             ("optimizer", modules.optimizer_us, timing and timing.optimizer_sec, 0),
         ]
     for name, time_us, timed_sec, lost_us in phases:

@@ -399,19 +399,6 @@ def test_events_that_do_not_tell_enough_are_read_from_a_file(monkeypatch: pytest
     del tracer
 
 
-def test_processor_time_stands_beside_the_events() -> None:
-    psutil = pytest.importorskip("psutil")
-    tracer, record = traced(Net(), keep_file=True)
-    assert record.path is not None
-    summary = analyze_trace(load_trace(record.path)).device_summary
-    use = record.metadata["lightning_flops"]
-    assert summary.cpu_process_ratio == use["process_cpu_sec"] / use["elapsed_sec"]
-    assert summary.cpu_process_ratio is not None
-    assert 0 < summary.cpu_process_ratio <= 2 * (psutil.cpu_count() or 1)
-    assert {"system_busy_sec", "system_idle_sec"} <= use.keys()
-    del tracer
-
-
 def test_gradients_and_random_numbers_are_the_same_bit_for_bit() -> None:
     def gradients(*, trace: bool) -> list[torch.Tensor]:
         torch.manual_seed(5)
