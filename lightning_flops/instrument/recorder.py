@@ -439,7 +439,9 @@ class Recorder:
     def _traces_or_closes(self, measured: _Measured) -> None:
         """Counts and times are complete."""
         measured.complete = True
-        self._traces.begin(measured.is_comparable)
+        flops = measured.counter.flops
+        calls = sum(one.calls for one in (*flops.cells, *flops.uncounted.values()))
+        self._traces.begin(measured.is_comparable, operators=calls // len(measured.counted))
         self._go_on(Phase.CLOSED if self._traces.over else Phase.TRACING)
 
     def _go_on(self, phase: Phase) -> None:
