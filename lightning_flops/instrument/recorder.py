@@ -440,7 +440,7 @@ class Recorder:
         """Counts and times are complete."""
         measured.complete = True
         flops = measured.counter.flops
-        calls = sum(one.calls for one in (*flops.cells, *flops.uncounted.values()))
+        calls = sum(cell.calls for cell in flops.cells) + sum(one.calls for one in flops.uncounted.values())
         self._traces.begin(measured.is_comparable, operators=calls // len(measured.counted))
         self._go_on(Phase.CLOSED if self._traces.over else Phase.TRACING)
 

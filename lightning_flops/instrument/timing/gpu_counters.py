@@ -46,7 +46,6 @@ _POWER, _HEAT = 0, 1
 """NVML_PERF_POLICY_POWER and NVML_PERF_POLICY_THERMAL."""
 _SM = 1
 """NVML_CLOCK_SM."""
-_IN_WHOLE = "this process computes on a slice of a GPU (MIG), and the counters are those of the whole GPU"
 
 
 class _Counters(NamedTuple):
@@ -74,14 +73,12 @@ class GpuMeter:
 
     Args:
         nvml: the module pynvml, initialized.
-        handle: NVML's handle of the GPU; None if this process has only a slice of it.
+        handle: NVML's handle of the GPU.
     """
 
-    def __init__(self, nvml: Any, handle: Any | None) -> None:
+    def __init__(self, nvml: Any, handle: Any) -> None:
         self._nvml = nvml
         self._handle = handle
-        self.is_slice = handle is None
-        """Whether this process has only a slice of the GPU, whose counters would be those of the whole."""
 
     def counters(self) -> _Counters:
         """The counters now."""
@@ -103,8 +100,6 @@ class GpuMeter:
         return highest
 
     def _ask(self, function: str, *arguments: Any) -> Any:
-        if self._handle is None:
-            return None
         return _quietly(lambda: getattr(self._nvml, function)(self._handle, *arguments))
 
 
@@ -134,19 +129,17 @@ def open_meter(device: torch.device, undo: ExitStack) -> GpuMeter | None:
     return meter
 
 
-def _whole_gpu(nvml: Any, uuid: str) -> Any | None:
-    """NVML's handle of the GPU with this identifier, as torch writes it; None if torch has a slice of a GPU.
+def _whole_gpu(nvml: Any, uuid: str) -> Any:
+    """NVML's handle of the GPU with this identifier, as torch writes it.
 
     Raises:
-        Exception: NVML knows neither a GPU nor a slice of this identifier.
+        Exception: NVML knows no such GPU, or this process has a slice of it (MIG): the counters are the whole GPU's.
     """
-    bare = uuid.removeprefix("GPU-").removeprefix("MIG-")
-    handle = _quietly(lambda: nvml.nvmlDeviceGetHandleByUUID(f"GPU-{bare}"))
-    if handle is None:
-        nvml.nvmlDeviceGetHandleByUUID(f"MIG-{bare}")
-        return None
+    handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid.removeprefix('GPU-')}")
     mode = _quietly(lambda: nvml.nvmlDeviceGetMigMode(handle))  # [current, pending]; an error where there is no MIG
-    return None if mode is not None and mode[0] == 1 else handle
+    if mode is not None and mode[0] == 1:
+        raise LookupError("a slice of a GPU")
+    return handle
 
 
 def _quietly(ask: Callable[[], Any]) -> Any:
@@ -206,9 +199,7 @@ class GpuWatch:
 
     def _recorded(self, meter: GpuMeter, grown: _Counters, *, seconds: float) -> GpuRecord:
         why = ""
-        if meter.is_slice:
-            why = _IN_WHOLE
-        elif grown.millijoules is None:
+        if grown.millijoules is None:
             why = "this GPU's driver has no counter of its energy"
         elif seconds < LEAST_SEC:
             why = (
