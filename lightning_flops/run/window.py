@@ -141,4 +141,4 @@ def _tracing(facts: Facts, config: ProfilerConfig) -> TraceCycles:
         profile_memory=config.profile_memory,
         with_stack=config.with_stack,
     )
-    return TraceCycles([tracer, ForwardTimer(facts.root, lambda: clock_for(facts.device))], config.trace_schedule)
+    return TraceCycles([tracer, ForwardTimer(facts.root, clock_for(facts.device))], config.trace_schedule)

@@ -69,12 +69,7 @@ class _Clock(NamedTuple):
 
 
 class GpuMeter:
-    """Reads the counters of one GPU.
-
-    Args:
-        nvml: the module pynvml, initialized.
-        handle: NVML's handle of the GPU.
-    """
+    """Reads the counters of one GPU by *nvml*, the module pynvml, initialized, and its handle."""
 
     def __init__(self, nvml: Any, handle: Any) -> None:
         self._nvml = nvml
@@ -152,12 +147,7 @@ def _quietly(ask: Callable[[], Any]) -> Any:
 
 
 class GpuWatch:
-    """Reads a meter where a series of timed steps begins and ends, and its clock in between.
-
-    Args:
-        meter: of the GPU that is trained on; None: nothing is read, and nothing told.
-        now: the host's clock, in seconds.
-    """
+    """Reads a meter, if there is one, where a series of timed steps begins and ends, and its clock in between."""
 
     def __init__(self, meter: GpuMeter | None, now: Callable[[], float] = host_clock.now) -> None:
         self._meter = meter
