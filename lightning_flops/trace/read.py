@@ -13,9 +13,8 @@ from typing import IO, Any, cast
 import msgspec
 import numpy as np
 
-from lightning_flops.analysis.trace_marks import METADATA_KEY
 from lightning_flops.errors import LightningFlopsError
-from lightning_flops.records import TraceColumns
+from lightning_flops.records import METADATA_KEY, TraceColumns
 from lightning_flops.trace.columns import Trace, TraceFormatError
 from lightning_flops.trace.events import DECODER, FOREIGN, HOST, Columns, Event
 from lightning_flops.trace.names import KIND_OF_CATEGORY

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lightning_flops.analysis.trace_marks import METADATA_KEY
+from lightning_flops.records import METADATA_KEY
 from lightning_flops.schema.communication import CollectiveRow, Overlap
 from lightning_flops.schema.trace_events import (
     KERNEL_GAP_LIMIT_US,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_flops.analysis.trace_marks import phase_mark
+from lightning_flops.records import phase_mark
 from lightning_flops.schema.trace_steps import PhaseRow, StepTime
 from lightning_flops.trace.phases import model_summary
 from lightning_flops.trace.steps import step_times

@@ -6,8 +6,7 @@ A stamp is cheap and never waits for a device. The time between two stamps is re
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
@@ -21,19 +20,15 @@ class Clock(Protocol[StampT]):
 
     def stamp(self) -> StampT:
         """A stamp of this moment, in the order in which the device sees it."""
-        ...
 
     def settle(self) -> None:
         """Wait until every stamp taken so far has a time. Called once, when the window closes."""
-        ...
 
     def seconds_between(self, start: StampT, end: StampT) -> float:
         """Seconds from *start* to *end* where the work of the step happens: on the device, if there is one."""
-        ...
 
     def host_seconds_between(self, start: StampT, end: StampT) -> float:
         """Seconds from *start* to *end* on the host."""
-        ...
 
 
 class WallClock:
@@ -52,8 +47,7 @@ class WallClock:
     host_seconds_between = seconds_between
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceStamp:
+class DeviceStamp(NamedTuple):
     """An event on the compute stream, and the host's time when it was recorded."""
 
     event: Any
@@ -101,11 +95,6 @@ class CudaEventClock:
 def clock_for(device: torch.device) -> Clock[Any] | None:
     """The clock that gives true times for *device*.
 
-    Returns:
-        None for a device that works asynchronously and has no events that we read: its phases cannot be timed.
+    None for a device that works asynchronously and has no events that we read: its phases cannot be timed.
     """
-    if device.type == "cpu":
-        return WallClock()
-    if device.type == "cuda":
-        return CudaEventClock()
-    return None
+    return WallClock() if device.type == "cpu" else CudaEventClock() if device.type == "cuda" else None

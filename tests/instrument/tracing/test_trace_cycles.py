@@ -8,7 +8,7 @@ from torch import nn
 
 from lightning_flops.config import TraceSchedule
 from lightning_flops.instrument.timing.clocks import Clock, WallClock
-from lightning_flops.instrument.timing.forward_timer import ForwardTimer
+from lightning_flops.instrument.timing.module_timer import ForwardTimer
 from lightning_flops.instrument.tracing.trace_cycles import TraceCycles
 from lightning_flops.records import StepSignature
 from tests.fake_clock import FakeNow

@@ -149,11 +149,11 @@ def whole_flops(answer: Any) -> int:
     """A formula's answer as an int.
 
     Raises:
-        ValueError: it is not a whole number.
+        ValueError: it is no whole number, or negative.
     """
     flops = int(answer)
-    if flops != answer:
-        raise ValueError(f"it gave {answer}, and FLOPs are whole numbers")
+    if flops != answer or flops < 0:
+        raise ValueError(f"it gave {answer}, and FLOPs are whole numbers, and not negative")
     return flops
 
 
