@@ -40,8 +40,6 @@ NAMES = {
     "RanksProfile": "left_out",
     "RanksDevice": "device_name",
     "Straggler": "module host",
-    "RanksCollective": "name",
-    "RanksCommunication": "notes",
     "CollectiveRow": "name",
     "RankCollectiveRow": "name",
     "KernelRow": "name",
