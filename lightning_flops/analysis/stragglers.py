@@ -200,7 +200,7 @@ def _module(straggler: Straggler, one: _Rank, peers: Sequence[_Rank]) -> str | N
 
 
 def _medians_of_others(values: Sequence[float]) -> list[float]:
-    """For each value the median of all others, of a single one its own: sorted once, as jobs have thousands of ranks."""
+    """For each value the median of all others, of a single one its own; sorted once, for jobs of thousands."""
     if len(values) < 2:
         return list(values)
     ordered = sorted(values)

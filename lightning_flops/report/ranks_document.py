@@ -282,8 +282,8 @@ def _collectives(comparison: RankComparison, names: Sequence[str]) -> Table:
     ordered = sorted(by_name.items(), key=lambda item: (-sum(one.latency_us for _, _, one in item[1]), item[0]))
     shown = ordered[:_COLLECTIVES_SHOWN]
     words = (
-        "Matched: the i-th call of each rank of a process group. Transfer: the shortest of the ranks for each call; wait: "
-        "the rest, until the last rank came. Times are medians of the ranks, in one step."
+        "Matched: the i-th call of each rank of a process group. Transfer: the shortest of the ranks for each call; "
+        "wait: the rest, until the last rank came. Times are medians of the ranks, in one step."
     )
     if any(total("bytes")(item) is None for item in shown):
         words += " Bytes are n/a where the traces do not say them; gloo's do with record_shapes=True."

@@ -15,27 +15,23 @@ from lightning_flops.schema.profile import Profile
 from lightning_flops.units import duration, plain, plural, run_text, runs_of, si
 
 _NOTATIONS = (
-    "data parallel size (dp_size: ranks that see different data), model parallel size (mp_size: tensor-parallel "
-    "ranks), number of parameters (params), number of multiply-adds of matmul-like operators (MACs), number of "
-    "floating-point operations (flops: two a MAC), floating-point operations per second (FLOPS), fwd and bwd latency "
-    "(forward and backward passes), step latency (optimizer), iter latency (sum of fwd, bwd and step latency). "
-    "Counts are those of one counted global step, latencies means of the timed ones: all micro-steps, up to one "
-    "optimizer attempt. Estimated "
-    "lines take the bwd flops from the fwd flops, as DeepSpeed does; measured lines take those that autograd ran, "
+    # No label is followed by a colon: a search for "data parallel size:" finds the line with its value.
+    "dp_size (data parallel size, ranks that see different data), mp_size (model parallel size, tensor-parallel "
+    "ranks), params (number of parameters), MACs (number of multiply-adds of matmul-like operators), flops (number of "
+    "floating-point operations, two a MAC), FLOPS (floating-point operations per second), fwd and bwd latency (forward "
+    "and backward passes), step latency (optimizer), iter latency (sum of fwd, bwd and step latency). Estimated lines "
+    "take the bwd flops from the fwd flops, as DeepSpeed does; measured lines take those that autograd ran, "
     "recomputation included."
 )
 
-_NOTATIONS_WITHOUT_TRAINING = (
-    "data parallel size (dp_size: ranks that see different data), model parallel size (mp_size: tensor-parallel "
-    "ranks), number of parameters (params), number of multiply-adds of matmul-like operators (MACs), number of "
-    "floating-point operations (flops: two a MAC), floating-point operations per second (FLOPS), fwd latency (forward "
-    "pass). Counts are those of one counted batch, latencies means of the timed ones. This loop does not train."
-)
-"""The same for a loop that only runs the model forward."""
 
+def summary_lines(profile: Profile, *, of_run: bool = True) -> list[str]:
+    """DeepSpeed's lines, labels and order; between them the measured lines and the trainable parameters.
 
-def summary_lines(profile: Profile) -> list[str]:
-    """DeepSpeed's lines, labels and order; between them the measured lines and the trainable parameters."""
+    Args:
+        profile: what was measured.
+        of_run: say of which steps of which run the figures are.
+    """
     context, flops, rates, timing = profile.context, profile.flops, profile.rates, profile.timing
     factor = f"{2 + profile.settings.recompute_fwd_factor:g}"
     bwd_flops = f"{factor} * fwd flops per GPU"
@@ -52,11 +48,9 @@ def summary_lines(profile: Profile) -> list[str]:
 
     lines = [
         title("Flops Profiler"),
-        f"Profile Summary at {context.step_word} {profile.profile_step}:",
-        *_when_lines(profile),
-        *_where_lines(profile),
-        *_paragraph(_about_rates(profile)),
-        *_paragraph(_NOTATIONS if context.trains else _NOTATIONS_WITHOUT_TRAINING, first="Notations: "),
+        f"Profile Summary at {context.step_word if of_run else 'step'} {profile.profile_step}:",
+        *([*_when_lines(profile), *_where_lines(profile), *_paragraph(_about_rates(profile))] if of_run else []),
+        *_paragraph(_NOTATIONS, first="Notations: "),
         "",
         line("world size", plain(context.world_size)),
         line("data parallel size", plain(context.dp_size)),
@@ -73,6 +67,8 @@ def summary_lines(profile: Profile) -> list[str]:
         line("fwd FLOPS per GPU = fwd flops per GPU / fwd latency", rate(rates.forward_flops_per_sec)),
     ]
     if not context.trains:
+        measured = (("bwd", flops.backward), ("recomputed", flops.recompute))
+        lines += [line(f"{name} flops per GPU", count(f"(measured) {si(spent)}")) for name, spent in measured if spent]
         return [*lines, line("samples/second", _samples_per_sec(profile))]
     return [
         *lines,
@@ -164,7 +160,8 @@ def _about_rates(profile: Profile) -> str:
     )
     return (
         f"As DeepSpeed prints it, under its labels: GPU is whatever device the run is on, FLOPS a rate (FLOP/s), and "
-        f"samples/second are over the {latency}{wall}."
+        f"samples/second are over the {latency}{wall}. Counts are those of one counted {profile.step_name}, latencies means "
+        "of the timed ones."
     )
 
 

@@ -23,6 +23,7 @@ from lightning_flops.report.profile_document import (
     operators_section,
     short_sections,
     throughput_section,
+    times_section,
     uncounted_section,
 )
 from lightning_flops.report.ranks_document import ranks_section
@@ -94,6 +95,22 @@ def _short_lines(profile: Profile) -> list[str]:
         if len(lines) < MOST_LINES:
             break
     return lines[: MOST_LINES - 1]
+
+
+def render_forwards(profile: Profile, *, detailed: bool) -> str:
+    """The forwards of one model under DeepSpeed's labels, beginning with an empty line and ending in a line break."""
+    lines = ["", *summary_lines(profile, of_run=False)]
+    if profile.timing is not None and profile.timing.timed_steps > 1:
+        lines += draw(times_section(profile), VIEW)
+    lines += ["", *aggregated_lines(profile), *(["", *detailed_lines(profile)] if detailed else ())]
+    lines += draw(uncounted_section(profile), VIEW) if profile.uncounted else ()
+    lines += draw(notes_section(profile.notes), VIEW) if profile.notes else ()
+    return page([*lines, VIEW.rule()])
+
+
+def render_aggregated(profile: Profile) -> str:
+    """The classes of modules that weigh most at each depth, alone."""
+    return page(aggregated_lines(profile))
 
 
 def render_advice(advice: Sequence[Advice]) -> str:

@@ -130,7 +130,7 @@ def test_a_slow_reader_is_named_by_its_waits_for_data() -> None:
 
 
 def test_what_the_others_wait_for_a_rank_does_not_make_up_for_its_being_slow() -> None:
-    # Rank 1's backward is 40 ms shorter than the others', who wait for it there; of its 60 ms 59 are work, of theirs 55.
+    # Rank 1's backward is 40 ms shorter than the others', who wait for it there; 59 of it are work, of theirs 55.
     others = [record(rank, HEALTHY | {"backward": 100}, exposed={"backward": 45}) for rank in (0, 2)]
     mine = record(1, HEALTHY | {"data_wait": 41}, exposed={"backward": 1})
     found = only(find_stragglers([*others, mine]))

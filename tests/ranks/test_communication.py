@@ -14,9 +14,9 @@ from lightning_flops.analysis.ranks import with_ranks
 from lightning_flops.analysis.stragglers import find_stragglers
 from lightning_flops.config import AdviceThresholds, ProfilerConfig
 from lightning_flops.records import PhaseSeconds
+from lightning_flops.schema.communication import RankComparison
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.rank_record import RankRecord
-from lightning_flops.schema.communication import RankComparison
 from lightning_flops.schema.trace import TracedStep
 from lightning_flops.trace import analyze_trace, collective_calls, load_trace, step_parts
 from tests.ranks import DEEPSPEED_ON_CPU, EVERYTHING
