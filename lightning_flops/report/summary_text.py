@@ -160,8 +160,8 @@ def _about_rates(profile: Profile) -> str:
     )
     return (
         f"As DeepSpeed prints it, under its labels: GPU is whatever device the run is on, FLOPS a rate (FLOP/s), and "
-        f"samples/second are over the {latency}{wall}. Counts are those of one counted {profile.step_name}, latencies means "
-        "of the timed ones."
+        f"samples/second are over the {latency}{wall}. Counts are those of one counted {profile.step_name}, latencies "
+        "means of the timed ones."
     )
 
 
