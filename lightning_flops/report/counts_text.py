@@ -9,8 +9,7 @@ from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.analysis.module_tree import ModuleNode, build_modules, lower_bound_modules, module_tree
 from lightning_flops.records import OUTSIDE, ModuleRecord, PhaseFlops
 from lightning_flops.report.document import Section, cells, draw
-from lightning_flops.report.layout import rule, shortened, some_of
-from lightning_flops.report.trace_view import View
+from lightning_flops.report.layout import View, rule, shortened, some_of
 from lightning_flops.text.printable import page
 from lightning_flops.units import NOT_AVAILABLE, bytes_by_dtype, plain, plural, si
 

@@ -10,6 +10,7 @@ from lightning_flops.analysis.module_names import parent_name
 from lightning_flops.analysis.rank_names import name_files
 from lightning_flops.report.document import Column, Section, as_data, quantity, share, table
 from lightning_flops.report.headline import answer_lines
+from lightning_flops.report.layout import WHOLE
 from lightning_flops.report.profile_document import (
     advice_section,
     breakdown_section,
@@ -23,7 +24,6 @@ from lightning_flops.report.text import detailed_sections
 from lightning_flops.report.trace_answer_text import answer_lines as traces_answer
 from lightning_flops.report.trace_answer_text import name_of
 from lightning_flops.report.trace_document import trace_sections
-from lightning_flops.report.trace_view import WHOLE
 from lightning_flops.report.work_document import job_section
 from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.profile import Profile

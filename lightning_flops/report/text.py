@@ -12,7 +12,7 @@ from lightning_flops.report.device_document import energy_section, memory_sectio
 from lightning_flops.report.document import Section, draw
 from lightning_flops.report.formula_text import render_formula
 from lightning_flops.report.headline import answer_lines
-from lightning_flops.report.layout import TITLE_WIDTH
+from lightning_flops.report.layout import TITLE_WIDTH, View
 from lightning_flops.report.module_text import aggregated_lines, detailed_lines
 from lightning_flops.report.profile_document import (
     MODULES_SHOWN,
@@ -30,7 +30,6 @@ from lightning_flops.report.ranks_document import ranks_section
 from lightning_flops.report.summary_text import summary_lines
 from lightning_flops.report.throughput_text import render_throughput
 from lightning_flops.report.trace_document import MEMORY_TITLES, trace_sections
-from lightning_flops.report.trace_view import View
 from lightning_flops.schema.advice import Advice
 from lightning_flops.schema.comparison import Comparison
 from lightning_flops.schema.formula import FormulaReport
