@@ -140,21 +140,26 @@ class _Group:
     @property
     def of_peak(self) -> float | None:
         """Share of the peak; None where a module's FLOPs are not all its own, or its peak is not known."""
-        reached = seconds = 0.0
-        for one in self.members:
-            times = one.times
-            if times is None or one.own != one.total:
+        return share_of_peak(self.members) if all(one.own == one.total for one in self.members) else None
+
+
+def share_of_peak(modules: Sequence[ModuleProfile]) -> float | None:
+    """Share of the peak that *modules* reach, over the phases that have FLOPs; None where one of them is not known."""
+    reached = seconds = 0.0
+    for one in modules:
+        times, forward = one.times, one.total.forward
+        if times is None:
+            return None
+        sides = (
+            (forward, times.forward_sec, times.forward_utilization),
+            (one.total.backward + one.total.recompute, times.backward_sec, times.backward_utilization),
+        )
+        for flops, spent, part in sides:
+            if flops and (spent is None or part is None):
                 return None
-            sides = (
-                (one.own.forward, times.forward_sec, times.forward_utilization),
-                (one.own.total - one.own.forward, times.backward_sec, times.backward_utilization),
-            )
-            for flops, spent, utilization in sides:
-                if flops and (spent is None or utilization is None):
-                    return None
-                reached += (spent or 0.0) * (utilization or 0.0)
-                seconds += spent or 0.0
-        return ratio(part=reached, whole=seconds) if reached else None
+            if flops and spent is not None and part is not None:
+                reached, seconds = reached + spent * part, seconds + spent
+    return ratio(part=reached, whole=seconds) if reached else None
 
 
 def module_groups(modules: Sequence[ModuleProfile]) -> list[_Group]:
