@@ -74,7 +74,7 @@ def render_text(profile: Renderable, *, detailed: bool | None = None) -> str:
     lines = _short_lines(profile)
     if profile.settings.detailed if detailed is None else detailed:
         lines += ["", *summary_lines(profile)]
-        for section in (*detailed_sections(profile), *_memory_of_trace(profile)):
+        for section in (*detailed_sections(profile), *_traced(profile)):
             lines += draw(section, VIEW)
         lines += ["", *aggregated_lines(profile), "", *detailed_lines(profile)]
     return page([*lines, VIEW.rule()])
@@ -117,11 +117,14 @@ def render_advice(advice: Sequence[Advice]) -> str:
     return page(list(draw(advice_section(advice, rules=True), VIEW))[2:])
 
 
-def _memory_of_trace(profile: Profile) -> Iterator[Section]:
-    """Who allocated memory in the traced step: of its tables, those that were asked for by ``profile_memory``."""
+_TRACED = ("Step time", "Devices", "Modules", "Communication", "Idle", *MEMORY_TITLES)
+"""Tables of the traced step that the detailed report has; of the others, ``lightning-flops trace`` and the page."""
+
+
+def _traced(profile: Profile) -> Iterator[Section]:
     tables = None if profile.traced is None else profile.traced.tables
     if tables is not None:
-        yield from (one for one in trace_sections(tables) if one.title in MEMORY_TITLES)
+        yield from (one for one in trace_sections(tables) if one.title in _TRACED)
 
 
 def detailed_sections(profile: Profile) -> Iterator[Section]:
@@ -138,7 +141,7 @@ def detailed_sections(profile: Profile) -> Iterator[Section]:
         memory_section(profile),
         operators_section(profile),
         intensity_section(profile),
-        traced_section(profile),
         uncounted_section(profile),
+        traced_section(profile),
     )
     yield from (section for section in sections if section is not None)
