@@ -14,6 +14,7 @@ from lightning_flops.report.layout import some_of
 from lightning_flops.schema.advice import Advice
 from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.ranks import RanksProfile
 from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, plural, si
 
 NO_ADVICE = "Nothing that was measured is above its threshold."
@@ -263,9 +264,14 @@ def missing_rates(unavailable: Mapping[str, str]) -> list[str]:
     return [f"{NOT_AVAILABLE}: {', '.join(words)}: {reason}." for reason, words in reasons.items()]
 
 
+def whose(ranks: RanksProfile) -> str:
+    """Which ranks a figure is of: "3 of 4 ranks"; nothing where all answered."""
+    return f"{plain(ranks.answered)} of {plain(ranks.world_size)} ranks" if ranks.absences else ""
+
+
 def flops_section(profile: Profile) -> Section:
     """Every bucket of FLOPs, to the last one."""
-    mean, total, spread = profile.flops, profile.flops_total, profile.flops_spread
+    mean, total = profile.flops, profile.flops_total
     half = profile.settings.causal_attention == "half"
     factor = f"{2 + profile.settings.recompute_fwd_factor:g}"
     rows: list[tuple[str, str]] = [
@@ -277,19 +283,10 @@ def flops_section(profile: Profile) -> Section:
         ("optimizer", "optimizer"),
         ("skipped: masked attention" + (", counted less executed" if half else ""), "skipped"),
         ("model FLOPs = fwd + bwd", "model"),
-        ("hardware FLOPs = fwd + bwd + recomputed + optimizer - skipped", "hardware"),
+        ("hardware FLOPs = all of these phases - skipped", "hardware"),
     ]
     if not profile.has_backward:
         rows = [("fwd = model FLOPs", "forward"), rows[6], ("hardware FLOPs = fwd - skipped", "hardware")]
-
-    def of_spread(which: str) -> Any:
-        def value(row: tuple[str, str]) -> Any:
-            assert spread is not None
-            if row[1] == "model":
-                return getattr(spread, f"model_{which}")
-            return getattr(getattr(spread, which), row[1], None)
-
-        return value
 
     several, moved = len(profile.counted_steps) > 1, profile.bytes_total
     steps = f"{len(profile.counted_steps)} {plural(profile.context.step_word, 2)}"
@@ -298,8 +295,12 @@ def flops_section(profile: Profile) -> Section:
         Column("FLOPs", lambda row: getattr(mean, row[1]), si),
         Column(f"all {steps}" if several else "exact", lambda row: getattr(total, row[1])),
     ]
-    if spread is not None:
-        columns += [Column("min", of_spread("minimum"), si), Column("max", of_spread("maximum"), si)]
+    if profile.ranks is not None:
+        of_all, of_model = profile.ranks.flops, profile.ranks.flops_of_model
+        columns += [
+            Column(whose(profile.ranks) or "all ranks", lambda row: getattr(of_all, row[1]), si),
+            Column("of model", lambda row: None if of_model is None else getattr(of_model, row[1]), si),
+        ]
     if moved.total:
         bytes_of = {name: profile.per_step(getattr(moved, name)) for name in ("forward", "backward", "recompute")}
         bytes_of["optimizer"] = profile.per_step(moved.optimizer)
@@ -314,6 +315,8 @@ def flops_section(profile: Profile) -> Section:
     note = f"Matrix products, convolutions, attention and recurrent layers, two FLOPs a multiply-add. {attention}"
     if moved.total:
         note += " Bytes are what all operators read and write, elementwise ones included."
+    if profile.ranks is not None:
+        note += " Of model: of one copy of it."
     if profile.lower_bound:
         note += f" {lower_bound_words(profile)}"
     title = f"FLOPs of a {profile.step_name} per {profile.context.device_word}"
@@ -347,12 +350,13 @@ def throughput_section(profile: Profile) -> Section:
         Figure(f"data wait, share of the {name}", percent(rates.data_wait_ratio)),
     ]
     if context.world_size > 1 and profile.ranks is not None:
-        items.append(f"MFU, HFU and times are those of rank {context.rank}; samples and tokens those of all ranks.")
+        answered = whose(profile.ranks) or "all ranks"
+        items.append(f"MFU, HFU and times are those of rank {context.rank}; samples and tokens those of {answered}.")
     elif context.world_size > 1:
-        whose = "that all ranks work on together"
+        together = "that all ranks work on together"
         if context.dp_size > 1:
-            whose = f"of all {context.dp_size} ranks that see different data, as {context.dp_size} times this rank's"
-        items.append(f"MFU, HFU and times are those of rank {context.rank}; samples and tokens are those {whose}.")
+            together = f"of all {context.dp_size} ranks that see different data, as {context.dp_size} times this rank's"
+        items.append(f"MFU, HFU and times are those of rank {context.rank}; samples and tokens are those {together}.")
     unavailable = profile.unavailable
     if not profile.has_backward:
         unavailable = {rate: why for rate, why in unavailable.items() if rate not in RATES_OF_TRAINING}

@@ -13,7 +13,7 @@ from lightning_flops.analysis.spreads import spread_over
 from lightning_flops.analysis.straggler_words import straggler_evidence
 from lightning_flops.analysis.stragglers import are_compared, longest_own_time
 from lightning_flops.report.document import Column, Figure, Section, Table, quantity, short, table, us
-from lightning_flops.report.profile_document import missing_rates
+from lightning_flops.report.profile_document import missing_rates, whose
 from lightning_flops.schema.communication import RankCollectiveRow, RankComparison, RankRow
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.ranks import RankFigures, RankSpread, RanksProfile, StageProfile
@@ -38,18 +38,12 @@ def ranks_section(profile: Profile) -> Section | None:
         *_who(profile, ranks),
         *_stragglers(ranks),
         *_rates(profile, ranks),
-        _flops(profile, ranks),
         *_spreads(profile, ranks),
         *_stages(ranks),
         *([] if ranks.communication is None else _communication(ranks.communication)),
         *_left_out(profile, ranks),
     ]
     return Section("All ranks", "", items)
-
-
-def whose(ranks: RanksProfile) -> str:
-    """Which ranks a figure is of: "3 of 4 ranks"; nothing where all answered."""
-    return f"{plain(ranks.answered)} of {plain(ranks.world_size)} ranks" if ranks.absences else ""
 
 
 def _who(profile: Profile, ranks: RanksProfile) -> Items:
@@ -105,7 +99,6 @@ def _no_straggler(ranks: RanksProfile) -> str:
 def _rates(profile: Profile, ranks: RanksProfile) -> Items:
     rates, name = ranks.rates, profile.step_name
     mark = f" ({whose(ranks)})" if ranks.absences else ""
-    latency = "iter latency (as DeepSpeed)" if profile.context.trains else "fwd latency"
     bound = " (lower bound)" if ranks.lower_bound else ""
 
     def marked(text: str, *marks: str) -> str:
@@ -117,38 +110,9 @@ def _rates(profile: Profile, ranks: RanksProfile) -> Items:
     for one in ranks.devices[:_DEVICES_SHOWN]:
         peak = f"{plain(one.ranks)} x {si(one.peak_flops_per_sec, 'FLOP/s')}"
         yield Figure(f"    {one.device_name or 'unknown device'}", peak)
-    others = ranks.devices[_DEVICES_SHOWN:]
-    if others:
+    if others := ranks.devices[_DEVICES_SHOWN:]:
         yield Figure(f"    and {len(others)} more kinds of devices", f"{sum(one.ranks for one in others)} of them")
-    yield Figure(f"samples/second over the {name}", marked(plain(rates.samples_per_sec), mark))
-    yield Figure(f"samples/second over the {latency}", marked(plain(rates.iter_samples_per_sec), mark))
-    yield Figure(f"tokens/second over the {name}", marked(plain(rates.tokens_per_sec), mark))
-    per_device = marked(plain(rates.tokens_per_sec_per_device), mark)
-    yield Figure(f"tokens/second per {profile.context.device_word}", per_device)
     yield from missing_rates(ranks.unavailable)
-
-
-def _flops(profile: Profile, ranks: RanksProfile) -> Table:
-    """FLOPs of the job, and of one copy of the model."""
-    together, copy = ranks.flops, ranks.flops_of_model
-    rows = [
-        ("fwd", "forward"),
-        ("bwd (measured)", "backward"),
-        ("recomputed in the bwd", "recompute"),
-        ("optimizer", "optimizer"),
-        ("model FLOPs = fwd + bwd", "model"),
-        ("hardware FLOPs", "hardware"),
-    ]
-    if not profile.has_backward:
-        rows = [("fwd = model FLOPs", "forward"), rows[-1]]
-    mark = whose(ranks) or f"all {plain(ranks.world_size)} ranks"
-    columns = [
-        Column(f"FLOPs of a {profile.step_name}", lambda row: row[0], str),
-        Column(f"{'at least, ' if ranks.lower_bound else ''}{mark}", lambda row: getattr(together, row[1]), si),
-        Column("exact", lambda row: getattr(together, row[1])),
-        Column("of model", lambda row: None if copy is None else getattr(copy, row[1]), si),
-    ]
-    return table(rows, columns, whole=True)
 
 
 def _spreads(profile: Profile, ranks: RanksProfile) -> Items:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from lightning_flops.report.layout import TITLE_WIDTH, line, marked_before, title, wrapped
-from lightning_flops.report.ranks_document import whose
+from lightning_flops.report.profile_document import whose
 from lightning_flops.schema.profile import Profile
 from lightning_flops.units import duration, plain, plural, run_text, runs_of, si
 
