@@ -16,6 +16,7 @@ from lightning_flops.report.profile_document import (
     breakdown_section,
     modules_section,
     notes_section,
+    roofline_columns,
     share_of_peak,
     times_section,
 )
@@ -206,6 +207,7 @@ def _all_modules(profile: Profile) -> Any:
         ]
     columns += [
         Column("bytes", lambda one: per_step(one.total_bytes.total)),
+        *roofline_columns(profile.modules),
         Column("calls", lambda one: per_step(one.calls)),
         Column("", lambda one: one.extra_repr, str, left=True),
     ]

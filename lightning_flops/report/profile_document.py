@@ -15,6 +15,7 @@ from lightning_flops.schema.advice import Advice
 from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.ranks import RanksProfile
+from lightning_flops.schema.step import OperatorProfile
 from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, plural, si
 
 NO_ADVICE = "Nothing that was measured is above its threshold."
@@ -364,11 +365,19 @@ def throughput_section(profile: Profile) -> Section:
 
 
 def operators_section(profile: Profile) -> Section | None:
-    """Every operator that spent FLOPs, the most first."""
+    """Every operator that spent FLOPs, the most first, and what could be reached with its bytes."""
     spending = [operator for operator in profile.operators if operator.flops.total]
     if not spending:
         return None
-    whole, per_step = sum(operator.flops.total for operator in spending), profile.per_step
+    whole, per_step, word = (
+        sum(operator.flops.total for operator in spending),
+        profile.per_step,
+        profile.context.step_word,
+    )
+    total = profile.flops_total
+    phases = {"fwd": "forward"} | ({"bwd": "backward"} if profile.has_backward else {})
+    rarer = {"recomputed": "recompute", "optimizer": "optimizer"}
+    phases |= {label: phase for label, phase in rarer.items() if getattr(total, phase)}
 
     def of(phase: str) -> Any:
         return lambda one: per_step(getattr(one.flops, phase))
@@ -376,51 +385,44 @@ def operators_section(profile: Profile) -> Section | None:
     columns = [
         field("operator", "operator", str),
         Column("calls", lambda one: per_step(one.calls), si),
-        quantity("fwd", of("forward"), "FLOPs"),
-        *([quantity("bwd", of("backward"), "FLOPs")] if profile.has_backward else []),
-        *([quantity("recomputed", of("recompute"), "FLOPs")] if profile.flops_total.recompute else []),
-        *([quantity("optimizer", of("optimizer"), "FLOPs")] if profile.flops_total.optimizer else []),
+        *(quantity(label, of(phase), "FLOPs") for label, phase in phases.items()),
         share("share", lambda one: ratio(part=one.flops.total, whole=whole)),
         Column("dtype", lambda one: ", ".join(one.dtypes), str, left=True),
+        *roofline_columns(spending),
     ]
+    note = ""
+    if any(one.roofline is not None and one.roofline.flops_per_byte is not None for one in spending):
+        note = f"Achieved: FLOPs of the counted {word} over the time of the traced one. {_attainable(profile)}"
     after = ["Shares are of what was counted, a lower bound."] if profile.lower_bound else []
     title = f"Operators with most FLOPs in a {profile.step_name}"
-    return Section(title, "", [table(spending, columns, least_width=5, after=after)])
+    return Section(title, note, [table(spending, columns, least_width=5, after=after)])
 
 
-def intensity_section(profile: Profile) -> Section | None:
-    """FLOPs per byte of modules and operators, and what can be reached with it; None where no bytes were counted."""
-    of_modules = [(one.name or "(root)", one.own.total, one.roofline) for one in profile.modules if one.own.total]
-    of_operators = [(one.operator, one.flops.total, one.roofline) for one in profile.operators]
-    tables = []
-    for what, found in (("module", of_modules), ("operator", of_operators)):
-        known = [row for row in found if row[2] is not None and row[2].flops_per_byte is not None]
-        known.sort(key=lambda row: -row[1])
-        columns = [
-            Column(what, lambda row: row[0], str, chars=_NAME_CHARS),
-            quantity("", lambda row: profile.per_step(row[1]), "FLOPs"),
-            Column("FLOP/byte", lambda row: row[2].flops_per_byte),
-        ]
-        if any(row[2] is not None and row[2].achieved_flops_per_sec is not None for row in known):
-            columns.append(quantity("achieved", lambda row: row[2].achieved_flops_per_sec, "FLOP/s"))
-        if any(row[2] is not None and row[2].attainable_flops_per_sec is not None for row in known):
-            columns.append(quantity("attainable", lambda row: row[2].attainable_flops_per_sec, "FLOP/s"))
-        if known:
-            tables.append(table(known, columns, least_width=5))
-    if not tables:
-        return None
-    bandwidth, word = profile.memory_bytes_per_sec, profile.context.step_word
-    attainable = (
-        "What is attainable is n/a: the memory's bandwidth is not known for this device; set memory_bytes_per_sec."
-        if bandwidth is None
-        else f"Attainable: the least of the peak and FLOP/byte x {si(bandwidth, 'B/s')}, the memory's bandwidth"
+def roofline_columns(rows: Sequence[ModuleProfile] | Sequence[OperatorProfile]) -> Iterator[Column]:
+    """The columns of their rooflines that some of *rows* have a figure for."""
+
+    def of(name: str) -> Any:
+        return lambda one: None if one.roofline is None else getattr(one.roofline, name)
+
+    for column in (
+        Column("FLOP/byte", of("flops_per_byte")),
+        quantity("achieved", of("achieved_flops_per_sec"), "FLOP/s"),
+        quantity("attainable", of("attainable_flops_per_sec"), "FLOP/s"),
+    ):
+        if any(column.of(row) is not None for row in rows):
+            yield column
+
+
+def _attainable(profile: Profile) -> str:
+    bandwidth = profile.memory_bytes_per_sec
+    if bandwidth is None:
+        return (
+            "What is attainable is n/a: the memory's bandwidth is not known for this device; set memory_bytes_per_sec."
+        )
+    return (
+        f"Attainable: the least of the peak and FLOP/byte x {si(bandwidth, 'B/s')}, the memory's bandwidth"
         f"{', as given' if profile.settings.memory_given else ''}; what stays in a cache or is fused can be faster."
     )
-    note = (
-        f"FLOPs and bytes of the counted {word}, forward, backward and recomputation together; achieved: these FLOPs "
-        f"over the time of the traced {word}. {attainable}"
-    )
-    return Section("Arithmetic intensity", note, tables)
 
 
 def uncounted_section(profile: Profile) -> Section:

@@ -18,7 +18,6 @@ from lightning_flops.report.profile_document import (
     MODULES_SHOWN,
     advice_section,
     flops_section,
-    intensity_section,
     notes_section,
     operators_section,
     short_sections,
@@ -140,7 +139,6 @@ def detailed_sections(profile: Profile) -> Iterator[Section]:
         ranks_section(profile),
         memory_section(profile),
         operators_section(profile),
-        intensity_section(profile),
         uncounted_section(profile),
         traced_section(profile),
     )

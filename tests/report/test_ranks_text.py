@@ -100,7 +100,7 @@ def test_every_line_of_the_job_says_so_when_a_rank_is_missing() -> None:
     assert all(line.endswith("(2 of 4 ranks)") for line in figures)
     summary = render_text(CASES["missing"], detailed=True)
     assert "samples and tokens those of 2 of 4 ranks." in summary
-    assert "exact  2 of 4 ranks  of model" in summary
+    assert "exact  2 of 4 ranks    of model" in summary
     assert "params of model = params per GPU * mp_size:                             (2 of 4 ranks) 3 M" in summary
 
 
