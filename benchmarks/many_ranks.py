@@ -39,7 +39,7 @@ from lightning_flops.records import (
     WindowRecord,
 )
 from lightning_flops.report.document import draw
-from lightning_flops.report.job_document import ranks_section
+from lightning_flops.report.ranks_document import ranks_section
 from lightning_flops.report.text import VIEW
 from lightning_flops.schema.communication import CollectiveCalls, Overlap
 from lightning_flops.schema.profile import Profile

@@ -5,16 +5,18 @@ Forwards that are timed are not those that are counted: only then are the times 
 
 from __future__ import annotations
 
+import platform
 import sys
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from lightning_flops.analysis.forward_profile import build_forward_profile, build_timed_calls
+from lightning_flops.analysis.forward_profile import ForwardMeasurement, build_forward_profile
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.instrument.batches import samples_in, tensor_shapes
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
@@ -22,10 +24,11 @@ from lightning_flops.instrument.deepspeed_groups import parallel_sizes
 from lightning_flops.instrument.module_scope import describe_modules, named_modules, require_module
 from lightning_flops.instrument.timing.clocks import Clock, clock_for
 from lightning_flops.instrument.timing.module_timer import ModuleTimer
+from lightning_flops.records import PhaseSeconds, RunContext
 from lightning_flops.report import deepspeed_units as units
-from lightning_flops.report.deepspeed_text import ForwardReportSettings, render_aggregated_text, render_forward_text
+from lightning_flops.report.text import render_aggregated, render_forwards
 from lightning_flops.run.safety import close_quietly
-from lightning_flops.schema.forward import EngineRecord, ForwardMeasurement, ForwardProfile, TimedCalls
+from lightning_flops.schema.profile import Profile
 from lightning_flops.signals import is_of_signal_handler
 from lightning_flops.sinks.file import write_text_file
 from lightning_flops.text.json_text import shown
@@ -71,7 +74,8 @@ class FlopsProfiler:
         self._counted: ModuleTimer | None = None
         self._timed: ModuleTimer | None = None
         """Timed the latest calls; the same as ``_counted`` if no others were timed."""
-        self._calls: TimedCalls | None = None
+        self._calls: tuple[tuple[float, ...], int | None] = ((), None)
+        """Seconds of calls to which nothing listened, and samples in each."""
         self._running = False
         self._undo = ExitStack()
         """Removes from torch what a start has put there."""
@@ -106,7 +110,8 @@ class FlopsProfiler:
         """Forgets what was measured. A running profiler goes on from zero."""
         with self._safely("it could not start anew"):
             self._undo.close()
-            self._counter = self._counted = self._timed = self._calls = None
+            self._counter = self._counted = self._timed = None
+            self._calls = ((), None)
             if self._running:
                 self._open(count=True)
 
@@ -136,7 +141,7 @@ class FlopsProfiler:
         timer = ModuleTimer(self.model, _clock_of(self.model), abandon=abandon)
         counter = undo.enter_context(FlopCounter(self.model)) if count else None
         undo.enter_context(timer)  # after the counter, so that its hooks come last
-        self._timed, self._calls = timer, None
+        self._timed, self._calls = timer, ((), None)
         if counter is not None:
             self._counter, self._counted = counter, timer
 
@@ -149,12 +154,13 @@ class FlopsProfiler:
 
     def get_total_macs(self, as_string: bool = False) -> Any:
         """Multiply-adds of the model's forward, as an int: half its FLOPs. With *as_string*: ``"3.14 GMACs"``."""
-        macs = self._profile().root.macs
+        macs = self._profile().flops.forward // 2
         return units.macs_to_string(macs) if as_string else macs
 
     def get_total_duration(self, as_string: bool = False) -> Any:
         """Seconds of the model's forward, as a float. None, or ``"n/a"``, on a device whose time cannot be read."""
-        seconds = self._profile().forward_sec
+        timing = self._profile().timing
+        seconds = None if timing is None else timing.forward_sec
         return units.duration_to_string(seconds) if as_string else seconds
 
     def get_total_params(self, as_string: bool = False) -> Any:
@@ -180,18 +186,11 @@ class FlopsProfiler:
             output_file: path or URL that is written instead of the standard output. If it cannot be written, a warning
                 says why and the report is printed.
         """
-        settings = ForwardReportSettings(
-            profile_step=profile_step,
-            module_depth=module_depth,
-            top_modules=top_modules,
-            detailed=detailed,
-            recompute_fwd_factor=self.recompute_fwd_factor,
-        )
         if self._has_nothing_to_print():
             return
-        profile = self._profile()
-        self.flops, self.macs, self.params = profile.flops.forward, profile.root.macs, profile.root.module.params
-        text = render_forward_text(profile, settings)
+        profile = self._profile(profile_step, module_depth=module_depth, top_modules=top_modules)
+        self.flops, self.macs, self.params = profile.flops.forward, profile.flops.forward // 2, profile.params
+        text = render_forwards(profile, detailed=detailed)
         if output_file:
             try:
                 write_text_file(output_file, text)
@@ -207,20 +206,22 @@ class FlopsProfiler:
             module_depth: deepest level shown; the model is level 0; -1 shows all.
             top_modules: how many classes are listed at each depth.
         """
-        settings = ForwardReportSettings(module_depth=module_depth, top_modules=top_modules)
         if not self._has_nothing_to_print():
-            sys.stdout.write(render_aggregated_text(self._profile(), settings))
+            sys.stdout.write(render_aggregated(self._profile(module_depth=module_depth, top_modules=top_modules)))
 
     def _has_nothing_to_print(self) -> bool:
         if self._counter is None:  # no error, as in DeepSpeed: loops start the profiler on one rank and print on all
             logger.warning("nothing was profiled, so nothing is printed: start_profile() comes first")
         return self._counter is None
 
-    def _profile(self) -> ForwardProfile:
+    def _profile(self, step: int = 0, *, module_depth: int = -1, top_modules: int = 1) -> Profile:
         counter, counted, timed = self._counter, self._counted, self._timed
         if counter is None or counted is None or timed is None:
             raise LightningFlopsError("nothing was profiled: start_profile() comes first")
-        return build_forward_profile(
+        calls_sec, samples = self._calls
+        device = next(iter(_devices(self.model)), torch.device("cpu"))
+        context, engine_sec = _context(self.ds_engine, device, samples)
+        profile = build_forward_profile(
             records=describe_modules(self.model),
             measurement=ForwardMeasurement(
                 flops=counter.record(),
@@ -228,11 +229,16 @@ class FlopsProfiler:
                 counted_calls=counted.outermost_calls,
                 timed_calls=timed.outermost_calls,
                 timed_while_counted=timed is counted,
-                calls=self._calls,
+                calls_sec=calls_sec,
+                samples=context.micro_batch_size,
             ),
+            context=context,
+            recompute_fwd_factor=self.recompute_fwd_factor,
+            engine_sec=engine_sec,
             ignored={name for name, module in named_modules(self.model) if type(module) in self._ignored_types},
-            engine=None if self.ds_engine is None else _engine_record(self.ds_engine),
         )
+        settings = replace(profile.settings, module_depth=module_depth, top_modules=top_modules)
+        return replace(profile, profile_step=step, settings=settings)
 
 
 def get_model_profile(
@@ -331,7 +337,7 @@ def _measure(
                     inside.enter_context(one.in_root())
             call()
         profiler.stop_profile()
-    profiler._calls = build_timed_calls(seconds, samples=samples_in(tensor_shapes([*args, *kwargs.values()])))
+    profiler._calls = tuple(seconds), samples_in(tensor_shapes([*args, *kwargs.values()]))
 
 
 def _seconds_of(call: Callable[[], None], clock: Clock[Any]) -> float:
@@ -390,18 +396,31 @@ def _clock_of(model: nn.Module) -> Clock[Any] | None:
     return clock_for(next(iter(others), torch.device("cpu"))) if len(others) < 2 else None
 
 
-def _engine_record(engine: Any) -> EngineRecord:
-    """What the DeepSpeed *engine* knows about the run."""
-    seconds: dict[str, float | None] = {"bwd": None, "step": None}
+def _context(engine: Any, device: torch.device, samples: int | None) -> tuple[RunContext, PhaseSeconds | None]:
+    """What is known of the run, and the seconds of its step that only the DeepSpeed *engine*, if any, knows."""
+    context = RunContext(
+        framework="torch",
+        framework_version=torch.__version__,
+        torch_version=torch.__version__,
+        device_type=device.type,
+        device_name=platform.machine(),
+        precision="",
+        micro_batch_size=samples,
+        loop="predict",
+    )
+    if engine is None:
+        return context, None
+    sizes, seconds = parallel_sizes(engine), None
     # The engine's timers cover all micro-steps of a step; the profile may cover fewer.
     if engine.wall_clock_breakdown() and engine.gradient_accumulation_steps() == 1:
-        seconds = {name: engine.timers(name).elapsed(reset=False) / 1e3 for name in seconds}  # in milliseconds
-    sizes = parallel_sizes(engine)
-    return EngineRecord(
+        backward, optimizer = (engine.timers(name).elapsed(reset=False) / 1e3 for name in ("bwd", "step"))  # in ms
+        seconds = PhaseSeconds(backward=backward, optimizer=optimizer)
+    context = replace(
+        context,
         world_size=engine.world_size,
         dp_size=sizes.dp_size,
         tp_size=sizes.tp_size,
         micro_batch_size=engine.train_micro_batch_size_per_gpu(),
-        backward_sec=seconds["bwd"],
-        optimizer_sec=seconds["step"],
+        loop="predict" if seconds is None else "training",
     )
+    return context, seconds

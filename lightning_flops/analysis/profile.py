@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 
 from lightning_flops.analysis.advice import advise
 from lightning_flops.analysis.budget import build_budget, own_seconds, seconds_at_peak
+from lightning_flops.analysis.devices import memory_bytes_per_sec
 from lightning_flops.analysis.energy import build_energy
 from lightning_flops.analysis.evidence import gather_evidence
 from lightning_flops.analysis.flop_counts import FlopCounts, bytes_by_phase
-from lightning_flops.analysis.flop_tables import flop_spread, flops_by_dtype, flops_by_operator, mean_flops, total_flops
+from lightning_flops.analysis.flop_tables import flops_by_dtype, flops_by_operator, mean_flops, total_flops
 from lightning_flops.analysis.impossible import possible_operators, possible_times
-from lightning_flops.analysis.memory_bandwidth import memory_bytes_per_sec
 from lightning_flops.analysis.module_tree import build_modules
 from lightning_flops.analysis.peak_flops import peak_for
 from lightning_flops.analysis.rates import mean, per_second
@@ -131,7 +131,6 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
         tokens=tokens,
         flops=flops,
         flops_total=total,
-        flops_spread=flop_spread(window.counted_steps),
         bytes_total=bytes_by_phase(window.flops.cells),
         dtypes=dtypes,
         peaks_flops_per_sec={

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from lightning_flops.records import OUTSIDE
 from lightning_flops.report.compare_words import Scale, difference_sentence, figures_section, settings_table
 from lightning_flops.report.document import Figure, Section, Table, cells, draw
-from lightning_flops.report.layout import shortened
-from lightning_flops.report.trace_view import View
+from lightning_flops.report.layout import View, shortened
 from lightning_flops.schema.comparison import (
     Causes,
     ComparedRun,

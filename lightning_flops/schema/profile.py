@@ -14,10 +14,10 @@ from lightning_flops.schema.budget import Budget
 from lightning_flops.schema.energy import Energy
 from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.ranks import JobRates, RanksProfile
-from lightning_flops.schema.step import DtypeFlops, FlopSpread, OperatorProfile, Rates, StepFlops, TimingProfile
+from lightning_flops.schema.step import DtypeFlops, OperatorProfile, Rates, StepFlops, TimingProfile
 from lightning_flops.schema.trace import TracedStep
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 """Version of the JSON that ``Profile.to_json`` writes.
 
 It goes up whenever a field of ``Profile``, or of a record in it, comes, goes or means something else.
@@ -84,8 +84,6 @@ class Profile:
     """FLOPs of one step; if several were counted, their mean, rounded to whole FLOPs."""
     flops_total: StepFlops
     """FLOPs of all counted steps together, exact."""
-    flops_spread: FlopSpread | None
-    """None if one step was counted, or if the steps were not counted apart."""
     bytes_total: PhaseBytes
     """Read and written by all operators, elementwise ones too, over all counted steps."""
     dtypes: tuple[DtypeFlops, ...]

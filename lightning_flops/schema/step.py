@@ -34,20 +34,6 @@ class StepFlops:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FlopSpread:
-    """How much several counted steps differ, phase by phase."""
-
-    minimum: PhaseFlops
-    """The least of each phase."""
-    maximum: PhaseFlops
-    """The most of each phase."""
-    model_minimum: int
-    """The least of forward + backward."""
-    model_maximum: int
-    """The most of forward + backward."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DtypeFlops:
     """FLOPs in one dtype of arithmetic, over all counted steps."""
 

@@ -57,8 +57,8 @@ def test_of_a_job_it_has_the_figures_of_all_ranks() -> None:
     # 4 ranks do 5.6 G in 24 ms at 2.8 T/s: 8.33%; 400 samples in 24 ms are 16,666.67 a second.
     assert headline(JOBS["slow_loader"]) == (
         "1.4 GFLOPs and 24 ms a step on rank 0 of 4, 16,666.67 samples/s in all, MFU 8.33% of all ranks. First advice: "
-        "The other ranks wait 8 ms a step (33.33% of it) for rank 2: its data wait takes 8 ms longer than theirs "
-        "(timed steps). …"
+        "The other ranks wait 8 ms a step (33.33% of it) for rank 2: its data wait takes 8 ms longer than theirs. "
+        "Look at how …"
     )
 
 
