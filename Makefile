@@ -182,7 +182,7 @@ bench-accuracy: $(BENCH_VENV)/.installed-bench
 	$(BENCH_VENV)/bin/python -m benchmarks.accuracy
 
 bench-counting: $(BENCH_VENV)/.installed-bench
-	$(BENCH_VENV)/bin/python -m benchmarks.counting_speed
+	$(BENCH_VENV)/bin/python -m benchmarks.counting
 
 # About ten minutes on two cores that do nothing else; LIMIT=600 gives each architecture as many seconds where they do.
 # ONLY=llama takes some of them, and prints their table. RECORDS=file keeps all figures.
@@ -222,7 +222,7 @@ bench-faults: export TORCH_EXTENSIONS_DIR ?= $(CURDIR)/.cache/torch_extensions
 bench-faults: SECONDS ?= 900
 bench-faults: $(VENV)/.installed-dev
 	$(RUN) -m tests.deepspeed.compile_operators
-	$(RUN) -m benchmarks.faults --seconds $(SECONDS) --output benchmarks/results/faults.md
+	$(RUN) -m benchmarks.faults --seconds $(SECONDS)
 
 $(BENCH_VENV)/.installed-bench: pyproject.toml constraints.txt benchmarks/constraints.txt
 	test -x $(BENCH_VENV)/bin/python || $(PYTHON) -m venv $(BENCH_VENV)
