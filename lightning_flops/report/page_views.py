@@ -104,7 +104,7 @@ def profile_view(profile: Profile) -> View:
         title=name or "FLOPs profile",
         where=" · ".join(filter(None, parts)),
         summary=[
-            *whole_sentences(answer_lines(profile, advice=False)),
+            *whole_sentences(answer_lines(profile, advice=False, whole=True)),
             *(f"Try first: {one.evidence} {one.action}" for one in profile.answer.advice[:1]),
         ],
         sections=sections,
