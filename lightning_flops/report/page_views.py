@@ -29,7 +29,7 @@ from lightning_flops.report.trace_document import trace_sections
 from lightning_flops.report.work_document import job_section
 from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.roofline import Roofline
+from lightning_flops.schema.step import Roofline
 from lightning_flops.schema.trace import TraceReport, TracesReport
 from lightning_flops.text.printable import printable
 from lightning_flops.units import plain
