@@ -8,8 +8,7 @@ from dataclasses import fields
 
 from lightning_flops.analysis.flop_counts import FlopCounts, flops_by_phase, grouped
 from lightning_flops.records import OperatorCell
-from lightning_flops.schema.roofline import Roofline
-from lightning_flops.schema.step import DtypeFlops, OperatorProfile, StepFlops
+from lightning_flops.schema.step import DtypeFlops, OperatorProfile, Roofline, StepFlops
 
 
 def total_flops(counts: FlopCounts, *, recompute_fwd_factor: float) -> StepFlops:

@@ -12,7 +12,7 @@ from lightning_flops.analysis.rates import impossible, mean, per_second
 from lightning_flops.analysis.step_rates import seconds_at_peak
 from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.roofline import Roofline
+from lightning_flops.schema.step import Roofline
 
 _NUMERATORS: Mapping[str, Literal["model", "hardware"]] = {"mfu": "model", "hfu": "hardware"}
 

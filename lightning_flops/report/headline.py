@@ -35,17 +35,18 @@ _LEAST_ADVICE = 120
 """Characters of an advice that are shown in any case."""
 
 
-def answer_lines(profile: Profile, *, advice: bool = True) -> list[str]:
+def answer_lines(profile: Profile, *, advice: bool = True, whole: bool = False) -> list[str]:
     """The summary in plain words: what ran where, a step's time and its parts, MFU, FLOPs, the top modules, advice.
 
-    At most ``MOST_LINES`` lines of ``layout.TITLE_WIDTH`` columns, names of the user's apart.
+    At most ``MOST_LINES`` lines of ``layout.TITLE_WIDTH`` columns, names of the user's apart; with *whole* a line for
+    each part, however long, where something else breaks the lines.
     """
     answer = profile.answer
     lines = [
-        *(line for sentences in opening(profile) for line in _sentences(sentences)),
+        *(line for sentences in opening(profile) for line in _sentences(sentences, whole=whole)),
         *_bar(answer),
-        *_sentences(_flops(profile, answer)),
-        *_sentences(_longest(answer, lower_bound=profile.lower_bound)),
+        *_sentences(_flops(profile, answer), whole=whole),
+        *_sentences(_longest(answer, lower_bound=profile.lower_bound), whole=whole),
     ]
     if not advice:
         return lines
@@ -79,7 +80,9 @@ def opening(profile: Profile) -> tuple[str, str]:
     )
 
 
-def _sentences(text: str) -> list[str]:
+def _sentences(text: str, *, whole: bool) -> list[str]:
+    if whole:
+        return [printable(text)] if text else []
     return cut(wrapped(text, width=TITLE_WIDTH, first="", rest="  "), most=2, width=TITLE_WIDTH)
 
 

@@ -29,7 +29,7 @@ from lightning_flops.report.trace_document import trace_sections
 from lightning_flops.report.work_document import job_section
 from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.roofline import Roofline
+from lightning_flops.schema.step import Roofline
 from lightning_flops.schema.trace import TraceReport, TracesReport
 from lightning_flops.text.printable import printable
 from lightning_flops.units import plain
@@ -104,7 +104,7 @@ def profile_view(profile: Profile) -> View:
         title=name or "FLOPs profile",
         where=" · ".join(filter(None, parts)),
         summary=[
-            *whole_sentences(answer_lines(profile, advice=False)),
+            *whole_sentences(answer_lines(profile, advice=False, whole=True)),
             *(f"Try first: {one.evidence} {one.action}" for one in profile.answer.advice[:1]),
         ],
         sections=sections,

@@ -106,43 +106,47 @@ def breakdown_section(profile: Profile) -> Section:
     return Section(heading, "", [table(rows, columns, whole=True, after=[" ".join((*about, *budget.notes))])])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Group:
     """Modules of one class at one place in equal layers, added up, without the modules inside them."""
 
     name: str
-    members: Sequence[ModuleProfile]
+    kind: str
+    size: int
+    forward_sec: float | None
+    backward_sec: float | None
+    self_sec: float
+    flops: int
+    of_peak: float | None
+    """None where a module's FLOPs are not all its own, or its peak is not known."""
 
-    def _sum(self, of: Any) -> float | None:
-        values = [of(one.times) for one in self.members if one.times is not None]
-        known = [value for value in values if value is not None]
-        return math.fsum(known) if known else None
 
-    @property
-    def forward_sec(self) -> float | None:
-        return self._sum(lambda times: times.own_forward_sec)
-
-    @property
-    def backward_sec(self) -> float | None:
-        return self._sum(lambda times: times.own_backward_sec)
-
-    @property
-    def self_sec(self) -> float:
-        return (self.forward_sec or 0.0) + (self.backward_sec or 0.0)
-
-    @property
-    def flops(self) -> int:
-        return sum(one.own.total for one in self.members)
-
-    @property
-    def kind(self) -> str:
-        many = f"{len(self.members)} x " if len(self.members) > 1 else ""
-        return f"{many}{self.members[0].type_name or '(not described)'}"
-
-    @property
-    def of_peak(self) -> float | None:
-        """Share of the peak; None where a module's FLOPs are not all its own, or its peak is not known."""
-        return share_of_peak(self.members) if all(one.own == one.total for one in self.members) else None
+def _groups(modules: Sequence[ModuleProfile]) -> list[_Group]:
+    """*modules* added up where their names differ in numbers alone and their classes do not differ."""
+    alike: dict[tuple[str, str], list[ModuleProfile]] = {}
+    for module in modules:
+        if module.alias_of is None:
+            pattern = ".".join("*" if part.isdecimal() else part for part in module.name.split("."))
+            alike.setdefault((pattern, module.type_name), []).append(module)
+    found = []
+    for (pattern, kind), members in alike.items():
+        times = [one.times for one in members if one.times is not None]
+        backward = [one.own_backward_sec for one in times if one.own_backward_sec is not None]
+        forward_sec = math.fsum(one.own_forward_sec for one in times) if times else None
+        backward_sec = math.fsum(backward) if backward else None
+        many = f"{len(members)} x " if len(members) > 1 else ""
+        group = _Group(
+            name=(pattern if many else members[0].name) or "(root)",
+            kind=f"{many}{kind or '(not described)'}",
+            size=len(members),
+            forward_sec=forward_sec,
+            backward_sec=backward_sec,
+            self_sec=(forward_sec or 0.0) + (backward_sec or 0.0),
+            flops=sum(one.own.total for one in members),
+            of_peak=share_of_peak(members) if all(one.own == one.total for one in members) else None,
+        )
+        found.append(group)
+    return found
 
 
 def share_of_peak(modules: Sequence[ModuleProfile]) -> float | None:
@@ -164,22 +168,9 @@ def share_of_peak(modules: Sequence[ModuleProfile]) -> float | None:
     return ratio(part=reached, whole=seconds) if reached else None
 
 
-def module_groups(modules: Sequence[ModuleProfile]) -> list[_Group]:
-    """*modules* added up where their names differ in numbers alone and their classes do not differ."""
-    members: dict[tuple[str, str], list[ModuleProfile]] = {}
-    for module in modules:
-        if module.alias_of is None:
-            pattern = ".".join("*" if part.isdecimal() else part for part in module.name.split("."))
-            members.setdefault((pattern, module.type_name), []).append(module)
-    return [
-        _Group((group[0].name if len(group) == 1 else pattern) or "(root)", group)
-        for (pattern, _), group in members.items()
-    ]
-
-
 def modules_section(profile: Profile, *, most: int | None = MODULES_SHOWN) -> Section:
     """The modules with most self time, or with most FLOPs where no step was traced; repeated layers added up."""
-    groups = module_groups(profile.modules)
+    groups = _groups(profile.modules)
     timed = any(group.self_sec for group in groups)
 
     def weight(group: _Group) -> float:
@@ -193,20 +184,16 @@ def modules_section(profile: Profile, *, most: int | None = MODULES_SHOWN) -> Se
     columns = [
         Column("module", lambda group: group.name, str, chars=_NAME_CHARS),
         Column("class", lambda group: group.kind, str, left=True, chars=_CLASS_CHARS),
-    ]
-    if timed:
-        columns.append(quantity("fwd", lambda group: group.forward_sec, "s"))
-        if any(group.backward_sec is not None for group in found):
-            columns.append(quantity("bwd", lambda group: group.backward_sec, "s"))
-    columns += [
+        *([quantity("fwd", lambda group: group.forward_sec, "s")] if timed else []),
+        quantity("bwd", lambda group: group.backward_sec, "s"),
         share("share", lambda group: shares(weight(group))),
         quantity("", lambda group: profile.per_step(group.flops), "FLOPs"),
+        share("of peak", lambda group: group.of_peak),
     ]
-    if any(group.of_peak is not None for group in found):
-        columns.append(share("of peak", lambda group: group.of_peak))
+    columns = [column for column in columns if any(column.of(group) is not None for group in found)]
     more = len(found) - len(found[:most])
     words = [f"And {plain(more)} more."] if more else []
-    if any(len(group.members) > 1 for group in found[:most]):
+    if any(group.size > 1 for group in found[:most]):
         words.append("A star stands for any number: these modules are added up.")
     if profile.lower_bound:
         words.append("FLOPs are lower bounds.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 from typing import Any
 
@@ -21,9 +21,7 @@ from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, si
 
 _REASONS_SHOWN = 3
 _DEVICES_SHOWN = 4
-_STAGES_SHOWN = 8
 _STRAGGLERS_SHOWN = 3
-_COLLECTIVES_SHOWN = 8
 _NOTES_SHOWN = 3
 
 Items = Iterator[Figure | Table | str]
@@ -156,17 +154,13 @@ def _spread_table(head: str, rows: Sequence[tuple[str, RankSpread | None]], *, o
 
 
 def _stages(ranks: RanksProfile) -> Items:
-    """The stages of a pipeline; of many, those that work longest."""
+    """The stages of a pipeline."""
     if not ranks.stages:
         return
 
     def median_sec(stage: StageProfile, name: str) -> float | None:
         return next((part.seconds.median for part in stage.parts if part.name == name), None)
 
-    def busy_sec(stage: StageProfile) -> float:
-        return (median_sec(stage, "forward") or 0.0) + (median_sec(stage, "backward") or 0.0)
-
-    longest = sorted(ranks.stages, key=lambda stage: (-busy_sec(stage), stage.stage))[:_STAGES_SHOWN]
     columns = [
         Column("stage", lambda stage: plain(stage.stage), str),
         Column("ranks", lambda stage: stage.answered),
@@ -177,11 +171,8 @@ def _stages(ranks: RanksProfile) -> Items:
         quantity("backward", lambda stage: median_sec(stage, "backward"), "s"),
         quantity("bubble", lambda stage: median_sec(stage, "bubble"), "s"),
     ]
-    more = len(ranks.stages) - len(longest)
     words = "FLOPs and params are of one copy of the model; times are medians of the stage's ranks."
-    if more:
-        words += f" And {more} more stages, with less time in forward and backward."
-    yield table(sorted(longest, key=lambda stage: stage.stage), columns, whole=True, least_width=6, after=[words])
+    yield table(ranks.stages, columns, least_width=6, after=[words])
 
 
 def _communication(comparison: RankComparison) -> Items:
@@ -215,50 +206,39 @@ def _collectives(comparison: RankComparison, names: Sequence[str]) -> Table:
         for one in rank.collectives:
             by_name[one.name].append((name, rank.steps, one))
 
-    def total(name: str) -> Callable[[Any], Any]:
-        return lambda item: sum_if_all_known(getattr(one, name) for _, _, one in item[1])
+    def over_ranks(name: str, figure: str) -> dict[str, float]:
+        known = [(rank, steps, getattr(one, figure)) for rank, steps, one in by_name[name]]
+        return {rank: value * 1e-6 / steps for rank, steps, value in known if value is not None}
 
-    def longest_sec(item: Any) -> float | None:
-        return max(_per_step(item[1], "wait_us").values(), default=None)
+    def typical(figure: str) -> Callable[[str], float | None]:
+        return lambda name: median(found.values()) if (found := over_ranks(name, figure)) else None
 
-    def longest(item: Any) -> str:
-        found = _per_step(item[1], "wait_us")
-        return max(found, key=lambda name: found[name]) if len(set(found.values())) > 1 else ""
+    def total(figure: str) -> Callable[[str], int | None]:
+        return lambda name: sum_if_all_known(getattr(one, figure) for _, _, one in by_name[name])
 
-    def typical(name: str) -> Callable[[Any], Any]:
-        def of(item: Any) -> float | None:
-            found = _per_step(item[1], name)
-            return median(found.values()) if found else None
-
-        return of
+    def longest(name: str) -> str:
+        found = over_ranks(name, "wait_us")
+        return max(found, key=lambda rank: found[rank]) if len(set(found.values())) > 1 else ""
 
     columns = [
-        Column("collective", lambda item: item[0], str, "name", chars=32),
+        Column("collective", lambda name: name, str, "name", chars=32),
         Column("calls", total("calls"), sort="calls"),
         Column("matched", total("matched_calls")),
         quantity("", total("bytes"), "B"),
         quantity("latency", typical("latency_us"), "s"),
         quantity("transfer", typical("transfer_us"), "s"),
         quantity("wait", typical("wait_us"), "s"),
-        quantity("max wait", longest_sec, "s"),
+        quantity("max wait", lambda name: max(over_ranks(name, "wait_us").values(), default=None), "s"),
         Column("", longest, str, left=True, chars=32),
     ]
-    ordered = sorted(by_name.items(), key=lambda item: (-sum(one.latency_us for _, _, one in item[1]), item[0]))
-    shown = ordered[:_COLLECTIVES_SHOWN]
     words = (
         "Matched: the i-th call of each rank of a process group. Transfer: the shortest of the ranks for each call; "
         "wait: the rest, until the last rank came. Times are medians of the ranks, in one step."
     )
-    if any(total("bytes")(item) is None for item in shown):
+    if any(total("bytes")(name) is None for name in by_name):
         words += " Bytes are n/a where the traces do not say them; gloo's do with record_shapes=True."
-    if more := len(ordered) - len(shown):
-        words += f" And {more} more collectives, which take less time."
-    return table(shown, columns, whole=True, least_width=5, after=[words])
-
-
-def _per_step(found: Sequence[tuple[str, int, RankCollectiveRow]], name: str) -> Mapping[str, float]:
-    """Seconds of a step, by the name of the rank."""
-    return {rank: value * 1e-6 / steps for rank, steps, one in found if (value := getattr(one, name)) is not None}
+    ordered = sorted(by_name, key=lambda name: (-sum(one.latency_us for _, _, one in by_name[name]), name))
+    return table(ordered, columns, least_width=5, after=[words])
 
 
 def _first(notes: Sequence[str]) -> Items:

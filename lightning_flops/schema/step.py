@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from lightning_flops.records import PhaseFlops, TimePhase
-from lightning_flops.schema.roofline import Roofline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +44,20 @@ class DtypeFlops:
     """What the kernels execute."""
     peak_flops_per_sec: float | None
     """Dense peak of one device in this dtype; None if it is not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roofline:
+    """One module or operator in the roofline model: forward, backward and recomputation together."""
+
+    flops_per_byte: float | None
+    """Arithmetic intensity: FLOPs / bytes that its operators read and write, each counted by itself. None where no
+    bytes were seen."""
+    achieved_flops_per_sec: float | None
+    """FLOPs of the counted step / seconds of the traced step; None where the two differ, or without a trace."""
+    attainable_flops_per_sec: float | None
+    """The least of the peak of its dtypes and flops_per_byte x the memory's bandwidth; None where one of them is not
+    known. What stays in a cache or is fused moves fewer bytes, so more than this can be achieved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,8 +13,7 @@ from lightning_flops.analysis.impossible import possible_operators, possible_tim
 from lightning_flops.cli import main
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.schema.modules import ModuleTimes
-from lightning_flops.schema.roofline import Roofline
-from lightning_flops.schema.step import OperatorProfile
+from lightning_flops.schema.step import OperatorProfile, Roofline
 from tests.analysis.test_profile import MLP, TICK, in_ticks
 from tests.report import windows
 from tests.report.windows import build_profile
