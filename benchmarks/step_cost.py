@@ -166,12 +166,7 @@ Samples = Mapping[str, Sequence[Taken]]
 
 
 def measure(
-    training: Training,
-    *,
-    rounds: int,
-    folder: Path,
-    accelerator: str = "cpu",
-    arms: Mapping[str, Settings] = ARMS,
+    training: Training, *, rounds: int, folder: Path, accelerator: str = "cpu", arms: Mapping[str, Settings] = ARMS
 ) -> Samples:
     """A training under every arm."""
 
