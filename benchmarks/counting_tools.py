@@ -284,11 +284,7 @@ TOOLS: tuple[CountingTool, ...] = (
         how="`FlopCountAnalysis(model, inputs).total()` × 2: it counts a multiply-add as one",
     ),
     CountingTool(
-        name="thop",
-        package="thop",
-        module="thop",
-        forward=_thop,
-        how="`profile(model, inputs=inputs)`, MACs × 2",
+        name="thop", package="thop", module="thop", forward=_thop, how="`profile(model, inputs=inputs)`, MACs × 2"
     ),
     CountingTool(
         name="ptflops (aten)",

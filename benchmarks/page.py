@@ -45,3 +45,9 @@ def write_section(path: Path, name: str, lines: Sequence[str], *, head: str) -> 
     section = "\n".join([begin, "", *lines, "", end])
     before, found, rest = (path.read_text() if path.exists() else head).partition(begin)
     write_page(path, [before + section + rest.partition(end)[2]] if found else [before.rstrip(), "", section])
+
+
+TIME_HEAD = """# What times come to, and what timing costs
+
+Each section is written by a benchmark of its own, which says where and when it ran. Again: `make bench-time`.
+"""

@@ -56,9 +56,6 @@ def start(
     options = parser.parse_args(arguments)
     restart_in_one_thread_environment(module)
     be_quiet()
-    import torch
-
-    torch.set_num_threads(1)
     return options
 
 

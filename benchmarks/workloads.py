@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -64,3 +66,26 @@ def tiny_operators() -> Workload:
 def ten_thousand_modules() -> nn.Module:
     """99 sequences of 100 small linear layers: with the root, 10,000 modules."""
     return nn.Sequential(*(nn.Sequential(*(nn.Linear(2, 2) for _ in range(100))) for _ in range(99)))
+
+
+def quiet_trainer(folder: str | Path, *callbacks: Any, **settings: Any) -> Any:
+    """A Trainer of Lightning's for one epoch on one device, that shows and saves nothing."""
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    here = {"accelerator": "cpu", "devices": 1, "max_epochs": 1, "default_root_dir": str(folder)}
+    return import_module("lightning.pytorch").Trainer(**{**quiet, **here, "callbacks": list(callbacks), **settings})
+
+
+def sized(*sizes: int) -> nn.Sequential:
+    """Linear layers between *sizes*, with tanh behind each."""
+    return nn.Sequential(*(part for pair in pairwise(sizes) for part in (nn.Linear(*pair), nn.Tanh())))
+
+
+def encoder(width: int, number: int) -> nn.Module:
+    """Layers of a transformer's encoder."""
+    layer = nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True)
+    return nn.TransformerEncoder(layer, number, enable_nested_tensor=False)

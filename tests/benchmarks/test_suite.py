@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.foreign_suite import Known, Outcome, Suite, compare, known_differences, last_words, outcomes, report
-from tests.forks import BEFORE_LIGHTNING, Fork, run_fork, start_fork
+from benchmarks.suite import Known, Outcome, Suite, compare, known_differences, last_words, outcomes, report
+from tests.forks import BEFORE_LIGHTNING, Fork, start_fork
 from tests.ranks import environment_of_ranks
 
 NO_OTHER_PLUGINS = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
@@ -32,10 +32,10 @@ def test_a_test_that_the_profiler_makes_fail_is_a_fault() -> None:
 
 
 def test_a_listed_difference_counts_as_one_only_if_it_says_what_the_list_says() -> None:
-    callbacks = Known(reason="lists its callbacks", says=r"\d callbacks")
+    callbacks = Known("lists its callbacks", r"\d callbacks")
     assert compare({"a": PASSED}, {"a": FAILED}, {"a": callbacks}).by_construction == {"a": callbacks}
-    assert compare({"a": PASSED}, {"a": FAILED}, {"a": Known(reason="", says="files")}).faults.keys() == {"a"}
-    assert compare({"a": PASSED}, {"a": PASSED}, {"a": callbacks}).known_and_the_same == ("a",)
+    assert compare({"a": PASSED}, {"a": FAILED}, {"a": Known("", "files")}).faults.keys() == {"a"}
+    assert compare({"a": PASSED}, {"a": PASSED}, {"a": callbacks}).known_and_the_same == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -69,19 +69,19 @@ def test_a_test_that_ran_one_way_only_is_named() -> None:
 
 
 def test_the_page_counts_and_names_what_differs() -> None:
-    known = {"b": Known(reason="lists its callbacks", says="3 callbacks")}
+    known = {"b": Known("lists its callbacks", "3 callbacks")}
     plain, profiled = dict.fromkeys("abcd", PASSED), {"a": PASSED, "b": FAILED, "c": FAILED, "d": PASSED}
-    page = report(compare(plain, profiled, known), title="T", how_to="h", ran="r")
+    page = "\n".join(report(compare(plain, profiled, known), title="T", about="h", ran="r"))
     assert "| ran without and with the profiler | 4 |\n| ended alike (2 passed) | 2 |\n" in page
-    assert "## By construction: lists its callbacks (1)\n\n- `b`\n" in page
+    assert "## By construction: lists its callbacks (1)\n\n- `b`" in page
     assert "- `c`: passed without, failed with the profiler: `AssertionError: 3 callbacks`\n" in page
 
 
 def test_the_list_of_known_differences_is_read(tmp_path: Path) -> None:
     path = tmp_path / "known.txt"
     path.write_text("# one reason\n~ says\na\nb[x y]\n\n# another\n~ words\nc\n")
-    one = Known(reason="one reason", says="says")
-    assert known_differences(path) == {"a": one, "b[x y]": one, "c": Known(reason="another", says="words")}
+    one = Known("one reason", "says")
+    assert known_differences(path) == {"a": one, "b[x y]": one, "c": Known("another", "words")}
 
 
 def test_a_test_without_a_reason_is_refused(tmp_path: Path) -> None:
@@ -141,15 +141,14 @@ def suite_in(folder: Path) -> Suite:
         folder=folder,
         settings=folder / "settings.ini",
         environment=NO_OTHER_PLUGINS,
-        profiled={"DIES": "1"},
         options=("-p", "pytest_timeout"),
     )
 
 
 def test_every_test_of_a_run_has_an_outcome_also_behind_one_that_ends_the_process(tmp_path: Path) -> None:
     suite = suite_in(tmp_path)
-    for run in ("plain", "profiled"):
-        suite.run(["test_them.py"], tmp_path / run, with_profiler=run == "profiled")
+    suite.run(["test_them.py"], tmp_path / "plain")
+    suite.run(["test_them.py"], tmp_path / "profiled", DIES="1")
     plain, profiled = outcomes(tmp_path / "plain"), outcomes(tmp_path / "profiled")
     assert {name.partition("::")[2]: outcome.how for name, outcome in plain.items()} == {
         "test_passes": "passed",
@@ -168,34 +167,8 @@ def test_every_test_of_a_run_has_an_outcome_also_behind_one_that_ends_the_proces
     assert sum(result.same.values()) == 7
     # What has ended is not run again.
     before = (tmp_path / "plain").read_text()
-    suite.run(["test_them.py"], tmp_path / "plain", with_profiler=False)
+    suite.run(["test_them.py"], tmp_path / "plain")
     assert (tmp_path / "plain").read_text() == before
-
-
-def test_tests_that_a_mark_skips_are_not_collected(tmp_path: Path) -> None:
-    assert [test.partition("::")[2] for test in suite_in(tmp_path).collect(["test_them.py"])] == [
-        "test_passes",
-        "test_fails",
-        "test_expected",
-        "test_leaks",
-        "test_in_a_fixture",
-        "test_dies",
-        "test_behind",
-    ]
-
-
-def test_a_junit_file_is_read_too(tmp_path: Path) -> None:
-    (tmp_path / "test_them.py").write_text(SUITE.partition("@pytest.fixture")[0])
-    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--junit-xml=run.xml", "-c", "/dev/null"]
-    run_fork([*command, f"--rootdir={tmp_path}", "test_them.py"], folder=tmp_path, environment=NO_OTHER_PLUGINS)
-    found = outcomes(tmp_path / "run.xml")
-    assert {name: outcome.how for name, outcome in found.items()} == {
-        "test_them::test_passes": "passed",
-        "test_them::test_fails": "failed",
-        "test_them::test_skipped": "skipped",
-        "test_them::test_expected": "xfailed",
-        "test_them::test_leaks": "passed",
-    }
 
 
 def test_a_test_on_several_ranks_ended_as_the_worst_of_them(tmp_path: Path) -> None:
