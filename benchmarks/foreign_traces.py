@@ -114,16 +114,15 @@ def said_of(path: Path, folder: Path) -> tuple[str, dict[str, Any] | None]:
 def figures_of(report: Mapping[str, Any]) -> dict[str, float]:
     """The same sums as ``sums_of`` makes, by the report."""
     kernels = report["kernels"] or ()
-    elapsed = report["device_summary"]["elapsed_us"]
     flops = report["flops"] or {"operators": (), "steps": ()}
     return {
         "kernels": math.fsum(one["device"]["total_us"] for one in kernels),
-        "union": math.fsum(one["utilization"] * elapsed for one in report["device_summary"]["devices"] or ()),
+        "union": math.fsum(one["busy_us"] for one in report["device_metrics"] or ()),
         "steps": len(report["step_times"]["steps"]) if report["step_times"]["marked"] else 0,
         "products": sum(
             one["forward"] + one["backward"] + one["recompute"] + one["optimizer"]
             for one in flops["operators"]
-            if one["operator"].replace(".", "::") in _PRODUCTS
+            if one["name"].replace(".", "::") in _PRODUCTS
         ),
     }
 

@@ -23,10 +23,9 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from lightning_flops.instrument.tracing import raw_events
 from lightning_flops.instrument.tracing.step_tracer import StepTracer
 from lightning_flops.records import StepSignature
-from lightning_flops.trace import analyze_trace, trace_from_columns
+from lightning_flops.trace import analyze_trace, load_trace
 from lightning_flops.trace.modules import module_table
 
 from .machine import RESULTS, ran_in_words
@@ -67,11 +66,11 @@ class Reading:
     events: int = 0
     start_sec: float = 0.0
     stop_sec: float = 0.0
-    """Without reading the events."""
+    """With writing torch's file."""
     modules_sec: float = 0.0
-    """To read the events and make the table of modules."""
+    """To read the file and make the table of modules."""
     tables_sec: float = 0.0
-    """To read the events and make every table."""
+    """To read the file and make every table."""
     lost: tuple[float, float] = (0.0, 0.0)
     """Percent of forward and of backward that no module or other named part has."""
 
@@ -111,29 +110,19 @@ class Loop:
         self.step()  # the warm-up step, marks up
         start_sec, _ = _timed(lambda: tracer.start(0))
         seconds, _ = _timed(lambda: self.step(tracer))
-        read_sec: list[float] = []
-        read = raw_events.columns_of
-
-        def columns_of(events: list[Any]) -> Any:
-            taken, columns = _timed(lambda: read(events))
-            read_sec.append(taken)
-            return columns
-
-        with patch.object(raw_events, "columns_of", columns_of):
-            stop_sec, _ = _timed(lambda: tracer.stop(SIGNATURE))
+        stop_sec, _ = _timed(lambda: tracer.stop(SIGNATURE))
         record = tracer.record
-        assert record is not None and record.columns is not None, tracer.lost
-        columns = record.columns
-        build_sec, trace = _timed(lambda: trace_from_columns(columns, process=record.process))
+        assert record is not None, tracer.lost
+        load_sec, trace = _timed(lambda: load_trace(record.path))
         modules_sec, modules = _timed(lambda: module_table(trace))
         tables_sec, _ = _timed(lambda: analyze_trace(trace))
         return Reading(
             seconds=seconds,
-            events=len(columns.name),
+            events=len(trace),
             start_sec=start_sec,
-            stop_sec=stop_sec - read_sec[0],
-            modules_sec=read_sec[0] + build_sec + modules_sec,
-            tables_sec=read_sec[0] + build_sec + tables_sec,
+            stop_sec=stop_sec,
+            modules_sec=load_sec + modules_sec,
+            tables_sec=load_sec + tables_sec,
             lost=(
                 100 * modules.unattributed_forward_us / modules.forward_us,
                 100 * modules.unattributed_backward_us / modules.backward_us,
@@ -199,8 +188,8 @@ def _known_rows(how: str, reentrant: bool | None, repeats: int) -> Iterator[list
         tracer.start(0)
         loop.step(tracer)
         tracer.stop(SIGNATURE)
-        assert tracer.record is not None and tracer.record.columns is not None, tracer.lost
-        modules = module_table(trace_from_columns(tracer.record.columns, process=tracer.record.process))
+        assert tracer.record is not None, tracer.lost
+        modules = module_table(load_trace(tracer.record.path))
         assert modules is not None
         own_us = {row.name: row.own_backward_us for row in modules.rows}
         for name, block in busy.items():
@@ -257,7 +246,7 @@ medians of {options.rounds} and {5 * options.rounds} rounds with 95% intervals.
             ["step", "plain, ms", "traced / plain", "plain again / plain", "events", "start, ms", "stop, ms", "goal"],
             [_cost_row(name, readings[name], target) for name, (_, _, target) in names.items()],
         ),
-        "\nAnalysis in memory, from the profiler's own events, in µs of processor time an event:\n",
+        "\nAnalysis of torch's file, in µs of processor time an event:\n",
         *table(["", "µs an event", "goal"], [row for name in names for row in _analysis_rows(name, readings[name])]),
         "\nWhat of BERT-base's phases no module, gradient accumulation or other named part owns:\n",
         *table(

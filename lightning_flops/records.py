@@ -5,10 +5,9 @@ Nothing here knows torch or a training framework. Counts are ints, seconds are f
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -342,46 +341,17 @@ class RunFacts:
     """Share of padding in the tokens of the run's batches so far."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TraceColumns:
-    """Host events of one trace, a column for each property; -1 where an event has none.
-
-    The columns are arrays of the standard library: ``q`` for times, ``i`` for indexes.
-    """
-
-    names: tuple[str, ...]
-    categories: tuple[str, ...]
-    """As in a trace file: ``cpu_op``, ``user_annotation`` …"""
-    threads: tuple[int, ...]
-    name: array[int]
-    """Index into ``names``."""
-    category: array[int]
-    """Index into ``categories``."""
-    thread: array[int]
-    """Index into ``threads``."""
-    start_ns: array[int]
-    duration_ns: array[int]
-    sequence: array[int]
-    """Autograd's sequence number."""
-    forward_thread: array[int]
-    """Above 0 on what autograd runs for a backward: the number of the thread whose forward made the node."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TracedStepRecord:
-    """One step that ran under torch.profiler: its events, in memory or in a file."""
+    """Steps that ran under torch.profiler, in one trace file."""
 
     index: int
-    """Steps of this fit before it."""
+    """Steps of this fit before the first of them."""
     signature: StepSignature
     process: int
     """Number of the process."""
-    columns: TraceColumns | None
-    """None if a device took part: what its events say stands in the file alone."""
-    path: str | None
-    """Local trace file, plain JSON, there as long as what recorded it; None if none was written."""
-    metadata: Mapping[str, Any]
-    """What stands beside the events in a trace file."""
+    path: str
+    """Local trace file, plain JSON, there as long as what recorded it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,7 +63,7 @@ def _by_module(here: Here) -> Iterator[Row]:
     claim = "modules' own forwards, added up, beside the forward"
     yield within(claim, forward, modules.forward_us, share=1e-3, unit="µs")
     backward = sum(row.own_backward_us for row in modules.rows) + lost_backward
-    backward += modules.gradient_accumulation_us + modules.backward_communication_us + modules.backward_outside_nodes_us
+    backward += modules.gradient_accumulation_us + modules.backward_communication_us
     yield within("the same of the backward", backward, modules.backward_us, share=1e-3, unit="µs")
     budget = done.profile.budget
     if budget is None:
@@ -127,7 +127,7 @@ def _second_stream(here: Here) -> Iterator[Row]:
     tables = _tables_of(fit(here, net, [batch] * _STEPS, callback, precision="bf16-true"))
     forget(here)
     copies = [row for row in tables.transfers or () if "Pinned -> Device" in row.name]
-    total_us = sum(row.device.total_us for row in copies)
+    total_us = sum(row.device.total_us for row in copies if row.device is not None)
     yield holds(
         "copies from pinned memory are in the trace, with their bytes",
         sum(row.bytes or 0 for row in copies) >= host.numel(),

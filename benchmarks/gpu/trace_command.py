@@ -13,7 +13,7 @@ from .checks import Check, Here, Row, exactly, holds, reported
 from .nets import MEDIUM, size_for
 from .trace import gpt_traced
 
-_OF_THE_FILE = ("flops", "source", "rank", "overlap", "events", "notes", "device_summary")
+_OF_THE_FILE = ("flops", "source", "rank", "overlap", "events", "notes")
 """What is the file's own, or what a live run of one rank leaves out."""
 _SHARE = 1e-3
 """On a CPU the live report has nanoseconds, a file microseconds with three digits."""

@@ -264,7 +264,8 @@ def with_trace(evidence: Evidence, trace: TraceReport, thresholds: AdviceThresho
         beside = max(0.0, (found.get("exposed_communication_share") or 0.0) * wall_us - (mean.communication_us or 0.0))
         found["exposed_copy_share"] = ratio(part=max(0.0, (mean.memcpy_us or 0.0) - beside), whole=wall_us)
     if trace.transfers is not None and trace.device_metrics:
-        pageable_us = sum(row.device.total_us for row in trace.transfers if "Pageable -> Device" in row.name)
+        pageable = [row for row in trace.transfers if "Pageable -> Device" in row.name]
+        pageable_us = sum(row.device.total_us for row in pageable if row.device is not None)
         found["pageable_copy_share"] = ratio(part=pageable_us, whole=wall_us * len(trace.step_times.steps))
     return replace(evidence, **found)  # type: ignore[arg-type]  # every field named here is a float or None
 

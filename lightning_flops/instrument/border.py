@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any, TypeVar
+
+from lightning_flops.instrument.torch_private.compiler import hide
 
 _Method = TypeVar("_Method", bound=Callable[..., None])
 
@@ -37,33 +38,6 @@ def border(where: str) -> Callable[[_Method], _Method]:
     return guard
 
 
-class UndoLedger:
-    """The undo functions for everything that we have put on torch; it can be used again after it was closed."""
-
-    def __init__(self) -> None:
-        self._undos = ExitStack()
-        self._used = False
-
-    def __bool__(self) -> bool:
-        """Whether there is anything to undo."""
-        return self._used
-
-    def add(self, undo: Callable[..., object], *args: Any) -> None:
-        """Has *undo* called at the end, with these arguments."""
-        self._used = True
-        self._undos.callback(undo, *args)
-
-    def enter(self, manager: Any) -> Any:
-        """Enters *manager*, and leaves it at the end."""
-        self._used = True
-        return self._undos.enter_context(manager)
-
-    def close(self) -> None:
-        """Undoes everything, the last one first. If one undo raises, the others still run, and then it is raised."""
-        self._used = False
-        self._undos.close()
-
-
 def listening(
     original: Callable[..., Any],
     *,
@@ -82,25 +56,25 @@ def listening(
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        ends = None
-        try:
-            if before is not None:
-                ends = before(*args, **kwargs)
-        except Exception as error:
-            failed(error)
+        ends = None if before is None else _answer(failed, before, *args, **kwargs)
         try:
             result = original(*args, **kwargs)
         finally:
-            try:
-                if ends is not None:
-                    ends()
-            except Exception as error:
-                failed(error)
-        try:
-            if after is not None:
-                after(*args, **kwargs)
-        except Exception as error:
-            failed(error)
+            if ends is not None:
+                _answer(failed, ends)
+        if after is not None:
+            _answer(failed, after, *args, **kwargs)
         return result
 
     return call
+
+
+def _answer(failed: Callable[[Exception], None], ask: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    try:
+        return ask(*args, **kwargs)
+    except Exception as error:
+        failed(error)
+        return None
+
+
+hide(_answer)

@@ -186,13 +186,7 @@ def _if_risen(before: int | None, now: int | None) -> int | None:
 
 def _bytes(tensors: Iterable[torch.Tensor | None]) -> int:
     """Bytes of this rank's part of *tensors*; each tensor counts once."""
-    seen: set[int] = set()
-    total = 0
-    for tensor in tensors:
-        if tensor is not None and id(tensor) not in seen:
-            seen.add(id(tensor))
-            total += _local_bytes(tensor)
-    return total
+    return sum(map(_local_bytes, {id(tensor): tensor for tensor in tensors if tensor is not None}.values()))
 
 
 def _local_bytes(tensor: torch.Tensor) -> int:
@@ -230,9 +224,8 @@ def _optimizer_bytes(root: nn.Module, optimizers: Iterable[Any]) -> int | None:
         if not isinstance(state, Mapping) or groups is None:
             return None
         tensors += _tensors_in(list(state.values()))
-        updated = [one for group in groups for one in group["params"]]
         # ZeRO-3 gives its optimizer only one of them at a time, during the update.
-        updated += _tensors_in(getattr(optimizer, _ZERO_3_UPDATES, None))
+        updated = _tensors_in([[group["params"] for group in groups], getattr(optimizer, _ZERO_3_UPDATES, None)])
         tensors += [one for one in updated if _storage(one) not in own]
     return _bytes(tensors)
 
@@ -240,9 +233,6 @@ def _optimizer_bytes(root: nn.Module, optimizers: Iterable[Any]) -> int | None:
 def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
-    elif isinstance(value, Mapping):
-        for inner in value.values():
-            yield from _tensors_in(inner)
-    elif isinstance(value, (list, tuple)):
-        for inner in value:
+    elif isinstance(value, (Mapping, list, tuple)):
+        for inner in value.values() if isinstance(value, Mapping) else value:
             yield from _tensors_in(inner)

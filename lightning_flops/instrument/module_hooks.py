@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from lightning_flops.instrument.border import Failed, UndoLedger
+from lightning_flops.instrument.border import Failed
 from lightning_flops.instrument.torch_private.compiler import compiler_callbacks, hide
 from lightning_flops.text.printable import package_logger
 
@@ -27,7 +27,6 @@ _IGNORED = re.compile(r"Using `torch.compile\(module\)` when there are global ho
 @contextmanager
 def module_hooks(on_enter: EnterHook, on_leave: LeaveHook) -> Iterator[None]:
     """The hooks of ``put_up_hooks`` inside; what fails in one of the two is said once in the log."""
-    undo = UndoLedger()
     said: list[str] = []
 
     def say(where: str, error: Exception) -> None:
@@ -35,15 +34,13 @@ def module_hooks(on_enter: EnterHook, on_leave: LeaveHook) -> Iterator[None]:
             said.append(where)
             logger.warning("profiling failed in %s", where, exc_info=error)
 
-    try:
+    with ExitStack() as undo:
         put_up_hooks(undo, on_enter, on_leave, lambda: None, failed=say)
         yield
-    finally:
-        undo.close()
 
 
 def put_up_hooks(
-    undo: UndoLedger, on_enter: EnterHook, on_leave: LeaveHook, on_compiled: Callable[[], None], *, failed: Failed
+    undo: ExitStack, on_enter: EnterHook, on_leave: LeaveHook, on_compiled: Callable[[], None], *, failed: Failed
 ) -> Callable[[], bool]:
     """Calls *on_enter* before every module's forward and *on_leave* after it, also after one that raised.
 
@@ -103,14 +100,14 @@ def put_up_hooks(
             failed("code that was just compiled", error)
 
     _silence_hook_warning(undo)
-    undo.add(take_down)
-    undo.add(is_over.append, True)
+    undo.callback(take_down)
+    undo.callback(is_over.append, True)
     if (compiler := compiler_callbacks()) is not None:
         for callback in (compiles, compiled, take_down, put_up):
             hide(callback)  # torch holds a lock around these calls, and would take it again to compile them
-        undo.add(_take_out, compiler.remove_start_callback, compiles)
+        undo.callback(_take_out, compiler.remove_start_callback, compiles)
         compiler.register_start_callback(compiles)
-        undo.add(_take_out, compiler.remove_end_callback, compiled)
+        undo.callback(_take_out, compiler.remove_end_callback, compiled)
         compiler.register_end_callback(compiled)
     put_up()
     return lambda: bool(handles) and next(reversed(handles[-1].hooks_dict_ref())) == handles[-1].id
@@ -121,7 +118,7 @@ def _take_out(remove: Callable[[Any], None], callback: Callable[[Any], None]) ->
         remove(callback)
 
 
-def _silence_hook_warning(undo: UndoLedger) -> None:
+def _silence_hook_warning(undo: ExitStack) -> None:
     """Keeps torch from telling users of ``torch.compile(module)`` about hooks that are not theirs.
 
     Each one inside has a filter of its own, as ``warnings.filters`` holds it, so that they may leave in any order. The
@@ -135,4 +132,4 @@ def _silence_hook_warning(undo: UndoLedger) -> None:
         warnings.filters[:] = [one for one in warnings.filters if one is not own]  # type: ignore[index]
 
     filters.insert(0, own)  # type: ignore[attr-defined]
-    undo.add(remove)
+    undo.callback(remove)

@@ -100,20 +100,17 @@ class _RunningStep:
         self.samples = None if self.samples is None or samples is None else self.samples + samples
         self.tokens = None if self.tokens is None or tokens is None else self.tokens + tokens
 
-    @property
-    def signature(self) -> StepSignature:
-        return StepSignature(
-            batches=tuple(map(shapes_text, self.batches)),
-            forwards=self.parts["forward"],
-            backwards=self.parts["backward"],
-            updates=self.parts["optimizer"],
-        )
-
     def record(self, index: int) -> StepRecord:
         """The step's record; *index* steps of the run came before it."""
+        parts = self.parts
         return StepRecord(
             index=index,
-            signature=self.signature,
+            signature=StepSignature(
+                batches=tuple(map(shapes_text, self.batches)),
+                forwards=parts["forward"],
+                backwards=parts["backward"],
+                updates=parts["optimizer"],
+            ),
             micro_steps=len(self.batches),
             samples=self.samples,
             tokens=self.tokens,
@@ -153,10 +150,8 @@ class _Measured:
         steps = []
         for step, marks in self.watched:
             if self.is_comparable(step.signature):
-                times = self.timer.read(marks)
-                steps.append(
-                    replace(step, seconds=times.seconds, reader_sec=times.reader_sec, excluded_sec=times.excluded_sec)
-                )
+                seconds, reader_sec, excluded_sec = self.timer.read(marks)
+                steps.append(replace(step, seconds=seconds, reader_sec=reader_sec, excluded_sec=excluded_sec))
         return tuple(steps)
 
 
@@ -222,10 +217,7 @@ class Recorder:
 
     @property
     def timer(self) -> PhaseTimer | None:
-        """If the running step is timed, the timer to call directly instead of ``enter`` and ``leave``.
-
-        These do the same through several calls, and some of the calls would be in the time of the part.
-        """
+        """Takes the marks of the running step if it is timed."""
         return self._measured.timer if self.state is Phase.TIMING and self._measured is not None else None
 
     @property
@@ -440,14 +432,16 @@ class Recorder:
     def _traced_step_ends(self, step: _RunningStep) -> None:
         self._ended = None
         self._steps_done += 1
-        self._traces.step_ends(step.signature)
+        self._traces.step_ends(step.record(self._steps_done).signature)
         if self._traces.over:
             self._go_on(Phase.CLOSED)
 
     def _traces_or_closes(self, measured: _Measured) -> None:
         """Counts and times are complete."""
         measured.complete = True
-        self._traces.begin(measured.is_comparable)
+        flops = measured.counter.flops
+        calls = sum(one.calls for one in (*flops.cells, *flops.uncounted.values()))
+        self._traces.begin(measured.is_comparable, operators=calls // len(measured.counted))
         self._go_on(Phase.CLOSED if self._traces.over else Phase.TRACING)
 
     def _go_on(self, phase: Phase) -> None:

@@ -99,17 +99,20 @@ def cells(
     return table(rows, columns, whole=True, least_width=least_width)
 
 
-def statistics(of: Callable[[Any], Durations | None], *, sorts: bool = True, labels: str = "") -> list[Column]:
-    """Total, mean, longest, shortest and part of the whole of what *of* finds in a row."""
+def statistics(
+    of: Callable[[Any], Durations | None], *, sorts: bool = True, labels: str = "", prefix: str = ""
+) -> list[Column]:
+    """Total, mean, longest, shortest and part of the whole of what *of* finds in a row; *prefix* of the first label."""
 
     def column(label: str, field: str, show: Callable[[Any], str]) -> Column:
         sort = label if sorts and label != "ratio" else ""
-        return Column(label, lambda row: getattr(of(row), field, None), show, sort)
+        shown = f"{prefix}{label}" if label == chosen[0] else label
+        return Column(shown, lambda row: getattr(of(row), field, None), show, sort)
 
-    fields = ("total", "mean", "max", "min", "ratio")
+    chosen = labels.split() or ["total", "mean", "max", "min", "ratio"]
     return [
         column(label, label if label == "ratio" else f"{label}_us", percent if label == "ratio" else us)
-        for label in (labels.split() or fields)
+        for label in chosen
     ]
 
 

@@ -135,8 +135,8 @@ def traces_views(report: TracesReport) -> list[tuple[str, View]]:
     if report.ranks is not None:
         straggles = any(advice.rule == "straggler" for advice in report.advice)
         together.append(rank_section(report.ranks, files, straggles=straggles))
-    if report.job_flops is not None and report.job_flops.reason is None:
-        together.append(job_section(report.job_flops))
+    if report.job_steps is not None:
+        together.append(job_section(report.job_steps))
     summary = whole_sentences(traces_answer(report, files, WHOLE)[1:])
     views = []
     for trace, file in zip(report.traces, files, strict=True):
@@ -255,12 +255,12 @@ def _profile_modules(profile: Profile) -> list[list[Any]]:
 def _kept(tables: TraceReport | None) -> Mapping[str, tuple[float, float]]:
     """Bytes that each module's forward keeps in one step, with and without the modules inside."""
     rows = [] if tables is None else [one for one in tables.module_memory or () if one.part == "forward"]
-    device = "device" if any(one.device_type == "device" for one in rows) else "host"
+    on_device = any(one.device >= 0 for one in rows)
     steps = 1 if tables is None else max(1, len(tables.step_times.steps))
     return {
         one.name: (one.size_increase_bytes / steps, one.self_size_increase_bytes / steps)
         for one in rows
-        if one.name is not None and one.device_type == device
+        if one.name is not None and (one.device >= 0) == on_device
     }
 
 
@@ -329,7 +329,7 @@ def _trace_modules(trace: TraceReport) -> list[list[Any]]:
         own_flops = total_flops = None if trace.flops is None else 0.0
         if counted is not None:
             own_flops = counted.own / steps
-            total_flops = (counted.forward + counted.backward + counted.recompute) / steps
+            total_flops = counted.counted / steps
         memory = kept.get(name, (None, None))
         parent = place[above] if made else None
         place[name] = len(made)
@@ -359,12 +359,11 @@ def _trace_points(trace: TraceReport) -> dict[str, Any]:
     points = []
     for one in () if flops is None else flops.operators:
         if one.flops_per_sec and one.flops_per_byte and one.time_us and one.bytes:
-            spent = one.forward + one.backward + one.recompute + one.optimizer
             points.append(
                 [
-                    *(printable(f"{one.operator} ({one.dtype})"), "operator"),
+                    *(printable(f"{one.name} ({one.dtype})"), "operator"),
                     *(one.flops_per_byte, one.flops_per_sec, one.time_us * _US / steps),
-                    *(spent / steps, one.bytes / steps, one.attainable_flops_per_sec),
+                    *(one.counted / steps, one.bytes / steps, one.attainable_flops_per_sec),
                 ]
             )
     bandwidth = None if flops is None else flops.memory_bytes_per_sec

@@ -40,10 +40,11 @@ def render_traces(
     if report.ranks is not None:
         straggles = any(advice.rule == "straggler" for advice in report.advice)
         lines += draw(rank_section(report.ranks, files, straggles=straggles), view)
-        if report.job_flops is not None and report.job_flops.reason is not None:
-            lines += ["", *view.line("FLOPs of all ranks", f"n/a ({report.job_flops.reason})")]
-        elif report.job_flops is not None:
-            lines += draw(job_section(report.job_flops), view)
+        if report.job_steps is not None:
+            lines += draw(job_section(report.job_steps), view)
+        elif any(trace.flops is not None for trace in report.traces):
+            reason = "it takes a trace of each rank, with FLOPs and marks of steps"
+            lines += ["", *view.line("FLOPs of all ranks", f"n/a ({reason})")]
     lines += draw(advice_section(report.advice, rules=True), view)
     return page([*lines, view.rule()])
 

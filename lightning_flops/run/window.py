@@ -140,6 +140,5 @@ def _tracing(facts: Facts, config: ProfilerConfig) -> TraceCycles:
         record_shapes=config.record_shapes,
         profile_memory=config.profile_memory,
         with_stack=config.with_stack,
-        keep_file=config.trace_dir is not None and (facts.rank == 0 or config.all_ranks),
     )
     return TraceCycles([tracer, ForwardTimer(facts.root, lambda: clock_for(facts.device))], config.trace_schedule)

@@ -7,7 +7,6 @@ number. A reentrant checkpoint runs nodes inside another node: their time is tak
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -22,12 +21,8 @@ from lightning_flops.trace.intervals import (
     NS_PER_US,
     Ints,
     Lanes,
-    Mask,
     distinct,
-    intersect,
-    merge,
     occupied_by,
-    subtract,
     sums_by,
     table,
 )
@@ -39,7 +34,7 @@ from lightning_flops.trace.structure import enclosing, in_nesting_order, nest
 _NODE = "autograd::engine::evaluate_function: "
 _ACCUMULATES = "AccumulateGrad"
 
-NOBODY, OPTIMIZER, ACCUMULATION, _COMMUNICATION, _OUTSIDE_NODES = -1, -2, -3, -4, -5
+NOBODY, OPTIMIZER, ACCUMULATION, _COMMUNICATION = -1, -2, -3, -4
 """Owners that are no module: of nothing known, of the optimizer, of adding gradients to parameters; in the backward."""
 
 
@@ -173,81 +168,60 @@ def module_table(trace: Trace) -> ModuleTable | None:
     frames = trace.frames
     if frames is None:
         return None
-    columns, owner, phase, spent = _device_times(trace, frames) if trace.has_device else _host_times(trace, frames)
-    sources = forwards_of_modules(trace, called_modules(trace))
-    found = {
-        "forward": phase == Phase.FORWARD,
-        "backward": phase == Phase.BACKWARD,
-        "optimizer": owner == OPTIMIZER,
-        "gradient_accumulation": owner == ACCUMULATION,
-        "backward_communication": owner == _COMMUNICATION,
-        "backward_outside_nodes": owner == _OUTSIDE_NODES,
-        "unattributed_forward": (phase == Phase.FORWARD) & (owner == NOBODY),
-        "unattributed_backward": (phase == Phase.BACKWARD) & (owner == NOBODY),
+    names, parents = frames.modules, modules_above(frames.modules)
+    if trace.has_device:
+        rows, frame = launched_in_frames(trace, frames)
+        # Hooks of accumulation synchronize gradients, and so does the end of the backward: that is no module's time.
+        of_nobody = trace.is_collective[rows] & (frames.phase[frame] == Phase.BACKWARD) & (frames.owner[frame] < 0)
+        owner = np.where(of_nobody, _COMMUNICATION, frames.owner[frame])
+    else:
+        rows = frame = frames.rows
+        owner, own_ns = frames.owner[rows], own_host_ns(trace, frames)
+    phase, is_kernel = frames.phase[frame], trace.kind[rows] == Kind.KERNEL
+
+    def spent(owners: Ints, which: Ints, count: int) -> Ints:
+        if trace.has_device:
+            return occupied_by(owners, trace.start_ns[rows[which]], trace.end_ns[rows[which]], count)
+        return sums_by(owners, own_ns[which], count)
+
+    columns: dict[str, Any] = {}
+    for name, one in _BOTH.items():
+        mine = np.flatnonzero((phase == one) & (owner >= 0))
+        above, which = _with_owners_above(owner[mine], parents)
+        which = mine[which]
+        columns[f"own_{name}_us"] = (spent(owner[mine], mine, len(names)) / NS_PER_US).tolist()
+        columns[f"{name}_us"] = (spent(above, which, len(names)) / NS_PER_US).tolist()
+        kernels = np.bincount(above[is_kernel[which]], minlength=len(names)).tolist()
+        columns[f"{name}_kernels"] = kernels if trace.has_device else [None] * len(names)
+    wholes = {
+        "forward_us": phase == Phase.FORWARD,
+        "backward_us": phase == Phase.BACKWARD,
+        "optimizer_us": owner == OPTIMIZER,
+        "gradient_accumulation_us": owner == ACCUMULATION,
+        "backward_communication_us": owner == _COMMUNICATION,
+        "unattributed_forward_us": (phase == Phase.FORWARD) & (owner == NOBODY),
+        "unattributed_backward_us": (phase == Phase.BACKWARD) & (owner == NOBODY),
     }
-    wholes = {name: spent(wanted) for name, wanted in found.items()}
-    if not trace.has_device:
-        between = _between_nodes(trace, frames)
-        wholes["backward_communication"], wholes["backward_outside_nodes"] = between
-        wholes["unattributed_backward"] -= sum(between)
+    sums = {name: np.flatnonzero(wanted) for name, wanted in wholes.items()}
+    sources = forwards_of_modules(trace, called_modules(trace))
     return ModuleTable(
         clock="device" if trace.has_device else "host",
         steps=len(trace.steps),
         rows=table(
             ModuleRow,
             lambda row: row.name.split("."),
-            name=frames.modules,
-            calls=np.bincount(frames.owner[frames.calls()], minlength=len(frames.modules)).tolist(),
-            source=map(sources.get, frames.modules),
+            name=names,
+            calls=np.bincount(frames.owner[frames.calls()], minlength=len(names)).tolist(),
+            source=map(sources.get, names),
             **columns,
         ),
-        **{f"{name}_us": time_ns / NS_PER_US for name, time_ns in wholes.items()},
+        **{name: int(spent(0 * which, which, 1)[0]) / NS_PER_US for name, which in sums.items()},
     )
-
-
-_Times = tuple[dict[str, Any], Ints, Ints, Callable[[Mask], int]]
-"""The columns of the table; owner and phase of whatever took time, and the nanoseconds that some of it took."""
 
 
 def own_host_ns(trace: Trace, frames: Frames) -> Ints:
     """For each of the frames' rows, its length on the host without the frames inside it."""
     return without_inner(trace, frames.rows[frames.parent[frames.rows] >= 0], frames.parent)[frames.rows]
-
-
-def _host_times(trace: Trace, frames: Frames) -> _Times:
-    times, owner, phase = own_host_ns(trace, frames), frames.owner[frames.rows], frames.phase[frames.rows]
-    parents = modules_above(frames.modules)
-    columns: dict[str, Any] = {}
-    for name, one in _BOTH.items():
-        mine = (phase == one) & (owner >= 0)
-        own = sums_by(owner[mine], times[mine], len(parents))
-        columns[f"own_{name}_us"] = (own / NS_PER_US).tolist()
-        columns[f"{name}_us"] = (with_below(own, parents) / NS_PER_US).tolist()
-        columns[f"{name}_kernels"] = [None] * len(parents)
-    return columns, owner, phase, lambda wanted: int(times[wanted].sum())
-
-
-def _between_nodes(trace: Trace, frames: Frames) -> tuple[int, int]:
-    """Nanoseconds of the backward in which its thread runs no node: with a collective under way, with an operator.
-
-    A wrapper that synchronizes gradients waits there, and does there what it postponed to the backward's end.
-    """
-    marks = np.flatnonzero(trace.where(_is_backward_mark, Kind.ANNOTATION))
-    communication_ns = operators_ns = 0
-    collectives = trace.merged(trace.is_collective)
-    for lane in distinct(trace.lane[marks]).tolist():
-        mine, inner = marks[trace.lane[marks] == lane], frames.rows[trace.lane[frames.rows] == lane]
-        inner = inner[np.isin(frames.parent[inner], mine)]
-        free = subtract(trace.merged(mine), trace.merged(inner))
-        communicating = intersect(free, collectives)
-        operators = trace.merged((trace.kind == Kind.OPERATOR) & (trace.lane == lane))
-        communication_ns += communicating.total
-        operators_ns += intersect(subtract(free, communicating), operators).total
-    return communication_ns, operators_ns
-
-
-def _is_backward_mark(name: str) -> bool:
-    return marked_phase(name) == "backward"
 
 
 def launched_in_frames(trace: Trace, frames: Frames) -> tuple[Ints, Ints]:
@@ -259,27 +233,6 @@ def launched_in_frames(trace: Trace, frames: Frames) -> tuple[Ints, Ints]:
     events, source = events[source >= 0], source[source >= 0]
     frame = frames.at(trace, trace.lane[source], trace.start_ns[source])
     return events[frame >= 0], frame[frame >= 0]
-
-
-def _device_times(trace: Trace, frames: Frames) -> _Times:
-    events, frame = launched_in_frames(trace, frames)
-    owner, phase = frames.owner[frame], frames.phase[frame]
-    # Hooks of accumulation synchronize gradients, and so does the end of the backward: that is no module's time.
-    owner = np.where(trace.is_collective[events] & (phase == Phase.BACKWARD) & (owner < 0), _COMMUNICATION, owner)
-    in_mark = trace.where(_is_backward_mark, Kind.ANNOTATION)[frame]
-    owner = np.where(in_mark & (owner == NOBODY), _OUTSIDE_NODES, owner)
-    starts, ends, is_kernel = trace.start_ns[events], trace.end_ns[events], trace.kind[events] == Kind.KERNEL
-    parents = modules_above(frames.modules)
-    columns: dict[str, Any] = {}
-    for name, one in _BOTH.items():
-        mine = np.flatnonzero((phase == one) & (owner >= 0))
-        above, which = _with_owners_above(owner[mine], parents)
-        which = mine[which]
-        own = occupied_by(owner[mine], starts[mine], ends[mine], len(parents))
-        columns[f"own_{name}_us"] = (own / NS_PER_US).tolist()
-        columns[f"{name}_us"] = (occupied_by(above, starts[which], ends[which], len(parents)) / NS_PER_US).tolist()
-        columns[f"{name}_kernels"] = np.bincount(above[is_kernel[which]], minlength=len(parents)).tolist()
-    return columns, owner, phase, lambda wanted: merge(starts[wanted], ends[wanted]).total
 
 
 def modules_above(modules: tuple[str, ...]) -> Ints:

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from lightning_flops.schema.trace_events import CalledFrom, OperatorRow, OperatorShapeRow
+from lightning_flops.schema.trace_events import OperatorRow
 from lightning_flops.trace.columns import Trace
-from lightning_flops.trace.intervals import NS_PER_US, Groups, Ints, group_by, sums_by, table
+from lightning_flops.trace.intervals import Groups, Ints, group_by, sums_by, table
 from lightning_flops.trace.names import may_use_tensor_cores
 from lightning_flops.trace.python_calls import places
 
@@ -84,15 +84,18 @@ class OperatorTimes:
         return sums_by(self.outermost[operators], values[operators], len(values))
 
     def of(self, groups: Groups, rows: Ints) -> dict[str, Any]:
-        """Calls and the four statistics of each group of *rows*, ratios of all self times."""
+        """Name, calls and the four statistics of each group of *rows*, ratios of all self times."""
         host_whole, device_whole = int(self.host_self[rows].sum()), int(self.device_self[rows].sum())
         nothing = None if self.trace.has_device else [None] * len(groups.keys)
+        names = self.trace.texts(self.trace.name[rows[groups.order[groups.firsts]]])
         return {
+            "name": names,
             "calls": groups.calls,
             "host": groups.durations(self.host[rows], whole_ns=host_whole),
             "host_self": groups.durations(self.host_self[rows], whole_ns=host_whole),
             "device": nothing or groups.durations(self.device[rows], whole_ns=device_whole),
             "device_self": nothing or groups.durations(self.device_self[rows], whole_ns=device_whole),
+            "tensor_cores_eligible": map(may_use_tensor_cores, names),
         }
 
 
@@ -100,29 +103,17 @@ def operator_table(trace: Trace) -> tuple[OperatorRow, ...] | None:
     """Every operator by name, the longest self time first (the device's if there is one); None without operators."""
     times = trace.operator_times
     groups = group_by(trace.name[times.rows])
-    numbers = groups.keys.tolist()
-    names = [trace.names[name] for name in numbers]
-    called_from = _called_from(times)
-    found = table(
-        OperatorRow,
-        _by_self_time,
-        name=names,
-        called_from=[called_from.get(name, ()) for name in numbers],
-        tensor_cores_eligible=map(may_use_tensor_cores, names),
-        **times.of(groups, times.rows),
-    )
-    return found or None
+    lines = _called_from(times)
+    called_from = [lines.get(name, ()) for name in groups.keys.tolist()]
+    return table(OperatorRow, _by_self_time, called_from=called_from, **times.of(groups, times.rows)) or None
 
 
-def operators_by_shape(trace: Trace) -> tuple[OperatorShapeRow, ...] | None:
+def operators_by_shape(trace: Trace) -> tuple[OperatorRow, ...] | None:
     """Every operator by the sizes and dtypes of its inputs, as ``operator_table``; None where none were recorded."""
     times = trace.operator_times
     rows = times.rows[trace.inputs[times.rows] >= 0]
-    names, groups = by_shapes(trace, rows)
-    found = table(
-        OperatorShapeRow, lambda row: (*_by_self_time(row), row.inputs, row.dtypes), **names, **times.of(groups, rows)
-    )
-    return found or None
+    words, groups = by_shapes(trace, rows)
+    return table(OperatorRow, _by_self_time, **words, **times.of(groups, rows)) or None
 
 
 def by_shapes(trace: Trace, rows: Ints) -> tuple[dict[str, list[str]], Groups]:
@@ -137,29 +128,23 @@ def by_shapes(trace: Trace, rows: Ints) -> tuple[dict[str, list[str]], Groups]:
     numbers = {one: index for index, one in enumerate(dict.fromkeys(words))}
     number = np.array([numbers[one] for one in words], dtype=np.int64)[trace.inputs[rows]]
     groups, listed = group_by(trace.name[rows] * np.int64(len(numbers)) + number), tuple(numbers)
-    keys = groups.keys.tolist()
-    inputs, dtypes = ([listed[key % len(listed)][which] for key in keys] for which in (0, 1))
-    return {"name": [trace.names[key // len(listed)] for key in keys], "inputs": inputs, "dtypes": dtypes}, groups
+    found = [listed[key % len(listed)] for key in groups.keys.tolist()]
+    return {"inputs": [inputs for inputs, _ in found], "dtypes": [dtypes for _, dtypes in found]}, groups
 
 
-def _by_self_time(row: OperatorRow | OperatorShapeRow) -> tuple[float, float, str]:
-    return (-row.device_self.total_us if row.device_self else 0.0, -row.host_self.total_us, row.name)
+def _by_self_time(row: OperatorRow) -> tuple[float, float, str, str, str]:
+    on_device = -row.device_self.total_us if row.device_self else 0.0
+    return on_device, -row.host_self.total_us, row.name, row.inputs, row.dtypes
 
 
-def _called_from(times: OperatorTimes) -> dict[int, tuple[CalledFrom, ...]]:
+def _called_from(times: OperatorTimes) -> dict[int, tuple[str, ...]]:
     """Lines of the user's code that called the operators of each name, by the index of that name, the longest first."""
     trace = times.trace
     listed, of_row = places(trace)
     rows = times.rows[of_row[times.rows] >= 0]
     groups = group_by(trace.name[rows] * np.int64(len(listed)) + of_row[rows])
-    found: dict[int, list[CalledFrom]] = {}
-    columns = (groups.keys.tolist(), groups.calls, *(groups.sums(one[rows]) for one in (times.host, times.device)))
-    for key, calls, host_ns, device_ns in zip(*columns, strict=True):
-        device_us = device_ns / NS_PER_US if trace.has_device else None
-        place = listed[key % len(listed)]
-        one = CalledFrom(place=place, calls=calls, host_us=host_ns / NS_PER_US, device_us=device_us)
-        found.setdefault(key // len(listed), []).append(one)
-    return {
-        name: tuple(sorted(lines, key=lambda one: (-(one.device_us or 0.0), -one.host_us, one.place)))
-        for name, lines in found.items()
-    }
+    found: dict[int, list[Any]] = {}
+    columns = (groups.keys.tolist(), groups.sums(times.device[rows]), groups.sums(times.host[rows]))
+    for key, device_ns, host_ns in zip(*columns, strict=True):
+        found.setdefault(key // len(listed), []).append((-device_ns, -host_ns, listed[key % len(listed)]))
+    return {name: tuple(place for *_, place in sorted(lines)) for name, lines in found.items()}

@@ -5,17 +5,16 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from lightning_flops.records import marked_phase
 from lightning_flops.schema.trace import PartFilling, StepFilling, TracedPart
-from lightning_flops.schema.trace_steps import ModelSummary, PhaseRow, PhaseSource, Remainder
+from lightning_flops.schema.trace_steps import Durations, PhaseRow
 from lightning_flops.trace.intervals import (
     NOTHING,
     NS_PER_SEC,
-    NS_PER_US,
     Intervals,
     Ints,
     Mask,
@@ -23,7 +22,6 @@ from lightning_flops.trace.intervals import (
     durations_of,
     inside,
     merge,
-    ratio,
     subtract,
     sums_between,
     union,
@@ -54,7 +52,7 @@ class PhaseSpans:
 
     starts: Ints
     ends: Ints
-    source: PhaseSource
+    source: Literal["scopes", "operators", "rest"]
     lent: Intervals = NOTHING
     """Moments in the phase that belong to something else."""
 
@@ -135,47 +133,30 @@ def _by_operators(
 
 def launched_ns(trace: Trace, starts: Ints, ends: Ints, *, without: Intervals = NOTHING) -> Ints:
     """Lengths of all device events launched in each span by any thread, without those launched in *without*."""
-    moments, rows = _launches(trace)
+    moments, rows = trace.launches
     return sums_between(moments, np.where(inside(without, moments), 0, trace.duration_ns[rows]), starts, ends)
 
 
-def _launches(trace: Trace) -> tuple[Ints, Ints]:
-    """When each device event whose launch is known was launched, rising, and its row."""
-    rows = trace.device_rows[trace.links.launch[trace.device_rows] >= 0]
-    moments = trace.start_ns[trace.links.launch[rows]]
-    order = np.argsort(moments, kind="stable")
-    return moments[order], rows[order]
+def phase_table(trace: Trace) -> tuple[PhaseRow, ...]:
+    """Calls and time of the steps, of each phase, and of what is in none, on the host and by launches on the device."""
+    steps, covered = trace.steps, merged(trace.phases)
+    whole = PhaseSpans(steps.host_start_ns, steps.host_end_ns, "scopes" if steps.marked else "operators")
+    rest = PhaseSpans(whole.starts, whole.ends, "rest", lent=covered)
+    device_ns = int(launched_ns(trace, whole.starts, whole.ends).sum())
 
+    def device(spans: PhaseSpans) -> Durations | None:
+        launched = launched_ns(trace, spans.starts, spans.ends, without=spans.lent)
+        return durations_of(launched, whole_ns=device_ns) if trace.has_device else None
 
-def model_summary(trace: Trace) -> ModelSummary:
-    """Calls and time of each phase, on the host and by launches on the device."""
-    steps, phases = trace.steps, trace.phases
-    start, end = steps.host_start_ns, steps.host_end_ns
-    device_whole, covered = int(launched_ns(trace, start, end).sum()), merged(phases)
-
-    def row(spans: PhaseSpans) -> PhaseRow:
-        host = durations_of(spans.host_ns(), whole_ns=steps.host_ns)
-        device = durations_of(launched_ns(trace, spans.starts, spans.ends, without=spans.lent), whole_ns=device_whole)
-        assert host is not None  # there always is a span
-        return PhaseRow(
-            calls=len(spans.starts), host=host, device=device if trace.has_device else None, source=spans.source
+    return tuple(
+        PhaseRow(
+            name=name,
+            calls=len(spans.starts),
+            host=durations_of(spans.host_ns(), whole_ns=steps.host_ns),
+            device=device(spans),
+            source=spans.source,
         )
-
-    host_rest = steps.host_ns - int(covered_within(covered, start, end).sum())
-    device_rest = int(launched_ns(trace, start, end, without=covered).sum())
-    found = {name: row(spans) for name, spans in phases.items()}
-    return ModelSummary(
-        step=row(PhaseSpans(start, end, "scopes" if steps.marked else "operators")),
-        data_loader=found.get("data loader"),
-        forward=found.get("forward"),
-        backward=found.get("backward"),
-        optimizer=found.get("optimizer"),
-        others=Remainder(
-            host_us=host_rest / NS_PER_US,
-            host_ratio=ratio(host_rest, steps.host_ns),
-            device_us=device_rest / NS_PER_US if trace.has_device else None,
-            device_ratio=ratio(device_rest, device_whole) if trace.has_device else None,
-        ),
+        for name, spans in {"step": whole, **trace.phases, "others": rest}.items()
     )
 
 
@@ -264,7 +245,7 @@ def _innermost(marks: list[_Mark], last: int) -> Iterator[tuple[int, str]]:
 
 def _on_device(trace: Trace, moments_ns: Ints) -> Ints:
     """When the device has finished what was launched before each moment on the host; never before that moment."""
-    launched, rows = _launches(trace)
+    launched, rows = trace.launches
     computes = ~trace.is_collective[rows]
     if not computes.any():
         return moments_ns

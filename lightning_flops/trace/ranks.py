@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from lightning_flops.analysis.collectives import RanksError, TracedRank, compare
 from lightning_flops.schema.communication import CollectiveCalls, RankComparison
@@ -24,45 +24,32 @@ _UNMARKED = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankSummary:
-    """What a comparison with other ranks needs of one trace: small, whatever the size of the trace."""
-
-    traced: TracedRank
-    marked: bool
-    """Whether its steps are the profiler's."""
-    world_size: int | None
-    """Ranks of its run; None where it does not say."""
-
-
-def rank_summary(trace: Trace) -> RankSummary:
-    """What a comparison with other ranks needs of *trace*."""
-    traced = TracedRank(
+def traced_rank(trace: Trace) -> TracedRank:
+    """What a comparison with other ranks needs of *trace*: small, whatever the size of the trace."""
+    return TracedRank(
         rank=trace.rank,
         source=trace.source,
         steps=len(trace.steps),
         overlap=overlap(trace),
         collectives=collective_calls(trace),
     )
-    return RankSummary(traced=traced, marked=trace.steps.marked, world_size=trace.world_size)
 
 
-def compare_ranks(summaries: Sequence[RankSummary]) -> RankComparison:
+def compare_ranks(traced: Sequence[TracedRank], *, marked: bool) -> RankComparison:
     """Computation, communication and waiting of several ranks of one run, a trace each.
 
     Traces that do not say their ranks are separate runs, and none is held against another. Of ranks whose steps are not
-    marked nobody is said to compute longest.
+    all *marked* nobody is said to compute longest.
 
     Raises:
         RanksError: two traces are of the same rank, some say their rank and some do not, or none is given.
     """
-    traced = [one.traced for one in summaries]
     refuse_mixed_ranks(traced)
     if len(traced) > 1 and all(one.rank is None for one in traced):
         alone = tuple(compare([one]).ranks[0] for one in traced)
         return RankComparison(ranks=alone, computes_longest=None, notes=(_APART,))
     comparison = compare(traced)
-    if len(traced) == 1 or all(one.marked for one in summaries):
+    if len(traced) == 1 or marked:
         return comparison
     rows = tuple(replace(row, compute_over_median=None) for row in comparison.ranks)
     return replace(comparison, ranks=rows, computes_longest=None, notes=(_UNMARKED, *comparison.notes))

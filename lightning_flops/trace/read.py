@@ -11,13 +11,11 @@ from os import PathLike, fspath
 from typing import IO, Any, cast
 
 import msgspec
-import numpy as np
 
 from lightning_flops.errors import LightningFlopsError
-from lightning_flops.records import METADATA_KEY, TraceColumns
+from lightning_flops.records import METADATA_KEY
 from lightning_flops.trace.columns import Trace, TraceFormatError
-from lightning_flops.trace.events import DECODER, FOREIGN, HOST, Columns, Event
-from lightning_flops.trace.names import KIND_OF_CATEGORY
+from lightning_flops.trace.events import DECODER, Columns, Event
 
 WITH_MODULES = "with_modules"
 """The key under which torch.profiler writes that it was asked for modules."""
@@ -79,30 +77,6 @@ def trace_from_events(
     columns = Columns(source)
     columns.add(DECODER.decode(msgspec.json.encode(list(events))))
     return columns.trace(metadata or {})
-
-
-def trace_from_columns(columns: TraceColumns, *, process: int, metadata: Mapping[str, Any] | None = None) -> Trace:
-    """The trace of host events that the profiler left in memory as columns.
-
-    Raises:
-        TraceFormatError: none of the events is torch.profiler's.
-    """
-    kinds = np.array([KIND_OF_CATEGORY.get(one.lower(), FOREIGN) for one in columns.categories], dtype=np.uint8)
-    kind = kinds[np.array(columns.category, dtype=np.int64)]
-    kept = np.flatnonzero(kind != FOREIGN)
-    found = Columns("(profiler)")
-    found.names = {name: number for number, name in enumerate(columns.names)}
-    found.lanes = {(str(process), str(thread)): number for number, thread in enumerate(columns.threads)}
-    found.keep("kind", kind[kept].astype(np.int8))
-    for name, values in (
-        ("name", columns.name), ("lane", columns.thread), ("start_ns", columns.start_ns),
-        ("duration_ns", columns.duration_ns),
-    ):  # fmt: skip
-        found.keep(name, np.array(values, dtype=np.int64)[kept])
-    of_host = kept[np.isin(kind[kept], HOST)]
-    found.keep("sequence", np.array(columns.sequence, dtype=np.int64)[of_host], HOST)
-    found.keep("forward_thread", np.array(columns.forward_thread, dtype=np.int64)[of_host], HOST)
-    return found.trace(metadata or {})
 
 
 def _opened(source: str, stack: ExitStack) -> IO[bytes]:

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
-from lightning_flops.records import METADATA_KEY
 from lightning_flops.schema.communication import CollectiveRow, Overlap
 from lightning_flops.schema.trace_events import (
     KERNEL_GAP_LIMIT_US,
     SHORT_KERNEL_LIMIT_US,
     IdleTime,
-    KernelLaunch,
     KernelRow,
     KernelSummary,
     LaunchRow,
-    TransferRow,
-    UserScopeRow,
 )
-from lightning_flops.schema.trace_steps import DeviceMetrics, DeviceSummary, DeviceUse
-from lightning_flops.trace.columns import CollectiveArguments, LaunchShape, Trace
+from lightning_flops.schema.trace_steps import DeviceMetrics, Row
+from lightning_flops.trace.columns import CollectiveArguments, Trace
 from lightning_flops.trace.intervals import (
     NS_PER_US,
     Intervals,
@@ -53,8 +48,9 @@ from lightning_flops.trace.names import (
 _NOTHING = CollectiveArguments()
 
 
-def _longest_first(row: KernelRow | TransferRow) -> tuple[float, str]:
-    return -row.device.total_us, row.name
+def _longest_first(row: Row) -> tuple[float, str]:
+    longest = row.host if row.device is None else row.device
+    return -longest.total_us if longest else 0.0, row.name
 
 
 # ---- the device
@@ -72,7 +68,7 @@ def _devices(trace: Trace) -> list[int]:
 def _metrics(trace: Trace, device: int) -> DeviceMetrics:
     total_ns, spans, entry = trace.steps.total_ns, trace.steps.spans, trace.described(device)
     rows = np.flatnonzero((trace.kind == Kind.KERNEL) & (trace.device == device))
-    efficiency, blocks = None, trace.blocks_per_sm[rows]
+    efficiency, blocks, busy = None, trace.blocks_per_sm[rows], trace.merged(rows)
     if len(rows) and not np.isnan(blocks).any():
         efficiency = ratio(load_within(trace.start_ns[rows], trace.end_ns[rows], blocks, spans, limit=1.0), total_ns)
     within = rows[(trace.end_ns[rows] > trace.steps.start_ns[0]) & (trace.start_ns[rows] < trace.steps.end_ns[-1])]
@@ -81,35 +77,11 @@ def _metrics(trace: Trace, device: int) -> DeviceMetrics:
         device=device,
         name=entry.name if entry else None,
         sm_count=entry.sm_count if entry else None,
-        utilization=ratio(shared_ns(trace.merged(rows), spans), total_ns) or 0.0,
+        utilization=ratio(shared_ns(busy, spans), total_ns) or 0.0,
         sm_efficiency=efficiency,
         occupancy_percent=next(iter(together.means(trace.occupancy_percent[within], weights)), None),
         blocks_per_sm=next(iter(together.means(trace.blocks_per_sm[within], weights)), None),
-    )
-
-
-def device_summary(trace: Trace) -> DeviceSummary:
-    """How busy the host's and the device's processors were; CPU times are what this package wrote into the file."""
-    rows = trace.kind > Kind.PYTHON
-    elapsed_ns = int(trace.end_ns[rows].max()) - int(trace.start_ns[rows].min())
-    written = trace.metadata.get(METADATA_KEY)
-    stated = written.items() if isinstance(written, dict) else ()
-    seconds = {key: value for key, value in stated if type(value) in (int, float)}
-
-    def share(part: str, *whole: str) -> float | None:
-        known = {part, *whole} <= seconds.keys()
-        return ratio(float(seconds[part]), float(sum(seconds[name] for name in whole))) if known else None
-
-    kernels = trace.kind == Kind.KERNEL
-    uses = [
-        DeviceUse(device=device, utilization=trace.merged(kernels & (trace.device == device)).total / elapsed_ns)
-        for device in distinct(trace.device[kernels] if elapsed_ns else np.zeros(0, dtype=np.int64)).tolist()
-    ]
-    return DeviceSummary(
-        elapsed_us=elapsed_ns / NS_PER_US,
-        cpu_process_ratio=share("process_cpu_sec", "elapsed_sec"),
-        cpu_system_ratio=share("system_busy_sec", "system_busy_sec", "system_idle_sec"),
-        devices=tuple(uses) if trace.has_device and elapsed_ns else None,
+        busy_us=busy.total / NS_PER_US,
     )
 
 
@@ -119,7 +91,7 @@ def kernel_table(trace: Trace) -> tuple[KernelRow, ...] | None:
         return None
     rows = trace.of(Kind.KERNEL)
     lengths, groups = trace.duration_ns[rows], group_by(trace.name[rows])
-    names, launched = [trace.names[name] for name in groups.keys.tolist()], _launch_shapes(trace, rows)
+    names = trace.texts(groups.keys)
     return table(
         KernelRow,
         _longest_first,
@@ -131,22 +103,7 @@ def kernel_table(trace: Trace) -> tuple[KernelRow, ...] | None:
         collective=map(bool, groups.sums(trace.is_collective[rows])),
         blocks_per_sm=groups.means(trace.blocks_per_sm[rows], lengths),
         occupancy_percent=groups.means(trace.occupancy_percent[rows], lengths),
-        launch_shapes=[launched.get(name, ()) for name in groups.keys.tolist()],
     )
-
-
-def _launch_shapes(trace: Trace, rows: Ints) -> dict[int, tuple[KernelLaunch, ...]]:
-    """How the kernels of each name, by its index, were launched, the shape that took most time first."""
-    found: dict[int, list[KernelLaunch]] = {}
-    count = len(trace.launch_shapes) + 1
-    groups = group_by(trace.name[rows].astype(np.int64) * count + trace.launch_shape[rows] + 1)
-    columns = (groups.keys.tolist(), groups.calls, groups.sums(trace.duration_ns[rows]))
-    for key, calls, time_ns in zip(*columns, strict=True):
-        shape = trace.launch_shapes[key % count - 1] if key % count else LaunchShape()
-        if shape != LaunchShape():
-            launch = KernelLaunch(**asdict(shape), calls=calls, device_us=time_ns / NS_PER_US)
-            found.setdefault(key // count, []).append(launch)
-    return {name: tuple(sorted(shapes, key=lambda one: (-one.device_us, -one.calls))) for name, shapes in found.items()}
 
 
 def kernel_summary(trace: Trace) -> KernelSummary | None:
@@ -176,25 +133,22 @@ def _eligible(trace: Trace, rows: Ints) -> Mask:
     return (operators >= 0) & trace.where(may_use_tensor_cores, Kind.OPERATOR)[np.maximum(operators, 0)]
 
 
-def transfer_table(trace: Trace) -> tuple[TransferRow, ...] | None:
+def transfer_table(trace: Trace) -> tuple[Row, ...] | None:
     """Copies and memsets by kind, the longest first; None without a device."""
     if not trace.has_device:
         return None
     rows = np.flatnonzero((trace.kind == Kind.MEMCPY) | (trace.kind == Kind.MEMSET))
-    lengths, sizes, groups = trace.duration_ns[rows], trace.bytes[rows], group_by(trace.name[rows])
-    calls = [distinct(trace.links.launch[here]) for here in np.split(rows[groups.order], groups.firsts[1:])]
-    known = [not unknown for unknown in groups.sums(sizes < 0)]
+    sizes, groups = trace.bytes[rows], group_by(trace.name[rows])
+    calls = [distinct(trace.links.launch[here]) for here in groups.parts(rows)]
+    unknown = groups.sums(sizes < 0)
     return table(
-        TransferRow,
+        Row,
         _longest_first,
-        name=[trace.names[name] for name in groups.keys.tolist()],
+        name=trace.texts(groups.keys),
         calls=groups.calls,
-        bytes=[total if all_known else None for total, all_known in zip(groups.sums(sizes), known, strict=True)],
-        host=[
-            durations_of(trace.duration_ns[here[here >= 0]], whole_ns=trace.steps.host_ns)
-            for here in calls[: len(groups.keys)]
-        ],
-        device=groups.durations(lengths, whole_ns=trace.device_work_ns),
+        bytes=[None if lacks else total for total, lacks in zip(groups.sums(sizes), unknown, strict=True)],
+        host=[durations_of(trace.duration_ns[here[here >= 0]], whole_ns=trace.steps.host_ns) for here in calls],
+        device=groups.durations(trace.duration_ns[rows], whole_ns=trace.device_work_ns),
     )
 
 
@@ -226,40 +180,35 @@ def launch_statistics(trace: Trace) -> tuple[LaunchRow, ...] | None:
     """Launches of kernels, copies and memsets; None without a device, a kind without launches is left out."""
     if not trace.has_device:
         return None
-    found, whole_ns = [], trace.steps.total_ns
-    for kind in (Kind.KERNEL, Kind.MEMCPY, Kind.MEMSET):
-        rows = np.flatnonzero((trace.kind == kind) & (trace.links.launch >= 0))
-        calls = trace.links.launch[rows]
-        device_ns, delay_ns = trace.duration_ns[rows], np.maximum(trace.start_ns[rows] - trace.end_ns[calls], 0)
-        columns: dict[str, Any] = {
-            "host": durations_of(trace.duration_ns[distinct(calls)], whole_ns=whole_ns),
-            "device": durations_of(device_ns, whole_ns=whole_ns),
-            "delay": durations_of(delay_ns, whole_ns=0),
-        }
-        if len(rows):
-            row = LaunchRow(
-                kind=kind.name.lower(),  # type: ignore[arg-type]  # one of the three
-                launches=len(distinct(calls)),
-                events=len(rows),
-                shorter_than_launch=int((device_ns < trace.duration_ns[calls]).sum()),
-                **columns,
-            )
-            found.append(row)
-    return tuple(found)
+    whole_ns = trace.steps.total_ns
+    rows = np.flatnonzero(trace.on_device & (trace.links.launch >= 0))
+    groups, calls = group_by(trace.kind[rows]), trace.links.launch[rows]
+    lengths, delays = trace.duration_ns[rows], np.maximum(trace.start_ns[rows] - trace.end_ns[calls], 0)
+    of_kind = [distinct(here) for here in groups.parts(calls)]
+    return table(
+        LaunchRow,
+        name=[Kind(kind).name.lower() for kind in groups.keys.tolist()],
+        calls=map(len, of_kind),
+        events=groups.calls,
+        host=[durations_of(trace.duration_ns[here], whole_ns=whole_ns) for here in of_kind],
+        device=groups.durations(lengths, whole_ns=whole_ns),
+        delay=groups.durations(delays, whole_ns=0),
+        shorter_than_launch=groups.sums(lengths < trace.duration_ns[calls]),
+    )
 
 
 # ---- the host
 
 
-def user_scope_table(trace: Trace) -> tuple[UserScopeRow, ...] | None:
+def user_scope_table(trace: Trace) -> tuple[Row, ...] | None:
     """The user's own scopes by name, the longest first; None when there are none."""
     rows = np.flatnonzero(trace.where(is_users_scope, Kind.ANNOTATION))
     groups = group_by(trace.name[rows])
-    device = groups.durations(_launched_in(trace, rows), whole_ns=trace.device_work_ns)
+    device: list[Any] = groups.durations(_launched_in(trace, rows), whole_ns=trace.device_work_ns)
     found = table(
-        UserScopeRow,
-        lambda row: (-row.host.total_us, row.name),
-        name=[trace.names[name] for name in groups.keys.tolist()],
+        Row,
+        lambda row: (-(row.host.total_us if row.host else 0.0), row.name),
+        name=trace.texts(groups.keys),
         calls=groups.calls,
         host=groups.durations(trace.duration_ns[rows], whole_ns=trace.steps.host_ns),
         device=device if trace.has_device else [None] * len(device),
@@ -269,15 +218,14 @@ def user_scope_table(trace: Trace) -> tuple[UserScopeRow, ...] | None:
 
 def _launched_in(trace: Trace, rows: Ints) -> Ints:
     """For each scope the device work launched in it: by its own thread, or by autograd's while it was open."""
-    launched = trace.device_rows[trace.links.launch[trace.device_rows] >= 0]
-    launched = launched[np.argsort(trace.start_ns[trace.links.launch[launched]], kind="stable")]
-    calls = trace.links.launch[launched]
+    moments, launched = trace.launches
+    lanes = trace.lane[trace.links.launch[launched]]
     total = np.zeros(len(rows), dtype=np.int64)
-    for lane in distinct(trace.lane[calls]).tolist():
-        here = trace.lane[calls] == lane
+    for lane in distinct(lanes).tolist():
+        here = lanes == lane
         to = np.flatnonzero((trace.lane[rows] == lane) | bool(trace.links.backward_lanes[lane]))
-        moments, lengths = trace.start_ns[calls[here]], trace.duration_ns[launched[here]]
-        total[to] += sums_between(moments, lengths, trace.start_ns[rows[to]], trace.end_ns[rows[to]])
+        lengths = trace.duration_ns[launched[here]]
+        total[to] += sums_between(moments[here], lengths, trace.start_ns[rows[to]], trace.end_ns[rows[to]])
     return total
 
 

@@ -33,7 +33,8 @@ def collective(number: int, start: float, length: float, *, name: str = "allredu
 
 
 def compare_ranks(traces: Sequence[Trace]) -> RankComparison:
-    return ranks.compare_ranks([ranks.rank_summary(trace) for trace in traces])
+    marked = all(trace.steps.marked for trace in traces)
+    return ranks.compare_ranks([ranks.traced_rank(trace) for trace in traces], marked=marked)
 
 
 def of_rank(rank: int, *events: Event) -> Trace:

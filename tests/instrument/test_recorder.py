@@ -46,7 +46,9 @@ def test_the_counted_step_is_the_one_that_begins_after_n_steps_then_it_settles_t
 
 
 def test_batches_that_are_counted_or_traced_are_timed_as_a_whole_and_others_are_not() -> None:
-    run = Run(profile_step=1, timing_steps=2, settle_steps=1, tracing=TraceCycles((FakeTracer(),), TraceSchedule()))
+    run = Run(
+        profile_step=1, timing_steps=2, settle_steps=1, tracing=TraceCycles((FakeTracer(),), TraceSchedule(active=1))
+    )
     while not run.recorder.closed:
         run.batch()
     window = run.close()
@@ -329,7 +331,7 @@ class Raising(Run):
 
     def __init__(self, error: type[BaseException], *, raises: str) -> None:
         self.tracer = FakeTracer()
-        super().__init__(profile_step=0, tracing=TraceCycles([self.tracer], TraceSchedule()))
+        super().__init__(profile_step=0, tracing=TraceCycles([self.tracer], TraceSchedule(active=1)))
         counter: Any = self.counter
         leave, pause, give_up = counter.__exit__, counter.pause, self.tracer.give_up
 

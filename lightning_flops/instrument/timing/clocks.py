@@ -5,6 +5,7 @@ A stamp is cheap and never waits for a device. The time between two stamps is re
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -62,12 +63,9 @@ class CudaEventClock:
     """
 
     def __init__(
-        self,
-        *,
-        new_event: Callable[[], Any] = lambda: torch.cuda.Event(enable_timing=True),  # type: ignore[no-untyped-call]
-        now: Callable[[], float] = host_clock.now,
+        self, *, new_event: Callable[[], Any] | None = None, now: Callable[[], float] = host_clock.now
     ) -> None:
-        self._new_event = new_event
+        self._new_event = new_event or functools.partial(torch.cuda.Event, enable_timing=True)
         self._now = now
         self._last: DeviceStamp | None = None
 

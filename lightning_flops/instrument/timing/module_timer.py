@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from lightning_flops.instrument.border import UndoLedger
 from lightning_flops.instrument.module_hooks import put_up_hooks
 from lightning_flops.instrument.module_scope import ModuleNames
 from lightning_flops.instrument.timing.clocks import Clock, WallClock
@@ -61,7 +60,7 @@ class ModuleTimer:
         self._borders: list[tuple[Any, str | None]] = []
         """Stamps, each with the name of the module that runs from there."""
         self._own_sec: dict[str, float] = {}
-        self._undo = UndoLedger()
+        self._undo = ExitStack()
         self._is_last: Callable[[], bool] = lambda: False
         self.outermost_calls = 0
         """Calls of the root, or of a module below it that was called from outside."""

@@ -1,4 +1,4 @@
-"""Runs steps under torch.profiler, with marks around modules and phases, and keeps what it recorded.
+"""Runs steps under torch.profiler, with marks around modules and phases, and keeps its trace file.
 
 The user's profiler always has priority: ours does not start while another is there, and stops when one is set up.
 """
@@ -12,20 +12,18 @@ import tempfile
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from importlib import import_module
 from typing import Any
 
 import torch
 import torch.autograd.profiler as autograd_profiler
 from torch import distributed, nn
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, record_function
 
-from lightning_flops import host_clock
 from lightning_flops.instrument.module_hooks import module_hooks
 from lightning_flops.instrument.patches import Patches
 from lightning_flops.instrument.torch_private import profiling
 from lightning_flops.instrument.tracing.module_marks import ModuleMarks
-from lightning_flops.instrument.tracing.raw_events import columns_of
 from lightning_flops.records import METADATA_KEY, StepSignature, TracedStepRecord, phase_mark
 from lightning_flops.signals import words_of
 from lightning_flops.text.printable import package_logger
@@ -48,7 +46,6 @@ class StepTracer:
         record_shapes: record the shapes of operators' inputs.
         profile_memory: record allocations and frees.
         with_stack: record the Python calls.
-        keep_file: write a trace file, even if the events can be read without one.
     """
 
     def __init__(
@@ -59,14 +56,10 @@ class StepTracer:
         record_shapes: bool = False,
         profile_memory: bool = False,
         with_stack: bool = False,
-        keep_file: bool = False,
     ) -> None:
         self._root = root
         self._device = device
         self._settings = {"record_shapes": record_shapes, "profile_memory": profile_memory, "with_stack": with_stack}
-        # Arguments of calls and addresses of memory are in the file alone.
-        self._in_file_alone = record_shapes or profile_memory
-        self._keep_file = keep_file or self._in_file_alone
         self._folder: str | None = None
         self._profiler: Any = None
         """One that was prepared."""
@@ -74,7 +67,6 @@ class StepTracer:
         self._undo = ExitStack()
         self._step_mark: Any = None
         self._phases: list[Any] = []
-        self._use: dict[str, float] = {}
         self._index = self._first_index = -1
         self.record: TracedStepRecord | None = None
         """The latest steps that were traced to their end."""
@@ -107,7 +99,6 @@ class StepTracer:
             with self._by_us():
                 self._profiler.start_trace()
             self._recording = True
-            self._use = _processor_use()
             self._first_index = index
             self._mark_step(index)
 
@@ -133,22 +124,16 @@ class StepTracer:
             return
         with self._safely():
             self._close_marks()
-            use = {name: now - self._use[name] for name, now in _processor_use().items() if name in self._use}
-            use["rank"] = distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
-            self._profiler.add_metadata_json(METADATA_KEY, json.dumps(use))
+            rank = distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
+            self._profiler.add_metadata_json(METADATA_KEY, json.dumps({"rank": rank}))
             with self._by_us():
                 self._profiler.stop_trace()
             profiler, self._profiler, self._recording = self._profiler, None, False
-            columns = None if self._in_file_alone else columns_of(profiler.profiler.kineto_results.events())
             self.record = TracedStepRecord(
-                index=self._first_index,
-                signature=signature,
-                process=os.getpid(),
-                columns=columns,
-                path=self._export(profiler) if self._keep_file or columns is None else None,
-                metadata={METADATA_KEY: use, **profiling.place_in_run(profiler)},
+                index=self._first_index, signature=signature, process=os.getpid(), path=self._export(profiler)
             )
-            if columns is not None and self._device.type != "cpu":
+            events = profiler.profiler.kineto_results.events()
+            if self._device.type != "cpu" and all(event.device_type() == DeviceType.CPU for event in events):
                 self.lost = (
                     f"The trace has no event of the {self._device.type} device (it may not be permitted here): kernels "
                     "and device times of modules are n/a."
@@ -277,17 +262,3 @@ def _silent_kineto() -> Iterator[None]:
         yield
     finally:
         os.environ.pop(_LOG_LEVEL, None)
-
-
-def _processor_use() -> dict[str, float]:
-    """Seconds of processor time by the names that they have in a trace: of this process, and with psutil of all."""
-    times = {"process_cpu_sec": host_clock.processor_sec(), "elapsed_sec": host_clock.now()}
-    try:
-        machine = import_module("psutil").cpu_times()
-        idle = machine.idle + getattr(machine, "iowait", 0.0)
-        # On Linux the hosts' time already includes the guests' time.
-        total = sum(machine) - getattr(machine, "guest", 0.0) - getattr(machine, "guest_nice", 0.0)
-        times |= {"system_busy_sec": total - idle, "system_idle_sec": idle}
-    except Exception:  # not installed, or not on this system
-        logger.debug("no system CPU times: psutil is not there", exc_info=True)
-    return times

@@ -11,6 +11,10 @@ from lightning_flops.records import ModuleSecondsRecord, StepSignature, TracedSt
 _LEAST_TRIES = 3
 """Up to this many cycles run, whatever the schedule says, until a step has the counted step's signature."""
 
+_MOST_OPERATORS = 100_000
+"""Unless the user has said how many steps are traced, they are fewer if they would run more operators than these: an
+operator leaves about ten events in a trace, and a million take torch seconds to write."""
+
 
 class Tracer(Protocol):
     """Records one step, or several in a row; it never raises."""
@@ -57,6 +61,7 @@ class TraceCycles:
     def __init__(self, tracers: Sequence[Tracer], schedule: TraceSchedule) -> None:
         self._tracers = list(tracers)
         self._schedule = schedule
+        self._active = schedule.active
         self._warms_up_until = schedule.wait + schedule.warmup
         self._is_alike: Callable[[StepSignature], bool] = lambda signature: True
         self._position = self._cycles = 0
@@ -83,13 +88,16 @@ class TraceCycles:
         """Whether the running step is left alone."""
         return self._position < self._schedule.wait
 
-    def begin(self, is_alike: Callable[[StepSignature], bool]) -> None:
+    def begin(self, is_alike: Callable[[StepSignature], bool], *, operators: int = 0) -> None:
         """The first cycle begins with the next step.
 
         Args:
             is_alike: whether a step of this signature can be compared with the counted one.
+            operators: how many operators the counted step ran.
         """
         self._is_alike = is_alike
+        if self._schedule == TraceSchedule():
+            self._active = max(1, min(self._active, _MOST_OPERATORS // max(1, operators)))
 
     def batch_begins(self, index: int) -> None:
         """A batch begins; *index* steps of this fit came before its step."""
@@ -119,7 +127,7 @@ class TraceCycles:
         if self._position <= self._warms_up_until:
             return
         self._signatures.append(signature)
-        if len(self._signatures) < self._schedule.active:
+        if len(self._signatures) < self._active:
             return
         tracer = self._tracers[0]
         different = next((one for one in self._signatures if not self._is_alike(one)), None)
