@@ -80,17 +80,13 @@ class Backward:
 
 
 class Threads:
-    """What the counter knows on every thread: CUDA's device threads run backwards, and number nodes of their own.
-
-    Args:
-        owner_of: returns the name of the module that holds a parameter.
-        unknown: name of the module that backwards of no known module are attributed to.
-        note: takes a sentence for the report.
-    """
+    """What the counter knows on every thread: CUDA's device threads run backwards, and number nodes of their own."""
 
     def __init__(self, owner_of: Callable[[Any], str], unknown: str, note: Callable[[str], None]) -> None:
         self.owner_of = owner_of
+        """Returns the name of the module that holds a parameter."""
         self.unknown = unknown
+        """The module that backwards of no known module are attributed to."""
         self.note = note
         self.backwards: list[Backward] = []
         """Those that are running, the latest last."""

@@ -43,21 +43,11 @@ _TEMPLATE = re.compile(r"triton_tem_|micro_gemm|cutlass_|flex_attention")
 """What stands in the name or the source of a kernel that multiplies, and in no other."""
 
 FlopsOf = Callable[[Any], int]
-"""FLOPs that are counted for what a formula answers."""
-
 CountUnseen = Callable[[Any, tuple[Any, ...]], bool]
 
 
 class CompiledCode:
-    """What one counter knows of compiled code.
-
-    Args:
-        names: the names of the model's modules.
-        threads: know whose the running work is.
-        totals: takes what cannot be counted.
-        flops_of: FLOPs that are counted for what a formula answers.
-        failed: is told where this itself failed.
-    """
+    """What one counter knows of compiled code; *flops_of* gives the FLOPs that are counted for a formula's answer."""
 
     def __init__(
         self, names: ModuleNames, threads: Threads, totals: Totals, flops_of: FlopsOf, *, failed: Failed
@@ -78,8 +68,7 @@ class CompiledCode:
     def begin(self, count_unseen: CountUnseen) -> None:
         """Looks for modules compiled in place; a model may be compiled at any time.
 
-        Args:
-            count_unseen: counts a call of an operator that no dispatcher sees, until ``close``; returns whether it did.
+        Until ``close``, *count_unseen* counts a call of an operator that no dispatcher sees, and says whether it did.
         """
         self._count_unseen = count_unseen
         modules = frozenset(self._names.modules()) if compiler.was_used() else frozenset()
@@ -190,10 +179,7 @@ def _described(value: Any) -> Any:
 def repeated_products(graph: torch.fx.Graph, inputs: Iterable[Any], flops_of: FlopsOf) -> Counter[int]:
     """How often a backward graph runs a product of so many FLOPs that does not depend on the incoming gradients.
 
-    Args:
-        graph: its inputs that are gradients have names that say so.
-        inputs: what it is called with; only the shapes matter, nothing is computed.
-        flops_of: FLOPs that are counted for what a formula answers.
+    Of what it is called with only the shapes matter: nothing is computed.
 
     Raises:
         LookupError: the graph names no incoming gradient.

@@ -42,15 +42,7 @@ logger = package_logger(__name__)
 
 
 class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
-    """Runs every operator, then adds what it cost where the thread's state says.
-
-    Args:
-        threads: know whose the running work is.
-        totals: takes what was counted.
-        compiled: knows of compiled code.
-        halve_causal: count half of the score matrix where attention has the causal flag.
-        failed: is told where the counter itself failed.
-    """
+    """Runs every operator, then adds what it cost where the thread's state says."""
 
     supports_higher_order_operators = True
 
