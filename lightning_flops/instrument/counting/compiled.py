@@ -46,6 +46,25 @@ FlopsOf = Callable[[Any], int]
 CountUnseen = Callable[[Any, tuple[Any, ...]], bool]
 
 
+def watch(
+    patches: Patches,
+    target: Any,
+    name: str,
+    failed: Callable[[Exception], None],
+    *,
+    before: Callable[..., Callable[[], None] | None] | None = None,
+    after: Callable[..., None] | None = None,
+) -> None:
+    """Has us called before or after a function of torch's, which is compiled as without us."""
+    patches.replace(
+        target,
+        name,
+        lambda original: compiler.hide_around(
+            listening(original, before=before, after=after, failed=failed), before, after
+        ),
+    )
+
+
 class CompiledCode:
     """What one counter knows of compiled code; *flops_of* gives the FLOPs that are counted for a formula's answer."""
 
@@ -80,12 +99,8 @@ class CompiledCode:
         """From now on, counts or lists the kernels of inductor's own that multiply: no dispatcher sees them run."""
         kind = compiler.class_of_generated_graphs()
         if kind is not None and kind not in self._watched:
-            self._listen(kind, "__call__", "a compiled kernel", self._graph_runs)
-
-    def _listen(self, target: Any, name: str, where: str, before: Callable[..., Any]) -> None:
-        self._watched.add(target)
-        failed = partial(self._failed, where)
-        self._patches.replace(target, name, lambda original: listening(original, before=before, failed=failed))
+            self._watched.add(kind)
+            watch(self._patches, kind, "__call__", partial(self._failed, "a compiled kernel"), before=self._graph_runs)
 
     def _graph_runs(self, graph: Any, inputs: Any) -> None:
         counted = False
@@ -130,9 +145,9 @@ class CompiledCode:
             return
         self._watched.add(function)
         if compiler.is_compiled(function) and compiler.shows_its_backward(function):
-            begins = partial(self._begins, function)
+            failed = partial(self._failed, "the beginning of a compiled backward")
             compiler.hide(self._begins)
-            self._listen(function, compiler.BACKWARD_ENTRY, "the beginning of a compiled backward", begins)
+            watch(self._patches, function, compiler.BACKWARD_ENTRY, failed, before=partial(self._begins, function))
 
     def _begins(self, function: Any, context: Any, inputs: list[Any]) -> Callable[[], None]:
         """A compiled backward starts with these inputs; returns what to call when it has ended."""

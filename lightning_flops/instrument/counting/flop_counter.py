@@ -10,7 +10,7 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from types import CodeType
 from typing import Any, Literal
@@ -20,9 +20,9 @@ from torch import nn
 
 from lightning_flops.instrument import border as border_module
 from lightning_flops.instrument import patches
-from lightning_flops.instrument.border import UndoLedger, border, listening
+from lightning_flops.instrument.border import UndoLedger, border
 from lightning_flops.instrument.counting.attribution import Backward, Repetition, Running, Threads, ThreadState
-from lightning_flops.instrument.counting.compiled import CompiledCode
+from lightning_flops.instrument.counting.compiled import CompiledCode, watch
 from lightning_flops.instrument.counting.formulas import formulas_without_operator, watch_functions
 from lightning_flops.instrument.counting.mode import CountingMode, split_work
 from lightning_flops.instrument.counting.totals import Totals
@@ -37,7 +37,6 @@ from lightning_flops.instrument.torch_private.autograd import (
     function_in_forward,
     graph_task_id,
 )
-from lightning_flops.instrument.torch_private.compiler import hide_around
 from lightning_flops.instrument.torch_private.dispatch import (
     fake_mode,
     is_fake,
@@ -188,33 +187,17 @@ class FlopCounter:
         undo.enter(watch_functions(self._mode))
         replaced = patches.Patches()
         undo.add(replaced.undo)
-        for module, name in backward_entries():
-            self._listen(replaced, module, name, "the beginning of a backward", before=self._backward_begins)
         begins, ends = listeners_of_repetitions(self._threads)
+        at_backward = partial(self._failed, "the beginning of a backward")
+        for module, name in backward_entries():
+            watch(replaced, module, name, at_backward, before=self._backward_begins)
+        at_begin, at_end = (partial(self._failed, f"the {one} of a repeated forward") for one in ("beginning", "end"))
         for manager in (torch.enable_grad, torch.set_grad_enabled):
-            self._listen(replaced, manager, "__enter__", "the beginning of a repeated forward", after=begins)
-            self._listen(replaced, manager, "__exit__", "the end of a repeated forward", before=ends)
+            watch(replaced, manager, "__enter__", at_begin, after=begins)
+            watch(replaced, manager, "__exit__", at_end, before=ends)
         graph = getattr(torch.cuda, "CUDAGraph", None)
         if graph is not None and hasattr(graph, "replay"):
-            self._listen(replaced, graph, "replay", "a replayed CUDA graph", before=self._replays)
-
-    def _listen(
-        self,
-        replaced: patches.Patches,
-        target: Any,
-        name: str,
-        where: str,
-        *,
-        before: Callable[..., Callable[[], None] | None] | None = None,
-        after: Callable[..., None] | None = None,
-    ) -> None:
-        """Have us called before or after a function of torch's, which is compiled as without us."""
-        failed = partial(self._failed, where)
-        replaced.replace(
-            target,
-            name,
-            lambda original: hide_around(listening(original, before=before, after=after, failed=failed), before, after),
-        )
+            watch(replaced, graph, "replay", partial(self._failed, "a replayed CUDA graph"), before=self._replays)
 
     def _on_compiled(self, seconds: float) -> None:
         self.compile_sec += seconds
@@ -232,17 +215,13 @@ class FlopCounter:
         finally:
             state.paused = max(0, state.paused - 1)
 
-    @contextmanager
-    def in_root(self) -> Iterator[None]:
+    def in_root(self) -> AbstractContextManager[None]:
         """Inside, work outside of module calls is the root's: for a ``training_step``, which is not a module call."""
-        with self._running("" if self._root is not None else OUTSIDE, "forward"):
-            yield
+        return self._running(self._totals.unknown, "forward")
 
-    @contextmanager
-    def in_optimizer(self) -> Iterator[None]:
+    def in_optimizer(self) -> AbstractContextManager[None]:
         """Inside, work is the optimizer's: for engines whose steps do not fire torch's optimizer hooks."""
-        with self._running(OUTSIDE, "optimizer"):
-            yield
+        return self._running(OUTSIDE, "optimizer")
 
     @contextmanager
     def _running(self, module: str, phase: FlopPhase) -> Iterator[None]:
