@@ -16,13 +16,7 @@ from lightning_flops.instrument.counting.formulas import Entry, Work, hides_flop
 from lightning_flops.instrument.counting.formulas.contract import tensors_in, whole_flops
 from lightning_flops.instrument.counting.higher_order import runs_only_functions, with_seen_functions
 from lightning_flops.instrument.counting.totals import Cell, Totals
-from lightning_flops.instrument.counting.traffic import (
-    Operator,
-    bytes_of,
-    dtype_name,
-    elements_of,
-    needs_gradient,
-)
+from lightning_flops.instrument.counting.traffic import Operator, bytes_of, dtype_name, elements_of, needs_gradient
 from lightning_flops.instrument.torch_private.autograd import NO_GRAPH_TASK, function_in_forward
 from lightning_flops.instrument.torch_private.compiler import hide
 from lightning_flops.instrument.torch_private.dispatch import (

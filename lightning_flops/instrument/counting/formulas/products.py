@@ -316,11 +316,7 @@ PRODUCT_RULES: dict[str, Rule] = {
         _DENSE,
     ),
     # Sparse
-    **rules(
-        "sparse_sampled_addmm",
-        lambda left, pattern: 2 * non_zeros(pattern) * int(left.shape[-1]),
-        "mat1 self",
-    ),
+    **rules("sparse_sampled_addmm", lambda left, pattern: 2 * non_zeros(pattern) * int(left.shape[-1]), "mat1 self"),
     **rules("_sparse_mm_reduce_impl_backward", sparse_reduce_backward, "grad_out self output_mask"),
     **rules(
         "_sparse_semi_structured_linear _sparse_semi_structured_mm _sparse_semi_structured_addmm",
