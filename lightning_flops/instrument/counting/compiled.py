@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lightning_flops.instrument.border import Failed, listening
+from lightning_flops.instrument.border import listening
 from lightning_flops.instrument.counting.attribution import Threads, ThreadState
 from lightning_flops.instrument.counting.compiled_flex import flex_calls
 from lightning_flops.instrument.counting.formulas import Unreadable, lookup
@@ -68,14 +68,11 @@ def watch(
 class CompiledCode:
     """What one counter knows of compiled code; *flops_of* gives the FLOPs that are counted for a formula's answer."""
 
-    def __init__(
-        self, names: ModuleNames, threads: Threads, totals: Totals, flops_of: FlopsOf, *, failed: Failed
-    ) -> None:
+    def __init__(self, names: ModuleNames, threads: Threads, totals: Totals, flops_of: FlopsOf) -> None:
         self._names = names
         self._threads = threads
         self._totals = totals
         self._flops_of = flops_of
-        self._failed = failed
         self._patches = Patches()
         self._watched: set[Any] = set()
         self._repeated: dict[Any, Counter[int] | None] = {}
@@ -100,7 +97,13 @@ class CompiledCode:
         kind = compiler.class_of_generated_graphs()
         if kind is not None and kind not in self._watched:
             self._watched.add(kind)
-            watch(self._patches, kind, "__call__", partial(self._failed, "a compiled kernel"), before=self._graph_runs)
+            watch(
+                self._patches,
+                kind,
+                "__call__",
+                partial(self._totals.failed, "a compiled kernel"),
+                before=self._graph_runs,
+            )
 
     def _graph_runs(self, graph: Any, inputs: Any) -> None:
         counted = False
@@ -145,7 +148,7 @@ class CompiledCode:
             return
         self._watched.add(function)
         if compiler.is_compiled(function) and compiler.shows_its_backward(function):
-            failed = partial(self._failed, "the beginning of a compiled backward")
+            failed = partial(self._totals.failed, "the beginning of a compiled backward")
             compiler.hide(self._begins)
             watch(self._patches, function, compiler.BACKWARD_ENTRY, failed, before=partial(self._begins, function))
 
@@ -169,7 +172,7 @@ class CompiledCode:
             unread = products is None and self._totals.flops["backward"] > before
             if unread or any(count > 0 for count in missing.values()):
                 module = state.place(True)[0]
-                self._threads.note(
+                self._totals.note(
                     f"What the compiled backward of {module or 'the root'} repeats of its forward could not be told "
                     "apart, not all of it at least: it counts as backward here, not as recompute."
                 )

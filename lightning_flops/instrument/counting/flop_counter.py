@@ -6,7 +6,6 @@ the sequence number of the running autograd node says which module made it. Noth
 
 from __future__ import annotations
 
-import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -48,10 +47,6 @@ from lightning_flops.instrument.torch_private.dispatch import (
 from lightning_flops.instrument.torch_private.modules import is_replica
 from lightning_flops.instrument.torch_private.names import require_all, untested
 from lightning_flops.records import OUTSIDE, FlopPhase, FlopRecord, PhaseFlops
-from lightning_flops.signals import words_of
-from lightning_flops.text.printable import package_logger
-
-logger = package_logger(__name__)
 
 CausalAttention = Literal["full", "half"]
 
@@ -97,14 +92,11 @@ class FlopCounter:
         halve = causal_attention == "half"
         self._root = root
         self._names = ModuleNames(root)
-        self._notes = Notes()
-        self._failed = self._notes.failed
         self._totals = Totals(OUTSIDE if root is None else "")
-        self._threads = Threads(self._names.owner_of, self._totals.unknown, self._notes.add)
-        self._compiled = CompiledCode(
-            self._names, self._threads, self._totals, lambda work: split_work(work, halve)[0], failed=self._failed
-        )
-        self._mode = CountingMode(self._threads, self._totals, self._compiled, halve_causal=halve, failed=self._failed)
+        self._failed = self._totals.failed
+        self._threads = Threads(self._names.owner_of, self._totals)
+        self._compiled = CompiledCode(self._names, self._threads, self._totals, lambda work: split_work(work, halve)[0])
+        self._mode = CountingMode(self._threads, self._totals, self._compiled, halve_causal=halve)
         self.compile_sec = 0.0
         """Host time in which torch has compiled something while this counted."""
         self._lock = threading.RLock()
@@ -246,7 +238,7 @@ class FlopCounter:
         if len(state.stack) == 1 and not state.entered and not is_pushed(self._mode):
             name = "" if name is None and is_replica(module) else name
             if name is not None:
-                self._notes.add(_OWN_THREAD)
+                self._totals.note(_OWN_THREAD)
                 push(self._mode)
                 state.push(Running(name, "forward", module, task, pushed=True))
             return
@@ -315,7 +307,7 @@ class FlopCounter:
 
     def record(self) -> FlopRecord:
         """What was counted so far, on all threads."""
-        return self._totals.record((*untested(), *self._notes.sentences, *self._afterthoughts()))
+        return self._totals.record((*untested(), *self._afterthoughts()))
 
     def _afterthoughts(self) -> Iterator[str]:
         """Sentences about all that was counted."""
@@ -332,31 +324,6 @@ class FlopCounter:
             )
         if totals.lacks_forwards:
             yield _NOT_COUNTED
-
-
-class Notes:
-    """Sentences of one counter for the report, and what failed in it."""
-
-    def __init__(self) -> None:
-        self.sentences: dict[str, None] = {}
-        self._failures: set[str] = set()
-
-    def add(self, sentence: str) -> None:
-        """Takes a sentence; one that it has already changes nothing."""
-        self.sentences.setdefault(sentence)
-
-    def failed(self, where: str, error: Exception) -> None:
-        """Notes that the counter failed in *where*, and says so in the log, the first time of all.
-
-        It raises nothing but what a signal handler of the user's has raised.
-        """
-        words = words_of(error)
-        with suppress(Exception):
-            if where not in self._failures:
-                self._failures.add(where)
-                sentence = f"Counting failed in {where} ({words}); FLOPs may be missing."
-                self.add(sentence)
-                logger.log(logging.WARNING if len(self._failures) == 1 else logging.DEBUG, sentence, exc_info=error)
 
 
 def listeners_of_repetitions(threads: Threads) -> tuple[Callable[..., None], Callable[..., None]]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import is_grad_enabled
 
-from lightning_flops.instrument.border import Failed, border
+from lightning_flops.instrument.border import border
 from lightning_flops.instrument.counting.attribution import Repetition, Threads, ThreadState
 from lightning_flops.instrument.counting.compiled import CompiledCode
 from lightning_flops.instrument.counting.formulas import Entry, Work, hides_flops
@@ -40,15 +40,13 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
 
     supports_higher_order_operators = True
 
-    def __init__(
-        self, threads: Threads, totals: Totals, compiled: CompiledCode, *, halve_causal: bool, failed: Failed
-    ) -> None:
+    def __init__(self, threads: Threads, totals: Totals, compiled: CompiledCode, *, halve_causal: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._threads = threads
         self._totals = totals
         self._compiled = compiled
         self._halve_causal = halve_causal
-        self._failed = failed
+        self._failed = totals.failed
         self._operators: dict[int, Operator] = {}
         self._failing: set[str] = set()
         self.counts_fake = False
