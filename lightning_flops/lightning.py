@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from lightning_flops.adapters.deepspeed_block import settings_of
 from lightning_flops.adapters.lightning import LightningRun
-from lightning_flops.adapters.lightning_context import IMPORT_ROOTS, folder_of_trainer
+from lightning_flops.adapters.lightning_context import IMPORT_ROOTS, folder_of_trainer, is_lightnings
 from lightning_flops.adapters.lightning_deepspeed import BuiltinProfiler, block_of
 from lightning_flops.adapters.lightning_launch import origin_of, send_home
 from lightning_flops.adapters.when_imported import when_imported
@@ -43,7 +43,10 @@ else:
 _LOOPS: dict[str | None, Loop] = {"fit": "training", "validate": "validate", "test": "test", "predict": "predict"}
 """What a run does, by what the Trainer was asked for."""
 
-_RUNTIME_ATTRIBUTES = ("_adapter", "run", "_builtin", "log", "log_dict")
+_UNUSED_HOOKS = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
+"""A Trainer takes microseconds to call each in every batch, also where nobody has written it; it passes over None."""
+
+_RUNTIME_ATTRIBUTES = ("_adapter", "run", "_builtin", "log", "log_dict", *_UNUSED_HOOKS)
 """What is not pickled: what belongs to a run, and the bound methods that a Trainer sets on the callback."""
 
 
@@ -182,6 +185,9 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         )
         self.run = self._adapter.run
         self._adapter.begin()
+        if any(one is self for one in trainer.callbacks):  # type: ignore[attr-defined]
+            written = {name for kind in type(self).__mro__ if not is_lightnings(kind) for name in vars(kind)}
+            self.__dict__.update(dict.fromkeys(name for name in _UNUSED_HOOKS if name not in written))
 
     on_predict_start = on_test_start = on_train_start
 
@@ -294,6 +300,8 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
             adapter.close()
             self._throughput = adapter.run.reports.throughput
         self._adapter = self.run = None
+        for name in _UNUSED_HOOKS:
+            self.__dict__.pop(name, None)
 
 
 FlopsProfilerCallback.__doc__ = with_settings_described(

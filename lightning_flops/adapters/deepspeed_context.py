@@ -98,10 +98,7 @@ def _own_loader(engine: Any) -> Any:
 
 
 def engine_output(engine: Any, config: ProfilerConfig) -> LoggedOutput:
-    """Where rank 0 shows the reports of *engine*'s run.
-
-    The x-axis is ``engine.global_samples``, as for DeepSpeed's own scalars; the step of a report is in its text.
-    """
+    """Where rank 0 shows the reports of *engine*'s run."""
     monitors = monitors_in(engine.monitor, tensorboard_dir=config.tensorboard_dir)
 
     def announce(sentence: str) -> None:
@@ -116,6 +113,5 @@ def engine_output(engine: Any, config: ProfilerConfig) -> LoggedOutput:
         console=to_standard_output,
         folder=lambda: monitors.folder() or OWN_FOLDER,
         text_file=False,
-        x_axis=lambda step: int(engine.global_samples),
         announce=announce,
     )

@@ -122,6 +122,7 @@ class EngineRun:
             output=output or context.engine_output(engine, config),
             context=lambda: context.run_context(engine),
             x_axis=lambda: int(engine.global_steps),
+            logged_at=None if output else lambda: int(engine.global_samples),  # as DeepSpeed's own scalars
             optimizers=lambda: (engine.optimizer,),
             whole_model=lambda: engine.module,
             rank=int(engine.global_rank),

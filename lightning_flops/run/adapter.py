@@ -46,6 +46,8 @@ class Facts:
     """Steps left alone after a counted one, until batches that were fetched ahead are used up."""
     loader_workers: Callable[[], int | None] = lambda: None
     """Returns the fewest worker processes of the training DataLoaders; None if not known."""
+    logged_at: Callable[[], int] | None = None
+    """Returns what the loggers have on their x-axis, as DeepSpeed's samples; None: the step."""
     declared_batch_size: Callable[[], int] | None = None
     """Returns the batch size that the framework's settings name; None: they name none."""
     unseen: tuple[TimePhase, ...] = ()

@@ -143,7 +143,6 @@ class LoggedOutput:
         folder: as of ``RunFiles``.
         console: shows a report if no file was named for it.
         text_file: a report that no logger shows, and that no file was named for, gets a file of its own.
-        x_axis: the loggers' x-axis value, given the step of a report.
         announce: says on a line what came out and where the report is, for a user who may see nothing else of it.
         nowhere: what to say, once, of a report that no file keeps and no logger shows; empty: nothing.
         part: a word that tags have below their prefix if the run is not the first training of its program.
@@ -157,27 +156,25 @@ class LoggedOutput:
         folder: Callable[[], str | None],
         console: Callable[[str], None] = to_log,
         text_file: bool = True,
-        x_axis: Callable[[int], int] = lambda step: step,
         announce: Callable[[str], None] = lambda sentence: None,
         nowhere: str = "",
         part: str = "",
     ) -> None:
         self.files, self.part = RunFiles(config, folder, part=part), part
         self._config = config
-        self._loggers = loggers
+        self.loggers = loggers
         self._console = console
         self._text_file = text_file
-        self._x_axis = x_axis
         self._announce = announce
         self._nowhere = nowhere
         # The tags of a training run and of another loop never meet.
-        self._prefix, self._monitor_prefix = (
+        self._prefix, self.monitor_prefix = (
             f"{prefix}/{part}" if part else prefix for prefix in (config.tag_prefix, MONITOR_PREFIX)
         )
 
     def report(self, profile: Profile) -> Callable[[int], None]:
         """Write the files of *profile*; what is returned shows it everywhere else, given the run's step."""
-        text, context, board = render_text(profile), profile.context, self._loggers.has_board
+        text, context, board = render_text(profile), profile.context, self.loggers.has_board
         if board:
             self.files.write_tab(profile, prefix=self._prefix)
         paths = self.files.write_profile(profile, text, keep_text=self._text_file and not board)
@@ -186,14 +183,14 @@ class LoggedOutput:
         sentence = f"FLOPs of {context.step_word} {profile.profile_step}{whose}: {headline(profile)}"
 
         def show(step: int) -> None:
-            at, tag = self._x_axis(step), f"{self._prefix}/profile"
-            self._loggers.write_scalars(scalars, step=at)
-            shown = self._loggers.write_text(tag, fenced(text), step=at)
-            self._loggers.write_text(f"{self._prefix}/advice", advice, step=at)
+            tag = f"{self._prefix}/profile"
+            self.loggers.write_scalars(scalars, step=step)
+            shown = self.loggers.write_text(tag, fenced(text), step=step)
+            self.loggers.write_text(f"{self._prefix}/advice", advice, step=step)
             if self._config.output_file is None:
                 self._console(text)
             if (page := paths["page"]) is not None:
-                self._loggers.keep_file(page)
+                self.loggers.keep_file(page)
             self._say(sentence, {**paths, "tag": tag if shown else None})
 
         return show
@@ -214,20 +211,13 @@ class LoggedOutput:
     def summary(self, summary: ThroughputSummary) -> Callable[[int], None]:
         """Write the file of the run's *summary*; what is returned shows it everywhere else, given the run's step."""
         self.files.summary(summary)
-        text, tag = render_throughput(summary), f"{self._monitor_prefix}/summary"
+        text, tag = render_throughput(summary), f"{self.monitor_prefix}/summary"
 
         def show(step: int) -> None:
-            self._loggers.write_text(tag, fenced(text), step=self._x_axis(step))
+            self.loggers.write_text(tag, fenced(text), step=step)
             to_log(text)
 
         return show
-
-    def show_reading(self, scalars: Mapping[str, float], *, step: int) -> None:
-        """Give the loggers a reading of the monitor, as ``monitor_scalars`` makes it; on the training thread."""
-        if self.part:
-            prefix = self._monitor_prefix
-            scalars = {prefix + tag.removeprefix(MONITOR_PREFIX): value for tag, value in scalars.items()}
-        self._loggers.write_scalars(scalars, step=self._x_axis(step))
 
 
 def files_of_rank(rank: int, output: LoggedOutput, *, ranks: Ranks | None, config: ProfilerConfig) -> RunFiles | None:

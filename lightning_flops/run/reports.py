@@ -88,6 +88,7 @@ class Reports:
         self._ranks: Ranks | None = None
         self._awaited: int | None = None
         self._writes = facts.rank == 0
+        self._logged_at = facts.logged_at or facts.x_axis
         self._output: LoggedOutput | RunFiles | None = facts.output if facts.rank == 0 else None
         self._peaks: dict[str, float | None] = {}
 
@@ -210,7 +211,7 @@ class Reports:
 
     def _to_loggers(self, show: Callable[[int], None]) -> None:
         with random_state_kept():
-            show(self._facts.x_axis())
+            show(self._logged_at())
 
     def deliver(self) -> bool:
         """Give what is ready to the loggers, and report what all ranks have sent; whether there was anything."""
@@ -242,8 +243,9 @@ class Reports:
             model_flops_peak_sec=None if flops is None else self._at_peak(flops.by_dtype),
             useful_flops_peak_sec=None if useful is None else self._at_peak(useful),
             estimated_ratio=None if flops is None else flops.estimated_ratio,
+            prefix=self._facts.output.monitor_prefix,
         )
-        self._facts.output.show_reading(scalars, step=self._facts.x_axis())
+        self._facts.output.loggers.write_scalars(scalars, step=self._logged_at())
 
     def _tokens_of(self, samples: int | None, tokens: BatchTokens) -> int | None:
         """Tokens that a rate is of: as the user has said of so many *samples*, or those that are no padding."""

@@ -44,13 +44,23 @@ class Window:
     """Of the running batch, if it is counted or traced."""
     marks: ExitStack | None = None
     """Of the parts of a step, where they are needed."""
-    followed: object = None
-    """The recorder's state that is provided for."""
+    is_idle: bool = True
+    """Nothing of a step is measured, and nothing is in place for that."""
+
+    def open(self, *, steps_done: int) -> None:
+        """The step that begins now is the one to count."""
+        self.recorder.open(steps_done=steps_done)
+        self.is_open, self.is_idle = True, False
+
+    def sample(self, *, steps_done: int) -> None:
+        """The step that begins now is counted, outside of the window."""
+        self.recorder.sample(steps_done=steps_done)
+        self.is_idle = False
 
     def follow(self, mark_parts: Callable[[ExitStack], None], *, outside: bool) -> None:
         """Have in place what the next batch needs: *mark_parts*, a scope unless it is *outside* of steps, watches."""
         recorder = self.recorder
-        self.followed, timer = recorder.state, recorder.timer
+        timer, self.is_idle = recorder.timer, recorder.state.idle and not self.is_open
         self.processors.follow(timed=timer is not None)
         if self.gpu.follow(timed=timer is not None) and timer is not None:
             timer.go_on()  # what the watch has just read is in no step
