@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import sys
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,13 +17,13 @@ from lightning_flops.instrument.timing.settling import steps_to_settle
 from lightning_flops.instrument.torch_private.loading import fetched_ahead
 from lightning_flops.records import RunContext
 from lightning_flops.run.output import LoggedOutput
-from lightning_flops.run.private_names import PrivateNames
 from lightning_flops.sinks.console import to_standard_output
 from lightning_flops.sinks.services import monitors_in
 from lightning_flops.text.printable import page
 
 if TYPE_CHECKING:
     from lightning_flops.config import ProfilerConfig
+    from lightning_flops.run.run import Run
 
 LOST = {
     "_config": "DeepSpeed's own profiler is not switched off, and the block of its config is not found",
@@ -40,14 +41,40 @@ _STEPS_BETWEEN_READINGS = 10
 """How often throughput is written if ``steps_per_print`` does not say it; this is DeepSpeed's default."""
 
 
+_MISSING = object()
+
+
+class PrivateNames:
+    """Private names of one framework, each with what is lost without it.
+
+    Args:
+        framework: its name and version, as they stand in a sentence.
+        lost: what is lost without each name; an empty text if nothing is lost, because only some versions have it.
+        note: adds a sentence to every report.
+    """
+
+    def __init__(self, framework: str, lost: Mapping[str, str], note: Callable[[str], object]) -> None:
+        self._framework = framework
+        self._lost = lost
+        self._note = note
+
+    def get(self, owner: Any, name: str, stand_in: Any = None) -> Any:
+        """The attribute *name* of *owner*; if it has none, *stand_in*, and a note in the report."""
+        if exists(owner, name):
+            return getattr(owner, name)
+        if lost := self._lost[name]:
+            self._note(f"This {self._framework} keeps no {name}: {lost}.")
+        return stand_in
+
+
+def exists(owner: Any, name: str) -> bool:
+    """Whether *owner* or its class has *name*; ``__getattr__``, which may answer for another object, is not asked."""
+    return inspect.getattr_static(owner, name, _MISSING) is not _MISSING
+
+
 def deepspeed_version() -> str:
     """The version of the DeepSpeed that made the engine."""
     return str(getattr(sys.modules.get("deepspeed"), "__version__", "unknown"))
-
-
-def private_names() -> PrivateNames:
-    """The private names of the installed DeepSpeed."""
-    return PrivateNames(f"DeepSpeed ({deepspeed_version()})", LOST)
 
 
 def is_reading_due(engine: Any) -> bool:
@@ -57,12 +84,14 @@ def is_reading_due(engine: Any) -> bool:
     return int(engine.global_steps) % (int(every) if is_number else _STEPS_BETWEEN_READINGS) == 0
 
 
-def switch_off_builtin(engine: Any, undo: ExitStack, names: PrivateNames) -> None:
-    """Switch off DeepSpeed's own profiler, if *engine* was made with it, until *undo* is closed."""
-    settings = getattr(names.get(engine, "_config", None), "flops_profiler_config", None)
+def switch_off_builtin(engine: Any, run: Run) -> PrivateNames:
+    """Switch off DeepSpeed's own profiler, if *engine* was made with it, for as long as *run*; returns its names."""
+    names = PrivateNames(f"DeepSpeed ({deepspeed_version()})", LOST, run.notes.add_for_run)
+    settings = getattr(names.get(engine, "_config"), "flops_profiler_config", None)
     if settings is not None and settings.enabled:
         settings.enabled = False
-        undo.callback(setattr, settings, "enabled", True)
+        run.undo.callback(setattr, settings, "enabled", True)
+    return names
 
 
 def run_context(engine: Any) -> RunContext:
@@ -102,8 +131,7 @@ def engine_output(engine: Any, config: ProfilerConfig) -> LoggedOutput:
     monitors = monitors_in(engine.monitor, tensorboard_dir=config.tensorboard_dir)
 
     def announce(sentence: str) -> None:
-        """Name our own folder, because the user did not choose it; a folder of the monitors the user knows."""
-        if monitors.folder() is None:
+        if monitors.folder() is None:  # our own folder, which the user did not choose
             to_standard_output(page([sentence]))
 
     return LoggedOutput(

@@ -56,7 +56,7 @@ class PipelineRun(EngineRun):
         engine: Any,
         config: ProfilerConfig,
         publish: Callable[[Profile], None],
-        output: LoggedOutput | None = None,
+        output: LoggedOutput | None,
     ) -> None:
         self._loads = bool(engine.is_first_stage() or engine.is_last_stage())
         self._micro_batches: list[tuple[Any, Shapes]] = []
@@ -82,22 +82,21 @@ class PipelineRun(EngineRun):
             "train_batch": (self._train_batch_begins, self._train_batch_ends),
             "eval_batch": (lambda *_, **__: self.run.outside("validation"), lambda _: self.run.inside()),
         }
-        if self._loads and self.names.has(engine, "_next_batch"):
+        if self._loads and self.names.get(engine, "_next_batch"):
             hooks["_next_batch"] = (self.run.fetch_begins, self._micro_batch_is_loaded)
         parts = _PARTS
         if engine.num_stages == 1:  # there is no other stage to exchange anything with
             parts = {name: part for name, part in _PARTS.items() if part != "bubble"}
-        elif self.names.has(engine, "_aggregate_total_loss"):
+        elif self.names.get(engine, "_aggregate_total_loss"):
             parts = {**_PARTS, "_aggregate_total_loss": "bubble"}
         for name, part in parts.items():
-            hooks[name] = (functools.partial(self._instruction_begins, part), lambda _: self.run.leave())
+            hooks[name] = (functools.partial(self._instruction_begins, part), self._leave)
         return hooks
 
     def _is_between_steps(self) -> bool:
         return True  # train_batch is a whole step
 
     def _mark(self, stack: ExitStack) -> None:
-        """Hear the instructions of a step."""
         self._hear_instructions(self.hooks, stack)
 
     @safe

@@ -39,6 +39,11 @@ _NOT_CALLED = (
     "The model was not called, or compiled code called it: forward is what ran from the batch to the backward."
 )
 
+_ENDED_IN_A_STEP = (
+    "The loop ended in a step: {}, the last optimizer in the list, ends each. List the one that steps last in the last "
+    "place, or call profiler.step()."
+)
+
 
 class Hook:
     """A hook of ours on a module or an optimizer of the user's, which holds the adapter weakly.
@@ -221,7 +226,8 @@ class LoopRun:
             self._step_is_over()
         if self._evaluates(module):
             return
-        self._steps_go_on()
+        if place.away:
+            self._steps_go_on()
         if self._batch.after_backward and (self._batch.next_is_there or not place.has_fetched):
             self._batch_is_over(ends_step=False)
         place.has_trained |= module.training
@@ -289,7 +295,8 @@ class LoopRun:
         place.backwards += 1
         if place.backwards > 1:  # a reentrant checkpoint's
             return
-        self._steps_go_on()
+        if place.away:
+            self._steps_go_on()
         if not batch.pending:  # compiled code called the model, and no hook of ours
             batch.pending, batch.next_is_there = True, False
             batch.shapes = self._shapes_fetched or batch.shapes
@@ -315,7 +322,8 @@ class LoopRun:
     @safe
     def update_begins(self, optimizer: Any, *_: Any, **__: Any) -> None:
         """An optimizer's step begins; where a subclass's step calls its parent's, the hooks are called again."""
-        self._steps_go_on()
+        if self._place.away:
+            self._steps_go_on()
         self._place.updates += 1
         if self._place.updates == 1:
             self.run.enter("optimizer")
@@ -352,7 +360,8 @@ class LoopRun:
             self._step_is_over()
         if place.feeder is None or place.feeder() is source:
             place.feeder = weakref.ref(source)
-            self._steps_go_on()  # the loop goes back to the loader of its steps
+            if place.away:
+                self._steps_go_on()  # the loop goes back to the loader of its steps
         elif not (place.outside or place.fetches):
             self._evaluates(self.run.facts.root, fetches=True)
         if place.outside or place.away:
@@ -407,7 +416,6 @@ class LoopRun:
             self._comes(shapes)
 
     def _step_is_over(self) -> None:
-        """The last optimizer has made its step: end it, unless it was made inside of a backward that still runs."""
         if not (self._place.backwards or self._place.updates):
             self._batch_is_over(ends_step=True)
 
@@ -478,8 +486,5 @@ class LoopRun:
         if self._batch.ends_step:
             self._step_is_over()
         if self._batch.updates and self._optimizers and error is None:
-            self.run.notes.add_for_run(
-                f"The loop ended in a step: {type(self._optimizers[-1]).__name__}, the last optimizer in the list, "
-                "ends each. List the one that steps last in the last place, or call profiler.step()."
-            )
+            self.run.notes.add_for_run(_ENDED_IN_A_STEP.format(type(self._optimizers[-1]).__name__))
         self.run.finish(interrupted_by=error)

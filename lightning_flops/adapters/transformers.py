@@ -16,7 +16,7 @@ from accelerate import Accelerator
 from accelerate import data_loader as accelerate_loaders
 from transformers.trainer_callback import CallbackHandler
 
-from lightning_flops.adapters.deepspeed_context import private_names, switch_off_builtin
+from lightning_flops.adapters.deepspeed_context import switch_off_builtin
 from lightning_flops.adapters.loop import LoopRun
 from lightning_flops.adapters.loop_context import optimizers_in, run_context
 from lightning_flops.adapters.transformers_context import (
@@ -87,9 +87,7 @@ class TrainerRun(LoopRun):
         """The first epoch begins."""
         run, trainer = self.run, self.trainer
         if self._engine is not None:
-            names = private_names()
-            names.tell(run.notes.add_for_run)
-            switch_off_builtin(self._engine, run.undo, names)
+            switch_off_builtin(self._engine, run)
         hear(self, type(trainer), "log", run.undo, begins=TrainerRun.log_begins, ends=_log_ends)
         hear(self, CallbackHandler, "on_epoch_begin", run.undo, raises=TrainerRun.training_raises)
         if hasattr(trainer, "_run_epoch"):  # otherwise what is on torch after an error stays until it trains again

@@ -292,7 +292,7 @@ class ProfilerConfig:
             given: settings from elsewhere, which have been checked. They win over the block's.
             enabled: whether a block without the key ``enabled`` is enabled.
         """
-        says_enabled = builtin_on = False
+        says_enabled = False
         unknown: list[str] = []
         wrong: str | None = None
         settings: dict[str, Any] = {"enabled": enabled}
@@ -302,7 +302,6 @@ class ProfilerConfig:
                 raise ConfigError(f"{BLOCK} must be an object, got {shown(block)}")
             says_enabled = "enabled" in block
             settings["detailed"] = bool(block)
-            builtin_on = _read_as_deepspeed("enabled", block.get("enabled", False)) is True
             for name, value in block.items():
                 if name not in SETTINGS:
                     named = name if isinstance(name, str) and name.isprintable() else shown(name)
@@ -313,7 +312,7 @@ class ProfilerConfig:
         except Exception as error:  # comparing, converting or showing a user's object may raise anything
             wrong = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
             taken = cls(**{**given, "enabled": False})
-        return TakenBlock(taken, tuple(map(clipped, unknown)), wrong and clipped(wrong), says_enabled, builtin_on)
+        return TakenBlock(taken, tuple(map(clipped, unknown)), wrong and clipped(wrong), says_enabled)
 
 
 class TakenBlock(NamedTuple):
@@ -327,8 +326,6 @@ class TakenBlock(NamedTuple):
     """Why this block profiles nothing: the setting, its rule and the value. None if nothing is wrong."""
     says_enabled: bool
     """Whether the block has the key ``enabled``."""
-    builtin_on: bool
-    """Whether the block turns on DeepSpeed's own profiler."""
 
 
 SETTINGS: Mapping[str, Setting] = {one.name: one.metadata["setting"] for one in fields(ProfilerConfig)}

@@ -110,7 +110,6 @@ class Run:
     def _await_window(self, step: int | None) -> None:
         """Prepare the window that opens before *step*; open it if that is the step that begins now."""
         self.notes.begin_window()
-        self.reports.await_window(step)
         me = weakref.ref(self)
 
         def was_counted(step: CountedStep) -> None:
@@ -319,10 +318,7 @@ class Run:
         """Hand what the window has measured to the reports, and await the next."""
         window = self.window
         for step in self.config.listed_between(window.step or 0, self.steps_done):
-            sentence = f"profile_step lists {step}, too: it was not profiled, because this window was still open."
-            self.notes.add(sentence)
-            self.reports.warn(sentence)
-            self.reports.absent(step, "it passed this step over: another window was still open")
+            self.reports.passed_over(step)
         window.end()
         if unseen := self.facts.unseen:
             window.recorder.cannot_tell_apart(unseen if window.fetches else ("data_wait", *unseen))
@@ -356,6 +352,7 @@ class Run:
             self.monitor if self.config.monitor else None,
             self.flops.totals(),
             steps_done=self.steps_done,
+            awaits_window=self.window.step is not None,
             interrupted_by=interrupted_by,
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from lightning_flops.config import ProfilerConfig
     from lightning_flops.instrument.notes import Notes
     from lightning_flops.instrument.window_parts import CountedStep
-    from lightning_flops.records import TimePhase
+    from lightning_flops.records import TimePhase, WindowRecord
     from lightning_flops.run.adapter import Facts
 
 
@@ -104,6 +104,11 @@ class Window:
         marks, self.marks = self.marks, None
         if marks is not None:
             marks.close()
+
+    def watched(self, record: WindowRecord) -> WindowRecord:
+        """*record* with what the watches have seen."""
+        notes = (*record.notes, *self.processors.sentences())
+        return replace(record, notes=notes, processor=self.processors.loss(), gpu=self.gpu.record())
 
     def end(self) -> None:
         """The window is over: its watches and marks are."""
