@@ -96,9 +96,8 @@ def attach(engine: DeepSpeedEngine, config: ProfilerConfig | Mapping[str, Any] |
 
     Args:
         engine: what ``deepspeed.initialize`` returned.
-        config: the settings: a ``"flops_profiler"`` block, or a DeepSpeed config (object, path or URL) that has one.
-            None takes the block of the engine's own config, in which a mistake is a warning, or the defaults if it has
-            none.
+        config: a ``"flops_profiler"`` block, or a DeepSpeed config (object, path or URL) that has one. None takes the
+            block of the engine's own config, in which a mistake is a warning, or the defaults if it has none.
 
     Returns:
         The engine's handle: the same one when it is asked for again, a new one after ``detach()``.
@@ -107,10 +106,8 @@ def attach(engine: DeepSpeedEngine, config: ProfilerConfig | Mapping[str, Any] |
         ConfigError: a setting given here breaks its rule, or the engine is profiled already with other settings.
         LightningFlopsError: *engine* is no engine, or has no module.
     """
-    if not isinstance(engine, DeepSpeedEngine):
+    if not isinstance(engine, DeepSpeedEngine) or not holds(engine, "module"):
         raise LightningFlopsError(f"attach needs what deepspeed.initialize returns first, got {type(engine).__name__}")
-    if not holds(engine, "module"):
-        raise LightningFlopsError("attach needs an engine with a module; this one has none, or was not made to its end")
     handle = _handles.get(engine)
     attached = handle is not None and not handle._detached
     settings = handle.config if handle is not None and attached and config is None else _settings(engine, config)
@@ -187,6 +184,7 @@ def _attach_by_block(engine: Any) -> None:
     elif engine.global_rank == 0:
         if taken is not None:
             log_mistakes(taken, run="engine")
+            engine._config.flops_profiler_config.enabled = False  # DeepSpeed's own, which may fail with such a value
         if taken is None or not taken.wrong:
             why = 'config has no "flops_profiler" block that is enabled'
             OUTCOMES.reasons.append(f"the DeepSpeed {why}")

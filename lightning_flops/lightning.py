@@ -112,18 +112,13 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         self._origin = origin_of(self)
         self._start_anew()
         self._adapter: LightningRun | None = None
-        self.run: Run | None = None
-        """The run that goes on; None outside of a loop."""
+        self.run: Run | None = None  # the run that goes on; None outside of a loop
 
     @classmethod
     def from_deepspeed_config(cls, config: Mapping[str, Any] | str | Path) -> FlopsProfilerCallback:
         """A callback with the settings of a DeepSpeed config's ``"flops_profiler"`` block; without one it does nothing.
 
-        Args:
-            config: the config as a dict, or the path or URL of its JSON file. DeepSpeed need not be installed.
-
-        Raises:
-            ConfigError: the file cannot be read, is no JSON object, or a setting breaks its rule.
+        *config* is a dict, or the path or URL of a JSON file; a ConfigError says what is wrong in it.
         """
         callback = cls.__new__(cls)
         settings = ProfilerConfig.from_deepspeed_config(config)
@@ -163,14 +158,9 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         self._start_anew()
         # Who did not ask for a profile gets no new folder.
         asked_for = not self._for_any_trainer or block_of(trainer) is not None
-        self._adapter = LightningRun(
-            trainer,
-            pl_module,
-            _LOOPS[trainer.state.fn],
-            config=self._config,
-            publish=self._profiles.append,
-            own_folder=folder_of_trainer(trainer) if asked_for else self._folder,
-        )
+        folder = folder_of_trainer(trainer) if asked_for else self._folder
+        to: dict[str, Any] = {"config": self._config, "publish": self._profiles.append, "own_folder": folder}
+        self._adapter = LightningRun(trainer, pl_module, _LOOPS[trainer.state.fn], **to)
         self.run = self._adapter.run
         self._adapter.begin()
         if any(one is self for one in trainer.callbacks):  # type: ignore[attr-defined]
@@ -251,7 +241,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         if self._for_any_trainer and not all(one._for_any_trainer for one in ours):
             self._config = ProfilerConfig(enabled=False)
             return
-        taken = settings_of(
+        self._config = settings_of(
             block_of(trainer),
             self._given,
             enabled=not self._for_any_trainer,
@@ -259,8 +249,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
             logs=trainer.is_global_zero,
             # Somebody who wrote the callback into the program expects a profile.
             level_if_off=logging.INFO if self._for_any_trainer else logging.WARNING,
-        )
-        self._config = taken.settings
+        ).settings
 
     def _finish(self, interrupted_by: BaseException | None = None) -> None:
         self._report(interrupted_by)

@@ -284,7 +284,7 @@ def test_a_block_taken_over_passes_over_what_it_does_not_know_and_reads_as_deeps
     )
     assert taken.settings == ProfilerConfig(profile_step=2, detailed=False, recompute_fwd_factor=1.0)
     assert taken.unknown == ("flops_profiler.step is not a setting, did you mean profile_step?",)
-    assert (taken.wrong, taken.builtin_on) == (None, True)
+    assert taken.wrong is None
 
 
 def test_a_key_with_a_line_break_forges_no_line_of_the_log() -> None:
@@ -295,7 +295,7 @@ def test_a_key_with_a_line_break_forges_no_line_of_the_log() -> None:
 def test_a_wrong_value_of_a_block_taken_over_switches_off_unless_it_is_overruled() -> None:
     block = {"enabled": True, "top_modules": "3"}
     taken = ProfilerConfig.taken_over(block)
-    assert not taken.settings.enabled and taken.builtin_on
+    assert not taken.settings.enabled
     assert taken.wrong == "flops_profiler.top_modules must be an integer >= 1, got '3'"
     overruled = ProfilerConfig.taken_over(block, given={"top_modules": 2})
     assert overruled.settings == ProfilerConfig(top_modules=2, detailed=True) and overruled.wrong is None
@@ -304,7 +304,7 @@ def test_a_wrong_value_of_a_block_taken_over_switches_off_unless_it_is_overruled
 def test_of_a_block_that_does_not_say_whether_it_is_on_the_taker_decides() -> None:
     for enabled in (False, True):
         taken = ProfilerConfig.taken_over({"module_depth": 2}, enabled=enabled)
-        assert (taken.settings.enabled, taken.builtin_on) == (enabled, False)
+        assert taken.settings.enabled == enabled
 
 
 def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:

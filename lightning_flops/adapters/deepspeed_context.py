@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import math
 import sys
-from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -44,27 +43,13 @@ _STEPS_BETWEEN_READINGS = 10
 _MISSING = object()
 
 
-class PrivateNames:
-    """Private names of one framework, each with what is lost without it.
-
-    Args:
-        framework: its name and version, as they stand in a sentence.
-        lost: what is lost without each name; an empty text if nothing is lost, because only some versions have it.
-        note: adds a sentence to every report.
-    """
-
-    def __init__(self, framework: str, lost: Mapping[str, str], note: Callable[[str], object]) -> None:
-        self._framework = framework
-        self._lost = lost
-        self._note = note
-
-    def get(self, owner: Any, name: str, stand_in: Any = None) -> Any:
-        """The attribute *name* of *owner*; if it has none, *stand_in*, and a note in the report."""
-        if exists(owner, name):
-            return getattr(owner, name)
-        if lost := self._lost[name]:
-            self._note(f"This {self._framework} keeps no {name}: {lost}.")
-        return stand_in
+def private(run: Run, owner: Any, name: str, stand_in: Any = None) -> Any:
+    """The attribute *name* of *owner*; if it has none, *stand_in*, and a note in the report of what is lost."""
+    if exists(owner, name):
+        return getattr(owner, name)
+    if lost := LOST[name]:
+        run.notes.add_for_run(f"This DeepSpeed ({deepspeed_version()}) keeps no {name}: {lost}.")
+    return stand_in
 
 
 def exists(owner: Any, name: str) -> bool:
@@ -84,14 +69,12 @@ def is_reading_due(engine: Any) -> bool:
     return int(engine.global_steps) % (int(every) if is_number else _STEPS_BETWEEN_READINGS) == 0
 
 
-def switch_off_builtin(engine: Any, run: Run) -> PrivateNames:
-    """Switch off DeepSpeed's own profiler, if *engine* was made with it, for as long as *run*; returns its names."""
-    names = PrivateNames(f"DeepSpeed ({deepspeed_version()})", LOST, run.notes.add_for_run)
-    settings = getattr(names.get(engine, "_config"), "flops_profiler_config", None)
+def switch_off_builtin(engine: Any, run: Run) -> None:
+    """Switch off DeepSpeed's own profiler, if *engine* was made with it, for as long as *run*."""
+    settings = getattr(private(run, engine, "_config"), "flops_profiler_config", None)
     if settings is not None and settings.enabled:
         settings.enabled = False
         run.undo.callback(setattr, settings, "enabled", True)
-    return names
 
 
 def run_context(engine: Any) -> RunContext:

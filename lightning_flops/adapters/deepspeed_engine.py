@@ -86,8 +86,7 @@ def seen(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 class EngineRun:
     """The adapter of one engine, on one rank; the engine keeps it alive."""
 
-    unseen: tuple[TimePhase, ...] = ("transfer", "other")
-    """As in ``Facts``."""
+    unseen: tuple[TimePhase, ...] = ("transfer", "other")  # as in ``Facts``
 
     def __init__(
         self,
@@ -97,21 +96,16 @@ class EngineRun:
         output: LoggedOutput | None,
     ) -> None:
         self.engine = engine
-        self._is_whole = self._is_between_steps()
-        """The step that runs, or comes next, is seen from its beginning."""
-        self._in_step = False
-        """A forward of the running step has begun."""
+        self._is_whole = self._is_between_steps()  # the step that runs, or comes next, is seen from its beginning
+        self._in_step = False  # A forward of the running step has begun
         self._evaluates = False
         self._batch: Any = ()
-        self._shapes: Shapes = ()
-        """Of all forwards of the running batch; empty before its first."""
+        self._shapes: Shapes = ()  # of all forwards of the running batch; empty before its first
         self._tokens: BatchTokens | None = None
         self._backward_depth = 0
         self._backward_done = False
-        self._updates = 0
-        """``global_steps`` before the running ``engine.step``."""
-        self._work = ExitStack()
-        """While the engine computes for the update."""
+        self._updates = 0  # ``global_steps`` before the running ``engine.step``
+        self._work = ExitStack()  # while the engine computes for the update
         facts = Facts(
             root=engine.module,
             device=torch.device(engine.device),
@@ -132,7 +126,7 @@ class EngineRun:
             ends_when_dropped=True,
         )
         self.run = Run(facts, config, publish)
-        self.names = context.switch_off_builtin(engine, self.run)
+        context.switch_off_builtin(engine, self.run)
         self.hooks = self._hooks()
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -139,13 +139,11 @@ class LightningRun:
         self._shapes: Shapes = ()
         self._tokens: BatchTokens | None = None
         self._batches_done = 0
-        self._updates = 0
-        """Optimizer attempts until the latest batch; in manual optimization, those since then."""
-        self._depth = 0
-        """Optimizers' steps that are running, one in another."""
+        self._updates = 0  # optimizer attempts until the latest batch; in manual optimization, those since then
+        self._depth = 0  # optimizers' steps that are running, one in another
         self._in_backward = False
-        self._is_between = False
-        """What runs belongs to no step until the next batch is there."""
+        self._is_between = False  # what runs belongs to no step until the next batch is there
+        found, accumulate = loaders(trainer, loop), trainer.accumulate_grad_batches if self._trains else 1
         step = config.next_profile_step(steps_done=0)
         if step is not None:  # a loop that is known to be too short for it is profiled in its last step
             step = int(min(step, max(0, steps_in(trainer, loop) - 1)))
@@ -162,8 +160,7 @@ class LightningRun:
             loop=loop,
             profile_step=step,
             settle_steps=steps_to_settle(
-                batches_ahead=max(map(fetched_ahead, loaders(trainer, loop)), default=0),
-                batches_a_step=trainer.accumulate_grad_batches if self._trains else 1,
+                batches_ahead=max(map(fetched_ahead, found), default=0), batches_a_step=accumulate
             ),
             loader_workers=lambda: loader_workers(trainer, loop),
             mark_parts=self._mark,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
@@ -51,7 +50,7 @@ class Hook:
     In a pickle or a copy of what it is on, it is a function of the standard library's that does nothing.
     """
 
-    def __init__(self, adapter: LoopRun, tell: Callable[..., None]) -> None:
+    def __init__(self, adapter: Any, tell: Callable[..., None]) -> None:
         self._adapter = weakref.ref(adapter)
         self._tell = tell
 
@@ -145,11 +144,8 @@ class LoopRun:
         self._accumulate = 1
         self._autocast = ""
         self._workers: int | None = None
-        self._learned: set[Shapes] = set()
-        """Shapes of fetched batches whose steps were counted."""
+        self._learned: set[Shapes] = set()  # shapes of fetched batches whose steps were counted
         self._shapes_fetched: Shapes = ()
-        self._fetched: deque[BatchTokens | None] = deque(maxlen=64)
-        """Tokens of batches that were read when they were fetched."""
         known: dict[str, Any] = {
             "root": root_of(model),
             "device": device_of(model),
@@ -252,19 +248,14 @@ class LoopRun:
         given = kwargs or (args[0] if len(args) == 1 else args)
         if self._asks and not batch.handed:
             batch.given = given
-        if run.tokens.reads or self._fetched:
-            batch.tokens = self._tokens_fetched()
-            if batch.tokens is None and device == "cpu":
+        if run.tokens.reads or run.tokens.fetched:
+            tokens = run.tokens.take(None, fetched=True)
+            if tokens is not None and tokens.processed in {one[0] * one[1] for one in batch.shapes if len(one) > 1}:
+                batch.tokens = tokens
+            elif device == "cpu":
                 batch.tokens = run.tokens.of(given)
         if not (self.counts_at_fetch and self._place.has_fetched):
             run.batch_begins(batch.shapes, batch.tokens)
-
-    def _tokens_fetched(self) -> BatchTokens | None:
-        """Tokens of the batch in use, read when it was fetched; None if its sizes are not those of the model's."""
-        tokens = self._fetched.popleft() if self._fetched else None
-        if tokens is None or tokens.processed not in {one[0] * one[1] for one in self._batch.shapes if len(one) > 1}:
-            return None
-        return tokens
 
     @safe
     def forward_ends(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -392,8 +383,8 @@ class LoopRun:
             self._shapes_fetched = tensor_shapes(batch)
             if self.counts_at_fetch:
                 self._comes(self._shapes_fetched)
-            if self._reads_fetched and self.run.tokens.reads:
-                self._fetched.append(self.run.tokens.of(batch))
+            if self._reads_fetched:
+                self.run.tokens.fetch(batch)
 
     def _comes(self, shapes: Shapes) -> None:
         """A batch of *shapes* is there: have its step counted if they are new, before anything computes on it."""

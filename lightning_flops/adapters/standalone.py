@@ -24,9 +24,8 @@ from lightning_flops.instrument.timing.clocks import Clock, clock_for
 from lightning_flops.instrument.timing.module_timer import ModuleTimer
 from lightning_flops.report import deepspeed_units as units
 from lightning_flops.report.deepspeed_text import ForwardReportSettings, render_aggregated_text, render_forward_text
-from lightning_flops.run.safety import close_quietly
+from lightning_flops.run.safety import safe
 from lightning_flops.schema.forward import EngineRecord, ForwardMeasurement, ForwardProfile, TimedCalls
-from lightning_flops.signals import is_of_signal_handler
 from lightning_flops.sinks.file import write_text_file
 from lightning_flops.text.json_text import shown
 from lightning_flops.text.printable import package_logger
@@ -54,6 +53,8 @@ class FlopsProfiler:
         TypeError: *model* is not a module.
     """
 
+    run = None  # as of whatever has safe methods
+
     def __init__(self, model: nn.Module, ds_engine: Any = None, recompute_fwd_factor: float = 0.0) -> None:
         require_module(model)
         self.model = model
@@ -72,6 +73,7 @@ class FlopsProfiler:
         self._undo = ExitStack()  # removes from torch what a start has put there
         weakref.finalize(self, self._undo.close).atexit = False
 
+    @safe
     def start_profile(self, ignore_list: Collection[type[nn.Module]] | None = None, *, count: bool = True) -> None:
         """Starts from zero: forwards are counted and timed from here on.
 
@@ -82,58 +84,43 @@ class FlopsProfiler:
                 what was counted before.
         """
         count = count or self._counter is None
-        if ignore_list is not None:
-            self._ignored_types = tuple(ignore_list)
-        elif count:
-            self._ignored_types = ()
+        if ignore_list is not None or count:
+            self._ignored_types = tuple(ignore_list or ())
         self.started = self._running = True
-        with self._safely("it could not start"):
-            self._undo.close()
-            self._open(count)
-
-    def stop_profile(self) -> None:
-        """Stops; what was measured can still be read."""
-        self._running = False
-        with self._safely("it could not stop as it should"):
-            self._undo.close()
-
-    def reset_profile(self) -> None:
-        """Forgets what was measured. A running profiler goes on from zero."""
-        with self._safely("it could not start anew"):
-            self._undo.close()
-            self._counter = self._counted = self._timed = self._calls = None
-            if self._running:
-                self._open(count=True)
-
-    def end_profile(self) -> None:
-        """Stops for good; the figures can still be read until the next start."""
-        self.stop_profile()
-        self.started = False
-
-    @contextmanager
-    def _safely(self, what: str) -> Iterator[None]:
-        """Inside, an error of ours removes everything from torch, and is logged: the training loop goes on."""
-        try:
-            yield
-        except BaseException as error:
-            close_quietly(self._undo)
-            if not isinstance(error, Exception) or is_of_signal_handler(error):
-                raise
-            logger.warning("profiling failed, and %s: %s: %s", what, type(error).__name__, error, exc_info=error)
-
-    def _open(self, count: bool) -> None:
         undo = self._undo  # no reference to self: it is closed when nobody else has one
+        undo.close()
 
         def abandon() -> None:
             undo.close()
             logger.warning("the model's forward raised: profiling stopped, and what was counted so far is kept")
 
-        timer = ModuleTimer(self.model, _clock_of(self.model), abandon=abandon)
-        counter = undo.enter_context(FlopCounter(self.model)) if count else None
-        undo.enter_context(timer)  # after the counter, so that its hooks come last
+        with ExitStack() as both:
+            counter = both.enter_context(FlopCounter(self.model)) if count else None
+            timer = ModuleTimer(self.model, _clock_of(self.model), abandon=abandon)
+            both.enter_context(timer)  # after the counter, so that its hooks come last
+            undo.enter_context(both.pop_all())
         self._timed, self._calls = timer, None
         if counter is not None:
             self._counter, self._counted = counter, timer
+
+    @safe
+    def stop_profile(self) -> None:
+        """Stops; what was measured can still be read."""
+        self._running = False
+        self._undo.close()
+
+    @safe
+    def reset_profile(self) -> None:
+        """Forgets what was measured. A running profiler goes on from zero."""
+        self._undo.close()
+        self._counter = self._counted = self._timed = self._calls = None
+        if self._running:
+            self.start_profile(self._ignored_types)
+
+    def end_profile(self) -> None:
+        """Stops for good; the figures can still be read until the next start."""
+        self.stop_profile()
+        self.started = False
 
     # Any, as in DeepSpeed: with a union every typed caller would have to check which it got.
 
@@ -269,7 +256,14 @@ def get_model_profile(
     profiler = FlopsProfiler(model)
     if mode not in ("forward", "generate"):
         raise ValueError(f'mode must be "forward" or "generate", got {shown(mode)}')
-    given, named = _arguments(model, input_shape, args, kwargs)
+    if not (args is None or isinstance(args, (list, tuple))):  # a tensor would be split into its rows
+        raise TypeError(f"args must be a list or tuple of the model's positional arguments, got {type(args).__name__}")
+    given, named = tuple(args or ()), dict(kwargs or {})
+    if input_shape is not None:
+        like = next((one for one in model.parameters() if one.is_floating_point()), torch.ones(()))
+        given = (torch.ones(input_shape, dtype=like.dtype, device=like.device),)
+    if not given and not named:
+        raise ValueError("input_shape, args or kwargs must be given: the model is not called without arguments")
     clock, devices = _clock_of(model), [one for one in _devices(model) if one.type == "cuda"]
     function: Any = model.generate if mode == "generate" else model
 
@@ -315,24 +309,6 @@ def _seconds_of(call: Callable[[], None], clock: Clock[Any]) -> float:
     return clock.seconds_between(start, end)
 
 
-def _arguments(
-    model: nn.Module,
-    input_shape: tuple[int, ...] | None,
-    args: Sequence[Any] | None,
-    kwargs: Mapping[str, Any] | None,
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What the model is called with."""
-    if not (args is None or isinstance(args, (list, tuple))):  # a tensor would be split into its rows
-        raise TypeError(f"args must be a list or tuple of the model's positional arguments, got {type(args).__name__}")
-    positional, named = tuple(args or ()), dict(kwargs or {})
-    if input_shape is not None:
-        like = next((parameter for parameter in model.parameters() if parameter.is_floating_point()), torch.ones(()))
-        positional = (torch.ones(input_shape, dtype=like.dtype, device=like.device),)
-    if not positional and not named:
-        raise ValueError("input_shape, args or kwargs must be given: the model is not called without arguments")
-    return positional, named
-
-
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
     """Inside, the model is in eval mode; afterwards every module is in its own again."""
@@ -362,16 +338,16 @@ def _clock_of(model: nn.Module) -> Clock[Any] | None:
 
 def _engine_record(engine: Any) -> EngineRecord:
     """What the DeepSpeed *engine* knows about the run."""
-    seconds: dict[str, float | None] = {"bwd": None, "step": None}
+    backward_sec = optimizer_sec = None
     # The engine's timers cover all micro-steps of a step; the profile may cover fewer.
-    if engine.wall_clock_breakdown() and engine.gradient_accumulation_steps() == 1:
-        seconds = {name: engine.timers(name).elapsed(reset=False) / 1e3 for name in seconds}  # in milliseconds
+    if engine.wall_clock_breakdown() and engine.gradient_accumulation_steps() == 1:  # in milliseconds
+        backward_sec, optimizer_sec = (engine.timers(one).elapsed(reset=False) / 1e3 for one in ("bwd", "step"))
     sizes = parallel_sizes(engine)
     return EngineRecord(
         world_size=engine.world_size,
         dp_size=sizes.dp_size,
         tp_size=sizes.tp_size,
         micro_batch_size=engine.train_micro_batch_size_per_gpu(),
-        backward_sec=seconds["bwd"],
-        optimizer_sec=seconds["step"],
+        backward_sec=backward_sec,
+        optimizer_sec=optimizer_sec,
     )

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import transformers
 from transformers import Trainer
 
 from lightning_flops.adapters.loop_context import Frame, accelerate_frame
@@ -68,11 +67,11 @@ def block_of(trainer: Trainer) -> object | None:
 def trainer_frame(trainer: Trainer) -> Frame:
     """What *trainer* knows of its run."""
     engine = engine_of(trainer)
-    frame = accelerate_frame(trainer.accelerator, trainer.model_wrapped)
+    frame = replace(accelerate_frame(trainer.accelerator, trainer.model_wrapped, framework="transformers"), writers=())
     if engine is not None:
         strategy = f"ZeRO-{int(engine.zero_optimization_stage())}"
         frame = replace(frame, sizes=parallel_sizes(engine), strategy=strategy)
-    return replace(frame, name="transformers", version=transformers.__version__, writers=())
+    return frame
 
 
 def training_output(trainer: Trainer, config: ProfilerConfig, *, log: TrainerLog) -> LoggedOutput:

@@ -30,8 +30,7 @@ class _Batch(NamedTuple):
 class _Sums:
     """Of unprofiled batches."""
 
-    samples: int | None = 0
-    """None if the size of a batch is not known."""
+    samples: int | None = 0  # none if the size of a batch is not known
     tokens: BatchTokens = NO_TOKENS
 
 
@@ -40,8 +39,7 @@ class MonitorReading(_Sums):
     """The unprofiled batches since the last reading."""
 
     seconds: float = 0.0
-    data_wait_sec: float | None = None
-    """Of these seconds, inside the data loader; None if no wait was seen."""
+    data_wait_sec: float | None = None  # of these seconds, inside the data loader; None if no wait was seen
     batches: int = 0
 
 
@@ -64,15 +62,13 @@ class _Spread:
 class Monitor:
     """Keeps batches until it is read, and adds them up then."""
 
-    now: Callable[[], float] = host_clock.now
-    """The host's clock, in seconds."""
+    now: Callable[[], float] = host_clock.now  # the host's clock, in seconds
     _since: float = 0.0
     _step_sec: float = 0.0
     _wait: float | None = None
     _fetch_since: float | None = None
     _outside_since: float | None = None
-    _batches: list[_Batch] = field(default_factory=list)
-    """Not added up yet."""
+    _batches: list[_Batch] = field(default_factory=list)  # not added up yet
     _reading: MonitorReading = field(default_factory=MonitorReading)
     _total: _Sums = field(default_factory=_Sums)
     _all_tokens: BatchTokens = NO_TOKENS

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -39,11 +38,18 @@ WINDOWS_KEPT = 8
 
 _JSON, _PAGE, _TEXT, _THROUGHPUT = _NAMES = ("profile.json", "profile.html", "profile.txt", "throughput.json")
 
+_PLACES = {
+    "page": "the page is in",
+    "text": "the report is in",
+    "tag": "the loggers show the report as the text",
+    "json": "every number is in",
+}
+
 
 class RunFiles:
     """The files that one rank writes about its run, in a folder of ours. No file of another run is replaced.
 
-    Each file is there once, and is written anew for each window. Ranks other than 0 have their number in the names.
+    Each file is written anew for each window. Ranks other than 0 have their number in the names.
 
     Args:
         config: the settings.
@@ -55,15 +61,13 @@ class RunFiles:
     def __init__(
         self, config: ProfilerConfig, folder: Callable[[], str | None], *, rank: int = 0, part: str = ""
     ) -> None:
-        self.folder = functools.cache(folder)
-        """Returns the folder of the run's logs."""
+        self.folder = functools.cache(folder)  # returns the folder of the run's logs
         self._output_file = config.output_file
         self._suffix = (f".{part}" if part else "") + (f".rank{rank}" if rank else "")
         self._writes_throughput = config.timer_only  # otherwise only beside a profile
         self._pages = RunPages(WINDOWS_KEPT) if config.html and not rank else None
         self._number: int | None = None
-        self._tabs: deque[str] = deque()
-        self._tabs_written = 0
+        self._tabs: list[str] = []
 
     def report(self, profile: Profile) -> None:
         """Write the files of *profile*."""
@@ -95,12 +99,11 @@ class RunFiles:
             events = tab_events(tag=tag, figures=figures, packed=packed(profile), step=profile.report_step)
         except ImportError:  # the run's writer is another package's
             return
-        self._tabs_written += 1
-        path = f"{place}/{event_file_name(self._tabs_written)}"
-        if _written(path, lambda: write_own_file(path, events)):
-            self._tabs.append(path)
-        while len(self._tabs) > WINDOWS_KEPT:
-            remove_file(self._tabs.popleft())
+        path = f"{place}/{event_file_name(len(self._tabs) + 1)}"
+        self._tabs.append(path)
+        _written(path, lambda: write_own_file(path, events))
+        if len(self._tabs) > WINDOWS_KEPT:
+            remove_file(self._tabs[-1 - WINDOWS_KEPT])
 
     def _write(self, name: str, content: Callable[[], str]) -> str | None:
         if (place := self._place()) is None:
@@ -134,8 +137,6 @@ class RunFiles:
 
 class LoggedOutput:
     """Where rank 0 shows the reports of one run: in its loggers, on the console and in files.
-
-    If one of them refuses a report, the others still get it.
 
     Args:
         config: the settings.
@@ -196,13 +197,7 @@ class LoggedOutput:
         return show
 
     def _say(self, sentence: str, places: Mapping[str, str | None]) -> None:
-        words = {
-            "page": "the page is in",
-            "text": "the report is in",
-            "tag": "the loggers show the report as the text",
-            "json": "every number is in",
-        }
-        where = ", ".join(f"{words[name]} {places[name]}" for name in words if places[name] is not None)
+        where = ", ".join(f"{words} {places[name]}" for name, words in _PLACES.items() if places[name] is not None)
         if not where:
             where, self._nowhere = self._nowhere, ""
         if where:

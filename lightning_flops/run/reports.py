@@ -54,10 +54,8 @@ class Outcomes:
 
     runs: int = 0
     profiles: int = 0
-    latest: str = ""
-    """The latest report, in a line."""
-    reasons: list[str] = field(default_factory=list)
-    """Why runs ended without a report."""
+    latest: str = ""  # the latest report, in a line
+    reasons: list[str] = field(default_factory=list)  # why runs ended without a report
 
     def reports(self, profile: Profile) -> None:
         """A report was made."""
@@ -73,10 +71,8 @@ class Reports:
     """Makes the reports of one run; *publish* gets each profile, on the training thread."""
 
     def __init__(self, facts: Facts, config: ProfilerConfig, publish: Callable[[Profile], None], notes: Notes) -> None:
-        self.throughput: ThroughputSummary | None = None
-        """Of the whole run, once it is over."""
-        self.analyzing = False
-        """A window is being analyzed on the worker's thread, which slows the steps beside it."""
+        self.throughput: ThroughputSummary | None = None  # of the whole run, once it is over
+        self.analyzing = False  # A window is being analyzed on the worker's thread, which slows the steps beside it
         self._has_closed_a_window = False
         self._facts = facts
         self._config = config

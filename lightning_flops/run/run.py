@@ -54,10 +54,8 @@ class _Step:
     batches: list[Shapes] = field(default_factory=list)
     tokens: list[BatchTokens | None] = field(default_factory=list)
     updates: int = 0
-    profiled: bool = False
-    """The profiler slowed a batch of it down."""
-    random: bool = False
-    """It was drawn to be counted before anything was known of it."""
+    profiled: bool = False  # the profiler slowed a batch of it down
+    random: bool = False  # it was drawn to be counted before anything was known of it
     counted: CountedStep | None = None
 
 
@@ -70,17 +68,14 @@ class Run:
         publish: gets each profile, on the training thread, when its report is there.
     """
 
-    window: Window
-    """The window that is open or comes next."""
+    window: Window  # the window that is open or comes next
 
     def __init__(self, facts: Facts, config: ProfilerConfig, publish: Callable[[Profile], None]) -> None:
         self.facts = facts
         self.config = config
-        self.undo = ExitStack()
-        """Removes everything of ours; an adapter adds the undo of its hooks."""
+        self.undo = ExitStack()  # removes everything of ours; an adapter adds the undo of its hooks
         self.closed = False
-        self.thread = threading.get_ident()
-        """The training thread."""
+        self.thread = threading.get_ident()  # the training thread
         self.notes = Notes()
         self.monitor = Monitor()
         self.flops = StepFlops()
@@ -88,13 +83,10 @@ class Run:
         self.meter = BatchMeter.by_settings(config, self.notes.add_for_run, declared=facts.declared_batch_size)
         self.reports = Reports(facts, config, publish, self.notes)
         self.steps_done = 0
-        self._counts_steps = config.monitor and not config.timer_only
-        """Steps outside of windows are counted, too."""
+        self._counts_steps = config.monitor and not config.timer_only  # steps outside of windows are counted, too
         self._step = _Step()
-        self._outside: list[str] = []
-        """What runs now and belongs to no step."""
-        self._fetches = 0
-        """Depth of the running fetches."""
+        self._outside: list[str] = []  # what runs now and belongs to no step
+        self._fetches = 0  # depth of the running fetches
 
     # ---- the run begins
 

@@ -30,22 +30,17 @@ if TYPE_CHECKING:
 class Window:
     """One window; steps outside of windows are counted by the recorder of the next one."""
 
-    step: int | None
-    """It opens before this step, given as the number of steps before it; None: it never opens."""
+    step: int | None  # it opens before this step, given as the number of steps before it; None: it never opens
     recorder: Recorder
     memory: MemoryWatch
     processors: ProcessorWatch
     gpu: GpuWatch
     is_open: bool = False
     micro_batch_size: int | None = None
-    fetches: int = 0
-    """Seen since the window was made."""
-    scope: ExitStack | None = None
-    """Of the running batch, if it is counted or traced."""
-    marks: ExitStack | None = None
-    """Of the parts of a step, where they are needed."""
-    is_idle: bool = True
-    """Nothing of a step is measured, and nothing is in place for that."""
+    fetches: int = 0  # seen since the window was made
+    scope: ExitStack | None = None  # of the running batch, if it is counted or traced
+    marks: ExitStack | None = None  # of the parts of a step, where they are needed
+    is_idle: bool = True  # nothing of a step is measured, and nothing is in place for that
 
     def open(self, *, steps_done: int) -> None:
         """The step that begins now is the one to count."""
@@ -152,12 +147,7 @@ def new_window(
 
 
 def _tracing(facts: Facts, config: ProfilerConfig) -> TraceCycles:
-    tracer = StepTracer(
-        facts.root,
-        device=facts.device,
-        record_shapes=config.record_shapes,
-        profile_memory=config.profile_memory,
-        with_stack=config.with_stack,
-        keep_file=config.trace_dir is not None and (facts.rank == 0 or config.all_ranks),
-    )
+    asked = {name: getattr(config, name) for name in ("record_shapes", "profile_memory", "with_stack")}
+    keeps = config.trace_dir is not None and (facts.rank == 0 or config.all_ranks)
+    tracer = StepTracer(facts.root, device=facts.device, keep_file=keeps, **asked)
     return TraceCycles([tracer, ForwardTimer(facts.root, lambda: clock_for(facts.device))], config.trace_schedule)
