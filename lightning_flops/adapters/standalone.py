@@ -27,9 +27,8 @@ from lightning_flops.instrument.timing.module_timer import ModuleTimer
 from lightning_flops.records import PhaseSeconds, RunContext
 from lightning_flops.report import deepspeed_units as units
 from lightning_flops.report.text import render_aggregated, render_forwards
-from lightning_flops.run.safety import close_quietly
+from lightning_flops.run.safety import safe
 from lightning_flops.schema.profile import Profile
-from lightning_flops.signals import is_of_signal_handler
 from lightning_flops.sinks.file import write_text_file
 from lightning_flops.text.json_text import shown
 from lightning_flops.text.printable import package_logger
@@ -38,19 +37,18 @@ __all__ = ["FlopsProfiler", "get_model_profile"]
 
 logger = package_logger(__name__)
 
+_NOTHING = "nothing was profiled: start_profile() comes first"
+
 
 class FlopsProfiler:
     """Profiles the forwards of a model between ``start_profile`` and ``stop_profile``.
 
     Everything that the model's modules run in between is counted and added up, in train and in eval mode. FLOPs of
-    another model or of a loss function are not counted. The model stays as it is. If a forward raises, the profiler
-    stops there and removes itself from torch. It also does so when it is no longer referenced.
-
-    Starting, resetting and stopping are called in a training loop, so an error of this package is only logged there. To
-    ask for figures before there are any raises an error.
+    another model or of a loss function are not counted. If a forward raises, the profiler stops there. Starting,
+    resetting and stopping are called in a training loop, so an error of this package is only logged there.
 
     Args:
-        model: the model.
+        model: the model, which stays as it is.
         ds_engine: the DeepSpeed engine that runs it, for the sizes and latencies that only the engine knows.
         recompute_fwd_factor: number of forwards that a backward repeats, for the estimated lines of the report.
 
@@ -58,92 +56,76 @@ class FlopsProfiler:
         TypeError: *model* is not a module.
     """
 
+    run = None  # as of whatever has safe methods
+
     def __init__(self, model: nn.Module, ds_engine: Any = None, recompute_fwd_factor: float = 0.0) -> None:
         require_module(model)
         self.model = model
         self.ds_engine = ds_engine
         self.recompute_fwd_factor = recompute_fwd_factor
-        self.flops: int | None = None
-        """FLOPs that the latest report printed; ``macs`` and ``params`` likewise."""
+        self.flops: int | None = None  # what the latest report printed
         self.macs: int | None = None
         self.params: int | None = None
         self.started = False
-        """Between ``start_profile`` and ``end_profile``."""
         self._ignored_types: Collection[type[nn.Module]] = ()
         self._counter: FlopCounter | None = None
         self._counted: ModuleTimer | None = None
-        self._timed: ModuleTimer | None = None
-        """Timed the latest calls; the same as ``_counted`` if no others were timed."""
+        self._timed: ModuleTimer | None = None  # timed the latest calls; often the same as ``_counted``
         self._calls: tuple[tuple[float, ...], int | None] = ((), None)
         """Seconds of calls to which nothing listened, and samples in each."""
         self._running = False
-        self._undo = ExitStack()
-        """Removes from torch what a start has put there."""
+        self._undo = ExitStack()  # removes from torch what a start has put there
         weakref.finalize(self, self._undo.close).atexit = False
 
+    @safe
     def start_profile(self, ignore_list: Collection[type[nn.Module]] | None = None, *, count: bool = True) -> None:
         """Starts from zero: forwards are counted and timed from here on.
 
         Args:
-            ignore_list: classes of modules that are not profiled by themselves; their work is booked to the module
-                around them. With ``count=False``, None keeps the list of the start before.
-            count: counting takes time, so latencies taken with it are upper bounds. False only times the forwards up
-                to ``stop_profile``, and keeps what was counted before. Use it for a second, similar forward.
+            ignore_list: classes of modules whose work is attributed to the module around them. With ``count=False``,
+                None keeps the list of the start before.
+            count: False only times the forwards up to ``stop_profile``, without the time that counting takes, and keeps
+                what was counted before.
         """
         count = count or self._counter is None
-        if ignore_list is not None:
-            self._ignored_types = tuple(ignore_list)
-        elif count:
-            self._ignored_types = ()
+        if ignore_list is not None or count:
+            self._ignored_types = tuple(ignore_list or ())
         self.started = self._running = True
-        with self._safely("it could not start"):
-            self._undo.close()
-            self._open(count)
-
-    def stop_profile(self) -> None:
-        """Stops; what was measured can still be read."""
-        self._running = False
-        with self._safely("it could not stop as it should"):
-            self._undo.close()
-
-    def reset_profile(self) -> None:
-        """Forgets what was measured. A running profiler goes on from zero."""
-        with self._safely("it could not start anew"):
-            self._undo.close()
-            self._counter = self._counted = self._timed = None
-            self._calls = ((), None)
-            if self._running:
-                self._open(count=True)
-
-    def end_profile(self) -> None:
-        """Stops for good; the figures can still be read until the next start."""
-        self.stop_profile()
-        self.started = False
-
-    @contextmanager
-    def _safely(self, what: str) -> Iterator[None]:
-        """Inside, an error of ours removes everything from torch, and is logged: the training loop goes on."""
-        try:
-            yield
-        except BaseException as error:
-            close_quietly(self._undo)
-            if not isinstance(error, Exception) or is_of_signal_handler(error):
-                raise
-            logger.warning("profiling failed, and %s: %s: %s", what, type(error).__name__, error, exc_info=error)
-
-    def _open(self, count: bool) -> None:
         undo = self._undo  # no reference to self: it is closed when nobody else has one
+        undo.close()
 
         def abandon() -> None:
             undo.close()
             logger.warning("the model's forward raised: profiling stopped, and what was counted so far is kept")
 
-        timer = ModuleTimer(self.model, _clock_of(self.model), abandon=abandon)
-        counter = undo.enter_context(FlopCounter(self.model)) if count else None
-        undo.enter_context(timer)  # after the counter, so that its hooks come last
+        with ExitStack() as both:
+            counter = both.enter_context(FlopCounter(self.model)) if count else None
+            timer = ModuleTimer(self.model, _clock_of(self.model), abandon=abandon)
+            both.enter_context(timer)  # after the counter, so that its hooks come last
+            undo.enter_context(both.pop_all())
         self._timed, self._calls = timer, ((), None)
         if counter is not None:
             self._counter, self._counted = counter, timer
+
+    @safe
+    def stop_profile(self) -> None:
+        """Stops; what was measured can still be read."""
+        self._running = False
+        self._undo.close()
+
+    @safe
+    def reset_profile(self) -> None:
+        """Forgets what was measured. A running profiler goes on from zero."""
+        self._undo.close()
+        self._counter = self._counted = self._timed = None
+        self._calls = ((), None)
+        if self._running:
+            self.start_profile(self._ignored_types)
+
+    def end_profile(self) -> None:
+        """Stops for good; the figures can still be read until the next start."""
+        self.stop_profile()
+        self.started = False
 
     # Any, as in DeepSpeed: with a union every typed caller would have to check which it got.
 
@@ -183,10 +165,10 @@ class FlopsProfiler:
             module_depth: deepest level of modules shown; the model is level 0; -1 shows all.
             top_modules: how many classes of modules are listed at each depth.
             detailed: whether the tree of modules is printed.
-            output_file: path or URL that is written instead of the standard output. If it cannot be written, a warning
-                says why and the report is printed.
+            output_file: path or URL to write instead; if that fails, a warning says why, and the report is printed.
         """
-        if self._has_nothing_to_print():
+        if self._counter is None:  # no error, as in DeepSpeed: loops start the profiler on one rank and print on all
+            logger.warning(_NOTHING)
             return
         profile = self._profile(profile_step, module_depth=module_depth, top_modules=top_modules)
         self.flops, self.macs, self.params = profile.flops.forward, profile.flops.forward // 2, profile.params
@@ -200,24 +182,16 @@ class FlopsProfiler:
         sys.stdout.write(text)
 
     def print_model_aggregated_profile(self, module_depth: int = -1, top_modules: int = 1) -> None:
-        """Prints the classes of modules with the largest figures at each depth.
-
-        Args:
-            module_depth: deepest level shown; the model is level 0; -1 shows all.
-            top_modules: how many classes are listed at each depth.
-        """
-        if not self._has_nothing_to_print():
+        """Prints the classes of modules with the largest figures at each depth; arguments as for the whole report."""
+        if self._counter is None:
+            logger.warning(_NOTHING)
+        else:
             sys.stdout.write(render_aggregated(self._profile(module_depth=module_depth, top_modules=top_modules)))
-
-    def _has_nothing_to_print(self) -> bool:
-        if self._counter is None:  # no error, as in DeepSpeed: loops start the profiler on one rank and print on all
-            logger.warning("nothing was profiled, so nothing is printed: start_profile() comes first")
-        return self._counter is None
 
     def _profile(self, step: int = 0, *, module_depth: int = -1, top_modules: int = 1) -> Profile:
         counter, counted, timed = self._counter, self._counted, self._timed
         if counter is None or counted is None or timed is None:
-            raise LightningFlopsError("nothing was profiled: start_profile() comes first")
+            raise LightningFlopsError(_NOTHING)
         calls_sec, samples = self._calls
         device = next(iter(_devices(self.model)), torch.device("cpu"))
         context, engine_sec = _context(self.ds_engine, device, samples)
@@ -274,12 +248,9 @@ def get_model_profile(
         warm_up: number of forwards before the first that is timed.
         as_string: return ``("6.28 G", "3.14 GMACs", "336.23 M")`` instead of numbers.
         output_file: path or URL of the report; None prints it.
-        ignore_modules: classes of modules whose work is booked to the module around them.
-        mode: ``"generate"`` calls ``model.generate``; all of that counts as the model's forward. Every call draws the
-            same random numbers, so every generation makes equally many tokens.
-        timed_runs: number of forwards that are timed, each by itself, from an idle device. From 2 on the report has
-            their mean and spread, and samples/s; 20 is a good number. The default is DeepSpeed's one, because a
-            forward, or a generation, may take long.
+        ignore_modules: classes of modules whose work is attributed to the module around them.
+        mode: ``"generate"`` calls ``model.generate``, always with the same random numbers; all of it is the forward.
+        timed_runs: forwards that are timed, each from an idle device; from 2 on the report has mean, spread and rate.
 
     Returns:
         FLOPs, MACs and parameters: ints, or text with *as_string*.
@@ -291,11 +262,37 @@ def get_model_profile(
     profiler = FlopsProfiler(model)
     if mode not in ("forward", "generate"):
         raise ValueError(f'mode must be "forward" or "generate", got {shown(mode)}')
-    given = _arguments(model, input_shape, args, kwargs)
-    ignored = tuple(ignore_modules or ())
+    if not (args is None or isinstance(args, (list, tuple))):  # a tensor would be split into its rows
+        raise TypeError(f"args must be a list or tuple of the model's positional arguments, got {type(args).__name__}")
+    given, named = tuple(args or ()), dict(kwargs or {})
+    if input_shape is not None:
+        like = next((one for one in model.parameters() if one.is_floating_point()), torch.ones(()))
+        given = (torch.ones(input_shape, dtype=like.dtype, device=like.device),)
+    if not given and not named:
+        raise ValueError("input_shape, args or kwargs must be given: the model is not called without arguments")
+    clock, devices = _clock_of(model), [one for one in _devices(model) if one.type == "cuda"]
+    function: Any = model.generate if mode == "generate" else model
+
+    def call() -> None:
+        with torch.random.fork_rng(devices=devices):
+            function(*given, **named)
+
     try:
         with _evaluating(model):
-            _measure(profiler, *given, generates=mode == "generate", ignored=ignored, warm_up=warm_up, runs=timed_runs)
+            for _ in range(warm_up):
+                call()
+            # First, while only the forward has filled the caches.
+            seconds = [] if clock is None else [_seconds_of(call, clock) for _ in range(timed_runs)]
+            for count in (True, False):
+                profiler.start_profile(tuple(ignore_modules or ()), count=count)
+                with ExitStack() as inside:
+                    for one in (profiler._counter if count else None, profiler._timed):
+                        if mode == "generate" and one is not None:  # what runs between forwards is the model's, too
+                            inside.enter_context(one.in_root())
+                    call()
+                profiler.stop_profile()
+            samples = samples_in(tensor_shapes([*given, *named.values()]))
+            profiler._calls = tuple(seconds), samples
     finally:
         profiler.end_profile()
     if print_profile:
@@ -307,39 +304,6 @@ def get_model_profile(
     )
 
 
-def _measure(
-    profiler: FlopsProfiler,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    *,
-    generates: bool,
-    ignored: Collection[type[nn.Module]],
-    warm_up: int,
-    runs: int,
-) -> None:
-    """Have *profiler* count one call of its model, time another by modules, and *runs* calls as a whole."""
-    model: Any = profiler.model
-    clock, devices = _clock_of(model), [one for one in _devices(model) if one.type == "cuda"]
-
-    def call() -> None:
-        with torch.random.fork_rng(devices=devices):
-            (model.generate if generates else model)(*args, **kwargs)
-
-    for _ in range(warm_up):
-        call()
-    # First, while only the forward has filled the caches.
-    seconds = [] if clock is None else [_seconds_of(call, clock) for _ in range(runs)]
-    for count in (True, False):
-        profiler.start_profile(ignored, count=count)
-        with ExitStack() as inside:
-            for one in (profiler._counter if count else None, profiler._timed):
-                if generates and one is not None:  # what runs between the forwards is the model's, too
-                    inside.enter_context(one.in_root())
-            call()
-        profiler.stop_profile()
-    profiler._calls = tuple(seconds), samples_in(tensor_shapes([*args, *kwargs.values()]))
-
-
 def _seconds_of(call: Callable[[], None], clock: Clock[Any]) -> float:
     """How long one *call* takes alone, on an idle device."""
     clock.stamp()
@@ -349,24 +313,6 @@ def _seconds_of(call: Callable[[], None], clock: Clock[Any]) -> float:
     end = clock.stamp()
     clock.settle()
     return clock.seconds_between(start, end)
-
-
-def _arguments(
-    model: nn.Module,
-    input_shape: tuple[int, ...] | None,
-    args: Sequence[Any] | None,
-    kwargs: Mapping[str, Any] | None,
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What the model is called with."""
-    if not (args is None or isinstance(args, (list, tuple))):  # a tensor would be split into its rows
-        raise TypeError(f"args must be a list or tuple of the model's positional arguments, got {type(args).__name__}")
-    positional, named = tuple(args or ()), dict(kwargs or {})
-    if input_shape is not None:
-        like = next((parameter for parameter in model.parameters() if parameter.is_floating_point()), torch.ones(()))
-        positional = (torch.ones(input_shape, dtype=like.dtype, device=like.device),)
-    if not positional and not named:
-        raise ValueError("input_shape, args or kwargs must be given: the model is not called without arguments")
-    return positional, named
 
 
 @contextmanager

@@ -43,7 +43,7 @@ def training(failed: Callable[[nn.Module], object]) -> Callable[[bool], nn.Modul
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(safety, "failed", lambda run, error: failed(model))
             if profiled:
-                safe(percent)(Half(0.5))  # type: ignore[type-var]
+                safe(percent)(Half(0.5))
         return model
 
     return train

@@ -264,8 +264,8 @@ def found(said: list[str], train: Callable[[], object]) -> LoopFinder:
 
 
 def only(finder: LoopFinder) -> Profile:
-    assert finder.run is not None and finder.run.reports.profile is not None
-    return finder.run.reports.profile
+    (profile,) = finder.profiles
+    return profile
 
 
 def trains(net: nn.Module, optimizer: torch.optim.Optimizer, now: FakeNow, steps: int = 14) -> Callable[[], None]:

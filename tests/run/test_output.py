@@ -59,7 +59,6 @@ def output(
         console=to_standard_output,
         folder=lambda: None if folder is None else str(folder),
         text_file=text_file,
-        x_axis=lambda step: 100 * step,
         announce=announce,
         nowhere=nowhere,
         part=part,
@@ -197,18 +196,17 @@ def test_a_report_that_nothing_keeps_is_said_once() -> None:
     assert said == [f"FLOPs of step 3: {FIGURES} Nothing keeps it"]
 
 
-def test_loggers_get_everything_at_the_x_axis_of_the_run_under_the_tags_of_the_loop(tmp_path: Path) -> None:
+def test_loggers_get_everything_under_the_tags_of_the_loop(tmp_path: Path) -> None:
     kept = MemorySink()
     shown = output(tmp_path, loggers=kept, part="test")
     show(shown)
-    shown.show_reading({"flops_monitor/mfu": 0.5}, step=9)
     shown.summary(SUMMARY)(10)
-    assert kept.scalars["flops_monitor/test/mfu"] == {900: 0.5}
-    assert [*kept.scalars["flops_profiler/test/fwd_flops"]] == [700]
+    assert shown.monitor_prefix == "flops_monitor/test"
+    assert [*kept.scalars["flops_profiler/test/fwd_flops"]] == [7]
     assert {tag: [*texts] for tag, texts in kept.texts.items()} == {
-        "flops_profiler/test/profile": [700],
-        "flops_profiler/test/advice": [700],
-        "flops_monitor/test/summary": [1000],
+        "flops_profiler/test/profile": [7],
+        "flops_profiler/test/advice": [7],
+        "flops_monitor/test/summary": [10],
     }
     ours = tmp_path / "lightning_flops"
     assert kept.files == [str(ours / "profile.test.html")]
