@@ -21,9 +21,15 @@ SETTING = "fail_if"
 
 FIGURES = (
     "global_step_sec", "samples_per_sec", "tokens_per_sec", "mfu", "hfu", "forward_flops", "backward_flops",
-    "hardware_flops", "data_wait_ratio", "params",
+    "hardware_flops", "data_wait_ratio", "cpu_time_sec", "params",
 )  # fmt: skip
 """Numbers of ``Profile.summary()``."""
+
+WALL = ("global_step_sec", "samples_per_sec", "tokens_per_sec", "mfu", "hfu", "data_wait_ratio")
+"""Those of the wall clock, which say little of a run that was starved of processors."""
+
+TIMED = (*WALL, "cpu_time_sec")
+"""Those that have noise; the others are exact."""
 
 FIGURES_OF_TRACES = ("exposed_communication_ratio", "device_memory_peak_bytes", "host_memory_peak_bytes")
 """What traces tell beside some of these."""
@@ -92,6 +98,8 @@ class Verdict:
     """Whether a condition holds, and its figures in words."""
 
     holds: bool
+    inconclusive: bool
+    """A run was starved of processors, so its wall clock tells nothing of the program."""
     words: str
 
 
@@ -119,6 +127,8 @@ def parse_condition(text: str) -> Condition:
 def judge(comparison: Comparison | TraceComparison, condition: Condition) -> Verdict:
     """Whether the ratio B / A of a figure keeps *condition* whatever value within its noise is the true one.
 
+    Of a figure by the wall clock that is inconclusive where a run was starved of processors.
+
     Raises:
         ComparisonError: the figure, or its noise, is not known.
     """
@@ -135,7 +145,10 @@ def judge(comparison: Comparison | TraceComparison, condition: Condition) -> Ver
         words += f", by noise between {figure.ratio_low:.4g} and {figure.ratio_high:.4g}"
     if seems and not holds:
         words += ": within noise"
-    return Verdict(holds, words)
+    starved = [which for which, run in (("A", comparison.a), ("B", comparison.b)) if getattr(run, "starved", "")]
+    if starved and condition.figure in WALL:
+        return Verdict(False, True, f"{words}, but {' and '.join(starved)} had to wait for processors")
+    return Verdict(holds, False, words)
 
 
 _SETTINGS_FIRST = tuple(

@@ -48,7 +48,9 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
     timed = [step for step in window.timed_steps if is_timed(step)]
     steps = max(1, len(window.counted_steps))
     total = total_flops(counts, recompute_fwd_factor=config.recompute_fwd_factor)
-    timing = build_timing(timed, mixed_phases=window.mixed_phases, trains=window.context.trains)
+    timing = build_timing(
+        timed, mixed_phases=window.mixed_phases, trains=window.context.trains, processor=window.processor
+    )
     dtypes = flops_by_dtype(window.flops.cells, peak_of=peak_of)
     samples = _mean_amount([step.samples for step in timed or window.counted_steps])
     tokens = _mean_amount([step.tokens for step in timed or window.counted_steps])

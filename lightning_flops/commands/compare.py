@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 _complain = functools.partial(complain, command="compare")
 
+_INCONCLUSIVE = {None: 3, "fail": 1, "pass": 0}
+"""Exit status of a condition that a starved run leaves open, by ``--starved``."""
+
 
 def add(commands: Commands) -> None:
     """Add the command to *commands*."""
@@ -39,7 +42,7 @@ def add(commands: Commands) -> None:
             f"  {PROGRAM} compare --fail-if 'global_step_sec > 1.05' --fail-if 'hardware_flops > 1' main branch\n"
             "\n"
             "exit status: 0: done. 1: a condition of --fail-if holds. 2: something cannot be read or compared, and\n"
-            "standard error says why."
+            "standard error says why. 3: a condition is inconclusive, because a run was starved of processors."
         ),
         formatter_class=AS_WRITTEN,
         allow_abbrev=False,
@@ -50,6 +53,7 @@ def add(commands: Commands) -> None:
     compare.add_argument("b", metavar="B", help="what is compared, likewise")
     compare.add_argument("--json", action="store_true", help="print the whole comparison as JSON")
     compare.add_argument("--html", metavar="FILE", help="write it also as a page, to a path or URL")
+    compare.add_argument("--quiet", action="store_true", help="print nothing but the verdicts on conditions")
     add_peaks(compare)
     compare.add_argument(
         "--fail-if",
@@ -60,6 +64,11 @@ def add(commands: Commands) -> None:
             "end with status 1 if this holds beyond noise: one of 'Figures of both', which stands for its ratio "
             "B / A, one of > >= < <=, and a number; may be given several times"
         ),
+    )
+    compare.add_argument(
+        "--starved",
+        choices=("fail", "pass"),
+        help="what a condition on the wall clock comes to if a run was starved of processors: status 1 or 0, not 3",
     )
 
 
@@ -76,7 +85,8 @@ def _compare(options: argparse.Namespace) -> int:
     except LightningFlopsError as error:
         _complain(str(error))
         return 2
-    print_whole(comparison.to_json() if options.json else text)
+    if not options.quiet:
+        print_whole(comparison.to_json() if options.json else text)
     status = 0
     if options.html is not None:
         try:
@@ -84,16 +94,18 @@ def _compare(options: argparse.Namespace) -> int:
         except OSError as error:
             _complain(str(error))
             status = 2
+    statuses = {status}
     for condition in conditions:
         try:
             verdict = judge(comparison, condition)
         except ComparisonError as error:
             _complain(f"--fail-if {error}")
-            status = 2
+            statuses.add(2)
             continue
-        _complain(f"--fail-if '{condition.text}' {'holds' if verdict.holds else 'does not hold'}: {verdict.words}")
-        status = max(status, int(verdict.holds))
-    return status
+        holds = "is inconclusive" if verdict.inconclusive else "holds" if verdict.holds else "does not hold"
+        _complain(f"--fail-if '{condition.text}' {holds}: {verdict.words}")
+        statuses.add(_INCONCLUSIVE[options.starved] if verdict.inconclusive else int(verdict.holds))
+    return next(status for status in (2, 1, 3, 0) if status in statuses)
 
 
 def _compared(options: argparse.Namespace) -> tuple[Comparison | TraceComparison, str, str]:

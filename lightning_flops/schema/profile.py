@@ -17,7 +17,7 @@ from lightning_flops.schema.ranks import JobRates, RanksProfile
 from lightning_flops.schema.step import DtypeFlops, FlopSpread, OperatorProfile, Rates, StepFlops, TimingProfile
 from lightning_flops.schema.trace import TracedStep
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 """Version of the JSON that ``Profile.to_json`` writes.
 
 It goes up whenever a field of ``Profile``, or of a record in it, comes, goes or means something else.
@@ -171,8 +171,9 @@ class Profile:
 
         ``global_step_sec`` (wall seconds of a step on this rank), ``samples_per_sec``, ``tokens_per_sec``, ``mfu`` and
         ``hfu`` (of the whole job where its ranks are known; 1 is the peak), ``forward_flops``, ``backward_flops`` and
-        ``hardware_flops`` (of one step on this rank, exact), ``data_wait_ratio`` (of this rank's step), ``params`` (of
-        the whole model), and ``advice``: the share of the step at stake, or None, by the rule's name, the most first.
+        ``hardware_flops`` (of one step on this rank, exact), ``data_wait_ratio`` (of this rank's step),
+        ``cpu_time_sec`` (processor time of a step, all threads of this rank's process), ``params`` (of the whole
+        model), and ``advice``: the share of the step at stake, or None, by the rule's name, the most first.
         """
         answer = self.answer
         return {
@@ -185,6 +186,7 @@ class Profile:
             "backward_flops": answer.backward_flops,
             "hardware_flops": answer.hardware_flops,
             "data_wait_ratio": answer.data_wait_ratio,
+            "cpu_time_sec": None if self.timing is None else self.timing.cpu_time_sec,
             "params": answer.params,
             "advice": {one.rule: one.stake for one in self.advice},
         }
