@@ -12,9 +12,10 @@ from lightning_flops.schema.modules import ModuleProfile
 def match_modules(a: Sequence[ModuleProfile], b: Sequence[ModuleProfile]) -> dict[str, str]:
     """Partners among the modules *a* and *b*, the name in A by the name in B; each has at most one.
 
-    Both are in tree order, the root first. First the same name and class: the root and most modules. Then the same *structure*: the tree of classes, settings,
-    parameters and FLOPs below and including the module, under any name; where its parents are partners, else anywhere
-    if it has parameters. What lies in a tree that is paired is paired with it. Last the same name, whatever the class.
+    Both are in tree order, the root first. First the same name and class: the root and most modules. Then the same
+    *structure*: the tree of classes, settings, parameters and FLOPs below and including the module, under any name;
+    where its parents are partners, else anywhere if it has parameters. What lies in a tree that is paired is paired
+    with it. Last the same name, whatever the class.
     """
     kinds: dict[Hashable, int] = {}
     kind_a, kind_b = _kinds(a, kinds), _kinds(b, kinds)

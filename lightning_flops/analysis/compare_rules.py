@@ -99,7 +99,7 @@ class Verdict:
 
     holds: bool
     inconclusive: bool
-    """A run was starved of processors, so its wall clock tells nothing of the program."""
+    """A run was starved of processors, so its wall clock tells nothing of the program; or its steps stray too far."""
     words: str
 
 
@@ -127,7 +127,8 @@ def parse_condition(text: str) -> Condition:
 def judge(comparison: Comparison | TraceComparison, condition: Condition) -> Verdict:
     """Whether the ratio B / A of a figure keeps *condition* whatever value within its noise is the true one.
 
-    Of a figure by the wall clock that is inconclusive where a run was starved of processors.
+    Of a figure by the wall clock that is inconclusive where a run was starved of processors, as it is of any figure
+    that strays so far that it may as well be zero.
 
     Raises:
         ComparisonError: the figure, or its noise, is not known.
@@ -135,6 +136,12 @@ def judge(comparison: Comparison | TraceComparison, condition: Condition) -> Ver
     figure = next((one for one in comparison.figures if one.name == condition.figure), None)
     if figure is None:
         raise ComparisonError(f"{condition.text}: {condition.figure} cannot be compared: it is no figure of theirs")
+    starved = [which for which, run in (("A", comparison.a), ("B", comparison.b)) if getattr(run, "starved", "")]
+    if figure.ratio is not None and starved and condition.figure in WALL:
+        waited = f"{' and '.join(starved)} had to wait for processors"
+        return Verdict(False, True, f"{figure.name} B/A is {figure.ratio:.4g}, but {waited}")
+    if figure.ratio is not None and figure.reason == TOO_WIDE:
+        return Verdict(False, True, f"{figure.name} B/A is {figure.ratio:.4g}, but {TOO_WIDE}")
     if figure.ratio is None or figure.ratio_low is None or figure.ratio_high is None:
         raise ComparisonError(f"{condition.text}: {figure.name} cannot be compared: {figure.reason}")
     keeps = _SIGNS[condition.sign]
@@ -145,9 +152,6 @@ def judge(comparison: Comparison | TraceComparison, condition: Condition) -> Ver
         words += f", by noise between {figure.ratio_low:.4g} and {figure.ratio_high:.4g}"
     if seems and not holds:
         words += ": within noise"
-    starved = [which for which, run in (("A", comparison.a), ("B", comparison.b)) if getattr(run, "starved", "")]
-    if starved and condition.figure in WALL:
-        return Verdict(False, True, f"{words}, but {' and '.join(starved)} had to wait for processors")
     return Verdict(holds, False, words)
 
 
