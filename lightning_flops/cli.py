@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 import lightning_flops
-from lightning_flops.commands import compare, formula, report, run, trace
+from lightning_flops.commands import compare, formula, peak, report, run, trace
 from lightning_flops.commands.terminal import PROGRAM
 from lightning_flops.text.printable import printable
 
@@ -54,6 +54,6 @@ def parser() -> argparse.ArgumentParser:
     whole = _Parser(prog=PROGRAM, description="What a PyTorch training run computes and waits for.", allow_abbrev=False)
     whole.add_argument("--version", action="version", version=f"{PROGRAM} {lightning_flops.__version__}")
     commands = whole.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for command in (run, formula, report, trace, compare):
+    for command in (run, formula, report, trace, compare, peak):
         command.add(commands)
     return whole

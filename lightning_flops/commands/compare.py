@@ -42,7 +42,7 @@ def add(commands: Commands) -> None:
             f"  {PROGRAM} compare --fail-if 'global_step_sec > 1.05' --fail-if 'hardware_flops > 1' main branch\n"
             "\n"
             "exit status: 0: done. 1: a condition of --fail-if holds. 2: something cannot be read or compared, and\n"
-            "standard error says why. 3: a condition is inconclusive: a run was starved of processors, or strays too far."
+            "standard error says why. 3: a condition is inconclusive: a run was starved of processors."
         ),
         formatter_class=AS_WRITTEN,
         allow_abbrev=False,

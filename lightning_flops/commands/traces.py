@@ -54,10 +54,12 @@ def peaks(options: argparse.Namespace) -> Peaks:
 
 
 def held_against(options: argparse.Namespace, profile: Profile) -> Profile:
-    """*profile* with the figures that were given."""
-    from lightning_flops.analysis.given_peaks import with_given_peaks
+    """*profile* with the figures that were given, or, if none were, with those that this machine has measured."""
+    from lightning_flops.analysis.given_peaks import with_given_peaks, with_measured_peaks
 
     given = peaks(options)
+    if given.flops_per_sec is None and given.memory_bytes_per_sec is None:
+        return with_measured_peaks(profile)
     return with_given_peaks(profile, flops_per_sec=given.flops_per_sec, memory_bytes_per_sec=given.memory_bytes_per_sec)
 
 

@@ -154,7 +154,7 @@ def _utilization(profile: Profile, answer: Answer) -> str:
         return f"{known}{'MFU and HFU' if answer.mfu is None else 'HFU'} {NOT_AVAILABLE}: {reason}."
     least = "at least " if profile.lower_bound else ""
     values = f"MFU {least}{percent(answer.mfu)}, HFU {least}{percent(answer.hfu)}"
-    given = ", as given" if profile.settings.peak_given else ""
+    given = ", as given" if profile.settings.peak_given else ", measured" if profile.settings.measured else ""
     if profile.ranks is not None:
         return f"{values} of {si(profile.ranks.peak_flops_per_sec, 'FLOP/s')} of all ranks{given}."
     peaks = [

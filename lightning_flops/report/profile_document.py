@@ -401,11 +401,14 @@ def intensity_section(profile: Profile) -> Section | None:
     if not tables:
         return None
     bandwidth, word = profile.memory_bytes_per_sec, profile.context.step_word
+    given = profile.settings
+    origin = ", as given" if given.memory_given else ", measured" if given.measured else ""
     attainable = (
-        "What is attainable is n/a: the memory's bandwidth is not known for this device; set memory_bytes_per_sec."
+        "What is attainable is n/a: the memory's bandwidth is not known for this device; run `lightning-flops peak`, "
+        "or set memory_bytes_per_sec."
         if bandwidth is None
         else f"Attainable: the least of the peak and FLOP/byte x {si(bandwidth, 'B/s')}, the memory's bandwidth"
-        f"{', as given' if profile.settings.memory_given else ''}; what stays in a cache or is fused can be faster."
+        f"{origin}; what stays in a cache or is fused can be faster."
     )
     note = (
         f"FLOPs and bytes of the counted {word}, forward, backward and recomputation together; achieved: these FLOPs "

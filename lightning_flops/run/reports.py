@@ -259,8 +259,10 @@ class Reports:
         seconds = 0.0
         for dtype, flops in by_dtype.items():
             if dtype not in self._peaks:
-                name, given = self._facts.context().device_name, self._config.peak_flops_per_sec
-                self._peaks[dtype] = peak_for(device_name=name, dtype=dtype, given=given)
+                context, given = self._facts.context(), self._config.peak_flops_per_sec
+                self._peaks[dtype] = peak_for(
+                    device_name=context.device_name, dtype=dtype, given=given, host=context.host
+                )
             if (peak := self._peaks[dtype]) is None:
                 return None
             seconds += flops / peak

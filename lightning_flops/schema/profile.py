@@ -44,6 +44,9 @@ class ReportSettings:
     """Whether the user gave ``peak_flops_per_sec``; if not, peaks are the vendors'."""
     memory_given: bool = False
     """Whether the user gave ``memory_bytes_per_sec``; if not, it is the vendor's."""
+    measured: bool = False
+    """Whether peaks and bandwidth that were not given were measured by ``lightning-flops peak``, for want of a vendor's
+    figures."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
