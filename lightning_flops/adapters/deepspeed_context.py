@@ -104,11 +104,6 @@ def engine_output(engine: Any, config: ProfilerConfig) -> LoggedOutput:
     """
     monitors = monitors_in(engine.monitor, tensorboard_dir=config.tensorboard_dir)
 
-    def announce(sentence: str) -> None:
-        """Name our own folder, because the user did not choose it; a folder of the monitors the user knows."""
-        if monitors.folder() is None:
-            to_standard_output(page([sentence]))
-
     return LoggedOutput(
         config,
         loggers=monitors,
@@ -117,5 +112,5 @@ def engine_output(engine: Any, config: ProfilerConfig) -> LoggedOutput:
         folder=lambda: monitors.folder() or OWN_FOLDER,
         text_file=False,
         x_axis=lambda step: int(engine.global_samples),
-        announce=announce,
+        announce=lambda sentence: to_standard_output(page([sentence])),
     )

@@ -36,16 +36,14 @@ class LoopFinder:
     Args:
         config: the settings.
         log_dir: a folder for the reports; None: one of ours.
-        announce: says where a report is.
     """
 
     updated = False
     """An optimizer has made a step in this process."""
 
-    def __init__(self, config: ProfilerConfig, *, log_dir: str | None, announce: Callable[[str], None]) -> None:
+    def __init__(self, config: ProfilerConfig, *, log_dir: str | None) -> None:
         self._config = config
         self._log_dir = log_dir
-        self._announce = announce
         self._undo = ExitStack()
         self._depth = self._updating = 0
         """Calls of modules that are running, and steps: a subclass's may call its parent's, which has hooks, too."""
@@ -105,9 +103,7 @@ class LoopFinder:
             return
         self._is_over = True
         frame = frame_of(model, accelerator=None, fabric=None)
-        output, self._close_output = loop_output(
-            frame, self._config, log_dir=self._log_dir, or_own=True, announce=self._announce
-        )
+        output, self._close_output = loop_output(frame, self._config, log_dir=self._log_dir, or_own=True)
         self._loop = LoopRun(
             model,
             (optimizer,),
