@@ -16,8 +16,8 @@ from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.trace_comparison import TraceComparison
 from lightning_flops.text.json_text import shown
 
-SETTING = "fail_if"
-"""The setting that a wrong condition is named by."""
+SETTING = "--fail-if"
+"""The option that a wrong condition is named by."""
 
 FIGURES = (
     "global_step_sec", "samples_per_sec", "tokens_per_sec", "mfu", "hfu", "forward_flops", "backward_flops",

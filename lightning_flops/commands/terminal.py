@@ -41,3 +41,9 @@ def print_whole(text: str) -> None:
 def terminal_width() -> int | None:
     """Columns of the terminal; None where the output goes elsewhere."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def add_forms(command: argparse.ArgumentParser, what: str) -> None:
+    """Add the options for *what* the command prints in other forms."""
+    command.add_argument("--json", action="store_true", help=f"print {what} as JSON")
+    command.add_argument("--html", metavar="FILE", help="write it also as a page, to a path or URL")

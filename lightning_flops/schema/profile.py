@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -209,6 +210,16 @@ class Profile:
             ProfileFormatError: a number of the profile is not finite.
         """
         return shown.find().whole_page(self)
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Profile:
+        """The profile at *path*: a ``profile.json``, or a folder of logs with one; a local path, or a URL.
+
+        Raises:
+            LightningFlopsError: there is none, or it cannot be read; the message names what was looked at.
+        """
+        profile: Profile = shown.read(os.fspath(path))
+        return profile
 
     @staticmethod
     def from_json(text: str) -> Profile:
