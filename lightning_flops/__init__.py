@@ -72,7 +72,14 @@ def _renderers() -> _shown.Renderers:
     return notebook
 
 
+def _read(path: str) -> Any:
+    from lightning_flops.sinks.profile_files import read_profile
+
+    return read_profile(path)[0]
+
+
 _shown.find = _renderers
+_shown.read = _read
 
 
 def __getattr__(name: str) -> Any:

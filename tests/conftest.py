@@ -94,6 +94,9 @@ _WRITES_NOTHING, sys.dont_write_bytecode = sys.dont_write_bytecode, False
 # for each, in each process that compiles. That takes longer than a kernel of a test, which would fail as well.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
+# Peaks that were measured on this machine (`lightning-flops peak`) would stand in reports of tests.
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp()
+
 
 # Lightning asks for the entry points of all that is installed each time that a Trainer is made: more than a hundred
 # files. They stay what they are as long as nothing is installed in the folders in which Python looks.

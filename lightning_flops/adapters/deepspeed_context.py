@@ -113,10 +113,6 @@ def engine_output(engine: Any, config: ProfilerConfig) -> LoggedOutput:
     """Where rank 0 shows the reports of *engine*'s run."""
     monitors = monitors_in(engine.monitor, tensorboard_dir=config.tensorboard_dir)
 
-    def announce(sentence: str) -> None:
-        if monitors.folder() is None:  # our own folder, which the user did not choose
-            to_standard_output(page([sentence]))
-
     return LoggedOutput(
         config,
         loggers=monitors,
@@ -124,5 +120,5 @@ def engine_output(engine: Any, config: ProfilerConfig) -> LoggedOutput:
         console=to_standard_output,
         folder=lambda: monitors.folder() or OWN_FOLDER,
         text_file=False,
-        announce=announce,
+        announce=lambda sentence: to_standard_output(page([sentence])),
     )

@@ -90,8 +90,7 @@ def _import_root(trainer: Trainer) -> str:
 
 
 _NOWHERE = (
-    "nothing keeps the report, because this Trainer has no logger with a folder, and nobody wrote a "
-    'FlopsProfilerCallback into it: give it a logger, or the callback, or logging.basicConfig(level="INFO")'
+    'No file keeps it: give the Trainer a logger or a FlopsProfilerCallback, or call logging.basicConfig(level="INFO").'
 )
 
 

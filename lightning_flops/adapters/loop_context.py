@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import operator
 import os
 import sys
@@ -20,8 +21,11 @@ from lightning_flops.instrument.deepspeed_groups import ParallelSizes
 from lightning_flops.instrument.module_scope import unwrapped
 from lightning_flops.records import RunContext
 from lightning_flops.run.output import LoggedOutput
+from lightning_flops.sinks.console import say
 from lightning_flops.sinks.services import Services, TensorBoardFiles
 from lightning_flops.text.json_text import shown
+
+_NOWHERE = "print(profiler.profile) shows the report; log_dir=... keeps it."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +137,6 @@ def loop_output(
     log_dir: str | os.PathLike[str] | None,
     writer: Any = None,
     or_own: bool = False,
-    announce: Callable[[str], None] = lambda sentence: None,
 ) -> tuple[LoggedOutput, Callable[[], None]]:
     """Where rank 0 shows the reports of one loop, and what closes the files that were opened for that.
 
@@ -145,8 +148,14 @@ def loop_output(
     services = Services([*written, *frame.writers, *(() if writer is None else (writer,))])
 
     own = OWN_FOLDER if or_own else None
+
+    def announce(sentence: str) -> None:
+        ours = logging.getLogger("lightning_flops")
+        if not (ours.isEnabledFor(logging.INFO) and ours.hasHandlers()):  # if shown, it has named each file
+            say(sentence)
+
     output = LoggedOutput(
-        config, loggers=services, folder=lambda: folder or services.folder() or own, announce=announce
+        config, loggers=services, folder=lambda: folder or services.folder() or own, announce=announce, nowhere=_NOWHERE
     )
     return output, services.close
 

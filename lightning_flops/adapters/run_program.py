@@ -33,15 +33,14 @@ if TYPE_CHECKING:
 class LoopFinder:
     """Looks for the training loop of this process, and profiles the first one.
 
-    Reports go to *log_dir*, or to a folder of ours; *announce* says where they are.
+    Reports go to *log_dir*, or to a folder of ours.
     """
 
     updated = False  # an optimizer has made a step in this process
 
-    def __init__(self, config: ProfilerConfig, *, log_dir: str | None, announce: Callable[[str], None]) -> None:
+    def __init__(self, config: ProfilerConfig, *, log_dir: str | None) -> None:
         self._config = config
         self._log_dir = log_dir
-        self._announce = announce
         self._undo = ExitStack()
         self._depth = self._updating = 0
         """Calls of modules that are running, and steps: a subclass's may call its parent's, which has hooks, too."""
@@ -100,10 +99,9 @@ class LoopFinder:
             return
         self._is_over = True
         frame = frame_of(model, accelerator=None, fabric=None)
-        where: dict[str, Any] = {"log_dir": self._log_dir, "or_own": True, "announce": self._announce}
-        output, self._close_output = loop_output(frame, self._config, **where)
+        output, self._close_output = loop_output(frame, self._config, log_dir=self._log_dir, or_own=True)
         loop: dict[str, Any] = {"frame": frame, "output": output, "log_every_n_steps": 50, "steps_before": 1}
-        self._loop = LoopRun(model, (optimizer,), config=self._config, publish=self.profiles.append, **loop)
+        self._loop = LoopRun(model, (optimizer,), config=self._config, publish=lambda profile: None, **loop)
         self._loop.begin()
 
     @safe

@@ -57,7 +57,7 @@ class TrainerRun(LoopRun):
         self._engine = engine_of(trainer)
         self._over = over
         self.log = TrainerLog(trainer.callback_handler.callbacks)
-        self.logs: dict[str, float] | None = None  # what the Trainer logs now
+        self.logging = False  # the Trainer logs metrics of its training now
         self._is_between_epochs = False
         updated, frame = optimizers_in(trainer.optimizer), trainer_frame(trainer)
         ahead = 1 + fetched_ahead(getattr(loader, "base_dataloader", loader))  # accelerate fetches one more
@@ -175,15 +175,14 @@ class TrainerRun(LoopRun):
 
     @safe
     def log_begins(self, trainer: Any, logs: dict[str, float], *_: Any, **__: Any) -> None:
-        """The Trainer logs its own metrics: those that we have go along, but not with an evaluation's."""
+        """The Trainer logs its own metrics: those that we have follow, but not an evaluation's."""
         if trainer is not self.trainer or self.run.is_outside_for("validation"):
             return
-        self.logs = logs
+        self.logging = True
         if "train_runtime" in logs:  # its last
             self.run.finish()
         else:
             self.run.log()
-        self.log.log_begins(logs)
 
     @safe
     def finish(self, error: BaseException | None = None) -> None:
@@ -198,7 +197,8 @@ def _part_begins(part: str, adapter: TrainerRun, *_: Any, **__: Any) -> None:
 
 def _log_ends(adapter: TrainerRun, _: Any) -> None:
     """The Trainer has logged, perhaps for the last time: the run may be closed."""
-    logs, adapter.logs = adapter.logs, None
-    if logs is not None:
-        adapter.log.log_ends(logs)
-        adapter.goes_on(adapter.trainer.control)
+    logging, adapter.logging = adapter.logging, False
+    if logging:
+        trainer = adapter.trainer
+        adapter.log.log_ends(trainer.args, trainer.state, trainer.control)
+        adapter.goes_on(trainer.control)

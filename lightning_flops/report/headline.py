@@ -157,7 +157,7 @@ def _utilization(profile: Profile, answer: Answer) -> str:
         return f"{known}{'MFU and HFU' if answer.mfu is None else 'HFU'} {NOT_AVAILABLE}: {reason}."
     least = "at least " if profile.lower_bound else ""
     values = f"MFU {least}{percent(answer.mfu)}, HFU {least}{percent(answer.hfu)}"
-    given = ", as given" if profile.settings.peak_given else ""
+    given = ", as given" if profile.settings.peak_given else ", measured" if profile.settings.measured else ""
     if profile.ranks is not None:
         return f"{values} of {si(profile.ranks.peak_flops_per_sec, 'FLOP/s')} of all ranks{given}."
     peaks = [
@@ -258,8 +258,8 @@ def counted(profile: Profile) -> str:
     return _indexes(profile.context.step_word, profile.counted_steps or (profile.profile_step,)).lower()
 
 
-def figures(profile: Profile) -> str:
-    """FLOPs and time of a step, samples/s, and MFU or why there is none, in one line."""
+def figures(profile: Profile, *, reasons: bool = True) -> str:
+    """FLOPs and time of a step, samples/s, and MFU or why there is none, in one line; without *reasons*, not why."""
     context, ranks, answer = profile.context, profile.ranks, profile.answer
     word = context.step_word
     of_rank = in_all = of_whom = ""
@@ -274,7 +274,7 @@ def figures(profile: Profile) -> str:
         known.append(f"{plain(answer.samples_per_sec)} samples/s{in_all}")
     if answer.mfu is not None:
         known.append(f"MFU {'at least ' if profile.lower_bound else ''}{percent(answer.mfu)}{of_whom}")
-    return ", ".join((*known, *_missing(answer)))
+    return ", ".join((*known, *(_missing(answer) if reasons else ())))
 
 
 def _missing(answer: Answer) -> Iterator[str]:

@@ -404,11 +404,14 @@ def _attainable(profile: Profile) -> str:
     bandwidth = profile.memory_bytes_per_sec
     if bandwidth is None:
         return (
-            "What is attainable is n/a: the memory's bandwidth is not known for this device; set memory_bytes_per_sec."
+            "What is attainable is n/a: the memory's bandwidth is not known for this device; run "
+            "`lightning-flops peak`, or set memory_bytes_per_sec."
         )
+    given = profile.settings
+    origin = ", as given" if given.memory_given else ", measured" if given.measured else ""
     return (
         f"Attainable: the least of the peak and FLOP/byte x {si(bandwidth, 'B/s')}, the memory's bandwidth"
-        f"{', as given' if profile.settings.memory_given else ''}; what stays in a cache or is fused can be faster."
+        f"{origin}; what stays in a cache or is fused can be faster."
     )
 
 

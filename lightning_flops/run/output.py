@@ -9,11 +9,12 @@ from __future__ import annotations
 import functools
 import json
 import os
+import textwrap
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from lightning_flops.config import OWN_FOLDER
-from lightning_flops.report.headline import headline
+from lightning_flops.report.headline import figures
 from lightning_flops.report.html_page import RunPages, packed, window_figures
 from lightning_flops.report.markdown import fenced
 from lightning_flops.report.scalars import MONITOR_PREFIX, profile_scalars
@@ -33,18 +34,13 @@ if TYPE_CHECKING:
 
 logger = package_logger(__name__)
 
+_LINE = 200
+"""Characters of the line that says what came out and where it is, unless the place is longer."""
+
 WINDOWS_KEPT = 8
 """The page and the tab show so many windows of a run, the latest ones: their files do not grow for ever."""
 
 _JSON, _PAGE, _TEXT, _THROUGHPUT = _NAMES = ("profile.json", "profile.html", "profile.txt", "throughput.json")
-
-_PLACES = {
-    "page": "the page is in",
-    "text": "the report is in",
-    "tag": "the loggers show the report as the text",
-    "json": "every number is in",
-}
-
 
 class RunFiles:
     """The files that one rank writes about its run, in a folder of ours. No file of another run is replaced.
@@ -144,8 +140,8 @@ class LoggedOutput:
         folder: as of ``RunFiles``.
         console: shows a report if no file was named for it.
         text_file: a report that no logger shows, and that no file was named for, gets a file of its own.
-        announce: says on a line what came out and where the report is, for a user who may see nothing else of it.
-        nowhere: what to say, once, of a report that no file keeps and no logger shows; empty: nothing.
+        announce: says on a line what came out and where it is, once, for a user who may see nothing else of it.
+        nowhere: what to say in the place of where it is, if no file keeps the report and no logger shows it.
         part: a word that tags have below their prefix if the run is not the first training of its program.
     """
 
@@ -181,7 +177,7 @@ class LoggedOutput:
         paths = self.files.write_profile(profile, text, keep_text=self._text_file and not board)
         scalars, advice = profile_scalars(profile, prefix=self._prefix), fenced(render_advice(profile.advice))
         whose = "" if context.trains else f" of the {context.run_word}"
-        sentence = f"FLOPs of {context.step_word} {profile.profile_step}{whose}: {headline(profile)}"
+        sentence = f"FLOPs of {context.step_word} {profile.profile_step}{whose}: {figures(profile, reasons=False)}"
 
         def show(step: int) -> None:
             tag = f"{self._prefix}/profile"
@@ -197,11 +193,11 @@ class LoggedOutput:
         return show
 
     def _say(self, sentence: str, places: Mapping[str, str | None]) -> None:
-        where = ", ".join(f"{words} {places[name]}" for name, words in _PLACES.items() if places[name] is not None)
-        if not where:
-            where, self._nowhere = self._nowhere, ""
-        if where:
-            self._announce(f"{sentence} {where[0].upper()}{where[1:]}")
+        """Announce the first report and the place that has most of it: later ones are in the same files."""
+        words = {"page": "Page: ", "text": "Report: ", "tag": "In the loggers, the text ", "json": "Profile: "}
+        where = next((f"{words[name]}{shown_path(place)}" for name in words if (place := places[name])), self._nowhere)
+        announce, self._announce = self._announce, lambda sentence: None
+        announce(f"{textwrap.shorten(sentence, max(20, _LINE - len(where) - 2), placeholder=' …')}. {where}".rstrip())
 
     def summary(self, summary: ThroughputSummary) -> Callable[[int], None]:
         """Write the file of the run's *summary*; what is returned shows it everywhere else, given the run's step."""
@@ -220,6 +216,14 @@ def files_of_rank(rank: int, output: LoggedOutput, *, ranks: Ranks | None, confi
     if not config.all_ranks:
         return None
     return RunFiles(config, output.files.folder if ranks is None else ranks.folder, rank=rank, part=output.part)
+
+
+def shown_path(path: str) -> str:
+    """*path* from the working directory, if it lies below it."""
+    if "://" in path or not os.path.isabs(path):
+        return path
+    relative = os.path.relpath(path)
+    return path if relative.startswith("..") else relative
 
 
 def _written(path: str, write: Callable[[], str | None]) -> str | None:

@@ -17,7 +17,7 @@ from lightning_flops.analysis.rates import padding_ratio
 from lightning_flops.analysis.throughput import build_throughput
 from lightning_flops.instrument.random_state import random_state_kept
 from lightning_flops.instrument.run_facts import gather_run_facts
-from lightning_flops.report.headline import counted, headline
+from lightning_flops.report.headline import headline
 from lightning_flops.report.scalars import monitor_scalars
 from lightning_flops.run.output import files_of_rank
 from lightning_flops.run.ranks import NoStoreError, Ranks
@@ -54,13 +54,8 @@ class Outcomes:
 
     runs: int = 0
     profiles: int = 0
-    latest: str = ""  # the latest report, in a line
     reasons: list[str] = field(default_factory=list)  # why runs ended without a report
-
-    def reports(self, profile: Profile) -> None:
-        """A report was made."""
-        self.profiles += 1
-        self.latest = f"{counted(profile)}: {headline(profile)}"
+    warned: bool = False  # the log has said so
 
 
 OUTCOMES = Outcomes()
@@ -173,7 +168,7 @@ class Reports:
 
     def _show(self, profile: Profile) -> None:
         """Give *profile* to the user, to its files and to the loggers."""
-        OUTCOMES.reports(profile)
+        OUTCOMES.profiles += 1
         self._publish(profile)
         if (output := self._output) is not None:
             self._write(lambda: output.report(profile), f"the report of step {profile.profile_step}")
@@ -237,8 +232,10 @@ class Reports:
         seconds = 0.0
         for dtype, flops in (by_dtype or {}).items():
             if dtype not in self._peaks:
-                name, given = self._facts.context().device_name, self._config.peak_flops_per_sec
-                self._peaks[dtype] = peak_for(device_name=name, dtype=dtype, given=given)
+                context, given = self._facts.context(), self._config.peak_flops_per_sec
+                self._peaks[dtype] = peak_for(
+                    device_name=context.device_name, dtype=dtype, given=given, host=context.host
+                )
             if (peak := self._peaks[dtype]) is None:
                 return None
             seconds += flops / peak
@@ -250,6 +247,7 @@ class Reports:
         ended = f"this {context.run_word} ended after {steps_done} {steps}"
         if not self._has_closed_a_window:
             OUTCOMES.reasons.append(f"profile_step is {step}, and {ended}")
+            OUTCOMES.warned |= self._writes
             self.warn(f"nothing was profiled: {OUTCOMES.reasons[-1]}")
         elif self._config.every is None:
             self.warn(f"{context.step_word} {step} was not profiled: {ended}")

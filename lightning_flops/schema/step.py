@@ -124,6 +124,17 @@ class TimingProfile:
     """Host seconds a step inside the data loader, hidden behind device work or not."""
     excluded_sec: Mapping[str, float]
     """Wall time between the timed steps that belongs to none of them, summed, by cause."""
+    processor_steps_sec: tuple[float, ...] = ()
+    """Processor time of this process in each timed step, all its threads together; empty if it is not known."""
+    starved_share: float | None = None
+    """Of the time of these steps, how much a thread of this process was ready to run and had no processor, or, if that
+    is more, the share of the processor time that a hypervisor gave to others; None if nobody counts it."""
+
+    @property
+    def cpu_time_sec(self) -> float | None:
+        """Processor time of a step: other work on the machine, which lengthens a step, hardly moves it."""
+        steps = self.processor_steps_sec
+        return sum(steps) / len(steps) if steps else None
 
     def seconds_of(self, *phases: TimePhase) -> float | None:
         """Mean seconds of *phases* together; None if they are mixed up with others, or there are none."""

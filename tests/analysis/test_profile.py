@@ -163,7 +163,10 @@ def test_unknown_device_has_no_utilization_and_says_which_peak_is_missing() -> N
     profile = build_profile(MLP, config=CONFIG)
     assert profile.rates.mfu is None
     assert profile.rates.hfu is None
-    assert profile.unavailable["mfu"] == "no dense peak is known for float32 on cpu; set peak_flops_per_sec"
+    assert (
+        profile.unavailable["mfu"]
+        == "no dense peak is known for float32 on cpu; run `lightning-flops peak`, or set peak_flops_per_sec"
+    )
 
 
 def test_unknown_batch_size_leaves_samples_per_second_unknown() -> None:

@@ -184,7 +184,8 @@ def test_one_unknown_peak_leaves_the_utilization_of_the_job_unknown() -> None:
     job = merged(*jobs.job(ranks, config=ProfilerConfig()))
     assert (job.rates.mfu, job.rates.hfu, job.peak_flops_per_sec) == (None, None, None)
     assert job.unavailable["mfu"] == (
-        "no dense peak is known for bfloat16, float32 on Abacus (rank 3); set peak_flops_per_sec"
+        "no dense peak is known for bfloat16, float32 on Abacus (rank 3); "
+        "run `lightning-flops peak`, or set peak_flops_per_sec"
     )
 
 

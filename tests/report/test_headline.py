@@ -13,7 +13,7 @@ from tests.report.test_ranks_text import CASES as JOBS
 from tests.report.test_text import CASES
 from tests.report.windows import build_profile
 
-NO_PEAK = "MFU n/a (no dense peak is known for float32 on cpu; set peak_flops_per_sec)"
+NO_PEAK = "MFU n/a (no dense peak is known for float32 on cpu; run `lightning-flops peak`, or set peak_flops_per_sec)"
 
 # Model FLOPs, milliseconds and samples are worked out where the windows are made; MFU is FLOPs / time / peak.
 FIGURES = {
@@ -69,7 +69,7 @@ def test_a_long_advice_is_cut_between_words_and_no_line_is_much_longer_than_200(
     line = headline(profile)
     assert len(line) <= 200 and line.endswith("word word …")
     profiles = [build_profile(window, config=config) for window, config in CASES.values()]
-    assert max(len(headline(one)) for one in (*profiles, *JOBS.values())) <= 270
+    assert max(len(headline(one)) for one in (*profiles, *JOBS.values())) <= 280
 
 
 def test_names_in_it_stay_on_the_line() -> None:

@@ -26,11 +26,7 @@ from tests.report.windows import build_profile, mlp_window
 
 PROFILE = build_profile(mlp_window(), config=ProfilerConfig())
 TEXT = render_text(PROFILE)
-FIGURES = (
-    "1.4 GFLOPs and 20 ms a step, 5,000 samples/s, MFU n/a (no dense peak is known for float32 on cpu; set "
-    "peak_flops_per_sec). First advice: The step waits for data for 10.00% of its time. Raise the DataLoader's "
-    "num_workers, and set persistent_workers."
-)
+SHORT = "1.4 GFLOPs and 20 ms a step, 5,000 samples/s, MFU n/a"
 SUMMARY = ThroughputSummary(
     schema_version=1,
     batches=4,
@@ -173,27 +169,33 @@ def test_the_console_shows_a_report_that_no_file_was_named_for(
     assert capsys.readouterr().out == TEXT
 
 
-def test_one_line_has_the_figures_and_the_places_of_a_report_and_no_place_where_it_is_not(tmp_path: Path) -> None:
+def test_one_line_has_the_figures_and_the_one_place_with_most_of_a_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said: list[str] = []
-    ours = tmp_path / "lightning_flops"
+    monkeypatch.chdir(tmp_path)
+    show(output(tmp_path, announce=said.append))
     show(output(tmp_path, announce=said.append, html=False))
-    show(output(tmp_path, loggers=MemorySink(), announce=said.append))
-    (tmp_path / "a file").write_text("")
-    show(output(tmp_path / "a file", announce=said.append))
-    figures = f"FLOPs of step 3: {FIGURES}"
-    assert said == [
-        f"{figures} The report is in {ours}/profile.txt, every number is in {ours}/profile.json",
-        f"{figures} The page is in {ours}/profile-2.html, the loggers show the report as the text "
-        f"flops_profiler/profile, every number is in {ours}/profile-2.json",
+    show(output(tmp_path, loggers=MemorySink(), announce=said.append, html=False))
+    show(output(None, announce=said.append, nowhere="Nothing keeps it."))
+    assert [one.removeprefix(f"FLOPs of step 3: {SHORT}. ") for one in said] == [
+        "Page: lightning_flops/profile.html",
+        "Report: lightning_flops/profile-2.txt",
+        "In the loggers, the text flops_profiler/profile",
+        "Nothing keeps it.",
     ]
 
 
-def test_a_report_that_nothing_keeps_is_said_once() -> None:
+def test_the_line_comes_once_a_run_and_has_200_characters_and_the_whole_place(tmp_path: Path) -> None:
     said: list[str] = []
-    kept_nowhere = output(None, announce=said.append, nowhere="nothing keeps it")
-    show(kept_nowhere)
-    show(kept_nowhere)
-    assert said == [f"FLOPs of step 3: {FIGURES} Nothing keeps it"]
+    folder = tmp_path / ("a long name " * 8)
+    run = output(folder, announce=said.append)
+    show(run)
+    show(run)
+    (line,) = said
+    assert line.endswith(f"Page: {folder}/lightning_flops/profile.html") and len(line) <= max(
+        200, len(str(folder)) + 60
+    )
 
 
 def test_loggers_get_everything_under_the_tags_of_the_loop(tmp_path: Path) -> None:
