@@ -8,8 +8,7 @@ from lightning_flops.analysis.no_mfu import why_no_mfu
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.report.document import short, us
 from lightning_flops.report.headline import try_first
-from lightning_flops.report.layout import and_more
-from lightning_flops.report.trace_view import View
+from lightning_flops.report.layout import View, and_more
 from lightning_flops.schema.trace import TraceReport, TracesReport
 from lightning_flops.schema.trace_flops import TracedStepFlops, of_all
 from lightning_flops.schema.trace_steps import STEP_PARTS

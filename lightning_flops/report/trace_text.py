@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from lightning_flops.analysis.rank_names import name_files
 from lightning_flops.report.document import draw
+from lightning_flops.report.layout import SortKey, View
 from lightning_flops.report.profile_document import advice_section
 from lightning_flops.report.ranks_document import rank_section
 from lightning_flops.report.trace_answer_text import answer_lines, name_of
 from lightning_flops.report.trace_document import trace_sections
-from lightning_flops.report.trace_view import SortKey, View
 from lightning_flops.report.work_document import job_section
 from lightning_flops.schema.trace import TraceReport, TracesReport
 from lightning_flops.text.printable import page

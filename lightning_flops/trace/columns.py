@@ -17,7 +17,9 @@ from lightning_flops.trace.names import Kind, is_of_another_vendor
 from lightning_flops.trace.recorded import RecordedInputs
 
 if TYPE_CHECKING:
-    from lightning_flops.trace import modules, operators, phases, steps
+    from lightning_flops.trace.modules import Frames
+    from lightning_flops.trace.steps import PhaseSpans, Steps
+    from lightning_flops.trace.tables import OperatorTimes
 
 
 class TraceFormatError(LightningFlopsError, ValueError):
@@ -196,28 +198,28 @@ class Trace:
         return structure.link(self)
 
     @cached_property
-    def operator_times(self) -> operators.OperatorTimes:
+    def operator_times(self) -> OperatorTimes:
         """The times of every operator, with and without what it called."""
-        from lightning_flops.trace.operators import OperatorTimes
+        from lightning_flops.trace.tables import OperatorTimes
 
         return OperatorTimes(self)
 
     @cached_property
-    def steps(self) -> steps.Steps:
+    def steps(self) -> Steps:
         """The steps of the trace, each up to the last device event that was launched in it."""
         from lightning_flops.trace.steps import find_steps
 
         return find_steps(self)
 
     @cached_property
-    def phases(self) -> dict[str, phases.PhaseSpans]:
+    def phases(self) -> dict[str, PhaseSpans]:
         """The phases of training inside the steps that the trace shows, by name."""
-        from lightning_flops.trace.phases import find_phases
+        from lightning_flops.trace.steps import find_phases
 
         return find_phases(self)
 
     @cached_property
-    def frames(self) -> modules.Frames | None:
+    def frames(self) -> Frames | None:
         """The modules, phases and autograd nodes in which operators ran; None where the trace shows no modules."""
         from lightning_flops.trace.modules import find_frames
 

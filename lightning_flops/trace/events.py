@@ -91,7 +91,7 @@ DECODER = msgspec.json.Decoder(list[Event])
 HOST, _LAUNCH = (Kind.OPERATOR, Kind.ANNOTATION), (Kind.RUNTIME,)
 _DEVICE = (Kind.KERNEL, Kind.MEMCPY, Kind.MEMSET)
 _COMMUNICATES = (Kind.ANNOTATION, *_DEVICE)
-_MASKS = {
+_MASKS: dict[tuple[int, ...], bytes] = {
     kinds: bytes(kind in kinds for kind in range(256)) for kinds in (HOST, _LAUNCH, _DEVICE, _COMMUNICATES, (FOREIGN,))
 }
 """For ``bytes.translate``: 1 for each of some kinds, 0 for all others."""

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lightning_flops.analysis.devices import device_like
-from lightning_flops.analysis.memory_bandwidth import memory_bytes_per_sec
+from lightning_flops.analysis.devices import device_like, memory_bytes_per_sec
 from lightning_flops.analysis.peak_flops import peak_for
 from lightning_flops.analysis.rates import MOST_OF_PEAK
 from lightning_flops.schema.trace_flops import FlopRow, TracedStepFlops, TraceFlops, UncountedRow
@@ -20,7 +19,7 @@ from lightning_flops.trace.counting import Counted, FlopPart, Formulas, count_tr
 from lightning_flops.trace.intervals import NS_PER_SEC, NS_PER_US, Ints, group_by, ratio, sums_by, table
 from lightning_flops.trace.modules import modules_above, with_below
 from lightning_flops.trace.names import Kind, multiplies, uses_tensor_cores
-from lightning_flops.trace.operators import by_shapes, device_ns_of_operators, with_callees
+from lightning_flops.trace.tables import by_shapes, device_ns_of_operators, with_callees
 
 Sums = Callable[[Ints], list[int]]
 """The sums of a column of all calls in each of some groups."""

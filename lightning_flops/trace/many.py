@@ -1,4 +1,4 @@
-"""Trace files into one report, one of each rank; several large ones by several processes."""
+"""Trace files into one report, one of each rank and the ranks side by side; several large ones by several processes."""
 
 from __future__ import annotations
 
@@ -8,22 +8,29 @@ import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from lightning_flops.analysis.collectives import RanksError, TracedRank, compare
 from lightning_flops.analysis.stragglers import are_compared, find_stragglers_in_traces
 from lightning_flops.analysis.trace_advice import advise_on_traces
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.errors import LightningFlopsError
-from lightning_flops.schema.trace import SCHEMA_VERSION, TracesReport
+from lightning_flops.schema.communication import RankComparison
+from lightning_flops.schema.trace import SCHEMA_VERSION, TraceReport, TracesReport
 from lightning_flops.schema.trace_flops import TracedStepFlops, of_all
-from lightning_flops.trace.ranks import compare_ranks, refuse_mixed_ranks
 from lightning_flops.trace.report import AnalyzedTrace, analyze_file
 
 WORTH_PROCESSES_BYTES = 8 << 20
 """Files of more bytes than these, together, are read side by side: a process takes a third of a second to start."""
 _UNPACKED = 16
 """How many times as long a packed file takes as its size says."""
+_APART = "The traces do not say their ranks: they are taken for separate runs, side by side."
+_UNMARKED = (
+    "Nobody is named a straggler: not every trace has the profiler's marks of steps, so what its rank did in a step is "
+    "not known."
+)
 
 
 def analyze_files(files: Sequence[str], *, thresholds: AdviceThresholds | None = None, **settings: Any) -> TracesReport:
@@ -131,3 +138,41 @@ def _added_up(parts: Sequence[TracedStepFlops]) -> TracedStepFlops:
         lower_bound=any(part.lower_bound for part in parts),
         **{name: sum(getattr(part, name) for part in parts) for name in buckets},
     )
+
+
+def compare_ranks(traced: Sequence[TracedRank], *, marked: bool) -> RankComparison:
+    """Computation, communication and waiting of several ranks of one run, a trace each.
+
+    Traces that do not say their ranks are separate runs, and none is held against another. Of ranks whose steps are not
+    all *marked* nobody is said to compute longest.
+
+    Raises:
+        RanksError: two traces are of the same rank, some say their rank and some do not, or none is given.
+    """
+    refuse_mixed_ranks(traced)
+    if len(traced) > 1 and all(one.rank is None for one in traced):
+        alone = tuple(compare([one]).ranks[0] for one in traced)
+        return RankComparison(ranks=alone, computes_longest=None, notes=(_APART,))
+    comparison = compare(traced)
+    if len(traced) == 1 or marked:
+        return comparison
+    rows = tuple(replace(row, compute_over_median=None) for row in comparison.ranks)
+    return replace(comparison, ranks=rows, computes_longest=None, notes=(_UNMARKED, *comparison.notes))
+
+
+def refuse_mixed_ranks(traces: Sequence[TracedRank] | Sequence[TraceReport]) -> None:
+    """Refuse traces that cannot be one of each rank.
+
+    Raises:
+        RanksError: two traces are of the same rank, some say their rank and some do not, or none is given.
+    """
+    if not traces:
+        raise RanksError("no trace to compare")
+    if all(trace.rank is None for trace in traces):
+        return
+    seen: dict[int, str] = {}
+    for trace in traces:
+        if trace.rank is None:
+            raise RanksError(f"{trace.source} does not say which rank it is of, though other traces do")
+        if (other := seen.setdefault(trace.rank, trace.source)) is not trace.source:
+            raise RanksError(f"{other} and {trace.source} are both of rank {trace.rank}: give one trace for each rank")

@@ -17,8 +17,8 @@ from lightning_flops.schema.trace_events import (
 from lightning_flops.trace.columns import MemoryEvents, Trace
 from lightning_flops.trace.intervals import NS_PER_US, Ints, group_by, sums_by, table
 from lightning_flops.trace.modules import ACCUMULATION, NOBODY, OPTIMIZER, Phase, modules_above, with_below
-from lightning_flops.trace.operators import with_callees
 from lightning_flops.trace.structure import enclosing
+from lightning_flops.trace.tables import with_callees
 
 MOST_POINTS = 500
 """Of one curve."""

@@ -24,7 +24,6 @@ BLOCK_BYTES = 1 << 17
 _LONGEST_BYTES = 64 << 20
 """Most of a file that is searched for the end of one event, or of what stands beside the events."""
 _HEAD_KEYS = ("deviceProperties", "distributedInfo", "baseTimeNanoseconds", WITH_MODULES, METADATA_KEY)
-_IS_LIST = "(list)"
 _EVENTS = re.compile(rb'(?<!\\)"traceEvents"\s*:\s*\[')
 _BETWEEN = re.compile(rb"\s*,?\s*")
 _BORDER = re.compile(rb"\s*[,\]]")
@@ -102,7 +101,7 @@ def _event_lists(
     stream: IO[bytes], metadata: dict[str, Any], progress: Callable[[int], object] | None
 ) -> Iterator[list[Event]]:
     """The events in order, a list at a time; what is asked for beside them is put into *metadata*."""
-    text = _after_head(stream, metadata)
+    text, is_list = _after_head(stream, metadata)
     given, size, ended, at_end = len(text), BLOCK_BYTES, False, False
     while not at_end:
         decoded = _decoded(text, mend=False) or _decoded(text, mend=True)
@@ -120,23 +119,21 @@ def _event_lists(
                 progress(given)
     while len(text) < _LONGEST_BYTES and (more := stream.read(BLOCK_BYTES)):
         text += more
-    tail = text.strip()
-    if not metadata.pop(_IS_LIST, False):
-        metadata |= _members(b"{" + tail.removeprefix(b","))
-    elif tail:
-        raise ValueError(f"nothing may follow the end of the trace: {tail[:40]!r}")
+    if not is_list:
+        metadata |= _members(b"{" + text.strip().removeprefix(b","))
 
 
-def _after_head(stream: IO[bytes], metadata: dict[str, Any]) -> bytes:
-    """The begin of the list of events, as far as it was read; what is asked for before it is put into *metadata*."""
+def _after_head(stream: IO[bytes], metadata: dict[str, Any]) -> tuple[bytes, bool]:
+    """The begin of the list of events, as far as it was read, and whether that is all that the file is.
+
+    What is asked for before it is put into *metadata*.
+    """
     text = stream.read(BLOCK_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip()
-    if not text:
-        raise ValueError("the file is empty")
     if text.startswith(b"["):
-        metadata[_IS_LIST] = True
-        return text[1:]
+        return text[1:], True
     if not text.startswith(b"{"):
-        raise ValueError(f"a trace begins with {{ or [, not with {text[:1].decode(errors='replace')!r}")
+        words = f"a trace begins with {{ or [, not with {text[:1].decode(errors='replace')!r}"
+        raise ValueError(words if text else "the file is empty")
     while (found := _EVENTS.search(text)) is None:
         more = stream.read(len(text))
         if not more or len(text) > _LONGEST_BYTES:
@@ -144,7 +141,7 @@ def _after_head(stream: IO[bytes], metadata: dict[str, Any]) -> bytes:
             raise ValueError('a JSON object without a list "traceEvents"')
         text += more
     metadata |= _members(text[: found.start()].rstrip().rstrip(b",") + b"}")
-    return text[found.end() :]
+    return text[found.end() :], False
 
 
 def _decoded(text: bytes, *, mend: bool) -> tuple[list[Event], bytes, bool] | None:
@@ -182,12 +179,9 @@ def _mended(text: bytes) -> bytes:
 def _members(text: bytes) -> dict[str, Any]:
     """What is asked for of the object in *text*."""
     try:
-        found = msgspec.json.decode(text, type=dict[str, Any])
-    except _UNREADABLE:
-        try:
-            found = msgspec.json.decode(_mended(text), type=dict[str, Any])
-        except _UNREADABLE as error:
-            raise ValueError(_said(error, "what stands beside its events is not valid JSON")) from error
+        found = msgspec.json.decode(_mended(text), type=dict[str, Any])
+    except _UNREADABLE as error:
+        raise ValueError(_said(error, "what stands beside its events is not valid JSON")) from error
     return {key: found[key] for key in _HEAD_KEYS if key in found}
 
 
@@ -201,6 +195,5 @@ def _what_is_wrong(text: bytes, given: int) -> str:
 
 
 def _said(error: Exception, words: str) -> str:
-    if "truncated" in str(error):
-        return "the file ends in the middle: it was cut off or is still written"
-    return f"{words}: {error}"[:200]
+    cut_off = "the file ends in the middle: it was cut off or is still written"
+    return cut_off if "truncated" in str(error) else f"{words}: {error}"[:200]

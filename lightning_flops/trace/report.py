@@ -1,4 +1,4 @@
-"""All tables of one trace in a frozen record, and what other traces' reports need of it."""
+"""All tables of one trace, and what other traces' reports need of it."""
 
 from __future__ import annotations
 
@@ -15,27 +15,26 @@ from lightning_flops.analysis.no_mfu import NO_FLOPS
 from lightning_flops.schema.trace import TracedPart, TraceReport
 from lightning_flops.trace import tables
 from lightning_flops.trace.columns import Trace
+from lightning_flops.trace.communication import collective_calls, collective_table, overlap
 from lightning_flops.trace.counting import Formulas
 from lightning_flops.trace.flops import Peaks, trace_flops
 from lightning_flops.trace.memory import memory_curves, memory_table, module_memory_table
 from lightning_flops.trace.modules import module_table
 from lightning_flops.trace.names import Kind
-from lightning_flops.trace.operators import operator_table, operators_by_shape
-from lightning_flops.trace.phases import phase_table, step_parts
-from lightning_flops.trace.ranks import traced_rank
 from lightning_flops.trace.read import WITH_MODULES, load_trace
 from lightning_flops.trace.step_sums import TraceBySteps, by_steps
-from lightning_flops.trace.steps import step_times
+from lightning_flops.trace.steps import phase_table, step_parts, step_times
+from lightning_flops.trace.tables import operator_table, operators_by_shape
 
+_NO_KERNELS = (
+    "Calls of the device's runtime launched no kernel, copy or memset that was recorded, as where the profiler may not "
+    "watch the device: its work is in no table."
+)
 _NO_TORCH = f"{NO_FLOPS}working them out from shapes needs torch, which is not installed."
 _NO_SHAPES = f"{NO_FLOPS}the trace was taken without record_shapes=True."
 _NO_CALLS_OF_MODULES = (
     "Modules are n/a: with_modules=True alone has torch name those of TorchScript programs, and record no calls. With "
     "with_stack=True it records the calls of all modules."
-)
-_NO_KERNELS = (
-    "Calls of the device's runtime launched no kernel, copy or memset that was recorded, as where the profiler may not "
-    "watch the device: its work is in no table."
 )
 
 
@@ -63,7 +62,7 @@ def analyze_trace(trace: Trace, *, formulas: Formulas | None = None, peaks: Peak
         formulas: FLOPs of a recorded call; without them the report has no FLOPs.
         peaks: a user's own figures of the device.
     """
-    collectives, modules = tables.collective_table(trace), module_table(trace)
+    collectives, modules = collective_table(trace), module_table(trace)
     flops, notes = (None, ()) if formulas is None else trace_flops(trace, formulas, modules, peaks)
     if not trace.has_device and (trace.kind == Kind.RUNTIME).any():
         notes = (_NO_KERNELS, *notes)
@@ -75,7 +74,7 @@ def analyze_trace(trace: Trace, *, formulas: Formulas | None = None, peaks: Peak
         modules=modules,
         device_metrics=tables.device_metrics(trace),
         phases=phase_table(trace),
-        overlap=tables.overlap(trace) if collectives is not None else None,
+        overlap=overlap(trace) if collectives is not None else None,
         collectives=collectives,
         kernel_summary=tables.kernel_summary(trace),
         kernels=tables.kernel_table(trace),
@@ -137,3 +136,14 @@ def analyze_file(file: str, *, tell: Callable[[str], object] = lambda words: Non
     trace = load_trace(file, progress=lambda read: tell(f"reading {name}: {read / 1e6:,.0f} MB"))
     tell(f"analyzing {name}: {len(trace):,} events")
     return analyze_one(trace, **settings)
+
+
+def traced_rank(trace: Trace) -> TracedRank:
+    """What a comparison with other ranks needs of *trace*: small, whatever the size of the trace."""
+    return TracedRank(
+        rank=trace.rank,
+        source=trace.source,
+        steps=len(trace.steps),
+        overlap=overlap(trace),
+        collectives=collective_calls(trace),
+    )

@@ -1,4 +1,4 @@
-"""Tables of events: kinds, kernels, copies, scopes, launches, how well the device was used, and communication."""
+"""Tables of a trace: devices, kernels, copies, launches, operators, scopes and communication."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from lightning_flops.schema.communication import CollectiveRow, Overlap
 from lightning_flops.schema.trace_events import (
     KERNEL_GAP_LIMIT_US,
     SHORT_KERNEL_LIMIT_US,
@@ -15,37 +14,36 @@ from lightning_flops.schema.trace_events import (
     KernelRow,
     KernelSummary,
     LaunchRow,
+    OperatorRow,
 )
 from lightning_flops.schema.trace_steps import DeviceMetrics, Row
-from lightning_flops.trace.columns import CollectiveArguments, Trace
+from lightning_flops.trace.columns import Trace
 from lightning_flops.trace.intervals import (
     NS_PER_US,
-    Intervals,
+    Groups,
     Ints,
     Mask,
     distinct,
     durations_of,
     group_by,
-    inside,
-    intersect,
     load_within,
     ratio,
     shared_ns,
     sums_between,
+    sums_by,
     table,
-    union,
 )
+from lightning_flops.trace.modules import places
 from lightning_flops.trace.names import (
     Kind,
-    collective_of_kernel,
-    computes_on_host,
-    host_collective,
     is_users_scope,
     may_use_tensor_cores,
     uses_tensor_cores,
 )
+from lightning_flops.trace.structure import without_inner
 
-_NOTHING = CollectiveArguments()
+_NO_TENSOR = ("Scalar", "TensorList", "GenericList", "Int", "Bool", "Double", "Float")
+"""What begins the types of arguments that are no tensor, or a list of them."""
 
 
 def _longest_first(row: Row) -> tuple[float, str]:
@@ -229,72 +227,130 @@ def _launched_in(trace: Trace, rows: Ints) -> Ints:
     return total
 
 
-# ---- communication
+# ---- operators
 
 
-def overlap(trace: Trace) -> Overlap:
-    """Computation, communication and their overlap over all steps."""
-    communication, computation = communication_and_computation(trace)
-    shared, wall = intersect(computation, communication).total, trace.steps.total_ns
-    return Overlap(
-        wall_us=wall / NS_PER_US,
-        computation_us=computation.total / NS_PER_US,
-        communication_us=communication.total / NS_PER_US,
-        overlap_us=shared / NS_PER_US,
-        other_us=(wall - union(computation, communication).total) / NS_PER_US,
-        overlap_ratio=ratio(shared, communication.total),
-    )
+def outermost_calls(trace: Trace) -> Ints:
+    """For each row of an operator the outermost call of the same operator around it, or itself; -1 for other rows.
 
-
-def communication_and_computation(trace: Trace) -> tuple[Intervals, Intervals]:
-    """The moments of the steps in which the rank communicated, and those in which it computed."""
-    spans, collective = trace.steps.spans, trace.is_collective
-    if trace.has_device:
-        computes = trace.kind == Kind.KERNEL
-    else:
-        computes = trace.where(computes_on_host, Kind.OPERATOR)
-        # Operators inside a host collective are the copies that it consists of.
-        for lane in distinct(trace.lane[collective]).tolist():
-            rows = np.flatnonzero(computes & (trace.lane == lane))
-            computes[rows[inside(trace.merged(collective & (trace.lane == lane)), trace.start_ns[rows])]] = False
-    communication = intersect(trace.merged(collective), spans)
-    return communication, intersect(trace.merged(computes & ~collective), spans)
-
-
-def collective_name(trace: Trace, row: int) -> str:
-    """What the collective in *row* is called: by its own arguments, else by the event's name."""
-    name = trace.name_of(row)
-    return trace.collectives.get(row, _NOTHING).name or host_collective(name) or collective_of_kernel(name)
-
-
-def collective_bytes(trace: Trace, rows: list[int]) -> int | None:
-    """Bytes of the larger side of the collectives in *rows*; None if the trace does not say that of one.
-
-    A host scope says what it sends: what it gathers from all ranks is as many times that.
+    A call inside a call of the same operator is a part of that one, as in torch's own tables.
     """
-    total = 0
-    for row in rows:
-        sent, times = trace.collectives.get(row, _NOTHING).bytes, 1
-        if not trace.on_device[row] and host_collective(trace.name_of(row)) in ("all_gather", "gather"):
-            times = 0 if trace.only_group is None else len(trace.only_group)
-        if sent is None or not times:
-            return None
-        total += sent * times
+    rows = trace.links.operators
+    found = np.full(len(trace), -1, dtype=np.int64)
+    if not len(rows):
+        return found
+    rows = rows[group_by(trace.lane[rows] * np.int64(len(trace.names)) + trace.name[rows]).order]
+    new = np.append(True, (np.diff(trace.lane[rows]) != 0) | (np.diff(trace.name[rows]) != 0))
+    # All of one operator in one thread lie in a stretch of time of their own; in it, one that begins after all before
+    # it have ended is an outermost one.
+    first, last = int(trace.start_ns[rows].min()), int(trace.end_ns[rows].max())
+    shift = np.cumsum(new) * (last - first + 1)
+    reached = np.maximum.accumulate(trace.end_ns[rows] - first + shift)
+    new[1:] |= trace.start_ns[rows[1:]] - first + shift[1:] >= reached[:-1]
+    found[rows] = rows[np.flatnonzero(new)[np.cumsum(new) - 1]]
+    return found
+
+
+def self_host_ns(trace: Trace) -> Ints:
+    """For each row of an operator, its length without the operators it called."""
+    return without_inner(trace, trace.links.called, trace.links.parent)
+
+
+def device_ns_of_operators(trace: Trace) -> Ints:
+    """For each row of an operator, the lengths of the device events that it launched itself."""
+    rows = np.flatnonzero(trace.links.operator_of_launch >= 0)
+    return sums_by(trace.links.operator_of_launch[rows], trace.duration_ns[rows], len(trace))
+
+
+def with_callees(trace: Trace, own: Ints) -> Ints:
+    """For each row of an operator, its *own* and that of all it called, directly or not."""
+    total = own.copy()
+    for rows in reversed(trace.links.levels[1:]):
+        np.add.at(total, trace.links.parent[rows], total[rows])
     return total
 
 
-def collective_table(trace: Trace) -> tuple[CollectiveRow, ...] | None:
-    """Collectives by name, the longest first; None when the trace has none."""
-    found: dict[str, list[int]] = {}
-    for row in trace.by_start(trace.is_collective).tolist():
-        found.setdefault(collective_name(trace, row), []).append(row)
-    whole_ns = int(trace.duration_ns[trace.is_collective].sum())
-    rows = table(
-        CollectiveRow,
-        lambda row: (-row.latency.total_us, row.name),
-        name=found,
-        calls=map(len, found.values()),
-        bytes=[collective_bytes(trace, rows) for rows in found.values()],
-        latency=[durations_of(trace.duration_ns[rows], whole_ns=whole_ns) for rows in found.values()],
-    )
-    return rows or None
+class OperatorTimes:
+    """The times of every operator, with and without what it called; a column over all rows of the trace for each."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace, self.outermost = trace, outermost_calls(trace)
+        self.rows = np.flatnonzero(self.outermost == np.arange(len(trace)))
+        launched, ends = device_ns_of_operators(trace), trace.end_ns.copy()
+        inner = trace.links.operators
+        np.maximum.at(ends, self.outermost[inner], trace.end_ns[inner])  # the last call in it may seem to end later
+        self.host, self.device = ends - trace.start_ns, with_callees(trace, launched)
+        self.device_self = self.at_outermost(launched)
+        # Callees that overlap by rounding would make up more than there is.
+        self.host_self = np.minimum(self.at_outermost(self_host_ns(trace)), self.host)
+
+    def at_outermost(self, values: Ints) -> Ints:
+        """*values* of operators, added up at the outermost call of each."""
+        operators = self.trace.links.operators
+        return sums_by(self.outermost[operators], values[operators], len(values))
+
+    def of(self, groups: Groups, rows: Ints) -> dict[str, Any]:
+        """Name, calls and the four statistics of each group of *rows*, ratios of all self times."""
+        host_whole, device_whole = int(self.host_self[rows].sum()), int(self.device_self[rows].sum())
+        nothing = None if self.trace.has_device else [None] * len(groups.keys)
+        names = self.trace.texts(self.trace.name[rows[groups.order[groups.firsts]]])
+        return {
+            "name": names,
+            "calls": groups.calls,
+            "host": groups.durations(self.host[rows], whole_ns=host_whole),
+            "host_self": groups.durations(self.host_self[rows], whole_ns=host_whole),
+            "device": nothing or groups.durations(self.device[rows], whole_ns=device_whole),
+            "device_self": nothing or groups.durations(self.device_self[rows], whole_ns=device_whole),
+            "tensor_cores_eligible": map(may_use_tensor_cores, names),
+        }
+
+
+def operator_table(trace: Trace) -> tuple[OperatorRow, ...] | None:
+    """Every operator by name, the longest self time first (the device's if there is one); None without operators."""
+    times = trace.operator_times
+    groups = group_by(trace.name[times.rows])
+    lines = _called_from(times)
+    called_from = [lines.get(name, ()) for name in groups.keys.tolist()]
+    return table(OperatorRow, _by_self_time, called_from=called_from, **times.of(groups, times.rows)) or None
+
+
+def operators_by_shape(trace: Trace) -> tuple[OperatorRow, ...] | None:
+    """Every operator by the sizes and dtypes of its inputs, as ``operator_table``; None where none were recorded."""
+    times = trace.operator_times
+    rows = times.rows[trace.inputs[times.rows] >= 0]
+    words, groups = by_shapes(trace, rows)
+    return table(OperatorRow, _by_self_time, **words, **times.of(groups, rows)) or None
+
+
+def by_shapes(trace: Trace, rows: Ints) -> tuple[dict[str, list[str]], Groups]:
+    """*rows* of operators whose inputs were recorded, by name and by sizes and dtypes of inputs; and these in words."""
+    words = [
+        (
+            ", ".join(str(one) for one in recorded.dims if one),
+            ", ".join(str(one) for one in recorded.types if one and not str(one).startswith(_NO_TENSOR)),
+        )
+        for recorded in trace.recorded_inputs
+    ]
+    numbers = {one: index for index, one in enumerate(dict.fromkeys(words))}
+    number = np.array([numbers[one] for one in words], dtype=np.int64)[trace.inputs[rows]]
+    groups, listed = group_by(trace.name[rows] * np.int64(len(numbers)) + number), tuple(numbers)
+    found = [listed[key % len(listed)] for key in groups.keys.tolist()]
+    return {"inputs": [inputs for inputs, _ in found], "dtypes": [dtypes for _, dtypes in found]}, groups
+
+
+def _by_self_time(row: OperatorRow) -> tuple[float, float, str, str, str]:
+    on_device = -row.device_self.total_us if row.device_self else 0.0
+    return on_device, -row.host_self.total_us, row.name, row.inputs, row.dtypes
+
+
+def _called_from(times: OperatorTimes) -> dict[int, tuple[str, ...]]:
+    """Lines of the user's code that called the operators of each name, by the index of that name, the longest first."""
+    trace = times.trace
+    listed, of_row = places(trace)
+    rows = times.rows[of_row[times.rows] >= 0]
+    groups = group_by(trace.name[rows] * np.int64(len(listed)) + of_row[rows])
+    found: dict[int, list[Any]] = {}
+    columns = (groups.keys.tolist(), groups.sums(times.device[rows]), groups.sums(times.host[rows]))
+    for key, device_ns, host_ns in zip(*columns, strict=True):
+        found.setdefault(key // len(listed), []).append((-device_ns, -host_ns, listed[key % len(listed)]))
+    return {name: tuple(place for *_, place in sorted(lines)) for name, lines in found.items()}

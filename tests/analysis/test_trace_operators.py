@@ -8,8 +8,13 @@ from hypothesis import strategies as st
 from lightning_flops.schema.trace_events import MemoryRow, OperatorRow
 from lightning_flops.trace.columns import Trace
 from lightning_flops.trace.memory import memory_table
-from lightning_flops.trace.operators import operator_table, operators_by_shape, self_host_ns
-from lightning_flops.trace.tables import transfer_table, user_scope_table
+from lightning_flops.trace.tables import (
+    operator_table,
+    operators_by_shape,
+    self_host_ns,
+    transfer_table,
+    user_scope_table,
+)
 from tests.analysis.trace_events import Event, kernel, launch, memory, on_device, operator, scope, step, trace
 
 

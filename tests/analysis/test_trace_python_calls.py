@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from lightning_flops.trace.modules import module_table
-from lightning_flops.trace.operators import operator_table, operators_by_shape
-from lightning_flops.trace.python_calls import place_in_stack, place_of
+from lightning_flops.trace.modules import module_table, place_in_stack, place_of
+from lightning_flops.trace.tables import operator_table, operators_by_shape
 from tests.analysis.trace_events import Event, kernel, launch, made, node, operator, scope, span, trace
 
 

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from lightning_flops.records import phase_mark
 from lightning_flops.schema.trace_steps import StepTime
 from lightning_flops.trace.columns import Trace
-from lightning_flops.trace.phases import phase_table
-from lightning_flops.trace.steps import step_times
-from lightning_flops.trace.tables import overlap
+from lightning_flops.trace.communication import overlap
+from lightning_flops.trace.steps import phase_table, step_times
 from tests.analysis.trace_events import Event, data_loader, kernel, launch, on_device, operator, scope, step, trace
 
 

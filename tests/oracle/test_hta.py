@@ -18,8 +18,9 @@ from lightning_flops.schema.trace_steps import Row
 from lightning_flops.sinks.trace_file import keep_trace
 from lightning_flops.trace import load_trace
 from lightning_flops.trace.columns import Trace
+from lightning_flops.trace.communication import overlap
 from lightning_flops.trace.counters import CounterTrack
-from lightning_flops.trace.tables import idle_times, kernel_table, launch_statistics, overlap, transfer_table
+from lightning_flops.trace.tables import idle_times, kernel_table, launch_statistics, transfer_table
 from tests.analysis.trace_events import Event, kernel, launch, on_device, operator, step
 
 hta = pytest.importorskip("hta.trace_analysis", reason="make test-hta installs HolisticTraceAnalysis")
