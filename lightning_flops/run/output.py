@@ -42,6 +42,7 @@ WINDOWS_KEPT = 8
 
 _JSON, _PAGE, _TEXT, _THROUGHPUT = _NAMES = ("profile.json", "profile.html", "profile.txt", "throughput.json")
 
+
 class RunFiles:
     """The files that one rank writes about its run, in a folder of ours. No file of another run is replaced.
 
