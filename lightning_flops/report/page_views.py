@@ -31,6 +31,7 @@ from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import Roofline
 from lightning_flops.schema.trace import TraceReport, TracesReport
+from lightning_flops.schema.trace_events import MemoryCurve
 from lightning_flops.text.printable import printable
 from lightning_flops.units import plain
 
@@ -88,7 +89,7 @@ def profile_view(profile: Profile) -> View:
     if any(points[kind] for kind in ("modules", "operators")):
         note = "How fast, over how many FLOPs a byte; areas are in proportion to time."
         sections += [Section("Roofline", note, []), Picture("roofline")]
-    curves = [] if tables is None else [asdict(one) for one in tables.memory_curves or ()]
+    curves = [] if tables is None else [_curve(one) for one in tables.memory_curves or ()]
     sections += [one for one in detailed_sections(profile) if one.title not in ("Advice", "Notes")]
     if tables is not None:
         sections += _traced(tables, f"Traced {context.step_word}: ")
@@ -302,8 +303,14 @@ def trace_pictures(trace: TraceReport) -> dict[str, Any]:
     return {
         "modules": _trace_modules(trace) or None,
         "roofline": _trace_points(trace),
-        "curves": [asdict(one) for one in trace.memory_curves or ()],
+        "curves": [_curve(one) for one in trace.memory_curves or ()],
     }
+
+
+def _curve(curve: MemoryCurve) -> dict[str, Any]:
+    points = [dict(zip(("us", "bytes"), point, strict=True)) for point in curve.points]
+    spans = [dict(zip(("name", "start_us", "end_us"), span, strict=True)) for span in curve.spans]
+    return asdict(curve) | {"points": points, "spans": spans}
 
 
 def _trace_modules(trace: TraceReport) -> list[list[Any]]:
