@@ -146,4 +146,4 @@ def new_window(
 def _tracing(facts: Facts, config: ProfilerConfig) -> TraceCycles:
     asked = {name: getattr(config, name) for name in ("record_shapes", "profile_memory", "with_stack")}
     tracer = StepTracer(facts.root, device=facts.device, **asked)
-    return TraceCycles([tracer, ForwardTimer(facts.root, lambda: clock_for(facts.device))], config.trace_schedule)
+    return TraceCycles([tracer, ForwardTimer(facts.root, clock_for(facts.device))], config.trace_schedule)

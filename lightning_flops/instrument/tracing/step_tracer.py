@@ -39,13 +39,7 @@ class StepTracer:
     """Traces steps: ``warm_up`` ahead, ``start`` at each batch, ``stop`` after the last, ``enter``/``leave`` the parts.
 
     No failure reaches the step: neither one of ours, nor one of the profiler when a profiler of the user's ends it.
-
-    Args:
-        root: the model whose modules are marked.
-        device: where the model computes.
-        record_shapes: record the shapes of operators' inputs.
-        profile_memory: record allocations and frees.
-        with_stack: record the Python calls.
+    *root*, which computes on *device*, is the model whose modules are marked; the other arguments are torch.profiler's.
     """
 
     def __init__(
@@ -115,11 +109,7 @@ class StepTracer:
             self._phases.pop().__exit__(None, None, None)
 
     def stop(self, signature: StepSignature) -> None:
-        """The last step is over: keep what was recorded, and remove everything from torch.
-
-        Args:
-            signature: of the steps.
-        """
+        """The last step, of this *signature*, is over: keep what was recorded, and remove everything from torch."""
         if not self._recording:
             return
         with self._safely():
