@@ -5,24 +5,21 @@ from __future__ import annotations
 import inspect
 import math
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from lightning_flops.adapters.place import run_context_on
-from lightning_flops.config import OWN_FOLDER
+from lightning_flops.config import OWN_FOLDER, ProfilerConfig
 from lightning_flops.instrument.deepspeed_groups import parallel_sizes
 from lightning_flops.instrument.timing.settling import steps_to_settle
 from lightning_flops.instrument.torch_private.loading import fetched_ahead
 from lightning_flops.records import RunContext
 from lightning_flops.run.output import LoggedOutput
+from lightning_flops.run.run import Run
 from lightning_flops.sinks.console import to_standard_output
 from lightning_flops.sinks.services import monitors_in
 from lightning_flops.text.printable import page
-
-if TYPE_CHECKING:
-    from lightning_flops.config import ProfilerConfig
-    from lightning_flops.run.run import Run
 
 LOST = {
     "_config": "DeepSpeed's own profiler is not switched off, and the block of its config is not found",

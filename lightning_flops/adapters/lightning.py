@@ -272,7 +272,7 @@ class LightningRun:
     def _steps_go_on(self) -> None:
         """What was between two batches is over, with the hooks of every callback."""
         self._is_between = False
-        while self.run.is_outside:
+        while self.run.outside_of:
             self.run.inside()
 
     def checkpoint_begins(self) -> None:

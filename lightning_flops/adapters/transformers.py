@@ -176,7 +176,7 @@ class TrainerRun(LoopRun):
     @safe
     def log_begins(self, trainer: Any, logs: dict[str, float], *_: Any, **__: Any) -> None:
         """The Trainer logs its own metrics: those that we have go along, but not with an evaluation's."""
-        if trainer is not self.trainer or self.run.is_outside_for("validation"):
+        if trainer is not self.trainer or "validation" in self.run.outside_of:
             return
         self.logs = logs
         if "train_runtime" in logs:  # its last

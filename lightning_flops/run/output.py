@@ -10,26 +10,22 @@ import functools
 import json
 import os
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from dataclasses import KW_ONLY, dataclass
 
-from lightning_flops.config import OWN_FOLDER
+from lightning_flops.config import OWN_FOLDER, ProfilerConfig
 from lightning_flops.report.headline import headline
 from lightning_flops.report.html_page import RunPages, packed, window_figures
 from lightning_flops.report.markdown import fenced
 from lightning_flops.report.scalars import MONITOR_PREFIX, profile_scalars
 from lightning_flops.report.text import render_advice, render_text
 from lightning_flops.report.throughput_text import render_throughput
+from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.throughput import ThroughputSummary
 from lightning_flops.sinks.console import to_log
 from lightning_flops.sinks.file import numbered, remove_file, write_new_file, write_own_file, write_text_file
+from lightning_flops.sinks.services import Services
 from lightning_flops.sinks.tensorboard_tab import event_file_name, tab_events
 from lightning_flops.text.printable import package_logger
-
-if TYPE_CHECKING:
-    from lightning_flops.config import ProfilerConfig
-    from lightning_flops.run.ranks import Ranks
-    from lightning_flops.schema.profile import Profile
-    from lightning_flops.schema.throughput import ThroughputSummary
-    from lightning_flops.sinks.services import Services
 
 logger = package_logger(__name__)
 
@@ -135,61 +131,44 @@ class RunFiles:
         return f"{root}{self._suffix}{suffix}"
 
 
+@dataclass(eq=False)
 class LoggedOutput:
-    """Where rank 0 shows the reports of one run: in its loggers, on the console and in files.
+    """Where rank 0 shows the reports of one run: in its loggers, on the console and in files."""
 
-    Args:
-        config: the settings.
-        loggers: those of the run.
-        folder: as of ``RunFiles``.
-        console: shows a report if no file was named for it.
-        text_file: a report that no logger shows, and that no file was named for, gets a file of its own.
-        announce: says on a line what came out and where the report is, for a user who may see nothing else of it.
-        nowhere: what to say, once, of a report that no file keeps and no logger shows; empty: nothing.
-        part: a word that tags have below their prefix if the run is not the first training of its program.
-    """
+    config: ProfilerConfig
+    _: KW_ONLY
+    loggers: Services  # those of the run
+    folder: Callable[[], str | None]  # as of ``RunFiles``
+    console: Callable[[str], None] = to_log  # shows a report if no file was named for it
+    text_file: bool = True  # a report that no logger shows, and that no file was named for, gets a file of its own
+    announce: Callable[[str], None] = lambda sentence: None  # says on a line what came out and where the report is
+    nowhere: str = ""  # what to say, once, of a report that no file keeps and no logger shows
+    part: str = ""  # a word that tags have below their prefix if the run is not the first training of its program
 
-    def __init__(
-        self,
-        config: ProfilerConfig,
-        *,
-        loggers: Services,
-        folder: Callable[[], str | None],
-        console: Callable[[str], None] = to_log,
-        text_file: bool = True,
-        announce: Callable[[str], None] = lambda sentence: None,
-        nowhere: str = "",
-        part: str = "",
-    ) -> None:
-        self.files, self.part = RunFiles(config, folder, part=part), part
-        self._config = config
-        self.loggers = loggers
-        self._console = console
-        self._text_file = text_file
-        self._announce = announce
-        self._nowhere = nowhere
+    def __post_init__(self) -> None:
+        self.files = RunFiles(self.config, self.folder, part=self.part)
         # The tags of a training run and of another loop never meet.
-        self._prefix, self.monitor_prefix = (
-            f"{prefix}/{part}" if part else prefix for prefix in (config.tag_prefix, MONITOR_PREFIX)
+        self.prefix, self.monitor_prefix = (
+            f"{prefix}/{self.part}" if self.part else prefix for prefix in (self.config.tag_prefix, MONITOR_PREFIX)
         )
 
     def report(self, profile: Profile) -> Callable[[int], None]:
         """Write the files of *profile*; what is returned shows it everywhere else, given the run's step."""
         text, context, board = render_text(profile), profile.context, self.loggers.has_board
         if board:
-            self.files.write_tab(profile, prefix=self._prefix)
-        paths = self.files.write_profile(profile, text, keep_text=self._text_file and not board)
-        scalars, advice = profile_scalars(profile, prefix=self._prefix), fenced(render_advice(profile.advice))
+            self.files.write_tab(profile, prefix=self.prefix)
+        paths = self.files.write_profile(profile, text, keep_text=self.text_file and not board)
+        scalars, advice = profile_scalars(profile, prefix=self.prefix), fenced(render_advice(profile.advice))
         whose = "" if context.trains else f" of the {context.run_word}"
         sentence = f"FLOPs of {context.step_word} {profile.profile_step}{whose}: {headline(profile)}"
 
         def show(step: int) -> None:
-            tag = f"{self._prefix}/profile"
+            tag = f"{self.prefix}/profile"
             self.loggers.write_scalars(scalars, step=step)
             shown = self.loggers.write_text(tag, fenced(text), step=step)
-            self.loggers.write_text(f"{self._prefix}/advice", advice, step=step)
-            if self._config.output_file is None:
-                self._console(text)
+            self.loggers.write_text(f"{self.prefix}/advice", advice, step=step)
+            if self.config.output_file is None:
+                self.console(text)
             if (page := paths["page"]) is not None:
                 self.loggers.keep_file(page)
             self._say(sentence, {**paths, "tag": tag if shown else None})
@@ -199,9 +178,9 @@ class LoggedOutput:
     def _say(self, sentence: str, places: Mapping[str, str | None]) -> None:
         where = ", ".join(f"{words} {places[name]}" for name, words in _PLACES.items() if places[name] is not None)
         if not where:
-            where, self._nowhere = self._nowhere, ""
+            where, self.nowhere = self.nowhere, ""
         if where:
-            self._announce(f"{sentence} {where[0].upper()}{where[1:]}")
+            self.announce(f"{sentence} {where[0].upper()}{where[1:]}")
 
     def summary(self, summary: ThroughputSummary) -> Callable[[int], None]:
         """Write the file of the run's *summary*; what is returned shows it everywhere else, given the run's step."""
@@ -213,13 +192,6 @@ class LoggedOutput:
             to_log(text)
 
         return show
-
-
-def files_of_rank(rank: int, output: LoggedOutput, *, ranks: Ranks | None, config: ProfilerConfig) -> RunFiles | None:
-    """Where a *rank* other than 0 writes: nowhere, or to files of its own with ``all_ranks``."""
-    if not config.all_ranks:
-        return None
-    return RunFiles(config, output.files.folder if ranks is None else ranks.folder, rank=rank, part=output.part)
 
 
 def _written(path: str, write: Callable[[], str | None]) -> str | None:

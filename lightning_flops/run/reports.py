@@ -8,34 +8,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from lightning_flops import host_clock
 from lightning_flops.analysis.budget import with_report_sec
 from lightning_flops.analysis.peak_flops import peak_for
 from lightning_flops.analysis.rates import padding_ratio
 from lightning_flops.analysis.throughput import build_throughput
+from lightning_flops.config import ProfilerConfig
+from lightning_flops.instrument.notes import Notes
 from lightning_flops.instrument.random_state import random_state_kept
 from lightning_flops.instrument.run_facts import gather_run_facts
+from lightning_flops.records import BatchTokens, RunContext, StepSums, UnprofiledFlops, WindowRecord
 from lightning_flops.report.headline import counted, headline
 from lightning_flops.report.scalars import monitor_scalars
-from lightning_flops.run.output import files_of_rank
+from lightning_flops.run.adapter import Facts
+from lightning_flops.run.monitor import Monitor, MonitorReading
+from lightning_flops.run.output import LoggedOutput, RunFiles
 from lightning_flops.run.ranks import NoStoreError, Ranks
 from lightning_flops.run.results import profile_of_window
+from lightning_flops.run.window import Window
 from lightning_flops.run.worker import Worker
+from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.throughput import ThroughputSummary
 from lightning_flops.signals import words_of
 from lightning_flops.text.printable import package_logger
-
-if TYPE_CHECKING:
-    from lightning_flops.config import ProfilerConfig
-    from lightning_flops.instrument.notes import Notes
-    from lightning_flops.records import BatchTokens, RunContext, StepSums, UnprofiledFlops, WindowRecord
-    from lightning_flops.run.adapter import Facts
-    from lightning_flops.run.monitor import Monitor, MonitorReading
-    from lightning_flops.run.output import LoggedOutput, RunFiles
-    from lightning_flops.run.window import Window
-    from lightning_flops.schema.profile import Profile
-    from lightning_flops.schema.throughput import ThroughputSummary
 
 logger = package_logger(__name__)
 
@@ -98,11 +95,13 @@ class Reports:
                 )
         self._dp_size = facts.context().dp_size
         if facts.rank:
-            self._output = files_of_rank(facts.rank, facts.output, ranks=self._ranks, config=self._config)
+            folder = facts.output.folder if self._ranks is None else self._ranks.folder
+            if self._config.all_ranks:
+                self._output = RunFiles(self._config, folder, rank=facts.rank, part=facts.output.part)
             return
-        folder = facts.output.files.folder()  # of the user's loggers, so it is asked on the training thread
+        logs = facts.output.files.folder()  # of the user's loggers, so it is asked on the training thread
         if self._config.all_ranks and self._ranks is not None:
-            self._ranks.tell_folder(folder or "")
+            self._ranks.tell_folder(logs or "")
 
     def warn(self, sentence: str) -> None:
         """Say *sentence* in the log, on the rank that writes."""

@@ -6,10 +6,11 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from lightning_flops.config import ProfilerConfig
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
 from lightning_flops.instrument.memory import MemoryWatch, memory_reader
+from lightning_flops.instrument.notes import Notes
 from lightning_flops.instrument.recorder import Recorder
 from lightning_flops.instrument.timing.clocks import clock_for
 from lightning_flops.instrument.timing.forward_timer import ForwardTimer
@@ -17,13 +18,9 @@ from lightning_flops.instrument.timing.gpu_counters import GpuMeter, GpuWatch
 from lightning_flops.instrument.timing.processor_wait import ProcessorWatch
 from lightning_flops.instrument.tracing.step_tracer import StepTracer
 from lightning_flops.instrument.tracing.trace_cycles import TraceCycles
-
-if TYPE_CHECKING:
-    from lightning_flops.config import ProfilerConfig
-    from lightning_flops.instrument.notes import Notes
-    from lightning_flops.instrument.window_parts import CountedStep
-    from lightning_flops.records import TimePhase, WindowRecord
-    from lightning_flops.run.adapter import Facts
+from lightning_flops.instrument.window_parts import CountedStep
+from lightning_flops.records import TimePhase, WindowRecord
+from lightning_flops.run.adapter import Facts
 
 
 @dataclass(slots=True)
