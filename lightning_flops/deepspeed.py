@@ -27,6 +27,7 @@ except ModuleNotFoundError as missing:
 from torch.utils.weak import WeakIdKeyDictionary
 
 from lightning_flops.adapters.deepspeed_block import log_mistakes
+from lightning_flops.adapters.deepspeed_context import make_without_builtin
 from lightning_flops.adapters.deepspeed_engine import EngineRun, engine_run
 from lightning_flops.adapters.wrapping import wrap
 from lightning_flops.config import BLOCK, ProfilerConfig, TakenBlock
@@ -81,6 +82,7 @@ def install() -> None:
     """
     if not _installed:
         _installed.append(ExitStack())
+        make_without_builtin(_installed[0])
         for kind in _ENGINES:
             wrap(kind, "__init__", functools.partial(_attaching_at_the_end, kind), _installed[0])
 
@@ -175,7 +177,6 @@ def _attach_by_block(engine: Any) -> None:
     elif engine.global_rank == 0:
         if taken is not None:
             log_mistakes(taken, run="engine")
-            engine._config.flops_profiler_config.enabled = False  # DeepSpeed's own, which may fail with such a value
         if taken is None or not taken.wrong:
             why = 'config has no "flops_profiler" block that is enabled'
             OUTCOMES.reasons.append(f"the DeepSpeed {why}")

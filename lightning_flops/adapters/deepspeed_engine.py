@@ -87,11 +87,7 @@ class EngineRun:
     unseen: tuple[TimePhase, ...] = ("transfer", "other")  # as in ``Facts``
 
     def __init__(
-        self,
-        engine: Any,
-        config: ProfilerConfig,
-        publish: Callable[[Profile], None],
-        output: LoggedOutput | None,
+        self, engine: Any, config: ProfilerConfig, publish: Callable[[Profile], None], output: LoggedOutput | None
     ) -> None:
         self.engine = engine
         self._is_whole = self._is_between_steps()  # the step that runs, or comes next, is seen from its beginning

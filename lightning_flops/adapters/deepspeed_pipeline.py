@@ -49,11 +49,7 @@ class PipelineRun(EngineRun):
     unseen = ()
 
     def __init__(
-        self,
-        engine: Any,
-        config: ProfilerConfig,
-        publish: Callable[[Profile], None],
-        output: LoggedOutput | None,
+        self, engine: Any, config: ProfilerConfig, publish: Callable[[Profile], None], output: LoggedOutput | None
     ) -> None:
         self._loads = bool(engine.is_first_stage() or engine.is_last_stage())
         self._micro_batches: list[tuple[Any, Shapes]] = []

@@ -209,27 +209,28 @@ class Reports:
         """Give the loggers what went by since the last reading, with what its steps cost."""
         if not (self._writes and reading.batches):
             return
+        useful = None if flops is None else flops.useful_by_dtype
+        per_sample = self._config.tokens_per_sample
         scalars = monitor_scalars(
             seconds=reading.seconds,
             data_wait_sec=reading.data_wait_sec,
             batches=reading.batches,
             samples=reading.samples,
             dp_size=self._dp_size,
-            tokens=self._tokens_of(reading.samples, reading.tokens),
+            tokens=reading.tokens.real if per_sample is None else self._tokens_in(reading.samples),
             padding_ratio=None if reading.tokens.real is None else padding_ratio(reading.tokens),
             model_flops=None if flops is None else sum(flops.by_dtype.values()),
             model_flops_peak_sec=None if flops is None else self._at_peak(flops.by_dtype),
-            useful_flops_peak_sec=None if flops is None else self._at_peak(flops.useful_by_dtype),
+            useful_flops_peak_sec=None if useful is None else self._at_peak(useful),
             estimated_ratio=None if flops is None else flops.estimated_ratio,
             prefix=self._facts.output.monitor_prefix,
         )
         self._facts.output.loggers.write_scalars(scalars, step=self._logged_at())
 
-    def _tokens_of(self, samples: int | None, tokens: BatchTokens) -> int | None:
+    def _tokens_in(self, samples: int | None) -> int | None:
+        """Tokens of so many *samples*, as the user has said."""
         per_sample = self._config.tokens_per_sample
-        if per_sample is None:
-            return tokens.real
-        return None if samples is None or callable(per_sample) else samples * per_sample
+        return samples * per_sample if samples is not None and isinstance(per_sample, int) else None
 
     def _at_peak(self, by_dtype: Mapping[str, float] | None) -> float | None:
         """Seconds that these FLOPs take at this device's peaks; None if not known."""
@@ -278,7 +279,7 @@ class Reports:
             ranks.close()
 
     def _summarize(self, monitor: Monitor, flops: StepSums | None) -> None:
-        totals, at_peak = monitor.totals(), self._at_peak
+        totals, at_peak, per_sample = monitor.totals(), self._at_peak, self._config.tokens_per_sample
         self.throughput = summary = build_throughput(
             totals,
             dp_size=self._dp_size,
@@ -287,7 +288,7 @@ class Reports:
             useful_flops_peak_sec=None if flops is None else at_peak(flops.unprofiled.useful_by_dtype),
             notes=self._notes.unreported,
             tokens=monitor.all_tokens,
-            timed_tokens=self._tokens_of(totals.samples, totals.tokens),
+            timed_tokens=totals.tokens.real if per_sample is None else self._tokens_in(totals.samples),
         )
         if summary is not None and (output := self._output) is not None:
             self._write(lambda: output.summary(summary), "the throughput of the run")

@@ -107,12 +107,7 @@ class Run:
                 run._step.counted = step
 
         self.window = new_window(
-            step,
-            facts=self.facts,
-            config=self.config,
-            notes=self.notes,
-            gpu_meter=self._gpu_meter,
-            counted=was_counted,
+            step, facts=self.facts, config=self.config, notes=self.notes, gpu_meter=self._gpu_meter, counted=was_counted
         )
         self._open_if_due()
 
