@@ -12,14 +12,11 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple
 
 from torch import nn
-from torch.nn.modules import module as module_hooks
-from torch.optim import optimizer as optimizer_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .machine import RESULTS, code_in_words, ran_in_words
@@ -96,18 +93,6 @@ class StepSeconds(NamedTuple):
     """The step, and taking up and ending the watch."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Footprint:
-    """What a watcher keeps while it watches a model, and what is left when it is gone."""
-
-    held_bytes: int
-    left_bytes: int
-    left_hooks: int
-    """Hooks on the model's modules, and global module and optimizer hooks, that were not there before."""
-    left_attributes: int
-    """Entries in the modules' ``__dict__`` that were not there before."""
-
-
 Rounds = Mapping[str, Sequence[StepSeconds]]
 """By watcher, one measurement of each round, in the order of the rounds."""
 
@@ -141,40 +126,18 @@ def _enter_and_leave(model: nn.Module, watch: Watch) -> float:
     return time.process_time() - begin
 
 
-def footprint(model: nn.Module, watch: Watch) -> Footprint:
-    """Memory a watcher holds, and what it leaves on the model and on torch; its first use is not measured."""
+def held_bytes(model: nn.Module, watch: Watch) -> int:
+    """Memory that a watcher holds, which is not its first one, as Python's tracemalloc sees it."""
     _enter_and_leave(model, watch)
-    hooks, attributes = _hooks_on(model), _attributes_of(model)
     tracemalloc.start()
     try:
         gc.collect()
         before = tracemalloc.get_traced_memory()[0]
         with watch(model):
             gc.collect()
-            held = tracemalloc.get_traced_memory()[0] - before
-        gc.collect()
-        left = tracemalloc.get_traced_memory()[0] - before
+            return tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()
-    return Footprint(
-        held_bytes=held,
-        left_bytes=left,
-        left_hooks=_hooks_on(model) - hooks,
-        left_attributes=_attributes_of(model) - attributes,
-    )
-
-
-def _hooks_on(model: nn.Module) -> int:
-    return sum(
-        len(hooks)
-        for owner in (module_hooks, optimizer_hooks, *model.modules())
-        for name, hooks in vars(owner).items()
-        if "hooks" in name and isinstance(hooks, dict)
-    )
-
-
-def _attributes_of(model: nn.Module) -> int:
-    return sum(len(vars(module)) for module in model.modules())
 
 
 # ---- the report
@@ -207,17 +170,15 @@ def added_per_operator(rounds: Rounds, name: str, *, operators: int) -> Estimate
     return difference(ours, plain)
 
 
-def modules_table(seconds: Mapping[str, Sequence[float]], footprints: Mapping[str, Footprint]) -> list[str]:
-    """Entering and leaving a large model, and what is held and left."""
+def modules_table(seconds: Mapping[str, Sequence[float]], held: Mapping[str, int]) -> list[str]:
+    """Entering and leaving a large model, and what is held."""
     rows: list[list[str | None]] = []
     for name, samples in seconds.items():
-        milliseconds, kept = median_with_interval([1e3 * value for value in samples]), footprints[name]
-        held, nothing = kept.held_bytes <= HELD_TARGET_BYTES, kept.left_hooks == kept.left_attributes == 0
-        verdict = f"{MODULES_TARGET.verdict(milliseconds)}; ≤ 1 MiB held: {met(held)}; nothing left: {met(nothing)}"
-        left = f"{kept.left_hooks} hooks, {kept.left_attributes} attributes, {kept.left_bytes / 2**20:.2f} MiB"
-        mebibytes = f"{kept.held_bytes / 2**20:.2f} MiB"
-        rows.append([name, milliseconds.text(1), mebibytes, left, verdict if name == OURS else None])
-    return table(["watcher", ">CPU ms to enter and leave", ">held while entered", "left afterwards", "target"], rows)
+        milliseconds = median_with_interval([1e3 * value for value in samples])
+        verdict = f"{MODULES_TARGET.verdict(milliseconds)}; ≤ 1 MiB held: {met(held[name] <= HELD_TARGET_BYTES)}"
+        row = [name, milliseconds.text(1), f"{held[name] / 2**20:.2f} MiB"]
+        rows.append([*row, verdict if name == OURS else None])
+    return table(["watcher", ">CPU ms to enter and leave", ">held while entered", "target"], rows)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -239,7 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logger.info("steps measured")
     arms = {name: partial(_enter_and_leave, large, watch) for name, watch in watchers.items()}
     seconds = in_rounds(arms, options.module_rounds)
-    footprints = {name: footprint(large, watch) for name, watch in watchers.items()}
+    held = {name: held_bytes(large, watch) for name, watch in watchers.items()}
     added = [
         f"{name} {added_per_operator(steps[1], name, operators=tiny_count).text(1)}"
         for name in watchers
@@ -274,7 +235,7 @@ Added to each operator, CPU µs: {"; ".join(added)}.
 
 {options.module_rounds} rounds; memory as Python's tracemalloc sees it, in a run of its own.
 """,
-        *modules_table(seconds, footprints),
+        *modules_table(seconds, held),
     ]
     write_page(options.output, page)
     return 0

@@ -26,8 +26,6 @@ LARGE_SEC, LARGE_BYTES = 12.0, 1e9
 """Most that a trace of one gigabyte may take, of one core and of memory over what the process had before."""
 TIMES_FASTER = 15.0
 """Than HolisticTraceAnalysis, at least."""
-SIDE_BY_SIDE = 1.2
-"""Two processes take at most so many times half of what one does."""
 
 _HEAD = """# How fast traces are read
 
@@ -62,20 +60,6 @@ analysis.get_cuda_kernel_launch_stats(visualize=False)
 print(json.dumps([read_sec, time.process_time() - begun]))
 """
 
-_RANKS = """
-import json, multiprocessing, resource, sys, time
-from lightning_flops.trace.many import analyze_files
-def used():
-    uses = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(use.ru_utime + use.ru_stime for use in uses)
-before, begun = used(), time.perf_counter()
-analyze_files(sys.argv[2:], processes=int(sys.argv[1]))
-elapsed = time.perf_counter() - begun
-for child in multiprocessing.active_children():
-    child.join()
-print(json.dumps([used() - before, elapsed]))
-"""
-
 
 def _event(category: str, name: str, ts: float, dur: float, **arguments: object) -> str:
     place = {"pid": 0, "tid": 7} if category == "kernel" else {"pid": 4242, "tid": 4242}
@@ -105,11 +89,11 @@ def _step(number: int, begin_us: float) -> Iterator[str]:
         yield _event("kernel", kernel, at + 20, 25.75, **inner, **_KERNEL, correlation=one)
 
 
-def write_trace(path: Path, size_bytes: int, *, rank: int = 0) -> None:
+def write_trace(path: Path, size_bytes: int) -> None:
     """Steps until the file is as large as asked."""
     with path.open("w", encoding="utf-8") as file:
         file.write('{\n"schemaVersion": 1,\n"deviceProperties": [{"id": 0, "name": "A100", "numSms": 108}],\n')
-        file.write(f'"distributedInfo": {{"rank": {rank}, "world_size": 8}},\n"traceEvents": [\n')
+        file.write('"distributedInfo": {"rank": 0, "world_size": 8},\n"traceEvents": [\n')
         number = 0
         while file.tell() < size_bytes:
             file.write(",\n" if number else "")
@@ -118,23 +102,12 @@ def write_trace(path: Path, size_bytes: int, *, rank: int = 0) -> None:
         file.write('\n],\n"traceName": "synthetic"\n}\n')
 
 
-def begin(program: str, *arguments: str, python: str = sys.executable) -> subprocess.Popen[str]:
-    """*program* running, in a process of its own."""
-    command = [python, "-c", program, *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def ended(process: subprocess.Popen[str]) -> list[float]:
-    """What a program that is running prints as JSON; nothing where a package that it needs is not installed."""
-    printed, complaint = process.communicate(timeout=3600)
-    if process.returncode and "ModuleNotFoundError" not in complaint:
-        raise RuntimeError(complaint[-2000:])
-    return list(json.loads(printed.splitlines()[-1])) if printed else []
-
-
 def run(program: str, *arguments: str, python: str = sys.executable) -> list[float]:
-    """What *program* prints as JSON."""
-    return ended(begin(program, *arguments, python=python))
+    """What *program* prints as JSON; nothing where a package that it needs is not installed."""
+    done = subprocess.run([python, "-c", program, *arguments], capture_output=True, text=True, timeout=3600)
+    if done.returncode and "ModuleNotFoundError" not in done.stderr:
+        raise RuntimeError(done.stderr[-2000:])
+    return list(json.loads(done.stdout.splitlines()[-1])) if done.stdout else []
 
 
 def least(readings: Sequence[Sequence[float]], *columns: int) -> float:
@@ -183,46 +156,6 @@ fast.
     ]
 
 
-def ranks_section(folder: Path, size: int, rounds: int) -> list[str]:
-    """Eight files by one process, by two that know nothing of each other, and by two of one command."""
-    files = [str(folder / f"rank{rank}.json") for rank in range(8)]
-    for rank, file in enumerate(files):
-        write_trace(Path(file), size, rank=rank)
-    one, apart, two = [], [], []
-    for _ in range(rounds):
-        one.append(run(_RANKS, "1", *files))
-        halves = [ended(process) for process in [begin(_RANKS, "1", *files[:4]), begin(_RANKS, "1", *files[4:])]]
-        apart.append([sum(half[0] for half in halves), max(half[1] for half in halves)])
-        two.append(run(_RANKS, "2", *files))
-    return [
-        f"""## Eight ranks on two cores
-
-Eight files of {Path(files[0]).stat().st_size / 1e6:,.0f} MB, the least of {rounds} readings, which take turns. Two
-processes that are given four files each and know nothing of each other are what this machine can do: they share its
-caches and memory, and nothing of this project. Elapsed is the time until the report is there. Goal: {SIDE_BY_SIDE}
-times half of what one process takes.
-""",
-        *table(
-            ["", ">of the processor, s", ">of the one process's", ">elapsed, s", "of half of the one process's"],
-            ranks_rows(one, apart, two),
-        ),
-    ]
-
-
-def ranks_rows(
-    one: Sequence[Sequence[float]], apart: Sequence[Sequence[float]], two: Sequence[Sequence[float]]
-) -> list[list[str | None]]:
-    """The rows of the table; each reading is seconds of the processor and seconds that elapsed."""
-    used, half = least(one, 0), least(one, 1) / 2
-    rows: list[list[str | None]] = [["one process", f"{used:.1f}", None, f"{2 * half:.1f}", None]]
-    for what, readings in (("two that share nothing", apart), ("two of one command", two)):
-        share, elapsed = least(readings, 0) / used, least(readings, 1) / half
-        verdict = f": {met(elapsed <= SIDE_BY_SIDE)}" if readings is two else ""
-        times = [f"{least(readings, 0):.1f}", f"{share:.2f}", f"{least(readings, 1):.1f}"]
-        rows.append([what, *times, f"{elapsed:.2f}{verdict}"])
-    return rows
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Writes the files, reads them, writes the sections, and returns 0."""
     options = start(
@@ -234,8 +167,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sections = {"large trace": large_section(path, options.rounds)}
         write_trace(path, options.bytes // 10)
         sections["rival"] = rival_section(path, options.hta, options.rounds)
-        path.unlink()
-        sections["ranks"] = ranks_section(Path(folder), options.bytes // 10, max(1, options.rounds // 2))
     for name, lines in sections.items():
         write_section(options.output, name, [*lines, "", ran_in_words(())], head=_HEAD)
     return 0

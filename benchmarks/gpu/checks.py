@@ -128,7 +128,7 @@ def within(
     relative = f" ({(found - truth) / truth:+.2%})" if truth else ""
     return Row(
         claim=claim,
-        seen=f"{_number(found, unit, scale)} beside {_number(truth, unit, scale)}{relative}",
+        seen=f"{_number(found, '', scale)} beside {_number(truth, unit, scale)}{relative}",
         verdict=_met(abs(found - truth) <= limit),
         limit=f"± {_number(limit, unit, scale)}",
     )
