@@ -45,7 +45,7 @@ class _NoOpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-class _OperatorCount(_NoOpMode):
+class _OperatorCount(_NoOpMode):  # type: ignore[no-untyped-call]
     calls = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -76,7 +76,7 @@ WATCHERS: Mapping[str, Watch] = {
     PLAIN: lambda model: nullcontext(),
     NO_OP: lambda model: _NoOpMode(),  # type: ignore[no-untyped-call]
     OURS: _ours,
-    "FlopCounterMode": lambda model: import_module("torch.utils.flop_counter").FlopCounterMode(display=False),  # type: ignore[no-any-return]
+    "FlopCounterMode": lambda model: import_module("torch.utils.flop_counter").FlopCounterMode(display=False),
     "DeepSpeed's profiler": _deepspeed_profiler,
 }
 
@@ -87,14 +87,11 @@ WATCHERS: Mapping[str, Watch] = {
 class StepSeconds(NamedTuple):
     """CPU seconds of one watched step."""
 
-    inside: float
-    """The step alone, being watched."""
-    whole: float
-    """The step, and taking up and ending the watch."""
+    inside: float  # The step alone, being watched
+    whole: float  # The step, and taking up and ending the watch
 
 
-Rounds = Mapping[str, Sequence[StepSeconds]]
-"""By watcher, one measurement of each round, in the order of the rounds."""
+Rounds = Mapping[str, Sequence[StepSeconds]]  # By watcher, one measurement of each round, in the order of the rounds
 
 
 def watched_step(workload: Workload, watch: Watch) -> StepSeconds:

@@ -21,8 +21,7 @@ import torch
 from torch import Tensor, nn
 
 BATCH, WIDTH = 8, 256
-LAYER = 2 * BATCH * WIDTH * WIDTH
-"""FLOPs of the forward of a linear layer from 256 to 256 features, on a batch of 8."""
+LAYER = 2 * BATCH * WIDTH * WIDTH  # FLOPs of the forward of a linear layer from 256 to 256 features, on a batch of 8
 
 SUMMARY = (r"^Profile Summary", r"^The report came out", r"^fwd flops per GPU:")
 TRAINED = (*SUMMARY, r"Error", r"^trained")
@@ -33,20 +32,18 @@ class Row:
     """One way in which DeepSpeed's own profiler fails, and the program that shows it."""
 
     program: Callable[[], None]
-    flops: int | None
-    """Forward FLOPs of the counted step on rank 0; None if the program never finishes one."""
-    keep: tuple[str, ...]
-    """Patterns of the lines that the row is about, in both outputs."""
-    block: str | None
-    """Pattern of a line from which everything is kept, up to a closing parenthesis alone on its line."""
+    flops: int | None  # Forward FLOPs of the counted step on rank 0; None if the program never finishes one
+    keep: tuple[str, ...]  # Patterns of the lines that the row is about, in both outputs
+    block: str | None  # Pattern of a line from which everything is kept, up to a closing parenthesis alone on its line
     ranks: int
 
 
-ROWS: dict[str, Row] = {}
-"""By the programs' names."""
+ROWS: dict[str, Row] = {}  # By the programs' names
 
 
-def row(flops: int | None, *keep: str, block: str | None = None, ranks: int = 1) -> Any:
+def row(
+    flops: int | None, *keep: str, block: str | None = None, ranks: int = 1
+) -> Callable[[Callable[[], None]], Callable[[], None]]:
     """Make a program a row."""
 
     def add(program: Callable[[], None]) -> Callable[[], None]:

@@ -6,7 +6,14 @@ import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from .machine import ran_in_words
+
 logger = logging.getLogger("benchmarks.page")
+
+TIME_HEAD = """# What times come to, and what timing costs
+
+Each section is written by a benchmark of its own, which says where and when it ran. Again: `make bench-time`.
+"""
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
@@ -32,22 +39,17 @@ def write_page(path: Path, lines: Iterable[str]) -> None:
     logger.info("wrote %s", path)
 
 
-def write_section(path: Path, name: str, lines: Sequence[str], *, head: str) -> None:
+def write_section(path: Path, name: str, lines: Sequence[str], *packages: str, head: str = TIME_HEAD) -> None:
     """Put *lines* in place of the section *name* of the page at *path*, or at its end if it has none.
 
     Args:
         path: the page; it is made if there is none.
         name: tells the section from others; it stands in the page as a comment.
-        lines: a heading and what belongs under it.
+        lines: a heading and what belongs under it; when and where it ran is added.
+        packages: their versions are added, too.
         head: what a new page begins with.
     """
     begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
-    section = "\n".join([begin, "", *lines, "", end])
+    section = "\n".join([begin, "", *lines, "", ran_in_words(packages), "", end])
     before, found, rest = (path.read_text() if path.exists() else head).partition(begin)
     write_page(path, [before + section + rest.partition(end)[2]] if found else [before.rstrip(), "", section])
-
-
-TIME_HEAD = """# What times come to, and what timing costs
-
-Each section is written by a benchmark of its own, which says where and when it ran. Again: `make bench-time`.
-"""

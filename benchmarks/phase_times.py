@@ -32,8 +32,8 @@ from lightning_flops.records import WindowRecord
 from lightning_flops.run import results as run_results
 from lightning_flops.run import window as run_window
 
-from .machine import RESULTS, ran_in_words
-from .page import TIME_HEAD, met, table, write_section
+from .machine import RESULTS
+from .page import met, table, write_section
 from .ratios import difference
 from .runner import start
 from .workloads import encoder, quiet_trainer, sized
@@ -43,8 +43,7 @@ RELATIVE_LIMIT = 0.02
 ABSOLUTE_LIMIT_SEC = 60e-6
 FIRST_STEPS = 10
 
-Phases = tuple[float, float, float]
-"""Seconds of forward, backward and optimizer."""
+Phases = tuple[float, float, float]  # Seconds of forward, backward and optimizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,7 +205,8 @@ class _RandomlyMarked(Recorder):
 def recorders(planned: Sequence[bool]) -> Iterator[list[WindowRecord]]:
     """Inside, windows are marked by plan, and kept."""
     windows: list[WindowRecord] = []
-    build_profile = run_results.build_profile
+    results: Any = run_results
+    build_profile = results.build_profile
 
     def keep(window: WindowRecord, **kwargs: Any) -> Any:
         windows.append(window)
@@ -282,10 +282,8 @@ the model itself, the difference is reported less plain: medians over pairs with
 Target: ≤ {RELATIVE_LIMIT:.0%} or ≤ {1e6 * ABSOLUTE_LIMIT_SEC:.0f} µs.
 """,
         *table(columns, rows),
-        "",
-        ran_in_words(("torch", "lightning")),
     ]
-    write_section(options.output, "phase_times", lines, head=TIME_HEAD)
+    write_section(options.output, "phase_times", lines, "torch", "lightning")
     return 0
 
 

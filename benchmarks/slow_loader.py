@@ -24,8 +24,8 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from lightning_flops import FlopsProfilerCallback
 
-from .machine import RESULTS, ran_in_words
-from .page import TIME_HEAD, met, table, write_section
+from .machine import RESULTS
+from .page import met, table, write_section
 from .runner import start
 from .workloads import quiet_trainer
 
@@ -33,8 +33,7 @@ WORKERS, STEP_SEC, BATCH_SEC = 4, 0.005, 0.040
 TOLERANCE = 0.03
 LONG_RUN_STEPS = 100
 COUNTED_STEP = 20
-COUNTED_SEC = 1.0
-"""How long the counted step takes: enough for the workers to fill every queue."""
+COUNTED_SEC = 1.0  # How long the counted step takes: enough for the workers to fill every queue
 
 
 class _SlowRows(Dataset[torch.Tensor]):
@@ -93,15 +92,11 @@ class _ShortStep(LightningModule):
 class Fit:
     """What one fit showed."""
 
-    waiting: float
-    """Share of the step that the profile calls waiting for data."""
-    wait_sec: float
-    """Mean wait of a timed step, as the profile has it."""
-    loader_wait_sec: float
-    """The same steps' by the loader's own clock."""
+    waiting: float  # Share of the step that the profile calls waiting for data
+    wait_sec: float  # Mean wait of a timed step, as the profile has it
+    loader_wait_sec: float  # The same steps' by the loader's own clock
     timed_steps: int
-    long_run_waiting: float
-    """Share of waiting in the fit's last steps by the loader's own clock."""
+    long_run_waiting: float  # Share of waiting in the fit's last steps by the loader's own clock
 
 
 def measure(timing_steps: int) -> Fit:
@@ -154,10 +149,8 @@ counted step takes {COUNTED_SEC:g} s, in which the workers fill their queues. Me
 this machine; what that clock says of the timed steps themselves shows how much of a difference is the profile's.
 """,
         *table(columns, rows),
-        "",
-        ran_in_words(("torch", "lightning")),
     ]
-    write_section(options.output, "slow_loader", lines, head=TIME_HEAD)
+    write_section(options.output, "slow_loader", lines, "torch", "lightning")
     return 0
 
 

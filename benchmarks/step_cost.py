@@ -29,8 +29,8 @@ from torch.utils.data import DataLoader
 
 from lightning_flops import FlopsProfilerCallback, profile_training
 
-from .machine import RESULTS, ran_in_words
-from .page import TIME_HEAD, table, write_section
+from .machine import RESULTS
+from .page import table, write_section
 from .ratios import Estimate, Target, difference
 from .runner import in_rounds, start
 from .workloads import quiet_trainer
@@ -51,8 +51,7 @@ ARMS: Mapping[str, Settings] = {
 class Taken(NamedTuple):
     """Microseconds of the mean step of one training."""
 
-    cpu: float
-    """Of the thread that trains."""
+    cpu: float  # Of the thread that trains
     wall: float
 
 
@@ -150,7 +149,7 @@ def transformers(settings: Settings, clock: Clock, *, folder: Path, **_: Any) ->
     from lightning_flops import FlopsProfilerTrainerCallback
 
     quiet: dict[str, Any] = {"report_to": "none", "save_strategy": "no", "disable_tqdm": True, "use_cpu": True}
-    steps = {"per_device_train_batch_size": 2, "max_steps": STEPS, "logging_steps": LOG_EVERY}
+    steps: dict[str, Any] = {"per_device_train_batch_size": 2, "max_steps": STEPS, "logging_steps": LOG_EVERY}
     arguments = TrainingArguments(output_dir=str(folder), dataloader_pin_memory=False, **steps, **quiet)
     rows: Any = [{"x": torch.zeros(64)}] * (2 * STEPS)
     callbacks: list[Any] = [] if settings is None else [FlopsProfilerTrainerCallback(**settings)]
@@ -161,8 +160,7 @@ def transformers(settings: Settings, clock: Clock, *, folder: Path, **_: Any) ->
 
 Training = Callable[..., None]
 TRAININGS: Mapping[str, Training] = {"own loop": own_loop, "Lightning": lightning, "transformers": transformers}
-Samples = Mapping[str, Sequence[Taken]]
-"""By arm: one figure for each round."""
+Samples = Mapping[str, Sequence[Taken]]  # By arm: one figure for each round
 
 
 def measure(
@@ -214,10 +212,8 @@ the run logs, to something that writes nothing, and with it the monitor. What th
 check its FLOPs is in the mean.
 """,
         *table(columns, rows),
-        "",
-        ran_in_words(("torch", "lightning", "transformers")),
     ]
-    write_section(options.output, "step_cost", lines, head=TIME_HEAD)
+    write_section(options.output, "step_cost", lines, "torch", "lightning", "transformers")
     return 0
 
 

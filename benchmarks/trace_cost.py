@@ -27,8 +27,8 @@ from lightning_flops.records import StepSignature
 from lightning_flops.trace import analyze_trace, trace_from_columns
 from lightning_flops.trace.modules import module_table
 
-from .machine import RESULTS, ran_in_words
-from .page import TIME_HEAD, table, write_section
+from .machine import RESULTS
+from .page import table, write_section
 from .ratios import Target, median_with_interval, ratio
 from .runner import in_rounds, start
 from .workloads import Workload, tiny_operators
@@ -62,14 +62,10 @@ class Reading:
     seconds: float
     events: int = 0
     start_sec: float = 0.0
-    stop_sec: float = 0.0
-    """Without reading the events."""
-    modules_sec: float = 0.0
-    """To read the events and make the table of modules."""
-    tables_sec: float = 0.0
-    """To read the events and make every table."""
-    lost: tuple[float, float] = (0.0, 0.0)
-    """Percent of forward and of backward that no module or other named part has."""
+    stop_sec: float = 0.0  # Without reading the events
+    modules_sec: float = 0.0  # To read the events and make the table of modules
+    tables_sec: float = 0.0  # To read the events and make every table
+    lost: tuple[float, float] = (0.0, 0.0)  # Percent of forward and of backward that no module or other named part has
 
 
 class Loop:
@@ -189,10 +185,8 @@ medians of {options.rounds} and {5 * options.rounds} rounds with 95% intervals.
                 ["backward", backward.text(3), LOST_BACKWARD.verdict(backward)],
             ],
         ),
-        "",
-        ran_in_words(("torch", "transformers")),
     ]
-    write_section(options.output, "traced step", lines, head=TIME_HEAD)
+    write_section(options.output, "traced step", lines, "torch", "transformers")
     return 0
 
 

@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from .machine import RESULTS, ran_in_words
+from .machine import RESULTS
 from .page import met, table, write_section
 from .runner import start
 
@@ -24,8 +24,7 @@ logger = logging.getLogger("benchmarks.traces")
 OPERATORS_IN_STEP = 20_000
 LARGE_SEC, LARGE_BYTES = 12.0, 1e9
 """Most that a trace of one gigabyte may take, of one core and of memory over what the process had before."""
-TIMES_FASTER = 15.0
-"""Than HolisticTraceAnalysis, at least."""
+TIMES_FASTER = 15.0  # Than HolisticTraceAnalysis, at least
 
 _HEAD = """# How fast traces are read
 
@@ -168,7 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         write_trace(path, options.bytes // 10)
         sections["rival"] = rival_section(path, options.hta, options.rounds)
     for name, lines in sections.items():
-        write_section(options.output, name, [*lines, "", ran_in_words(())], head=_HEAD)
+        write_section(options.output, name, lines, head=_HEAD)
     return 0
 
 

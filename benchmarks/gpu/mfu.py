@@ -13,8 +13,7 @@ from ..phase_times import Stopwatch
 from .checks import Check, Here, Row, at_least, at_most, holds, not_here, reported, unjudged, within
 from .nets import FIRST_STEP, SETTLES, Net, batches_of, fit, forget, gpt_on, next_token_loss, profiler, size_for
 
-_GIVEN_PEAK = 1e12
-"""A CPU's, which no table has."""
+_GIVEN_PEAK = 1e12  # A CPU's, which no table has
 _EDGE = 8192
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import logging
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,13 +16,12 @@ from torch.utils.data import DataLoader
 
 from lightning_flops import FlopsProfilerCallback, Profile
 
+from ..runner import heard
 from ..workloads import quiet_trainer
 from .checks import Here
 
-FIRST_STEP = 3
-"""The step that is counted: what a first step sets up is over then."""
-SETTLES = 2
-"""Steps that are left alone after the counted one, without a data loader's workers."""
+FIRST_STEP = 3  # The step that is counted: what a first step sets up is over then
+SETTLES = 2  # Steps that are left alone after the counted one, without a data loader's workers
 
 
 # ---- a GPT
@@ -62,8 +59,7 @@ class Size:
         return 3 * self.forward_flops
 
 
-LARGE = Size(layers=24, width=1024, heads=16, vocabulary=50_304, batch=8, length=1024)
-"""354 M parameters."""
+LARGE = Size(layers=24, width=1024, heads=16, vocabulary=50_304, batch=8, length=1024)  # 354 M parameters
 MEDIUM = Size(layers=4, width=512, heads=8, vocabulary=4096, batch=4, length=512)
 TINY = Size(layers=2, width=32, heads=2, vocabulary=64, batch=2, length=16)
 
@@ -178,14 +174,13 @@ class Net(LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=1e-4, fused=next(self.parameters()).is_cuda)
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Fit:
     """A fit that is over."""
 
     net: Any
     callback: FlopsProfilerCallback | None
-    log: list[str] = field(default_factory=list)
-    """What this project warned of."""
+    log: list[str]  # What this project warned of
 
     @property
     def profile(self) -> Profile:
@@ -225,30 +220,17 @@ def fit(
         hear: gets every warning; without it there are none.
         settings: of the Trainer.
     """
-    done = Fit(net=net, callback=callback)
     settings = {"accelerator": "gpu" if here.on_gpu else "cpu", **settings}
     trainer = quiet_trainer(here.folder, *([] if callback is None else [callback]), *callbacks, **settings)
-    with _heard(done.log), warnings.catch_warnings():
+    loader = batches if isinstance(batches, DataLoader) else DataLoader(batches, batch_size=None)  # type: ignore[arg-type]
+    with heard() as log, warnings.catch_warnings():
         warnings.simplefilter("ignore" if hear is None else "always")
         if hear is not None:
             listener = hear
             warnings.showwarning = lambda message, *_: listener(str(message))
-        trainer.fit(net, batches if isinstance(batches, DataLoader) else DataLoader(batches, batch_size=None))  # type: ignore[arg-type]
+        trainer.fit(net, loader)
     here.settle()
-    return done
-
-
-@contextlib.contextmanager
-def _heard(log: list[str]) -> Iterator[None]:
-    """Inside, what this project warns of is kept in *log*."""
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: log.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("lightning_flops")
-    logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
+    return Fit(net, callback, log)
 
 
 def forget(here: Here) -> None:

@@ -38,8 +38,7 @@ from .nets import (
     size_for,
 )
 
-_STEPS = FIRST_STEP + 1 + SETTLES + 3 + 2 + 4
-"""Counted, settling, timed, warmed up and traced, and a few afterwards."""
+_STEPS = FIRST_STEP + 1 + SETTLES + 3 + 2 + 4  # Counted, settling, timed, warmed up and traced, and a few afterwards
 _SYNCHRONIZED = "called a synchronizing CUDA operation"
 
 

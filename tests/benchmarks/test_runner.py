@@ -59,9 +59,9 @@ def test_what_is_printed_is_not_seen(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_what_a_measurement_changes_stays_in_its_process() -> None:
-    changed: list[int] = []
-    assert answer_of(lambda: changed.append(1), timeout_sec=30) == Answer()
-    assert changed == []
+    changed: dict[str, int] = {}
+    assert answer_of(lambda: changed.setdefault("a", 1), timeout_sec=30) == Answer(value=1)
+    assert changed == {}
 
 
 def test_every_round_has_every_arm_and_the_first_is_in_no_figure() -> None:
