@@ -1,7 +1,9 @@
 """What counting costs: a watched step over the same step unwatched, in one process, on one thread, in CPU time.
 
-``make bench-counting`` installs the peers and runs this; ``python -m benchmarks.counting`` runs it where they are
-installed. It writes ``benchmarks/results/counting.md``.
+``make bench-counting`` installs the peers and writes this; ``python -m benchmarks.counting`` runs where they are. A
+step is forward and backward. Every round runs every watcher once in a new random order, after one unmeasured round. A
+ratio is the median of the rounds' ratios, with a 95% bootstrap interval. lightning_flops counts FLOPs and bytes and
+attributes both to modules, phases and operators. Memory is as Python's tracemalloc sees it, in a run of its own.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ from typing import Any, NamedTuple
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .machine import RESULTS, code_in_words, ran_in_words
-from .page import met, table, write_page
+from .machine import RESULTS, code_in_words
+from .page import described, met, table, write_page
 from .ratios import Estimate, Target, difference, median_with_interval, ratio
 from .runner import in_rounds, start
 from .workloads import Workload, bert_mini, ten_thousand_modules, tiny_operators
@@ -205,33 +207,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ]
     modules = len(list(tiny.model.modules()))
     page = [
-        f"""# What counting costs
-
-A watched step over the same step unwatched: forward and backward, in one process, on one thread, in CPU time. Every
-round runs every watcher once in a new random order, after one unmeasured round. A ratio is the median of the rounds'
-ratios, with a 95% bootstrap interval. lightning_flops counts FLOPs and bytes and attributes both to modules, phases and
-operators.
-
-{ran_in_words(("torch", "transformers", "deepspeed"), code=code)} Again: `make bench-counting`.
-
-## BERT-mini: 4 layers, hidden size 256, 8 samples of 128 tokens
-
-{bert_count} operators a step, {options.bert_rounds} rounds.
-""",
+        *described(__doc__, "torch", "transformers", "deepspeed", code=code),
+        "## BERT-mini: 4 layers, hidden size 256, 8 samples of 128 tokens\n",
+        f"{bert_count} operators a step, {options.bert_rounds} rounds.\n",
         *step_table(steps[0], target=BERT_TARGET, target_base=PLAIN),
-        f"""
-## A thousand tiny operators
-
-{tiny_count} operators a step on tensors of 32 numbers, in {modules} modules, {options.tiny_rounds} rounds.
-""",
+        "\n## A thousand tiny operators\n",
+        f"{tiny_count} operators a step on 32 numbers, in {modules} modules, {options.tiny_rounds} rounds.\n",
         *step_table(steps[1], target=TINY_TARGET, target_base=NO_OP),
-        f"""
-Added to each operator, CPU µs: {"; ".join(added)}.
-
-## Entering and leaving a model of 10,000 modules
-
-{options.module_rounds} rounds; memory as Python's tracemalloc sees it, in a run of its own.
-""",
+        f"\nAdded to each operator, CPU µs: {'; '.join(added)}.\n",
+        f"## Entering and leaving a model of 10,000 modules, {options.module_rounds} rounds\n",
         *modules_table(seconds, held),
     ]
     write_page(options.output, page)

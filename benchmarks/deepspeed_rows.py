@@ -107,16 +107,9 @@ def accumulation() -> None:
 
 
 @row(
-    2 * 2 * LAYER,
-    *SUMMARY,
-    r"^world size",
-    r"^data parallel size:",
-    r"^model parallel size",
-    r"^batch size",
-    r"^iter latency",
-    r"^samples/second:",
+    2 * 2 * LAYER, *SUMMARY, r"^(world|data parallel|model parallel|batch) size", r"^iter latency", r"^samples/second:",
     ranks=2,
-)
+)  # fmt: skip
 def samples_per_second() -> None:
     """Two tensor-parallel ranks read the same data, in two micro-steps to a step."""
 
@@ -209,32 +202,18 @@ def lightnings_self() -> None:
             self.parallel_devices = [torch.device("cpu", 0)]
             super(DeepSpeedStrategy, self).setup_environment()
 
-    config = {
-        "zero_allow_untested_optimizer": True,
-        "flops_profiler": {"enabled": True, "profile_step": 2, "detailed": False, "timing_steps": 5},
-    }
+    block = {"enabled": True, "profile_step": 2, "detailed": False, "timing_steps": 5}
+    config = {"zero_allow_untested_optimizer": True, "flops_profiler": block}
+    settings: Any = dict.fromkeys(
+        ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
+    )
     strategy = OnCpu(config=config, process_group_backend="gloo")
-    quiet = {
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-    }
-    trainer = Trainer(accelerator="cpu", devices=1, strategy=strategy, max_epochs=1, **quiet)  # type: ignore[arg-type]
+    trainer = Trainer(accelerator="cpu", devices=1, strategy=strategy, max_epochs=1, **settings)
     trainer.fit(Net(), DataLoader(TensorDataset(torch.ones(16 * BATCH, WIDTH)), batch_size=BATCH))
     print("trained to the end")
 
 
-@row(
-    4 * 2 * LAYER,
-    *SUMMARY,
-    r"Error",
-    r"^params (per|of)",
-    r"^bubble +\d",
-    r"^(stage|[01]) +(ranks|\d) ",
-    r"^trained",
-    ranks=2,
-)
+@row(4 * 2 * LAYER, *TRAINED, r"^params (per|of)", r"^bubble +\d", r"^(stage|[01]) +(ranks|\d) ", ranks=2)
 def pipeline() -> None:
     """Two stages of a pipeline, on two ranks."""
     from deepspeed.pipe import PipelineModule
@@ -247,7 +226,7 @@ def pipeline() -> None:
     print("trained to the end")
 
 
-@row(2 * LAYER, *SUMMARY, r"^fwd latency:", r"^steps of more", r"^ step \d")
+@row(2 * LAYER, *SUMMARY, r"^fwd latency:", r"^steps of more", r"^  step \d")
 def compiled() -> None:
     """A model that torch.compile compiles, of whose steps each tells its time."""
     engine = engine_for(mlp(), profile_step=4)
@@ -381,7 +360,7 @@ def the_block_itself() -> None:
     train(engine, 12)
 
 
-@row(2 * LAYER, *SUMMARY, r"^tags", r"^ [A-Za-z_]+/")
+@row(2 * LAYER, *SUMMARY, r"^tags", r"^  [A-Za-z_]+/")
 def tensorboard() -> None:
     """TensorBoard switched on in the config."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -393,7 +372,7 @@ def tensorboard() -> None:
         print(f"  {tag}")
 
 
-@row(4 * LAYER, *SUMMARY, r"^depth", r"^ (params|MACs|fwd latency) ", block=r"^Sequential\($")
+@row(4 * LAYER, *SUMMARY, r"^depth", r"^    (params|MACs|fwd latency) ", block=r"^Sequential\($")
 def module_depth() -> None:
     """A report down to depth 1: the root and its children."""
     train(engine_for(nn.Sequential(mlp(), mlp()), module_depth=1, detailed=True))

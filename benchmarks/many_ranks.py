@@ -1,9 +1,9 @@
 """What the report of thousands of ranks takes: size of a record, time and memory of merging, length of the report.
 
-``python -m benchmarks.many_ranks`` makes a job of synthetic ranks, each with a thousand modules and three thousand
-collective calls whose times are drawn at random, as nothing compresses less. Merging is measured in a process of its
-own: from the bytes that arrived to the merged profile, and on to the text. Its peak resident memory is taken less what
-the process had before it read those bytes.
+Written by ``make bench-ranks``. Each rank has 1,000 modules, 20 timed steps and 3,000 collective calls in a traced
+step, the times drawn at random, as nothing compresses less; the last but one is late, and is named. Merging is
+unpacking all records and ``with_ranks``, in a process of its own: least and greatest. Memory is the peak, with the
+packed records, over what the process had before it read them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from lightning_flops.schema.ranks import RankAbsence
 from lightning_flops.schema.trace import TracedPart
 
 from .machine import RESULTS
-from .page import met, table, write_section
+from .page import described, met, table, write_page
 from .runner import run_apart, start
 
 logger = logging.getLogger("benchmarks.many_ranks")
@@ -60,11 +60,6 @@ LATE_SEC = 0.1  # How much longer the one late rank waits for data
 
 TARGET_SEC = 2.0
 TARGET_BYTES = 500_000_000
-
-_HEAD = """# What the report of many ranks takes
-
-Written by `make bench-ranks`, which runs it again.
-"""
 
 
 def synthetic_profile(ranks: int) -> Profile:
@@ -245,13 +240,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     columns = "ranks|record, bytes|merge, CPU s|merge, wall s|of it unpacking, CPU s|peak over base, MB|base, MB"
     columns += "|section, lines|text, CPU s|profile.json, MB|its writing, CPU s"
     lines = [
-        f"""## Thousands of ranks
-
-Each rank has {MODULES:,} modules, {TIMED_STEPS} timed steps and {CALLS:,} collective calls in a traced step, the times
-drawn at random; the last but one is late, and is named. Merging is unpacking all records and `with_ranks`, in a process
-of its own, {options.rounds} times: least and greatest. Memory is the peak, with the packed records, over what the
-process had before it read them.
-""",
+        *described(__doc__, "torch"),
         *table([f">{column}" for column in columns.split("|")], rows),
         f"""
 Targets: a record of at most {RECORD_LIMIT_BYTES:,} bytes; merging {options.ranks:,} ranks in at most {TARGET_SEC:g} s
@@ -259,7 +248,7 @@ Targets: a record of at most {RECORD_LIMIT_BYTES:,} bytes; merging {options.rank
 section as long as that of 4 ranks.
 """,
     ]
-    write_section(options.output, "many ranks", lines, "torch", head=_HEAD)
+    write_page(options.output, lines)
     return 0
 
 

@@ -1,11 +1,12 @@
-"""Whether reported forward, backward and optimizer latencies are those of a run that nobody profiles.
+"""Whether reported forward, backward and optimizer latencies are those of an unprofiled run.
 
 ``make bench-time`` runs this with the other benchmarks of time; ``python -m benchmarks.phase_times`` runs it alone.
 
 The truth is a clock in the model itself, read around its forward, its backward and its optimizer's arithmetic in steps
-without marks. Steps come in groups of three in random order inside one fit: one with marks, whose latencies the
-profiler reports, and two without. A pair is the marked step's report beside one plain step's truth; the two plain steps
-beside each other (A/A) show how large a difference of nothing is.
+without marks. Steps come in groups of three in random order inside one fit on one thread: one with marks, whose
+latencies the profiler reports, and two without. A pair is the marked step's report beside one plain step's truth; the
+two plain steps beside each other (A/A) show how large a difference of nothing is. Differences are reported less plain:
+medians over pairs with 95% bootstrap intervals. Target: ≤ 2% or ≤ 60 µs.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from lightning_flops.run import results as run_results
 from lightning_flops.run import window as run_window
 
 from .machine import RESULTS
-from .page import met, table, write_section
+from .page import described, met, table, write_section
 from .ratios import difference
 from .runner import start
 from .workloads import encoder, quiet_trainer, sized
@@ -274,16 +275,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows += _rows(name, "lightning_flops", pairs)
         rows += _rows(name, "A/A: plain beside plain", pairs, plain=True)
     columns = ["model", "whose", ">pairs", "phase", ">plain, ms", ">difference, µs", ">relative", "target"]
-    lines = [
-        f"""## Reported latencies beside those of an uninstrumented run
-
-One fit for each model, on one thread; steps with and without marks in random order. The plain latency is by a clock in
-the model itself, the difference is reported less plain: medians over pairs with 95% bootstrap intervals.
-Target: ≤ {RELATIVE_LIMIT:.0%} or ≤ {1e6 * ABSOLUTE_LIMIT_SEC:.0f} µs.
-""",
-        *table(columns, rows),
-    ]
-    write_section(options.output, "phase_times", lines, "torch", "lightning")
+    lines = [*described(__doc__, "torch", "lightning", level="##"), *table(columns, rows)]
+    write_section(options.output, "phase_times", lines)
     return 0
 
 

@@ -3,8 +3,9 @@
 ``make bench-time`` runs this with the other benchmarks of time; ``python -m benchmarks.slow_loader`` runs it alone.
 
 Four workers take 40 ms for each batch, so that one comes every 10 ms, and a step rests 5 ms: in the long run about half
-of the time is waiting, and the step that is counted lets the workers fetch ahead. The truth is a clock in the loader:
-over the timed steps themselves, and over the last steps of the fit.
+of the time is waiting, and the counted step, which takes 1 s, lets the workers fill their queues. Medians, least and
+greatest of the fits. What the last 100 steps of each fit waited, by a clock in the loader, is the truth; what that
+clock says of the timed steps themselves shows how much of a difference is the profile's.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from lightning_flops import FlopsProfilerCallback
 
 from .machine import RESULTS
-from .page import met, table, write_section
+from .page import described, met, table, write_section
 from .runner import start
 from .workloads import quiet_trainer
 
@@ -140,17 +141,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows.append(
             [timing_steps, timed, *spans, *(f"{1e3 * one:.2f}" for one in waits), f"{1e3 * most:+.2f}", met(within)]
         )
-    lines = [
-        f"""## A loader slower than the step
-
-{WORKERS} workers, one batch every {1e3 * BATCH_SEC / WORKERS:.0f} ms, a step of about {1e3 * STEP_SEC:.0f} ms. The
-counted step takes {COUNTED_SEC:g} s, in which the workers fill their queues. Medians, least and greatest of
-{options.fits} fits. What the last {LONG_RUN_STEPS} steps of each fit waited, by a clock in the loader, is the truth on
-this machine; what that clock says of the timed steps themselves shows how much of a difference is the profile's.
-""",
-        *table(columns, rows),
-    ]
-    write_section(options.output, "slow_loader", lines, "torch", "lightning")
+    lines = [*described(__doc__, "torch", "lightning", level="##"), *table(columns, rows)]
+    write_section(options.output, "slow_loader", lines)
     return 0
 
 

@@ -1,12 +1,13 @@
-"""What a step costs outside of windows under each adapter: host time over the same training without the profiler.
+"""What a step costs outside of windows under each adapter: host µs over the same training without the profiler.
 
 ``make bench-time`` runs this with the other benchmarks of time; ``python -m benchmarks.step_cost`` runs it alone.
 
 The same small network trains in short trainings, one after the other in one process: in a loop of its own, in a
-Lightning ``Trainer`` and in that of transformers, bare and with the profiler, in a new order in every round. Each
-logs every 50 steps, to something that writes nothing, and the profiler's readings go along. The figure of a training is
-the mean of its steps but the first ones, in which the profiler counts what it is free to count; differences are taken
-within a round. Two bare arms show how large a difference of nothing is.
+Lightning ``Trainer`` and in that of transformers, bare and with the profiler, in a new order in every round. Each logs
+every 50 steps, to something that writes nothing, and the profiler's readings go along. The figure of a training is the
+mean of its steps but the first 200; what the profiler counts in them to check its FLOPs is in the mean. Differences are
+taken within a round: medians with 95% bootstrap intervals. CPU is the time of the thread that trains. Two bare arms
+show how large a difference of nothing is.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from torch.utils.data import DataLoader
 from lightning_flops import FlopsProfilerCallback, profile_training
 
 from .machine import RESULTS
-from .page import table, write_section
+from .page import described, table, write_section
 from .ratios import Estimate, Target, difference
 from .runner import in_rounds, start
 from .workloads import quiet_trainer
@@ -202,18 +203,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name, training in TRAININGS.items():
             rows += _rows(name, measure(training, rounds=options.rounds, folder=Path(folder)))
     columns = ["training", "arm", ">CPU", ">over bare", ">wall", ">over bare", "target: mean CPU over bare"]
-    lines = [
-        f"""## What a step costs outside of windows
-
-Host µs a step of a small network: the mean of {STEPS - UNSEEN_STEPS - 1} steps of a training after its first
-{UNSEEN_STEPS}. Trainings under each arm, in one process, in a new order in each of {options.rounds} rounds; medians of
-the rounds' differences with 95% bootstrap intervals. CPU is the time of the thread that trains. Every {LOG_EVERY} steps
-the run logs, to something that writes nothing, and with it the monitor. What the profiler counts in these steps to
-check its FLOPs is in the mean.
-""",
-        *table(columns, rows),
-    ]
-    write_section(options.output, "step_cost", lines, "torch", "lightning", "transformers")
+    lines = [*described(__doc__, "torch", "lightning", "transformers", level="##"), *table(columns, rows)]
+    write_section(options.output, "step_cost", lines)
     return 0
 
 

@@ -2,9 +2,10 @@
 
 ``make bench-time`` runs this with the other benchmarks of time; ``python -m benchmarks.trace_cost`` runs it alone.
 
-A step is timed with and without the tracer in every round, in a new random order, by the processor time of the process
-(everything runs on one thread, so what else the machine does is not in it); ratios are taken within a round. Starting
-and stopping the profiler lie outside of the traced step and are listed apart.
+A step is timed under torch.profiler with marks around modules and phases, and without, in every round, in a new random
+order, by the processor time of the process (everything runs on one thread, so what else the machine does is not in it);
+ratios are taken within a round, medians have 95% intervals. Starting and stopping the profiler lie outside of the
+traced step and are listed apart.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from lightning_flops.trace import analyze_trace, trace_from_columns
 from lightning_flops.trace.modules import module_table
 
 from .machine import RESULTS
-from .page import table, write_section
+from .page import described, table, write_section
 from .ratios import Target, median_with_interval, ratio
 from .runner import in_rounds, start
 from .workloads import Workload, tiny_operators
@@ -166,11 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     lost = [[one.lost[phase] for one in next(iter(readings.values()))[TRACED]] for phase in (0, 1)]
     forward, backward = (median_with_interval(each) for each in lost)
     lines = [
-        f"""## The traced step
-
-Processor time of one step under torch.profiler with marks around modules and phases, over the same step without;
-medians of {options.rounds} and {5 * options.rounds} rounds with 95% intervals.
-""",
+        *described(__doc__, "torch", "transformers", level="##"),
         *table(
             ["step", "plain, ms", "traced / plain", "plain again / plain", "events", "start, ms", "stop, ms", "goal"],
             [_cost_row(name, readings[name], target) for name, (_, _, target) in names.items()],
@@ -186,7 +183,7 @@ medians of {options.rounds} and {5 * options.rounds} rounds with 95% intervals.
             ],
         ),
     ]
-    write_section(options.output, "traced step", lines, "torch", "transformers")
+    write_section(options.output, "traced step", lines)
     return 0
 
 

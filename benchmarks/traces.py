@@ -1,8 +1,10 @@
 """How fast traces are read and analyzed, in how much memory, and beside HolisticTraceAnalysis over the same file.
 
 ``make bench-traces`` writes synthetic traces in torch's format to a temporary folder: steps of nested operators with
-kernels that they launch. Each reading is a process of its own. Times are of the processor, so that what else runs
-on the machine changes them little; readings take turns, and the least of each is taken: all else only adds to it.
+kernels that they launch. Each reading is a process of its own. Times are seconds of the processor, so that what else
+runs on the machine changes them little; readings take turns, and the least of each is taken: all else only adds to it.
+Memory is the most over what the process had before. HolisticTraceAnalysis makes four tables (temporal, kernels, idle
+time, launches), this project all of them.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from .machine import RESULTS
-from .page import met, table, write_section
+from .page import described, met, table, write_page
 from .runner import start
 
 logger = logging.getLogger("benchmarks.traces")
@@ -25,11 +27,6 @@ OPERATORS_IN_STEP = 20_000
 LARGE_SEC, LARGE_BYTES = 12.0, 1e9
 """Most that a trace of one gigabyte may take, of one core and of memory over what the process had before."""
 TIMES_FASTER = 15.0  # Than HolisticTraceAnalysis, at least
-
-_HEAD = """# How fast traces are read
-
-What `lightning-flops trace` does with a file: reading it, and every table. Again: `make bench-traces`.
-"""
 
 _OURS = """
 import json, resource, sys, time
@@ -123,11 +120,8 @@ def large_section(path: Path, rounds: int) -> list[str]:
     times = [f"{one:.1f}" for one in (least(readings, 3), least(readings, 4), seconds)]
     row = [f"{events:,}", *times, f"{seconds / events * 1e6:.2f}", f"{peak / 1e6:,.0f}", holds]
     return [
-        f"""## A large trace
-
-A synthetic trace of {size / 1e9:.2f} GB. Seconds of one core, the least of {rounds} readings; memory is the most over
-what the process had before. Goal: {LARGE_SEC:.0f} s and {LARGE_BYTES / 1e9:.1f} GB a gigabyte.
-""",
+        f"## A synthetic trace of {size / 1e9:.2f} GB, {rounds} readings; goal: 12 s and 1 GB a gigabyte",
+        "",
         *table([">events", ">read, s", ">analyzed, s", ">together, s", ">µs an event", ">peak, MB", "goal"], [row]),
     ]
 
@@ -145,12 +139,8 @@ def rival_section(path: Path, python: str, rounds: int) -> list[str]:
     times = totals[1] / totals[0]
     rows[1].append(f"{times:.1f}: {met(times >= TIMES_FASTER)}")
     return [
-        f"""## Beside HolisticTraceAnalysis
-
-A synthetic trace of {path.stat().st_size / 1e6:,.0f} MB, in turns, seconds of the processor, the least of {rounds}. It
-makes four tables (temporal, kernels, idle time, launches), this project all of them. Goal: {TIMES_FASTER:.0f} times as
-fast.
-""",
+        f"## Beside HolisticTraceAnalysis: {path.stat().st_size / 1e6:,.0f} MB; goal: {TIMES_FASTER:.0f} times as fast",
+        "",
         *table(["", ">read, s", ">tables, s", ">together, s", "times"], [[*rows[0], None], rows[1]]),
     ]
 
@@ -163,11 +153,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         write_trace(path, options.bytes)
-        sections = {"large trace": large_section(path, options.rounds)}
+        lines = [*described(__doc__), *large_section(path, options.rounds)]
         write_trace(path, options.bytes // 10)
-        sections["rival"] = rival_section(path, options.hta, options.rounds)
-    for name, lines in sections.items():
-        write_section(options.output, name, lines, head=_HEAD)
+        lines += ["", *rival_section(path, options.hta, options.rounds)]
+    write_page(options.output, lines)
     return 0
 
 
