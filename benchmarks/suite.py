@@ -120,7 +120,7 @@ class Comparison:
         return not any(self.lists[heading] for heading in (FAULTS, LEFT, FAILED, ONE_WAY))
 
 
-OWN_FAILURE = re.compile(r"the FLOPs profiler failed|could not take every tap off|could not be loaded")
+OWN_FAILURE = re.compile(r"the FLOPs profiler failed|FLOPs profiler could not be (loaded|removed)")
 """What the profiler says when something of its own went wrong."""
 
 TEST_SEC = 300  # A test that takes longer fails

@@ -21,13 +21,13 @@ from .checks import Here, Part, Row, Verdict, run_part
 PARTS = (
     # Number, name, module (and what of it), seconds after which it is ended on a GPU, and what earlier parts have left
     # over: together nine minutes.
-    (0, "The machine", "machine_facts", 30),
+    (0, "The machine", "device:FACTS", 30),
     (1, "Counts", "counts", 150),
     (2, "Times", "times", 80),
     (3, "The run does not notice", "unnoticed", 85),
     (4, "Trace", "trace", 50),
-    (5, "MFU", "mfu", 45),
-    (6, "Memory", "memory", 25),
+    (5, "MFU", "device:MFU", 45),
+    (6, "Memory", "device:MEMORY", 25),
     (7, "NCCL", "ranks", 45),
     (8, "The trace command", "trace:COMMAND_CHECKS", 30),
 )

@@ -73,7 +73,7 @@ def test_what_is_left_with_the_profiler_alone_is_a_leak() -> None:
 
 
 def test_a_profiler_that_failed_is_no_good_run_though_every_test_passed() -> None:
-    said = ("the FLOPs profiler failed and has taken itself out; training goes on: KeyError: 3",)
+    said = ("the FLOPs profiler failed and is off; the program goes on: KeyError: 3",)
     result = compare({"a": PASSED}, {"a": Outcome(how="passed", said=said)}, {})
     assert not result.good
     assert result.lists[FAILED] == {"a": f"`{said[0]}`"}
