@@ -10,7 +10,6 @@ time, launches), this project all of them.
 from __future__ import annotations
 
 import json
-import logging
 import subprocess
 import sys
 import tempfile
@@ -20,8 +19,6 @@ from pathlib import Path
 from .machine import RESULTS
 from .page import described, met, table, write_page
 from .runner import start
-
-logger = logging.getLogger("benchmarks.traces")
 
 OPERATORS_IN_STEP = 20_000
 LARGE_SEC, LARGE_BYTES = 12.0, 1e9

@@ -117,11 +117,6 @@ def next_token_loss(logits: Tensor, tokens: Tensor) -> Tensor:
     return functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), tokens[:, 1:].flatten())
 
 
-def gpt_net(here: Here, size: Size) -> Net:
-    """A GPT and its loss."""
-    return Net(gpt_on(here, size), next_token_loss)
-
-
 def batches_of(size: Size, here: Here, number: int) -> list[Tensor]:
     """*number* times one batch of random tokens, on the device."""
     generator = torch.Generator().manual_seed(0)
@@ -231,6 +226,12 @@ def fit(
         trainer.fit(net, loader)
     here.settle()
     return Fit(net, callback, log)
+
+
+def gpt_fit(here: Here, size: Size, steps: int, callback: Any, *callbacks: Callback, **settings: Any) -> Fit:
+    """A fit of a GPT in bfloat16."""
+    net, batches = Net(gpt_on(here, size), next_token_loss), batches_of(size, here, steps)
+    return fit(here, net, batches, callback, *callbacks, precision="bf16-mixed", **settings)
 
 
 def forget(here: Here) -> None:

@@ -16,35 +16,21 @@ from torch.profiler import ProfilerActivity, profile
 from lightning_flops.schema.trace import TraceReport
 
 from ..machine import ROOT
+from . import nets
 from .checks import Check, Here, Row, at_least, at_most, exactly, holds, reported, unjudged, within
-from .nets import (
-    FIRST_STEP,
-    MEDIUM,
-    SETTLES,
-    Fit,
-    Net,
-    Size,
-    batches_of,
-    fit,
-    forget,
-    gpt_net,
-    layers,
-    profiler,
-    size_for,
-)
+from .nets import Fit, Net, fit, forget, profiler
 
-_STEPS = FIRST_STEP + 1 + SETTLES + 2 + 2 + 1
+_STEPS = nets.FIRST_STEP + 1 + nets.SETTLES + 2 + 2 + 1
 LOST_FORWARD, LOST_BACKWARD = 0.02, 0.03
 _BUSY_SHARE = 0.02
 _at_most_share = partial(at_most, unit="%", scale=100)
 _sum = partial(within, share=1e-3, least=15.0, unit="µs")  # a mark ends some µs behind its phase
 
 
-def gpt_traced(here: Here, size: Size, **settings: Any) -> Fit:
+def gpt_traced(here: Here, size: nets.Size, **settings: Any) -> Fit:
     """A fit of a GPT of which one step is traced."""
     torch.manual_seed(0)
-    callback = profiler(here, timing_steps=2, trace=True, **settings)
-    done = fit(here, gpt_net(here, size), batches_of(size, here, _STEPS), callback, precision="bf16-mixed")
+    done = nets.gpt_fit(here, size, _STEPS, profiler(here, timing_steps=2, trace=True, **settings))
     forget(here)
     return done
 
@@ -63,7 +49,7 @@ def _tables_of(done: Fit) -> TraceReport:
 
 def _by_module(here: Here) -> Iterator[Row]:
     """Nothing of forward and backward is lost between modules, and they add up."""
-    done = gpt_traced(here, size_for(here))
+    done = gpt_traced(here, nets.size_for(here))
     tables = _tables_of(done)
     modules = tables.modules
     if modules is None:
@@ -141,7 +127,7 @@ def _second_stream(here: Here) -> Iterator[Row]:
     width, number = here.pick(4096, 64), here.pick(8, 2)
     batch = torch.randn(here.pick(8192, 32), width, device=here.device, dtype=torch.bfloat16)
     host = torch.empty(here.pick(64, 1) * 2**20, dtype=torch.uint8).pin_memory()
-    net = _Copies(layers(here, width, number), host, here.device)
+    net = _Copies(nets.layers(here, width, number), host, here.device)
     callback = profiler(here, timing_steps=2, trace=True)
     tables = _tables_of(fit(here, net, [batch] * _STEPS, callback, precision="bf16-true"))
     forget(here)
@@ -164,7 +150,7 @@ def _other_profiler(here: Here) -> Iterator[Row]:
     """While another profiler is on, modules are timed at their boundaries, and the report says why."""
     torch.manual_seed(0)
     batch = torch.randn(here.pick(1024, 32), here.pick(1024, 64), device=here.device)
-    net = Net(layers(here, batch.shape[1], 2))
+    net = Net(nets.layers(here, batch.shape[1], 2))
     with profile(activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * here.on_gpu):
         done = fit(here, net, [batch] * _STEPS, profiler(here, timing_steps=2, trace=True))
     traced = done.profile.traced
@@ -194,7 +180,9 @@ _LEAST_FIGURES = 50
 
 
 def _command(here: Here) -> Iterator[Row]:
-    traced = gpt_traced(here, size_for(here, MEDIUM), trace_dir=str(here.folder / "traces"), record_shapes=True)
+    traced = gpt_traced(
+        here, nets.size_for(here, nets.MEDIUM), trace_dir=str(here.folder / "traces"), record_shapes=True
+    )
     profile = json.loads(traced.profile.to_json())
     (path,) = profile["traced"]["files"]
     command = [sys.executable, "-m", "lightning_flops", "trace", path, "--json"]
