@@ -40,11 +40,7 @@ _SETTINGS: dict[str, Any] = {"profile_step": 1, "timing_steps": 2}
 
 
 class Tripwire:
-    """Counts the lines of ours that run inside a hook, and raises at one of them; a tracing function of one thread.
-
-    Args:
-        at: the number of the line that raises, the first being 0; None: none does.
-    """
+    """Counts the lines of ours that run inside a hook, and raises at the one numbered *at*; traces one thread."""
 
     def __init__(self, at: int | None = None) -> None:
         self.lines = 0

@@ -106,17 +106,7 @@ def within(
     unit: str = "",
     scale: float = 1.0,
 ) -> Row:
-    """*seen* is to be *truth*, but for a *share* of it, or for *least* where that is more.
-
-    Args:
-        claim: in words.
-        seen: None if there is no figure, which misses.
-        truth: as measured in another way.
-        share: of *truth*.
-        least: in the unit of *truth*.
-        unit: in which figures are shown.
-        scale: by which they are multiplied for that.
-    """
+    """*seen* is to be *truth*, but for a *share* of it, or *least* where that is more; shown × *scale* in *unit*."""
     limit, found = max(share * abs(truth), least), math.nan if seen is None else seen
     relative = f" ({(found - truth) / truth:+.2%})" if truth else ""
     return Row(

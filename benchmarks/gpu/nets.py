@@ -179,11 +179,7 @@ class Fit:
 
     @property
     def profile(self) -> Profile:
-        """What the profiler measured.
-
-        Raises:
-            RuntimeError: there is no profile.
-        """
+        """What the profiler measured; raises RuntimeError if there is nothing."""
         if self.callback is None or self.callback.profile is None:
             raise RuntimeError(f"the fit left no profile; the profiler warned: {self.log or 'of nothing'}")
         return self.callback.profile
@@ -196,25 +192,10 @@ def profiler(here: Here, **settings: Any) -> FlopsProfilerCallback:
 
 
 def fit(
-    here: Here,
-    net: LightningModule,
-    batches: Sequence[Any] | DataLoader[Any],
-    callback: FlopsProfilerCallback | None = None,
-    *callbacks: Callback,
-    hear: Callable[[str], None] | None = None,
-    **settings: Any,
-) -> Fit:
-    """One epoch.
-
-    Args:
-        here: where.
-        net: what is trained.
-        batches: each is a batch; or a loader.
-        callback: the profiler, or none.
-        callbacks: others.
-        hear: gets every warning; without it there are none.
-        settings: of the Trainer.
-    """
+    here: Here, net: LightningModule, batches: Sequence[Any] | DataLoader[Any], callback: Any = None,
+    *callbacks: Callback, hear: Callable[[str], None] | None = None, **settings: Any,
+) -> Fit:  # fmt: skip
+    """One epoch over *batches*, with the profiler or without; *hear* gets every warning, without it there are none."""
     settings = {"accelerator": "gpu" if here.on_gpu else "cpu", **settings}
     trainer = quiet_trainer(here.folder, *([] if callback is None else [callback]), *callbacks, **settings)
     loader = batches if isinstance(batches, DataLoader) else DataLoader(batches, batch_size=None)  # type: ignore[arg-type]

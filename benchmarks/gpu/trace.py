@@ -36,11 +36,7 @@ def gpt_traced(here: Here, size: nets.Size, **settings: Any) -> Fit:
 
 
 def _tables_of(done: Fit) -> TraceReport:
-    """The tables of the traced step.
-
-    Raises:
-        RuntimeError: none was traced.
-    """
+    """The tables of the traced step; raises RuntimeError if none was traced."""
     found = done.profile
     if found.traced is None or found.traced.tables is None:
         raise RuntimeError(f"no step was traced: {found.notes}")

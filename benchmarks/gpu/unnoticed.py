@@ -106,11 +106,7 @@ def _did_it_all(done: Fit) -> tuple[bool, str]:
 
 
 class _SyncMode(Callback):
-    """Has torch watch for synchronizations during the training alone: behind it Lightning moves the model to the host.
-
-    Args:
-        mode: ``warn`` or ``error``.
-    """
+    """Has torch warn or raise at synchronizations in the training alone: then Lightning moves the model to the host."""
 
     def __init__(self, mode: str) -> None:
         self.mode = mode
