@@ -14,7 +14,9 @@ from lightning_flops.report.profile_document import (
     advice_section,
     breakdown_section,
     modules_section,
+    no_advice,
     notes_section,
+    saving,
     times_section,
 )
 from lightning_flops.report.ranks_document import rank_section
@@ -76,7 +78,7 @@ def profile_view(profile: Profile) -> View:
         sections.append(Picture("steps"))
     if profile.budget is not None:
         sections.append(breakdown_section(profile))
-    sections.append(advice_section(profile.advice, rules=True))
+    sections.append(advice_section(profile.advice, rules=True, nothing=no_advice(profile)))
     if profile.notes:
         sections.append(notes_section(profile.notes))
     if rows:
@@ -102,7 +104,7 @@ def profile_view(profile: Profile) -> View:
         where=" · ".join(filter(None, parts)),
         summary=[
             *whole_sentences(answer_lines(profile, advice=False)),
-            *(f"Try first: {one.evidence} {one.action}" for one in profile.answer.advice[:1]),
+            *(f"Try first: {one.fact} {one.remedy}{saving(one)}" for one in profile.answer.advice[:1]),
         ],
         sections=sections,
         parts=[[name, seconds] for name, seconds in profile.answer.parts],
@@ -316,12 +318,7 @@ def _profile_points(profile: Profile, rows: Sequence[list[Any]]) -> dict[str, An
         seconds, flops, moved, *_ = own[printable(module.name)]
         roof = module.roofline if module.own == module.total else None
         found["modules"].append(_point(found, module.name or "(root)", module.type_name, flops, moved, seconds, roof))
-    tables = profile.traced.tables
-    seconds_of = {}
-    if tables is not None:
-        steps = max(1, len(tables.step_times.steps))
-        for row in tables.operators or ():
-            seconds_of[row.name.replace("::", ".")] = (row.device_self or row.host_self).total_us * _US / steps
+    seconds_of = {name.replace("::", "."): one.self_sec for name, one in profile.traced.operators.items()}
     for one in profile.operators:
         flops, moved = profile.per_step(one.flops.total), profile.per_step(one.bytes_read + one.bytes_written)
         seconds = seconds_of.get(one.operator)

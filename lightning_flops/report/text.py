@@ -24,6 +24,7 @@ from lightning_flops.report.profile_document import (
     operators_section,
     short_sections,
     throughput_section,
+    times_section,
     uncounted_section,
 )
 from lightning_flops.report.summary_text import summary_lines
@@ -110,6 +111,8 @@ def _memory_of_trace(profile: Profile) -> Iterator[Section]:
 
 def detailed_sections(profile: Profile) -> Iterator[Section]:
     """What is not in the short report."""
+    if profile.timing is not None:
+        yield times_section(profile, spread=True)
     if profile.advice:
         yield advice_section(profile.advice, rules=True)
     if profile.notes:
