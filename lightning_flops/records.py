@@ -309,6 +309,8 @@ class RunFacts:
     optimizers: tuple[OptimizerFacts, ...] | None = None
     loader_workers: int | None = None
     """Fewest worker processes of the training DataLoaders."""
+    cores: int | None = None
+    """Cores that this process may use."""
     padding_ratio: float | None = None
     """Share of padding in the tokens of the run's batches so far."""
 
@@ -416,6 +418,8 @@ class ProcessorLoss:
     """Of the time, how much the thread that trains was ready to run and had no processor."""
     stolen_share: float | None
     """Of the processor time that this machine asked for, what its hypervisor gave to other machines."""
+    idle_cores: float | None = None
+    """Cores of this machine that had nothing to do, on average."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

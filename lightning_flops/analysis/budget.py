@@ -1,6 +1,6 @@
 """The budget of a step: one account of where peak x time went, whose rows add up to the step's wall time.
 
-The times of a step's parts are those of the timed steps. What filled each part is known of the traced step alone, so
+The times of a step's parts are those of a typical step. What filled each part is known of the traced step alone, so
 its shares divide them. What neither tells is not guessed: such rows are joined, and the budget says so.
 """
 
@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import get_args
 
+from lightning_flops.analysis.advice import ROWS_OF_RULE
 from lightning_flops.analysis.rates import mean, peak_seconds
 from lightning_flops.records import OperatorCell, TimePhase, WindowRecord
 from lightning_flops.schema.advice import Advice
@@ -39,8 +40,8 @@ _WHOLE = frozenset(("data_wait", "transfer", "bubble"))
 """Parts that are one row, whatever filled them."""
 
 _LABELS: Mapping[BudgetKey, str] = {
-    "model": "useful model FLOPs at the peak (MFU)",
-    "padding": "model FLOPs of padding at the peak (MFU, but of no use)",
+    "model": "useful model FLOPs at the peak (this step's MFU)",
+    "padding": "model FLOPs of padding at the peak (of no use)",
     "recompute": "recomputed FLOPs at the peak",
     "optimizer_flops": "the optimizer's FLOPs at the peak",
     "skipped": "less masked attention's FLOPs that are counted and not executed",
@@ -63,37 +64,6 @@ _RUN_ROWS: Mapping[str, tuple[RunKey, str]] = {
     "epoch restart": ("between_epochs", "between epochs"),
 }
 """Causes for which time is left out of the steps, and their rows; a user may name others."""
-
-_KERNELS: frozenset[BudgetKey] = frozenset(("matmul", "other_operators", "operators"))
-
-ROWS_OF_RULE: Mapping[str, frozenset[BudgetKey]] = {
-    "data_wait": frozenset(("data_wait",)),
-    "exposed_communication": frozenset(("communication",)),
-    "overlap": frozenset(("communication",)),
-    "waiting": frozenset(("communication",)),
-    "straggler": frozenset(("communication",)),
-    "backend": frozenset(("communication",)),
-    "data_parallel": frozenset(("communication", "copies", "idle")),
-    "pageable_copies": frozenset(("copies", "transfer")),
-    "gpu_utilization": frozenset(("idle",)),
-    "idle": frozenset(("idle",)),
-    "short_kernels": frozenset(("idle", "other_operators", "operators")),
-    "memory_low": frozenset(("idle",)),
-    "optimizer": frozenset(("other_operators", "operators", "idle")),
-    "tensor_core_eligible": frozenset(("matmul", "operators")),
-    "float32": frozenset(("matmul", "operators")),
-    "misaligned": frozenset(("matmul", "operators")),
-    "blocks_per_sm": _KERNELS,
-    "occupancy": _KERNELS,
-    "without_flops": frozenset(("other_operators", "operators")),
-    "padding": frozenset(("model", "padding", "recompute", "matmul", "other_operators", "operators")),
-    "memory_high": frozenset(),
-    "heat_limited": frozenset(),
-    "power_limited": frozenset(),
-    "starved": frozenset(),
-    "mfu": frozenset(),
-}
-"""The rows that following the advice of each rule lowers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +126,7 @@ def build_budget(
     """The account of one step.
 
     Args:
-        timing: means over the timed steps.
+        timing: of the timed steps.
         traced: the traced step; None if there is none.
         at_peak: what the counted FLOPs take at the peak.
         memory_sec: seconds that moving the bytes of all operators that are not matmul-like takes at the bandwidth of
@@ -169,13 +139,13 @@ def build_budget(
     Returns:
         None if no step was timed.
     """
-    if timing is None or timing.global_step_sec <= 0:
+    if timing is None or timing.global_step.typical_sec <= 0:
         return None
     filling = None if traced is None else traced.filling
     notes: list[str] = []
     fillings = {} if filling is None else {one.name: one for one in filling.parts}
     spent, joined = _spent(timing.parts, fillings)
-    unfilled = [part.name for part in timing.parts if part.mean_sec > 0 and _is_unfilled(part, fillings)]
+    unfilled = [part.name for part in timing.parts if part.typical_sec > 0 and _is_unfilled(part, fillings)]
     if filling is None:
         why = "no trace shows what filled forward, backward and optimizer"
         notes.append(f"Joined, as {why}: operators slower than the peak, other operators, communication, copies, idle.")
@@ -232,7 +202,7 @@ def link_advice(budget: Budget, advice: Sequence[Advice]) -> Budget:
 
     def rules(row: BudgetRow) -> tuple[str, ...]:
         keys = {row.key, *row.joined}
-        found = (one.rule for one in advice if keys & ROWS_OF_RULE.get(one.rule, frozenset()))
+        found = (one.rule for one in advice if keys & ROWS_OF_RULE[one.rule])
         return tuple(rule for rule in found if row.key != "model" or rule != "padding" or not has_padding)
 
     has_padding = any(row.key == "padding" for row in budget.rows)
@@ -249,7 +219,7 @@ def _spent(parts: Iterable[PartTiming], fillings: Mapping[str, PartFilling]) -> 
     spent: _Spent = defaultdict(Fraction)
     joined: _Joined = {}
     for part in parts:
-        phases, seconds = part.phases, Fraction(part.mean_sec)
+        phases, seconds = part.phases, Fraction(part.typical_sec)
         weights = _weights_of_part(phases, fillings)
         whole = sum(weights.values())
         if len(phases) == 1 and phases[0] in _WHOLE:
@@ -381,7 +351,7 @@ def _label(
         return ", ".join(_LABELS[one] for one in joined)
     label = _LABELS[key]
     if key == "model" and at_peak.padding:
-        label = "useful model FLOPs at the peak, without padding (useful MFU)"
+        label = "useful model FLOPs at the peak, without padding"
     if key == "compute" and unfilled and not beyond_peak:
         label = " and ".join(filter(None, (", ".join(unfilled[:-1]), unfilled[-1])))
     if beyond_peak:
@@ -414,6 +384,10 @@ def with_report_sec(profile: Profile, seconds: float) -> Profile:
 def _run(timing: TimingProfile, *, own_sec: float) -> tuple[RunShare, ...]:
     """The timed steps, what came between them, and what the profiler took beside them."""
     times: list[tuple[RunKey, str, float]] = [("training", "timed steps", timing.global_step_sec * timing.timed_steps)]
+    if (stalls := timing.stalls) is not None:
+        times[0] = (*times[0][:2], times[0][2] - stalls.seconds)
+        words = f"stalls ({stalls.steps} of {timing.timed_steps} timed steps, mostly in {stalls.part})"
+        times.append(("stalls", words, stalls.seconds))
     for cause, seconds in timing.excluded_sec.items():
         times.append((*_RUN_ROWS.get(cause, ("elsewhere", cause)), seconds))
     if own_sec > 0:

@@ -16,7 +16,7 @@ from typing import Any, cast, get_args
 
 import numpy as np
 
-from lightning_flops.analysis.advice_rules import STARVED
+from lightning_flops.analysis.advice import STARVED
 from lightning_flops.analysis.compare_modules import match_modules
 from lightning_flops.analysis.compare_noise import (
     CONFIDENCE,
@@ -104,7 +104,7 @@ class _Run:
             timed_steps=self.timing.timed_steps,
             model=modules[0].type_name if modules else "",
             device=self.profile.context.device_name,
-            starved=next((one.evidence for one in self.profile.advice if one.rule == STARVED), ""),
+            starved=next((one.fact for one in self.profile.advice if one.rule == STARVED), ""),
         )
 
     def ns(self, phases: _Phases) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
 from lightning_flops.report.layout import TITLE_WIDTH, cut, wrapped
-from lightning_flops.report.profile_document import NO_ADVICE
+from lightning_flops.report.profile_document import NO_ADVICE, no_advice, saving
 from lightning_flops.schema.advice import Advice
 from lightning_flops.schema.answer import Answer
 from lightning_flops.schema.profile import Profile
@@ -45,28 +45,33 @@ def answer_lines(profile: Profile, *, advice: bool = True, whole: bool = False) 
     lines = [
         *(line for sentences in opening(profile) for line in _sentences(sentences, whole=whole)),
         *_bar(answer),
+        *_sentences(stalls_words(profile), whole=whole),
         *_sentences(_flops(profile, answer), whole=whole),
         *_sentences(_longest(answer, lower_bound=profile.lower_bound), whole=whole),
     ]
     if not advice:
         return lines
-    room = max(len(answer.advice), MOST_LINES - len(lines))
-    return [*lines, *try_first(answer.advice, room=room, width=TITLE_WIDTH)][:MOST_LINES]
+    room, nothing = MOST_LINES - len(lines), no_advice(profile)
+    return [*lines, *try_first(answer.advice, room=room, width=TITLE_WIDTH, nothing=nothing)][:MOST_LINES]
 
 
-def try_first(advice: Sequence[Advice], *, room: int, width: int) -> Iterator[str]:
-    """*advice* without its rules, the largest saving first: in at most *room* lines, at least one for each."""
+def try_first(advice: Sequence[Advice], *, room: int, width: int, nothing: str = NO_ADVICE) -> Iterator[str]:
+    """*advice* without its rules, fact and remedy of each: as many pieces as *room* lines hold, the first in any case.
+
+    Args:
+        advice: the largest saving first.
+        room: lines.
+        width: columns.
+        nothing: what to say without advice.
+    """
     if not advice:
-        yield NO_ADVICE
+        yield nothing
     for index, one in enumerate(advice):
-        first, most = "Then: " if index else "Try first: ", max(1, room - (len(advice) - index - 1))
-        saving = "" if one.stake is None else f" (Potential saving: up to {100 * one.stake:.1f}% of step time.)"
-        lines: list[str] = []
-        for text in (f"{one.evidence} {one.action}", f"{one.action}{saving}"):
-            lines = wrapped(text, width=width, first=first, rest="  ")
-            if len(lines) <= most:
-                break
-        lines = cut(lines, most=most, width=width)
+        first = "Then: " if index else "Try first: "
+        lines = wrapped(f"{one.fact} {one.remedy}{saving(one)}", width=width, first=first, rest="  ")
+        if index and len(lines) > room:
+            return
+        lines = cut(lines, most=max(1, room), width=width)
         room -= len(lines)
         yield from lines
 
@@ -136,7 +141,7 @@ def _step(profile: Profile, answer: Answer) -> str:
     word = profile.context.step_word
     if answer.global_step_sec is None:
         return f"No {word} was timed, so samples/s, MFU and HFU are {NOT_AVAILABLE}."
-    figures = [duration(answer.global_step_sec)]
+    figures = []
     if answer.samples_per_sec is not None:
         figures.append(f"{plain(answer.samples_per_sec)} samples/s")
     else:
@@ -145,7 +150,9 @@ def _step(profile: Profile, answer: Answer) -> str:
     if answer.tokens_per_sec is not None:
         figures.append(f"{plain(answer.tokens_per_sec)} tokens/s")
     in_all = " in all" if profile.context.world_size > 1 else ""
-    return f"One {word}: {', '.join(figures)}{in_all} over the wall clock."
+    few = f" (few steps: {len(profile.timed_steps)} timed)" if answer.few_steps else ""
+    typical = f"A typical {word}{few}: {duration(answer.typical_step_sec)}"
+    return f"{typical}; {', '.join(figures)}{in_all} over the wall clock."
 
 
 def _utilization(profile: Profile, answer: Answer) -> str:
@@ -197,6 +204,18 @@ def _apportioned(parts: Sequence[tuple[str, float]], *, among: int) -> dict[str,
     return units
 
 
+def stalls_words(profile: Profile) -> str:
+    """Steps that took much longer than a typical one, in a sentence; empty if none did."""
+    timing = profile.timing
+    if timing is None or timing.stalls is None:
+        return ""
+    one, word = timing.stalls, profile.context.step_word
+    return (
+        f"Stalls: {plain(one.steps)} of {plain(timing.timed_steps)} {plural(word, 2)} took {duration(one.seconds)} "
+        f"longer than typical ones, mostly in {one.part}."
+    )
+
+
 def _flops(profile: Profile, answer: Answer) -> str:
     flops, context = profile.flops, profile.context
     of_rank = "" if context.world_size == 1 else " on this rank"
@@ -224,7 +243,9 @@ def _longest(answer: Answer, *, lower_bound: bool) -> str:
     if answer.longest_of == "FLOPs":
         of_what = " of those that could be counted" if lower_bound else ""
         return f"Top modules by FLOPs of their own: {', '.join(shown)}{of_what}."
-    whole = "the traced step" if answer.longest_of == "traced step" else "all modules' forwards"
+    whole = "a typical step" if answer.longest_of == "step" else "all modules' forwards"
+    if answer.is_rough:
+        whole += " (rough: the traced steps took over twice, or under half, as long)"
     return f"Top modules by self time: {', '.join(shown)} of {whole}."
 
 
@@ -247,7 +268,7 @@ def headline(profile: Profile) -> str:
     if profile.answer.advice:
         first = profile.answer.advice[0]
         opening = f"{sentences} First advice: "
-        words = printable(f"{first.evidence} {first.action}")
+        words = printable(f"{first.fact} {first.remedy}")
         room = max(_LEAST_ADVICE, _WIDTH - len(opening))
         sentences = opening + textwrap.shorten(words, room, placeholder=" …")
     return printable(sentences)

@@ -12,10 +12,11 @@ from lightning_flops.analysis.step_rates import RATES_OF_TRAINING
 from lightning_flops.report.document import Column, Figure, Section, Table, field, quantity, share, table
 from lightning_flops.report.layout import some_of
 from lightning_flops.schema.advice import Advice
+from lightning_flops.schema.answer import whole_step_sec
 from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.ranks import RanksProfile
-from lightning_flops.schema.step import OperatorProfile
+from lightning_flops.schema.step import FEW_STEPS, OperatorProfile
 from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, plural, si
 
 NO_ADVICE = "Nothing that was measured is above its threshold."
@@ -52,27 +53,40 @@ def short_sections(
     if profile.budget is not None:
         yield breakdown_section(profile)
     yield modules_section(profile, most=modules)
-    yield advice_section(profile.advice, most=advice)
+    yield advice_section(profile.advice, most=advice, nothing=no_advice(profile))
     if profile.notes:
         yield notes_section(profile.notes, most=notes)
 
 
-def times_section(profile: Profile) -> Section:
-    """The parts of a step, which add up to it."""
+def no_advice(profile: Profile) -> str:
+    """Why there is no advice, where there is none."""
+    timing, words = profile.timing, profile.context.step_word
+    if timing is not None and timing.few_steps:
+        return f"No advice from few steps: it begins with {FEW_STEPS} timed {plural(words, FEW_STEPS)}."
+    return NO_ADVICE
+
+
+def times_section(profile: Profile, *, spread: bool = False) -> Section:
+    """The parts of a typical step, which add up to it; with *spread* the mean and spread of the timed ones."""
     timing, word = profile.timing, profile.context.step_word
-    title = f"Time of a {profile.step_name}"
+    title = f"Time of a {'' if spread else 'typical '}{profile.step_name}"
     if timing is None:
         return Section(title, "", [f"No {word} was timed."])
     parts = [part for part in timing.parts if part.maximum_sec]
     columns = [
         Column("", lambda part: profile.step_name if part is timing.global_step else part.name, str),
-        quantity("mean", lambda part: part.mean_sec, "s"),
-        share("share", lambda part: ratio(part=part.mean_sec, whole=timing.global_step_sec)),
-        quantity("min", lambda part: part.minimum_sec, "s"),
-        quantity("median", lambda part: part.median_sec, "s"),
-        quantity("max", lambda part: part.maximum_sec, "s"),
+        quantity("typical", lambda part: part.typical_sec, "s"),
+        share("share", lambda part: ratio(part=part.typical_sec, whole=timing.global_step.typical_sec)),
     ]
-    words = f"Over {plain(timing.timed_steps)} timed {plural(word, timing.timed_steps)}."
+    if spread:
+        columns[2:] = [
+            quantity("mean", lambda part: part.mean_sec, "s"),
+            quantity("min", lambda part: part.minimum_sec, "s"),
+            quantity("median", lambda part: part.median_sec, "s"),
+            quantity("max", lambda part: part.maximum_sec, "s"),
+        ]
+    words = f"Over {plain(timing.timed_steps)} timed {plural(word, timing.timed_steps)}"
+    words += "." if spread else f"; typical is the mean of the middle {plain(timing.typical_steps)} by wall time."
     if timing.reader_sec is not None:
         words += f" The data loader ran {duration(timing.reader_sec)} per {word}, whether other work hid it or not."
     return Section(title, "", [table([*parts, timing.global_step], columns, whole=True, after=[words])])
@@ -93,7 +107,7 @@ def breakdown_section(profile: Profile) -> Section:
     rows.append((profile.step_name, budget.wall_ns, ""))
     columns = [
         Column("", lambda row: row[0], str),
-        quantity("mean", lambda row: row[1] * _NS, "s"),
+        quantity("typical", lambda row: row[1] * _NS, "s"),
         share("share", lambda row: row[1] / budget.wall_ns),
         *([Column("advice", lambda row: row[2], str, left=True)] if any(row[2] for row in rows) else []),
     ]
@@ -201,37 +215,41 @@ def modules_section(profile: Profile, *, most: int | None = MODULES_SHOWN) -> Se
 
 
 def _shares(profile: Profile, groups: Sequence[_Group], *, timed: bool) -> Any:
-    """Share of the traced step, of all modules' forwards where it has no trace, or of all FLOPs."""
+    """Share of a typical step, of all modules' forwards where there is no trace, or of all FLOPs."""
     tables = None if profile.traced is None else profile.traced.tables
     if not timed:
         whole: float = sum(group.flops for group in groups) + profile.outside.total
     elif tables is not None:
-        whole = tables.step_times.mean.wall_us * 1e-6
+        whole = whole_step_sec(profile, tables)
     else:
         whole = math.fsum(group.self_sec for group in groups)
     return lambda part: ratio(part=part, whole=whole)
 
 
-def advice_section(advice: Sequence[Advice], *, most: int | None = None, rules: bool = False) -> Section:
+def advice_section(
+    advice: Sequence[Advice], *, most: int | None = None, rules: bool = False, nothing: str = NO_ADVICE
+) -> Section:
     """What to do, the largest saving first.
 
     Args:
         advice: all of it.
         most: so many pieces at most; None for all.
-        rules: say of each what it was held against, and who says so.
+        rules: say of each what it was held against, when not to follow it, and who says so.
+        nothing: what to say without advice.
     """
     items = [
-        f"{number}. {one.evidence} {_saving(one)}{one.action}"
-        + (f" (Rule {one.rule}: {one.threshold}; {one.source}.)" if rules else "")
+        f"{number}. {one.fact} {one.remedy}{saving(one)}"
+        + (f" Not {one.unless}. (Rule {one.rule}: {one.threshold}; {one.source}.)" if rules else "")
         for number, one in enumerate(advice[:most], start=1)
     ]
     if more := len(advice) - len(items):
         items.append(f"And {plain(more)} more in the detailed report.")
-    return Section("Advice", "", items or [NO_ADVICE])
+    return Section("Advice", "", items or [nothing])
 
 
-def _saving(advice: Advice) -> str:
-    return "" if advice.stake is None else f"Potential saving: up to {100 * advice.stake:.1f}% of step time. "
+def saving(advice: Advice) -> str:
+    """The ceiling of what *advice* can save, as a sentence after others."""
+    return "" if advice.ceiling is None else f" It can save up to {100 * advice.ceiling:.1f}% of a step."
 
 
 def notes_section(notes: Sequence[str], *, most: int | None = None) -> Section:

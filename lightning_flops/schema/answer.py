@@ -12,12 +12,11 @@ if TYPE_CHECKING:
     from lightning_flops.schema.advice import Advice
     from lightning_flops.schema.modules import ModuleProfile
     from lightning_flops.schema.profile import Profile
+    from lightning_flops.schema.step import Stalls
+    from lightning_flops.schema.trace import TraceReport
 
 _MODULES = 3
 _ADVICE = 3
-_POINTS_AT_OTHERS = "mfu"
-"""A rule that has nothing to try of its own while there are others."""
-
 _SEC_PER_US = 1e-6
 
 
@@ -36,9 +35,15 @@ class Answer:
     """The headline of a profile; None is what could not be measured."""
 
     global_step_sec: float | None
-    """Wall seconds of a step on this rank."""
+    """Wall seconds of a step on this rank, mean over the timed ones."""
+    typical_step_sec: float | None
+    """Of a typical step: see ``TimingProfile``."""
+    stalls: Stalls | None
+    """Steps that took much longer than that."""
+    few_steps: bool
+    """Too few were timed to advise on."""
     parts: tuple[tuple[str, float], ...]
-    """Seconds of each part of a step that took any, the longest first; they add up to it."""
+    """Seconds of each part of a typical step that took any, the longest first; they add up to it."""
     samples_per_sec: float | None
     """Over the wall clock; of the whole job where its ranks are known, as the next three."""
     tokens_per_sec: float | None
@@ -56,8 +61,11 @@ class Answer:
     """Of the whole model."""
     longest: tuple[LongModule, ...]
     """The modules with most time, or with most FLOPs where no step was traced."""
-    longest_of: Literal["traced step", "forward", "FLOPs"]
-    """The whole of their shares. ``forward``: of all modules' forwards, timed at their borders."""
+    longest_of: Literal["step", "forward", "FLOPs"]
+    """The whole of their shares: a typical step, all modules' forwards as a clock at their borders timed them, or all
+    FLOPs."""
+    is_rough: bool
+    """The traced steps, of which the shares are, took over twice, or under half, of a typical one."""
     advice: tuple[Advice, ...]
     """The first pieces."""
 
@@ -67,10 +75,14 @@ def answer_of(profile: Profile) -> Answer:
     job, ranks, timing = profile.job_rates, profile.ranks, profile.timing
     longest, longest_of = longest_modules(profile, most=_MODULES)
     parts = () if timing is None else timing.parts
-    advice = [one for one in profile.advice if one.rule != _POINTS_AT_OTHERS]
     return Answer(
         global_step_sec=None if timing is None else timing.global_step_sec,
-        parts=tuple(sorted(((one.name, one.mean_sec) for one in parts if one.mean_sec > 0), key=lambda one: -one[1])),
+        typical_step_sec=None if timing is None else timing.global_step.typical_sec,
+        stalls=None if timing is None else timing.stalls,
+        few_steps=timing is not None and timing.few_steps,
+        parts=tuple(
+            sorted(((one.name, one.typical_sec) for one in parts if one.typical_sec > 0), key=lambda one: -one[1])
+        ),
         samples_per_sec=job.samples_per_sec,
         tokens_per_sec=job.tokens_per_sec,
         mfu=job.mfu,
@@ -83,23 +95,30 @@ def answer_of(profile: Profile) -> Answer:
         params=profile.params if ranks is None else ranks.params,
         longest=longest,
         longest_of=longest_of,
-        advice=tuple(advice[:_ADVICE]) or profile.advice[:1],
+        is_rough=profile.traced is not None and profile.traced.is_apart,
+        advice=profile.advice[:_ADVICE],
     )
 
 
 def longest_modules(
     profile: Profile, *, most: int
-) -> tuple[tuple[LongModule, ...], Literal["traced step", "forward", "FLOPs"]]:
+) -> tuple[tuple[LongModule, ...], Literal["step", "forward", "FLOPs"]]:
     """The *most* modules that weigh most, and what their shares are of: see ``Answer.longest_of``."""
     modules = [module for module in profile.modules if module.alias_of is None]
     tables = None if profile.traced is None else profile.traced.tables
     timed = {module.name: _own_sec(module) for module in modules if _own_sec(module)}
     if timed and tables is not None:
-        return _heaviest(timed, whole=tables.step_times.mean.wall_us * _SEC_PER_US, most=most), "traced step"
+        return _heaviest(timed, whole=whole_step_sec(profile, tables), most=most), "step"
     if timed:
         return _heaviest(timed, whole=math.fsum(timed.values()), most=most), "forward"
     flops = {module.name: module.own.total for module in modules}  # no float may hold them
     return _heaviest(flops, whole=sum(flops.values()) + profile.outside.total, most=most), "FLOPs"
+
+
+def whole_step_sec(profile: Profile, tables: TraceReport) -> float:
+    """What modules' times are shares of: a typical step, or the traced one where no step was timed."""
+    timing = profile.timing
+    return tables.step_times.mean.wall_us * _SEC_PER_US if timing is None else timing.global_step.typical_sec
 
 
 def _heaviest(weights: Mapping[str, float] | Mapping[str, int], *, whole: float, most: int) -> tuple[LongModule, ...]:

@@ -25,7 +25,7 @@ BudgetKey = Literal[
 ]
 """What a row of the budget is of."""
 
-RunKey = Literal["training", "validation", "checkpoint", "between_epochs", "profiler", "report", "elsewhere"]
+RunKey = Literal["training", "stalls", "validation", "checkpoint", "between_epochs", "profiler", "report", "elsewhere"]
 """What the run did while the profiler's window was open."""
 
 
@@ -34,8 +34,8 @@ class BudgetRow:
     """One row of the budget: so much of a step's wall time."""
 
     key: BudgetKey
-    """``model``: useful model FLOPs at the peak; its share of the step is MFU. ``padding``: what of the model FLOPs
-    was spent on padding, where that is known: then ``model`` is without it, and MFU is the share of both.
+    """``model``: useful model FLOPs at the peak; its share of a typical step is that step's MFU. ``padding``:
+    what of the model FLOPs was spent on padding, where that is known: then ``model`` is without it.
     ``recompute``, ``optimizer_flops``: these FLOPs at the peak. ``skipped``: below zero, for FLOPs in
     ``model`` that fused masked attention does not execute; above zero where ``causal_attention="half"`` counts
     fewer than are executed. ``matmul``: what matmul-like operators take beyond the rows above it, all of their time
@@ -61,7 +61,8 @@ class RunShare:
     """What the run did in a part of its wall time, while the profiler's window was open."""
 
     key: RunKey
-    """``training``: the timed steps. ``validation``, ``checkpoint``, ``between_epochs``, ``elsewhere`` (what the user
+    """``training``: the timed steps, without ``stalls``: what some took beyond a typical one.
+    ``validation``, ``checkpoint``, ``between_epochs``, ``elsewhere`` (what the user
     named): between these. ``profiler``: by how much the counted and the traced steps took longer than as many others.
     ``report``: reading the trace and making the report; writing it is not in it."""
     label: str
@@ -72,10 +73,10 @@ class RunShare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """One account of one step of this rank: its rows add up to ``wall_ns`` exactly."""
+    """One account of a typical step of this rank: its rows add up to ``wall_ns`` exactly."""
 
     wall_ns: int
-    """Wall time of a step: ``timing.global_step_sec``, to the nearest nanosecond."""
+    """Wall time of a typical step: ``timing.global_step.typical_sec``, to the nearest nanosecond."""
     rows: tuple[BudgetRow, ...]
     """The FLOPs at the peak first. Rows that took no time are left out."""
     traced_step: int | None

@@ -119,7 +119,7 @@ class Profile:
     ranks: RanksProfile | None
     """All ranks of the job together; None where this rank's is the only profile at hand."""
     advice: tuple[Advice, ...]
-    """What holds the run back, the most at stake first."""
+    """What holds the run back, the largest possible saving first."""
     notes: tuple[str, ...]
     """What is missing or degraded, in sentences."""
 
@@ -170,7 +170,7 @@ class Profile:
         ``global_step_sec`` (wall seconds of a step on this rank), ``samples_per_sec``, ``tokens_per_sec``, ``mfu`` and
         ``hfu`` (of the whole job where its ranks are known; 1 is the peak), ``forward_flops``, ``backward_flops`` and
         ``hardware_flops`` (of one step on this rank, exact), ``data_wait_ratio`` (of this rank's step), ``params`` (of
-        the whole model), and ``advice``: the share of the step at stake, or None, by the rule's name, the most first.
+        the whole model), and ``advice``: the share of a step that it can save at most, or None, by the rule's name.
         """
         answer = self.answer
         return {
@@ -184,7 +184,7 @@ class Profile:
             "hardware_flops": answer.hardware_flops,
             "data_wait_ratio": answer.data_wait_ratio,
             "params": answer.params,
-            "advice": {one.rule: one.stake for one in self.advice},
+            "advice": {one.rule: one.ceiling for one in self.advice},
         }
 
     def to_json(self) -> str:

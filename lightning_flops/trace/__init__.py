@@ -6,6 +6,8 @@ whole nanoseconds in here, and microseconds in the reports; what a trace does no
 
 from lightning_flops.trace.columns import Trace, TraceFormatError
 from lightning_flops.trace.flops import Peaks
+from lightning_flops.trace.modules import module_table
+from lightning_flops.trace.operators import typical_operators
 from lightning_flops.trace.phases import step_filling, step_parts
 from lightning_flops.trace.ranks import collective_calls
 from lightning_flops.trace.read import load_trace, trace_from_columns
@@ -13,5 +15,5 @@ from lightning_flops.trace.report import analyze_one, analyze_trace
 
 __all__ = [
     "Peaks", "Trace", "TraceFormatError", "analyze_one", "analyze_trace", "collective_calls", "load_trace",
-    "step_filling", "step_parts", "trace_from_columns",
+    "module_table", "step_filling", "step_parts", "trace_from_columns", "typical_operators",
 ]  # fmt: skip

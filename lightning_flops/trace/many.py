@@ -10,8 +10,8 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 
+from lightning_flops.analysis.advice import advise_on_traces
 from lightning_flops.analysis.stragglers import are_compared, find_stragglers_in_traces
-from lightning_flops.analysis.trace_advice import advise_on_traces
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.schema.ranks import Straggler

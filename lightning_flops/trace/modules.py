@@ -164,8 +164,8 @@ def _maker_frames(trace: Trace, nodes: Ints, frames: Frames) -> Ints:
     return made_in
 
 
-def module_table(trace: Trace) -> ModuleTable | None:
-    """Forward and backward time of each module, over all steps; None if the trace does not show modules.
+def module_table(trace: Trace, step: int | None = None) -> ModuleTable | None:
+    """Forward and backward time of each module, over all steps or in one; None if the trace does not show modules.
 
     If a device took part, this is the time in which kernels, copies and memsets that were launched in the module ran on
     it; a moment in which several of them ran counts once. Otherwise it is the host's time.
@@ -173,7 +173,10 @@ def module_table(trace: Trace) -> ModuleTable | None:
     frames = trace.frames
     if frames is None:
         return None
-    columns, owner, phase, spent = _device_times(trace, frames) if trace.has_device else _host_times(trace, frames)
+    inside = np.full(len(trace), True) if step is None else trace.steps.of(trace.start_ns) == step
+    times = _device_times if trace.has_device else _host_times
+    columns, owner, phase, spent = times(trace, frames, inside)
+    calls = frames.calls()
     sources = forwards_of_modules(trace, called_modules(trace))
     found = {
         "forward": phase == Phase.FORWARD,
@@ -187,17 +190,17 @@ def module_table(trace: Trace) -> ModuleTable | None:
     }
     wholes = {name: spent(wanted) for name, wanted in found.items()}
     if not trace.has_device:
-        between = _between_nodes(trace, frames)
+        between = _between_nodes(trace, frames, inside)
         wholes["backward_communication"], wholes["backward_outside_nodes"] = between
         wholes["unattributed_backward"] -= sum(between)
     return ModuleTable(
         clock="device" if trace.has_device else "host",
-        steps=len(trace.steps),
+        steps=len(trace.steps) if step is None else 1,
         rows=table(
             ModuleRow,
             lambda row: row.name.split("."),
             name=frames.modules,
-            calls=np.bincount(frames.owner[frames.calls()], minlength=len(frames.modules)).tolist(),
+            calls=np.bincount(frames.owner[calls[inside[calls]]], minlength=len(frames.modules)).tolist(),
             source=map(sources.get, frames.modules),
             **columns,
         ),
@@ -214,8 +217,9 @@ def own_host_ns(trace: Trace, frames: Frames) -> Ints:
     return without_inner(trace, frames.rows[frames.parent[frames.rows] >= 0], frames.parent)[frames.rows]
 
 
-def _host_times(trace: Trace, frames: Frames) -> _Times:
-    times, owner, phase = own_host_ns(trace, frames), frames.owner[frames.rows], frames.phase[frames.rows]
+def _host_times(trace: Trace, frames: Frames, inside: Mask) -> _Times:
+    rows = frames.rows[inside[frames.rows]]
+    times, owner, phase = own_host_ns(trace, frames)[inside[frames.rows]], frames.owner[rows], frames.phase[rows]
     parents = modules_above(frames.modules)
     columns: dict[str, Any] = {}
     for name, one in _BOTH.items():
@@ -227,12 +231,12 @@ def _host_times(trace: Trace, frames: Frames) -> _Times:
     return columns, owner, phase, lambda wanted: int(times[wanted].sum())
 
 
-def _between_nodes(trace: Trace, frames: Frames) -> tuple[int, int]:
+def _between_nodes(trace: Trace, frames: Frames, inside: Mask) -> tuple[int, int]:
     """Nanoseconds of the backward in which its thread runs no node: with a collective under way, with an operator.
 
     A wrapper that synchronizes gradients waits there, and does there what it postponed to the backward's end.
     """
-    marks = np.flatnonzero(trace.where(_is_backward_mark, Kind.ANNOTATION))
+    marks = np.flatnonzero(inside & trace.where(_is_backward_mark, Kind.ANNOTATION))
     communication_ns = operators_ns = 0
     collectives = trace.merged(trace.is_collective)
     for lane in distinct(trace.lane[marks]).tolist():
@@ -261,8 +265,9 @@ def launched_in_frames(trace: Trace, frames: Frames) -> tuple[Ints, Ints]:
     return events[frame >= 0], frame[frame >= 0]
 
 
-def _device_times(trace: Trace, frames: Frames) -> _Times:
+def _device_times(trace: Trace, frames: Frames, inside: Mask) -> _Times:
     events, frame = launched_in_frames(trace, frames)
+    events, frame = events[inside[frame]], frame[inside[frame]]
     owner, phase = frames.owner[frame], frames.phase[frame]
     # Hooks of accumulation synchronize gradients, and so does the end of the backward: that is no module's time.
     owner = np.where(trace.is_collective[events] & (phase == Phase.BACKWARD) & (owner < 0), _COMMUNICATION, owner)

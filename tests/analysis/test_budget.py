@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_flops.analysis.advice_rules import LOW_MFU
-from lightning_flops.analysis.budget import ROWS_OF_RULE, SecondsAtPeak, build_budget, seconds_at_peak, with_report_sec
-from lightning_flops.config import AdviceThresholds, ProfilerConfig
+from lightning_flops.analysis.budget import SecondsAtPeak, build_budget, seconds_at_peak, with_report_sec
+from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import PhaseSeconds, RunFacts, TimePhase
 from lightning_flops.schema.budget import Budget
 from lightning_flops.schema.profile import Profile
@@ -65,7 +64,7 @@ def test_flops_of_padding_are_a_row_and_with_the_useful_ones_the_mfu() -> None:
     }
     assert profile.budget is not None
     labels = {row.key: row.label for row in profile.budget.rows}
-    assert labels["model"] == "useful model FLOPs at the peak, without padding (useful MFU)"
+    assert labels["model"] == "useful model FLOPs at the peak, without padding"
     assert profile.rates.mfu == pytest.approx(0.1)  # 2 of 20 ms, as before: it counts what was computed
 
 
@@ -172,6 +171,7 @@ def part(name: str, seconds: float) -> PartTiming:
     return PartTiming(
         phases=phases,
         mean_sec=seconds,
+        typical_sec=seconds,
         minimum_sec=seconds,
         median_sec=seconds,
         maximum_sec=seconds,
@@ -181,7 +181,9 @@ def part(name: str, seconds: float) -> PartTiming:
 
 def timing(*parts: PartTiming) -> TimingProfile:
     whole = part("", sum(one.mean_sec for one in parts))
-    return TimingProfile(timed_steps=1, parts=parts, global_step=whole, reader_sec=None, excluded_sec={})
+    return TimingProfile(
+        timed_steps=1, typical_steps=1, stalls=None, parts=parts, global_step=whole, reader_sec=None, excluded_sec={}
+    )
 
 
 def budget(
@@ -296,8 +298,9 @@ def test_rows_add_up_to_the_step_to_the_nanosecond(seconds: list[float], filling
 
 
 def test_each_row_links_to_the_advice_that_lowers_it() -> None:
-    profile: Profile = build_profile(windows.mlp_window(), config=PEAK)
-    assert {one.rule for one in profile.advice} == {"data_wait", LOW_MFU}
+    window = windows.mlp_window()
+    profile: Profile = build_profile(replace(window, timed_steps=window.timed_steps * 4), config=PEAK)
+    assert {one.rule for one in profile.advice} == {"data_wait"}
     assert profile.budget is not None
     assert {row.key: row.advice for row in profile.budget.rows if row.advice} == {"data_wait": ("data_wait",)}
 
@@ -307,9 +310,10 @@ def test_time_between_the_timed_steps_stands_beside_the_step() -> None:
     first = replace(window.timed_steps[0], excluded_sec={"validation": 1.5, "epoch restart": 0.25, "my own": 0.5})
     profile = build_profile(replace(window, timed_steps=(first, *window.timed_steps[1:])), config=PEAK)
     assert profile.budget is not None
-    # Two steps of 20 ms on average.
+    # Eight steps of 20 ms on average, of which two, beside the middle half, took 10 ms longer.
     assert [(one.key, one.label, one.time_ns) for one in profile.budget.run] == [
-        ("training", "timed steps", 40_000_000),
+        ("training", "timed steps", 140_000_000),
+        ("stalls", "stalls (2 of 8 timed steps, mostly in backward)", 20_000_000),
         ("between_epochs", "between epochs", 250_000_000),
         ("elsewhere", "my own", 500_000_000),
         ("validation", "validation", 1_500_000_000),
@@ -325,12 +329,6 @@ def test_the_profilers_own_time_is_what_counted_and_traced_batches_took_beyond_o
     faster = build_profile(replace(window, slowed_sec=0.05), config=PEAK)
     assert faster.budget is not None
     assert "profiler" not in {one.key for one in faster.budget.run}
-
-
-def test_every_threshold_belongs_to_a_rule_that_says_which_rows_it_lowers() -> None:
-    limits = AdviceThresholds.__dataclass_fields__
-    for name in limits:
-        assert any(name == rule or name.startswith(rule) for rule in ROWS_OF_RULE), name
 
 
 @pytest.mark.parametrize("bubble", [0.0, 0.004])

@@ -288,7 +288,7 @@ def test_the_weight_of_a_byte_decides_how_much_is_work() -> None:
 
 def test_a_starved_run_is_told_first() -> None:
     advice = Advice(
-        rule="starved", evidence="Half of it went to others.", threshold="", action="", source="", stake=0.5
+        rule="starved", fact="Half of it went to others.", threshold="", remedy="", source="", unless="", ceiling=0.5
     )
     comparison = compare_profiles(run(), replace(run(), advice=(advice,)))
     assert (comparison.a.starved, comparison.b.starved) == ("", "Half of it went to others.")

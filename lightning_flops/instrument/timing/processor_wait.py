@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -9,6 +10,8 @@ from typing import NamedTuple
 from lightning_flops import host_clock
 from lightning_flops.records import ProcessorLoss
 
+LEAST_IDLE_SEC = 0.2
+"""From so long on the system's ticks, a hundredth of a second each, tell how many cores are idle."""
 LEAST_SEC = 1.0
 """A shorter time says little: another process that wakes up for a moment is a large share of it."""
 WORTH_TELLING = 0.05
@@ -29,6 +32,8 @@ class Counters(NamedTuple):
     """Processor time that anything on this machine was ready to use, in some unit."""
     stolen_ticks: int | None
     """The part of it that the hypervisor gave to other machines."""
+    idle_ticks: int | None = None
+    """Processor time that nothing on this machine was ready to use."""
 
 
 def read_counters() -> Counters:
@@ -41,7 +46,7 @@ def read_counters() -> Counters:
         with _MACHINE.open() as file:
             ticks = [int(field) for field in file.readline().split()[1:]]
         wanted = sum(ticks[:_GUEST]) - ticks[_IDLE] - ticks[_WAITS_FOR_DISK]
-        return Counters(waited_sec, wanted, ticks[_STOLEN])
+        return Counters(waited_sec, wanted, ticks[_STOLEN], ticks[_IDLE] + ticks[_WAITS_FOR_DISK])
     except (OSError, ValueError, IndexError):
         return Counters(waited_sec, None, None)
 
@@ -83,18 +88,20 @@ class ProcessorWatch:
 
 
 def _lost(before: Counters, after: Counters, *, seconds: float) -> ProcessorLoss | None:
-    if seconds < LEAST_SEC:
+    if seconds < LEAST_IDLE_SEC:
         return None
     waited = stolen = None
-    if before.waited_sec is not None and after.waited_sec is not None:
-        # A wait is counted when it ends, so a wait that began earlier may be included.
-        waited = min(1.0, (after.waited_sec - before.waited_sec) / seconds)
-    if None not in (*before[1:], *after[1:]):
-        assert after.wanted_ticks is not None and before.wanted_ticks is not None
-        assert after.stolen_ticks is not None and before.stolen_ticks is not None
-        ticks = after.wanted_ticks - before.wanted_ticks
-        stolen = (after.stolen_ticks - before.stolen_ticks) / ticks if ticks > 0 else 0.0
-    return ProcessorLoss(waited_share=waited, stolen_share=stolen)
+    wanted, given_away, idle = (
+        None if old is None or new is None else new - old for old, new in zip(before[1:], after[1:], strict=True)
+    )
+    if seconds >= LEAST_SEC:
+        if before.waited_sec is not None and after.waited_sec is not None:
+            # A wait is counted when it ends, so a wait that began earlier may be included.
+            waited = min(1.0, (after.waited_sec - before.waited_sec) / seconds)
+        if wanted is not None and given_away is not None:
+            stolen = given_away / wanted if wanted > 0 else 0.0
+    idle_cores = None if wanted is None or idle is None else (os.cpu_count() or 1) * idle / max(1, wanted + idle)
+    return ProcessorLoss(waited_share=waited, stolen_share=stolen, idle_cores=idle_cores)
 
 
 def _in_words(loss: ProcessorLoss) -> Iterator[str]:
