@@ -480,8 +480,6 @@ class WindowRecord:
     """Batches that ran while they were counted or traced, warm-up included."""
     slowed_sec: float = 0.0
     """Wall seconds of these together, on the host."""
-    flops_without_padding: Mapping[str, int] | None = None
-    """By dtype, the model FLOPs that the counted steps together would have spent without padding; None if not known."""
     mixed_phases: tuple[TimePhase, ...] = ()
     """Phases whose seconds cannot be told apart, so their latencies and rates are n/a; their sum is still true."""
     notes: tuple[str, ...] = ()

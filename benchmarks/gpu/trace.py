@@ -90,10 +90,11 @@ def _budget(done: Fit) -> Iterator[Row]:
     budget = done.profile.budget
     if budget is None:
         raise RuntimeError("there is no budget")
-    summed = sum(row.time_ns for row in budget.rows)
+    summed = sum(row.time_ns or 0 for row in budget.rows)
     yield exactly("rows of the budget, added up, in ns", summed, budget.wall_ns)
     for row in budget.rows:
-        yield told(f"budget: {row.label}", f"{row.time_ns / 1e6:.3f} ms, {row.time_ns / budget.wall_ns:.1%}")
+        words = "n/a" if row.time_ns is None else f"{row.time_ns / 1e6:.3f} ms, {row.time_ns / budget.wall_ns:.1%}"
+        yield told(f"breakdown: {row.key}", words)
 
 
 def here_clock(here: Here) -> str:

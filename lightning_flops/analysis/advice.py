@@ -239,7 +239,7 @@ def _none(evidence: Evidence, measured: float) -> None:
     """No ceiling is known."""
 
 
-_KERNELS: tuple[BudgetKey, ...] = ("matmul", "other_operators", "operators")
+_KERNELS: tuple[BudgetKey, ...] = ("compute", "operators")
 _BENCH, _RANKS = "`make bench-advice`", "tests with several processes"
 
 RULES: tuple[Rule, ...] = (
@@ -252,7 +252,7 @@ RULES: tuple[Rule, ...] = (
         remedy="{more}, with persistent_workers=True{pin}.",
         unless="where the wait is for a disk or a network that is at its limit",
         source=_PROFILER,
-        rows=("data_wait",),
+        rows=("data",),
         shown_by=_BENCH,
     ),
     Rule(
@@ -264,7 +264,7 @@ RULES: tuple[Rule, ...] = (
         remedy="No core is idle for more workers: prepare once, before training, what is made anew for each sample "
         "(decoded, resized, tokenized), or load fewer bytes.",
         unless="where each epoch needs other random changes of a sample",
-        rows=("data_wait",),
+        rows=("data",),
         shown_by=_BENCH,
     ),
     Rule(
@@ -276,7 +276,7 @@ RULES: tuple[Rule, ...] = (
         remedy="Workers would cost more than such a wait. Take a whole batch from the data at once: give the Dataset "
         "__getitems__(indices), which returns data[indices], and the DataLoader collate_fn=lambda batch: batch.",
         unless="where samples differ in shape",
-        rows=("data_wait",),
+        rows=("data",),
         shown_by=_BENCH,
     ),
     Rule(
@@ -290,7 +290,7 @@ RULES: tuple[Rule, ...] = (
         unless="where the order of the samples must stay random",
         saves=lambda one, measured: None if one.compute_share is None else measured * one.compute_share,
         ceiling="that share of forward and backward; of attention, whose work grows with the square, more",
-        rows=("model", "padding", "recompute", *_KERNELS),
+        rows=("model", *_KERNELS),
         shown_by=_BENCH,
     ),
     Rule(
@@ -357,7 +357,7 @@ RULES: tuple[Rule, ...] = (
         saves=_none,
         ceiling="not known",
         source=_PROFILER,
-        rows=("communication", "copies", "idle"),
+        rows=("communication", "idle"),
     ),
     Rule(
         name="optimizer",
@@ -368,7 +368,7 @@ RULES: tuple[Rule, ...] = (
         remedy="Construct it with {ways}.",
         unless="where its results must stay the same to the last bit",
         source=_MATCHER,
-        rows=("other_operators", "operators", "idle"),
+        rows=("operators", "idle"),
         shown_by=_BENCH,
     ),
     Rule(
@@ -379,7 +379,7 @@ RULES: tuple[Rule, ...] = (
         fact="Norms that are written out in Python take {measured} of the step: {modules}.",
         remedy="Take torch's own, which are one operator: nn.LayerNorm, nn.RMSNorm, nn.BatchNorm.",
         unless="where torch has none that computes the same",
-        rows=("other_operators", "operators"),
+        rows=("operators",),
         shown_by=_BENCH,
     ),
     Rule(
@@ -390,7 +390,7 @@ RULES: tuple[Rule, ...] = (
         fact="Dropout takes {measured} of the step: {modules}.",
         remedy="Set its p to 0.",
         unless="where the data overfit without it",
-        rows=("other_operators", "operators"),
+        rows=("operators",),
         shown_by=_BENCH,
     ),
     Rule(
@@ -442,7 +442,7 @@ RULES: tuple[Rule, ...] = (
         saves=_of_kernels,
         ceiling="that share of the kernels",
         source=_PROFILER,
-        rows=("matmul", "operators"),
+        rows=("compute",),
     ),
     Rule(
         name="float32",
@@ -454,7 +454,7 @@ RULES: tuple[Rule, ...] = (
         saves=_none,
         ceiling="not known",
         source=_MATCHER,
-        rows=("matmul", "operators"),
+        rows=("compute",),
     ),
     Rule(
         name="misaligned",
@@ -467,7 +467,7 @@ RULES: tuple[Rule, ...] = (
         saves=_none,
         ceiling="not known",
         source="NVIDIA's matrix multiplication guide",
-        rows=("matmul", "operators"),
+        rows=("compute",),
     ),
     Rule(
         name="pageable_copies",
@@ -476,7 +476,7 @@ RULES: tuple[Rule, ...] = (
         fact="Copies from pageable host memory to the device take {measured} of the step.",
         remedy="Set the DataLoader's pin_memory, and copy with non_blocking=True.",
         unless="where host memory is short",
-        rows=("copies", "transfer"),
+        rows=("idle", "data"),
     ),
     *(
         Rule(

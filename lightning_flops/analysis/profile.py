@@ -133,9 +133,7 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
         budget=build_budget(
             timing=timing,
             traced=traced,
-            at_peak=seconds_at_peak(
-                window.flops.cells, peak_of=peak_of, counted_steps=steps, without_padding=window.flops_without_padding
-            ),
+            at_peak=seconds_at_peak(window.flops.cells, peak_of=peak_of, counted_steps=steps),
             memory_sec=mean(total=per_second(amount=_other_bytes(window.flops.cells), seconds=bandwidth), steps=steps),
             advice=advice,
             lower_bound=lower_bound,

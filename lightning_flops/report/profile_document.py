@@ -13,6 +13,7 @@ from lightning_flops.report.document import Column, Figure, Section, Table, fiel
 from lightning_flops.report.layout import some_of
 from lightning_flops.schema.advice import Advice
 from lightning_flops.schema.answer import whole_step_sec
+from lightning_flops.schema.budget import BudgetKey
 from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.ranks import RanksProfile
@@ -92,23 +93,39 @@ def times_section(profile: Profile, *, spread: bool = False) -> Section:
     return Section(title, "", [table([*parts, timing.global_step], columns, whole=True, after=[words])])
 
 
+_ROWS: Mapping[BudgetKey, str] = {
+    "model": "model FLOPs at the peak (this step's MFU)",
+    "other_flops": "recomputed, optimizer's, less skipped FLOPs at the peak",
+    "compute": "matmul-like operators beyond these",
+    "operators": "other operators",
+    "communication": "communication that nothing hides",
+    "idle": "idle while the host prepares, and copies",
+    "data": "data wait and transfer",
+    "other": "other: callbacks, logging, schedulers",
+}
+_UNDIVIDED = "forward, backward and optimizer beyond these"
+"""The row of ``compute`` where no trace divides it."""
+
+
 def breakdown_section(profile: Profile) -> Section:
     """What the time of a step went to; the rows add up to the step."""
     budget = profile.budget
     if budget is None:
         return Section("Step time breakdown", "", [f"{NOT_AVAILABLE}: no step was timed."])
     number = {one.rule: place for place, one in enumerate(profile.advice, start=1)}
-    rows: list[tuple[str, int, str]] = []
+    undivided = any(row.time_ns is None for row in budget.rows if row.key == "operators")
+    rows: list[tuple[str, int | None, str]] = []
     for one in budget.rows:
         links = ", ".join(str(number[rule]) for rule in one.advice if rule in number)
-        rows.append((one.label, one.time_ns, links))
-        if one.memory_ns is not None:
+        label = _UNDIVIDED if one.key == "compute" and undivided else _ROWS[one.key]
+        rows.append((label, one.time_ns, links))
+        if one.memory_ns:
             rows.append(("  of it moving bytes at the memory's bandwidth, at most", one.memory_ns, ""))
     rows.append((profile.step_name, budget.wall_ns, ""))
     columns = [
         Column("", lambda row: row[0], str),
-        quantity("typical", lambda row: row[1] * _NS, "s"),
-        share("share", lambda row: row[1] / budget.wall_ns),
+        quantity("typical", lambda row: None if row[1] is None else row[1] * _NS, "s"),
+        share("share", lambda row: None if row[1] is None else row[1] / budget.wall_ns),
         *([Column("advice", lambda row: row[2], str, left=True)] if any(row[2] for row in rows) else []),
     ]
     word = profile.context.step_word
@@ -116,8 +133,10 @@ def breakdown_section(profile: Profile) -> Section:
     beside = [f"{one.label} {duration(one.time_ns * _NS)}" for one in budget.run]
     if len(beside) > 1:
         about.append(f"Other time during profiling: {', '.join(beside[1:])}.")
-    heading = "Step time breakdown" + ("" if budget.knows_peak else ": time alone, as the peak is not known")
-    return Section(heading, "", [table(rows, columns, whole=True, after=[" ".join((*about, *budget.notes))])])
+    if budget.rows[0].time_ns is None and "mfu" in profile.unavailable:
+        about.append(f"FLOPs at the peak are {NOT_AVAILABLE}: {profile.unavailable['mfu']}.")
+    after = " ".join((*about, *budget.notes))
+    return Section("Step time breakdown", "", [table(rows, columns, whole=True, after=[after] if after else [])])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
