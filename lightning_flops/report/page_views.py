@@ -9,7 +9,7 @@ from typing import Any
 from lightning_flops.analysis.module_names import parent_name
 from lightning_flops.analysis.rank_names import name_files
 from lightning_flops.report.document import Column, Section, as_data, quantity, share, table
-from lightning_flops.report.headline import answer_lines
+from lightning_flops.report.headline import answer_lines, step_parts
 from lightning_flops.report.layout import WHOLE
 from lightning_flops.report.profile_document import (
     advice_section,
@@ -107,10 +107,10 @@ def profile_view(profile: Profile) -> View:
         where=" · ".join(filter(None, parts)),
         summary=[
             *whole_sentences(answer_lines(profile, advice=False, whole=True)),
-            *(f"Try first: {one.fact} {one.remedy}{saving(one)}" for one in profile.answer.advice[:1]),
+            *(f"Try first: {one.fact} {one.remedy}{saving(one)}" for one in profile.advice[:1]),
         ],
         sections=sections,
-        parts=[[name, seconds] for name, seconds in profile.answer.parts],
+        parts=[[name, seconds] for name, seconds in step_parts(profile)],
         steps=_steps(profile),
         modules=rows or None,
         roofline=points,

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.analysis.step_rates import RATES_OF_TRAINING
 from lightning_flops.report.document import Column, Figure, Section, Table, field, quantity, share, table
 from lightning_flops.report.layout import some_of
 from lightning_flops.schema.advice import Advice
-from lightning_flops.schema.answer import whole_step_sec
 from lightning_flops.schema.budget import BudgetKey
 from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.profile import Profile
@@ -201,48 +200,53 @@ def share_of_peak(modules: Sequence[ModuleProfile]) -> float | None:
     return ratio(part=reached, whole=seconds) if reached else None
 
 
+Whole = Literal["step", "forward", "FLOPs"]
+"""What modules' shares are of: a typical step, all modules' forwards as a clock at their hooks has them, all FLOPs."""
+
+
+def top_modules(profile: Profile) -> tuple[list[tuple[_Group, float | None]], Whole]:
+    """The modules with most self time, or FLOPs where none was timed, and their shares; repeated layers added up."""
+    groups, traced, timing = _groups(profile.modules), profile.traced, profile.timing
+    of: Whole = "forward"
+    weights: list[float] = [group.self_sec for group in groups]
+    whole = math.fsum(weights)
+    if not whole:
+        weights = [group.flops for group in groups]
+        of, whole = "FLOPs", sum(weights) + profile.outside.total
+    elif traced is not None and traced.tables is not None:
+        traced_sec = traced.tables.step_times.mean.wall_us * 1e-6
+        of, whole = "step", traced_sec if timing is None else timing.global_step.typical_sec
+    found = sorted(zip(groups, weights, strict=True), key=lambda item: -item[1])
+    return [(group, ratio(part=weight, whole=whole)) for group, weight in found if weight], of
+
+
 def modules_section(profile: Profile, *, most: int | None = MODULES_SHOWN) -> Section:
-    """The modules with most self time, or with most FLOPs where no step was traced; repeated layers added up."""
-    groups = _groups(profile.modules)
-    timed = any(group.self_sec for group in groups)
-
-    def weight(group: _Group) -> float:
-        return group.self_sec if timed else group.flops
-
-    found = sorted((group for group in groups if weight(group)), key=lambda group: -weight(group))
-    title = "Top modules by self time" if timed else "Top modules by FLOPs of their own"
+    """The top modules as a table."""
+    found, of = top_modules(profile)
+    title = "Top modules by FLOPs of their own" if of == "FLOPs" else "Top modules by self time"
     if not found:
         return Section(title, "", [f"{NOT_AVAILABLE}: no module was seen to spend FLOPs."])
-    shares = _shares(profile, groups, timed=timed)
+
+    def of_group(name: str) -> Any:
+        return lambda item: getattr(item[0], name)
+
     columns = [
-        Column("module", lambda group: group.name, str, chars=_NAME_CHARS),
-        Column("class", lambda group: group.kind, str, left=True, chars=_CLASS_CHARS),
-        *([quantity("fwd", lambda group: group.forward_sec, "s")] if timed else []),
-        quantity("bwd", lambda group: group.backward_sec, "s"),
-        share("share", lambda group: shares(weight(group))),
-        quantity("", lambda group: profile.per_step(group.flops), "FLOPs"),
-        share("of peak", lambda group: group.of_peak),
+        Column("module", of_group("name"), str, chars=_NAME_CHARS),
+        Column("class", of_group("kind"), str, left=True, chars=_CLASS_CHARS),
+        quantity("fwd", of_group("forward_sec"), "s"),
+        quantity("bwd", of_group("backward_sec"), "s"),
+        share("share", lambda item: item[1]),
+        quantity("", lambda item: profile.per_step(item[0].flops), "FLOPs"),
+        share("of peak", of_group("of_peak")),
     ]
-    columns = [column for column in columns if any(column.of(group) is not None for group in found)]
+    columns = [column for column in columns if any(column.of(item) is not None for item in found)]
     more = len(found) - len(found[:most])
     words = [f"And {plain(more)} more."] if more else []
-    if any(group.size > 1 for group in found[:most]):
+    if any(group.size > 1 for group, _ in found[:most]):
         words.append("A star stands for any number: these modules are added up.")
     if profile.lower_bound:
         words.append("FLOPs are lower bounds.")
     return Section(title, "", [table(found[:most], columns, whole=True, least_width=5, after=[" ".join(words)])])
-
-
-def _shares(profile: Profile, groups: Sequence[_Group], *, timed: bool) -> Any:
-    """Share of a typical step, of all modules' forwards where there is no trace, or of all FLOPs."""
-    tables = None if profile.traced is None else profile.traced.tables
-    if not timed:
-        whole: float = sum(group.flops for group in groups) + profile.outside.total
-    elif tables is not None:
-        whole = whole_step_sec(profile, tables)
-    else:
-        whole = math.fsum(group.self_sec for group in groups)
-    return lambda part: ratio(part=part, whole=whole)
 
 
 def advice_section(
