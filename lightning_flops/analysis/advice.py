@@ -171,7 +171,7 @@ def _of_loader(evidence: Evidence) -> Mapping[str, str]:
     pins = evidence.device.pins_memory and evidence.pageable_copy_share != 0
     return {
         "wait": duration(_wait_of_batch(evidence)),
-        "workers": "an unknown number of" if now is None else plain(now),
+        "workers": "" if now is None else f", with {plain(now)} loader workers",
         "cores": "" if cores is None else f"; this process may use {plain(cores)} cores{idle}",
         "more": "Raise the DataLoader's num_workers"
         if room is None
@@ -180,7 +180,7 @@ def _of_loader(evidence: Evidence) -> Mapping[str, str]:
     }
 
 
-_LOADER = "The step waits {wait} a batch for data ({measured}), with {workers} loader workers{cores}."
+_LOADER = "The step waits {wait} a batch for data ({measured}){workers}{cores}."
 
 
 # ---- words of other rules
