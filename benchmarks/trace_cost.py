@@ -27,11 +27,10 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from lightning_flops.instrument.tracing import raw_events
 from lightning_flops.instrument.tracing.step_tracer import StepTracer
 from lightning_flops.records import StepSignature, TracedStepRecord
 from lightning_flops.schema.trace_steps import ModuleTable
-from lightning_flops.trace import analyze_trace, load_trace, trace_from_columns
+from lightning_flops.trace import analyze_trace, load_trace
 from lightning_flops.trace.modules import module_table
 
 from .machine import restart_in_one_thread_environment
@@ -68,7 +67,7 @@ class Readings:
     seconds: dict[str, list[float]] = field(default_factory=lambda: {PLAIN: [], AGAIN: [], TRACED: []})
     start_sec: list[float] = field(default_factory=list)
     stop_sec: list[float] = field(default_factory=list)
-    columns_sec: list[float] = field(default_factory=list)
+    load_sec: list[float] = field(default_factory=list)
     modules_sec: list[float] = field(default_factory=list)
     tables_sec: list[float] = field(default_factory=list)
     lost_forward: list[float] = field(default_factory=list)
@@ -136,31 +135,18 @@ def _traced_step(loop: _Loop, readings: Readings, *, kept: bool) -> float:
     loop.step(None)  # the warm-up step, marks up
     start_sec, _ = _timed(lambda: tracer.start(0))
     seconds, _ = _timed(lambda: loop.step(tracer))
-    spent_on_columns: list[float] = []
-    read = raw_events.columns_of
-
-    def columns(events: list[Any]) -> Any:
-        spent, columns = _timed(lambda: read(events))
-        spent_on_columns.append(spent)
-        return columns
-
-    raw_events.columns_of = columns
-    try:
-        stop_sec, _ = _timed(lambda: tracer.stop(SIGNATURE))
-    finally:
-        raw_events.columns_of = read
+    stop_sec, _ = _timed(lambda: tracer.stop(SIGNATURE))
     record = tracer.record
-    assert record is not None and record.columns is not None, tracer.lost
-    found = record.columns
-    build_sec, trace = _timed(lambda: trace_from_columns(found, process=record.process))
+    assert record is not None, tracer.lost
+    load_sec, trace = _timed(lambda: load_trace(record.path))
     modules_sec, table = _timed(lambda: module_table(trace))
     tables_sec, _ = _timed(lambda: analyze_trace(trace))
     assert table is not None
     if kept:
-        readings.events = len(found.name)
+        readings.events = len(trace)
         readings.start_sec.append(start_sec)
-        readings.stop_sec.append(stop_sec - spent_on_columns[0])
-        readings.columns_sec.append(spent_on_columns[0] + build_sec)
+        readings.stop_sec.append(stop_sec)
+        readings.load_sec.append(load_sec)
         readings.modules_sec.append(modules_sec)
         readings.tables_sec.append(tables_sec)
         readings.lost_forward.append(100 * table.unattributed_forward_us / table.forward_us)
@@ -240,8 +226,8 @@ def known_costs(*, reentrant: bool | None, repeats: int) -> list[list[tuple[floa
 
 
 def _table(record: TracedStepRecord | None) -> ModuleTable:
-    assert record is not None and record.columns is not None
-    table = module_table(trace_from_columns(record.columns, process=record.process))
+    assert record is not None
+    table = module_table(load_trace(record.path))
     assert table is not None
     return table
 
@@ -249,7 +235,7 @@ def _table(record: TracedStepRecord | None) -> ModuleTable:
 def file_costs(workload: Workload) -> tuple[int, float, float]:
     """Events of a traced step, and the µs an event that torch takes to write its file and we to read it."""
     loop = _Loop(workload)
-    tracer = StepTracer(workload.model, device=torch.device("cpu"), keep_file=True)
+    tracer = StepTracer(workload.model, device=torch.device("cpu"))
     tracer.warm_up()
     loop.step(None)
     tracer.start(0)
@@ -265,9 +251,9 @@ def file_costs(workload: Workload) -> tuple[int, float, float]:
     tracer._export = timed_export  # type: ignore[method-assign]
     tracer.stop(SIGNATURE)
     record = tracer.record
-    assert record is not None and record.path is not None, tracer.lost
+    assert record is not None, tracer.lost
     events = len(load_trace(record.path))
-    read_sec, _ = _timed(lambda: load_trace(record.path or ""))
+    read_sec, _ = _timed(lambda: load_trace(record.path))
     return events, 1e6 * spent[0] / events, 1e6 * read_sec / events
 
 
@@ -287,8 +273,8 @@ def _per_event(readings: Readings, seconds: Sequence[float]) -> Estimate:
 
 
 def _analysis_rows(name: str, readings: Readings) -> list[str]:
-    modules = [a + b for a, b in zip(readings.columns_sec, readings.modules_sec, strict=True)]
-    everything = [a + b for a, b in zip(readings.columns_sec, readings.tables_sec, strict=True)]
+    modules = [a + b for a, b in zip(readings.load_sec, readings.modules_sec, strict=True)]
+    everything = [a + b for a, b in zip(readings.load_sec, readings.tables_sec, strict=True)]
     return [
         f"| {name}: {what} | {each.text(2)} | {ANALYSIS.verdict(each)} |"
         for what, each in (

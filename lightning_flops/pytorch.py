@@ -159,7 +159,7 @@ def flops_formula(
         record = count_on_fake_tensors(model, varied.resized(sizes), causal_attention=causal_attention)
         return Counted(record.by_bucket(), any(one.heavy for one in record.uncounted.values()))
 
-    return FlopsFormula(varied.sizes, [name for name, _, axis in varied.places if axis == 0], count)
+    return FlopsFormula(varied.sizes, varied.batch_names, count)
 
 
 def _described_later(model: nn.Module) -> Callable[[], tuple[ModuleRecord, ...]]:

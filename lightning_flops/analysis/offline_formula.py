@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -56,7 +56,7 @@ class FlopsFormula:
     """
 
     def __init__(
-        self, sizes: Mapping[str, int], batch_names: Sequence[str], count: Callable[[Mapping[str, int]], Counted]
+        self, sizes: Mapping[str, int], batch_names: Collection[str], count: Callable[[Mapping[str, int]], Counted]
     ) -> None:
         # The fit takes the first size for the number of samples.
         self._names = sorted(sizes, key=lambda name: name not in batch_names)

@@ -71,8 +71,6 @@ def profile_of_window(window: WindowRecord, *, config: ProfilerConfig, warns: bo
     if config.trace_dir is not None:
         files: dict[int, str] = {}
         for record in window.traces:
-            if record.path is None:
-                continue
             # The rates are those of the one trace that was analysed.
             args = module_args(profile) if traced is not None and record.index == traced.index else {}
             counters: tuple[CounterTrack, ...] = ()

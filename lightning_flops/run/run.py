@@ -34,7 +34,7 @@ from lightning_flops.text.printable import package_logger
 
 if TYPE_CHECKING:
     from lightning_flops.config import ProfilerConfig
-    from lightning_flops.instrument.window_parts import CountedStep
+    from lightning_flops.instrument.recorder import CountedStep
     from lightning_flops.records import BatchTokens, RunContext, Shapes, TimePhase
     from lightning_flops.run.adapter import Facts
     from lightning_flops.schema.profile import Profile
@@ -85,7 +85,12 @@ class Run:
         self.monitor = Monitor()
         self.flops = StepFlops()
         self.tokens = TokenReader(self.notes.add_for_run, wanted=config.monitor and config.tokens_per_sample is None)
-        self.meter = BatchMeter.by_settings(config, self.notes.add_for_run, declared=facts.declared_batch_size)
+        self.meter = BatchMeter(
+            batch_size=config.batch_size,
+            tokens_per_sample=config.tokens_per_sample,
+            note=self.notes.add_for_run,
+            declared=facts.declared_batch_size,
+        )
         self.reports = Reports(facts, config, publish, self.notes)
         self.steps_done = 0
         self._counts_steps = config.monitor and not config.timer_only

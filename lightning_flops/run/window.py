@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -10,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
 from lightning_flops.instrument.memory import MemoryWatch, memory_reader
-from lightning_flops.instrument.recorder import Recorder
+from lightning_flops.instrument.recorder import CountedStep, Phase, Recorder
 from lightning_flops.instrument.timing.clocks import clock_for
-from lightning_flops.instrument.timing.forward_timer import ForwardTimer
 from lightning_flops.instrument.timing.gpu_counters import GpuMeter, GpuWatch
+from lightning_flops.instrument.timing.module_timer import ForwardTimer
 from lightning_flops.instrument.timing.processor_wait import ProcessorWatch
 from lightning_flops.instrument.tracing.step_tracer import StepTracer
 from lightning_flops.instrument.tracing.trace_cycles import TraceCycles
@@ -21,7 +20,6 @@ from lightning_flops.instrument.tracing.trace_cycles import TraceCycles
 if TYPE_CHECKING:
     from lightning_flops.config import ProfilerConfig
     from lightning_flops.instrument.notes import Notes
-    from lightning_flops.instrument.window_parts import CountedStep
     from lightning_flops.records import TimePhase
     from lightning_flops.run.adapter import Facts
 
@@ -44,8 +42,8 @@ class Window:
     """Of the running batch, if it is counted or traced."""
     marks: ExitStack | None = None
     """Of the parts of a step, where they are needed."""
-    followed: object = None
-    """The recorder's state that is provided for."""
+    followed: Phase | None = None
+    """The recorder's phase that is provided for."""
 
     def follow(self, mark_parts: Callable[[ExitStack], None], *, outside: bool) -> None:
         """Have in place what the next batch needs: *mark_parts*, a scope unless it is *outside* of steps, watches."""
@@ -122,7 +120,6 @@ def new_window(
     device = facts.device
     recorder = Recorder(
         facts.root,
-        profile_step=sys.maxsize if step is None else step,
         timing_steps=config.timing_steps,
         settle_steps=facts.settle_steps,
         clock=clock_for(device),
@@ -143,6 +140,5 @@ def _tracing(facts: Facts, config: ProfilerConfig) -> TraceCycles:
         record_shapes=config.record_shapes,
         profile_memory=config.profile_memory,
         with_stack=config.with_stack,
-        keep_file=config.trace_dir is not None and (facts.rank == 0 or config.all_ranks),
     )
-    return TraceCycles([tracer, ForwardTimer(facts.root, lambda: clock_for(facts.device))], config.trace_schedule)
+    return TraceCycles([tracer, ForwardTimer(facts.root, clock_for(facts.device))], config.trace_schedule)

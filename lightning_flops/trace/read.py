@@ -5,20 +5,17 @@ from __future__ import annotations
 import gzip
 import importlib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from os import PathLike, fspath
 from typing import IO, Any, cast
 
 import msgspec
-import numpy as np
 
-from lightning_flops.analysis.trace_marks import METADATA_KEY
 from lightning_flops.errors import LightningFlopsError
-from lightning_flops.records import TraceColumns
+from lightning_flops.records import METADATA_KEY
 from lightning_flops.trace.columns import Trace, TraceFormatError
-from lightning_flops.trace.events import DECODER, FOREIGN, HOST, Columns, Event
-from lightning_flops.trace.names import KIND_OF_CATEGORY
+from lightning_flops.trace.events import DECODER, Columns, Event
 
 WITH_MODULES = "with_modules"
 """The key under which torch.profiler writes that it was asked for modules."""
@@ -70,30 +67,6 @@ def _reason(error: Exception) -> str:
         # Remote file systems often give a path alone.
         return f"cannot be read: {getattr(error, 'strerror', None) or f'{type(error).__name__}: {error}'}"
     return str(error)[:120]
-
-
-def trace_from_columns(columns: TraceColumns, *, process: int, metadata: Mapping[str, Any] | None = None) -> Trace:
-    """The trace of host events that the profiler left in memory as columns.
-
-    Raises:
-        TraceFormatError: none of the events is torch.profiler's.
-    """
-    kinds = np.array([KIND_OF_CATEGORY.get(one.lower(), FOREIGN) for one in columns.categories], dtype=np.uint8)
-    kind = kinds[np.array(columns.category, dtype=np.int64)]
-    kept = np.flatnonzero(kind != FOREIGN)
-    found = Columns("(profiler)")
-    found.names = {name: number for number, name in enumerate(columns.names)}
-    found.lanes = {(str(process), str(thread)): number for number, thread in enumerate(columns.threads)}
-    found.keep("kind", kind[kept].astype(np.int8))
-    for name, values in (
-        ("name", columns.name), ("lane", columns.thread), ("start_ns", columns.start_ns),
-        ("duration_ns", columns.duration_ns),
-    ):  # fmt: skip
-        found.keep(name, np.array(values, dtype=np.int64)[kept])
-    of_host = kept[np.isin(kind[kept], HOST)]
-    found.keep("sequence", np.array(columns.sequence, dtype=np.int64)[of_host], HOST)
-    found.keep("forward_thread", np.array(columns.forward_thread, dtype=np.int64)[of_host], HOST)
-    return found.trace(metadata or {})
 
 
 def _opened(source: str, stack: ExitStack) -> IO[bytes]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from lightning_flops.analysis.trace_marks import marked_phase
+from lightning_flops.records import marked_phase
 from lightning_flops.schema.trace import PartFilling, StepFilling, TracedPart
 from lightning_flops.schema.trace_steps import Durations, PhaseRow, StepTime, StepTimes
 from lightning_flops.trace.communication import communication_and_computation

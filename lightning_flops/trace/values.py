@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lightning_flops.analysis.trace_marks import METADATA_KEY
+from lightning_flops.records import METADATA_KEY
 from lightning_flops.trace.columns import DeviceProperties, LaunchShape
 from lightning_flops.trace.intervals import Ints
 from lightning_flops.trace.names import ELEMENT_BYTES

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_flops.analysis.trace_marks import phase_mark
+from lightning_flops.records import phase_mark
 from lightning_flops.schema.trace_steps import StepTime
 from lightning_flops.trace.columns import Trace
 from lightning_flops.trace.communication import overlap

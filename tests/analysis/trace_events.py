@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from lightning_flops.analysis.trace_marks import module_mark, phase_mark
+from lightning_flops.records import module_mark, phase_mark
 from lightning_flops.trace.columns import Trace
 from lightning_flops.trace.events import DECODER, Columns
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from lightning_flops.analysis.trace_marks import module_mark, phase_mark
-from lightning_flops.records import ModuleSecondsRecord, WindowRecord
+from lightning_flops.records import ModuleSecondsRecord, WindowRecord, module_mark, phase_mark
 from lightning_flops.schema.trace import TracedStep
 from lightning_flops.trace import analyze_trace, step_filling
 from tests.analysis.trace_events import Event, data_loader, kernel, launch, operator, scope, step, trace

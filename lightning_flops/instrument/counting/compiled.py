@@ -8,6 +8,7 @@ activation checkpointing asks for. Its size follows from the shapes with which t
 from __future__ import annotations
 
 import functools
+import operator
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -21,6 +22,7 @@ from lightning_flops.instrument.border import Failed, listening
 from lightning_flops.instrument.counting.attribution import Threads, ThreadState
 from lightning_flops.instrument.counting.compiled_flex import flex_calls
 from lightning_flops.instrument.counting.formulas import Unreadable, lookup
+from lightning_flops.instrument.counting.totals import Totals
 from lightning_flops.instrument.module_scope import ModuleNames
 from lightning_flops.instrument.patches import Patches
 from lightning_flops.instrument.torch_private import compiler
@@ -40,16 +42,10 @@ _DEFINITION = re.compile(r"^(\w+) = async_compile\.\w+\((.*?)^'''", re.MULTILINE
 _TEMPLATE = re.compile(r"triton_tem_|micro_gemm|cutlass_|flex_attention")
 """What stands in the name or the source of a kernel that multiplies, and in no other."""
 
-_FLEX = "flex_attention"
-
 FlopsOf = Callable[[Any], int]
 """FLOPs that are counted for what a formula answers."""
 
 CountUnseen = Callable[[Any, tuple[Any, ...]], bool]
-
-
-def _counts_nothing(operator: Any, args: tuple[Any, ...]) -> bool:
-    return False
 
 
 class CompiledCode:
@@ -58,21 +54,24 @@ class CompiledCode:
     Args:
         names: the names of the model's modules.
         threads: know whose the running work is.
+        totals: takes what cannot be counted.
         flops_of: FLOPs that are counted for what a formula answers.
         failed: is told where this itself failed.
     """
 
-    def __init__(self, names: ModuleNames, threads: Threads, *, flops_of: FlopsOf, failed: Failed) -> None:
+    def __init__(
+        self, names: ModuleNames, threads: Threads, totals: Totals, flops_of: FlopsOf, *, failed: Failed
+    ) -> None:
         self._names = names
         self._threads = threads
+        self._totals = totals
         self._flops_of = flops_of
         self._failed = failed
         self._patches = Patches()
         self._watched: set[Any] = set()
         self._repeated: dict[Any, Counter[int] | None] = {}
         self._modules: frozenset[nn.Module] = frozenset()
-        self._hears_graphs = False
-        self._count_unseen: CountUnseen = _counts_nothing
+        self._count_unseen: CountUnseen | None = None
         self.in_place = False
         """Whether any module was compiled in place, by ``module.compile()``: no hook fires inside such a module."""
 
@@ -86,27 +85,28 @@ class CompiledCode:
         modules = frozenset(self._names.modules()) if compiler.was_used() else frozenset()
         self.in_place = any(map(compiler.is_compiled_in_place, modules))
         self._modules = modules if self.in_place else frozenset()
-        self.hear_graphs()
+        self.watch_graphs()
 
-    def hear_graphs(self) -> None:
-        """Lists the kernels of inductor's own that multiply and that no dispatcher sees, whenever they run."""
+    def watch_graphs(self) -> None:
+        """From now on, counts or lists the kernels of inductor's own that multiply: no dispatcher sees them run."""
         kind = compiler.class_of_generated_graphs()
-        if kind is not None and not self._hears_graphs:
-            self._hears_graphs = True
-            failed = partial(self._failed, "a compiled kernel")
-            self._patches.replace(
-                kind, "__call__", lambda original: listening(original, before=self._graph_runs, failed=failed)
-            )
+        if kind is not None and kind not in self._watched:
+            self._listen(kind, "__call__", "a compiled kernel", self._graph_runs)
+
+    def _listen(self, target: Any, name: str, where: str, before: Callable[..., Any]) -> None:
+        self._watched.add(target)
+        failed = partial(self._failed, where)
+        self._patches.replace(target, name, lambda original: listening(original, before=before, failed=failed))
 
     def _graph_runs(self, graph: Any, inputs: Any) -> None:
         counted = False
         try:
-            for operator, args in flex_calls(compiler.source_graph(graph), inputs):
-                counted = self._count_unseen(operator, args)
+            for called, args in flex_calls(compiler.source_graph(graph), inputs):
+                counted = self._count_unseen is not None and self._count_unseen(called, args)
         except Unreadable:
             logger.debug("flex attention in a compiled graph could not be read", exc_info=True)
         for kernel in _templates_in(compiler.generated_source(graph)):
-            if not (counted and _FLEX in kernel):
+            if not (counted and "flex_attention" in kernel):
                 self.list_unseen(f"inductor.{kernel}")
 
     def list_unseen(self, name: str) -> None:
@@ -116,13 +116,12 @@ class CompiledCode:
             module, phase = state.place(True)
             if phase == "forward" and self.in_place:
                 module = self.running_region(state, module)
-            state.books.list(name, module, 0, True)
+            self._totals.list(name, module, 0, True)
 
     def close(self) -> None:
         """Looks at nothing any more, and leaves what torch made as it was."""
         self._patches.undo()
-        self._hears_graphs = False
-        self._count_unseen = _counts_nothing
+        self._count_unseen = None
         self._watched.clear()
         self._repeated.clear()
 
@@ -133,7 +132,7 @@ class CompiledCode:
         if name is None or name == caller:
             return caller
         if not torch.is_grad_enabled():  # the region has only one autograd node, and it was made just before
-            state.makers.insert(sequence_number() - 1, name)
+            state.insert(sequence_number() - 1, name)
         return name
 
     def watch(self, function: Any) -> None:
@@ -141,14 +140,10 @@ class CompiledCode:
         if function in self._watched:
             return
         self._watched.add(function)
-        if compiler.is_compiled(function) and compiler.shows_its_backward(function):
+        if compiler.is_compiled(function):
             begins = partial(self._begins, function)
-            failed = partial(self._failed, "the beginning of a compiled backward")
-            self._patches.replace(
-                function,
-                compiler.BACKWARD_ENTRY,
-                lambda original: compiler.hide_around(listening(original, before=begins, failed=failed), self._begins),
-            )
+            compiler.hide(self._begins)
+            self._listen(function, compiler.BACKWARD_ENTRY, "the beginning of a compiled backward", begins)
 
     def _begins(self, function: Any, context: Any, inputs: list[Any]) -> Callable[[], None]:
         """A compiled backward starts with these inputs; returns what to call when it has ended."""
@@ -163,12 +158,12 @@ class CompiledCode:
         products = self._repeated[key]
         state = self._threads.here()
         outer, state.to_repeat = state.to_repeat, Counter(products or {})
-        spent = state.books.flops["backward"]
+        before = self._totals.flops["backward"]
 
         def ends() -> None:
             missing, state.to_repeat = state.to_repeat, outer
-            untold = products is None and state.books.flops["backward"] > spent
-            if untold or any(count > 0 for count in missing.values()):
+            unread = products is None and self._totals.flops["backward"] > before
+            if unread or any(count > 0 for count in missing.values()):
                 module = state.place(True)[0]
                 self._threads.note(
                     f"What the compiled backward of {module or 'the root'} repeats of its forward could not be told "
@@ -215,16 +210,12 @@ def repeated_products(graph: torch.fx.Graph, inputs: Iterable[Any], flops_of: Fl
                 dependent.add(node)
             elif isinstance(node.target, (OpOverload, HigherOrderOperator)) and lookup(node.target).kind == "formula":
                 products.add(node)
-    needed, pending = set(products), list(products)
-    while pending:
-        new = set(pending.pop().all_input_nodes) - needed
-        needed |= new
-        pending += new
-    return (
-        _sizes(graph, dict(zip(placeholders, inputs, strict=True)), needed, products, flops_of)
-        if products
-        else Counter()
-    )
+    needed = set(products)
+    for node in reversed(graph.nodes):
+        if node in needed:
+            needed.update(node.all_input_nodes)
+    given = dict(zip(placeholders, inputs, strict=True))
+    return _sizes(graph, given, needed, products, flops_of) if products else Counter()
 
 
 def _sizes(
@@ -243,7 +234,7 @@ def _sizes(
                 value = inputs[node]
                 values[node] = mode.from_tensor(value) if isinstance(value, torch.Tensor) else value
             elif node.op == "get_attr":
-                values[node] = _attribute(graph.owning_module, node.target)
+                values[node] = operator.attrgetter(str(node.target))(graph.owning_module)
             else:
                 args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
                 values[node] = out = node.target(*args, **kwargs)
@@ -251,9 +242,3 @@ def _sizes(
                     sizes[flops_of(lookup(node.target).compute(args, kwargs, out))] += 1
     del sizes[0]
     return sizes
-
-
-def _attribute(owner: Any, path: Any) -> Any:
-    for name in str(path).split("."):
-        owner = getattr(owner, name)
-    return owner

@@ -10,26 +10,25 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from types import CodeType
 from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.fx import GraphModule
 
 from lightning_flops.instrument import border as border_module
 from lightning_flops.instrument import patches
-from lightning_flops.instrument.border import UndoLedger, border, listening
-from lightning_flops.instrument.counting.attribution import UNKNOWN, Repetition, Running, Threads, ThreadState
-from lightning_flops.instrument.counting.books import merged, total_flops
+from lightning_flops.instrument.border import border, listening
+from lightning_flops.instrument.counting.attribution import Backward, Repetition, Running, Threads, ThreadState
 from lightning_flops.instrument.counting.compiled import CompiledCode
-from lightning_flops.instrument.counting.formulas import Work, formulas_without_operator, watch_functions
+from lightning_flops.instrument.counting.formulas import formulas_without_operator, watch_functions
 from lightning_flops.instrument.counting.mode import CountingMode, split_work
+from lightning_flops.instrument.counting.totals import Totals
 from lightning_flops.instrument.counting.traffic import tf32_operators
 from lightning_flops.instrument.module_hooks import put_up_hooks
-from lightning_flops.instrument.module_scope import ModuleNames, computing_hooks, wraps
+from lightning_flops.instrument.module_scope import ModuleNames
 from lightning_flops.instrument.optimizer_hooks import OptimizerHooks
 from lightning_flops.instrument.torch_private.autograd import (
     NO_GRAPH_TASK,
@@ -37,7 +36,6 @@ from lightning_flops.instrument.torch_private.autograd import (
     checkpoint_codes,
     function_in_forward,
     graph_task_id,
-    runs_step_of,
 )
 from lightning_flops.instrument.torch_private.compiler import hide_around
 from lightning_flops.instrument.torch_private.dispatch import (
@@ -48,9 +46,9 @@ from lightning_flops.instrument.torch_private.dispatch import (
     push_under_others,
     remove,
 )
-from lightning_flops.instrument.torch_private.modules import children_of, is_replica
+from lightning_flops.instrument.torch_private.modules import is_replica
 from lightning_flops.instrument.torch_private.names import require_all, untested
-from lightning_flops.records import OUTSIDE, FlopPhase, FlopRecord, OperatorCell, PhaseFlops
+from lightning_flops.records import OUTSIDE, FlopPhase, FlopRecord, PhaseFlops
 from lightning_flops.signals import words_of
 from lightning_flops.text.printable import package_logger
 
@@ -62,16 +60,23 @@ _OWN_FILES = (__file__, border_module.__file__, patches.__file__)
 
 _OWN_THREAD = (
     "Modules of the model ran on Python threads of their own (as torch.nn.DataParallel runs its replicas): what they "
-    "spent is counted, and that of their backward may stand under other modules."
+    "cost is counted, and that of their backward may stand under other modules."
 )
 _NOT_COUNTED = (
     "Some backwards belong to forwards that ran while nothing was counted: they have no module, and what compiled ones "
     "repeat counts as backward."
 )
-_MADE_FROM = (
-    "If it was made from the model, by torch.compile of a function that calls it or by torch.func.linearize, the "
-    "model's FLOPs stand under (outside)."
+_NO_MODULE_CALLED = (
+    "No module of the model was called while code outside of it was counted. If it was made from the model, by "
+    "torch.compile of a function that calls it or by torch.func.linearize, the model's FLOPs stand under (outside)."
 )
+_OTHER_BITS = {
+    "aten.prod": "prod",
+    "aten.linalg_lstsq": "linalg.lstsq",
+    "aten._linalg_eigh": "linalg.eigvalsh",
+    "aten._linalg_svd": "linalg.svdvals, linalg.cond and the matrix norms 2 and nuc",
+}
+"""Operators behind those that torch computes in another way under any dispatch mode, and what users call."""
 
 
 class FlopCounter:
@@ -95,21 +100,14 @@ class FlopCounter:
         self._names = ModuleNames(root)
         self._notes = Notes()
         self._failed = self._notes.failed
-        self._threads = Threads(self._names.owner_of, OUTSIDE if root is None else "", self._notes.add)
+        self._totals = Totals(OUTSIDE if root is None else "")
+        self._threads = Threads(self._names.owner_of, self._totals.unknown, self._notes.add)
         self._compiled = CompiledCode(
-            self._names,
-            self._threads,
-            flops_of=lambda work: split_work(work, halve)[0] if isinstance(work, Work) else int(work),
-            failed=self._failed,
+            self._names, self._threads, self._totals, lambda work: split_work(work, halve)[0], failed=self._failed
         )
-        self._mode = CountingMode(self._threads, self._compiled, halve_causal=halve, failed=self._failed)
-        self._graph_ran = False
-        """Whether a graph traced by torch ran that is not one of the root's modules, and not inside one."""
-        self._reducer_hooks: set[str] = set()
-        self.compile_sec = 0.0
-        """Host time in which torch has compiled something while this counted."""
+        self._mode = CountingMode(self._threads, self._totals, self._compiled, halve_causal=halve, failed=self._failed)
         self._lock = threading.RLock()
-        self._undo = UndoLedger()
+        self._undo = ExitStack()
         """Removes everything that this counter puts on torch, when no thread is inside any more."""
 
     # ---- on and off
@@ -124,9 +122,10 @@ class FlopCounter:
         require_all()
         state = self._threads.here()
         with self._lock:
+            is_first = not self._is_entered()
             state.entered += 1
             try:
-                if not self._undo:
+                if is_first:
                     self._install(self._undo)
                 if state.entered == 1:
                     state.mark(state.stack[-1].module)
@@ -156,11 +155,7 @@ class FlopCounter:
         try:
             if not state.entered:
                 remove(self._mode)  # first, so that it is off whatever fails afterwards
-                del state.stack[1:]
-                state.mark(UNKNOWN)
-                state.paused = 0
-                state.functions.clear()
-                state.repetitions.clear()
+                state.stop()
         finally:
             if not self._is_entered():
                 self._undo.close()
@@ -177,39 +172,50 @@ class FlopCounter:
         if not self._is_entered():
             remove(self._mode)
 
-    def _install(self, undo: UndoLedger) -> None:
+    def _install(self, undo: ExitStack) -> None:
         """Puts up the hooks. They are global, because hooks on modules recompile blocks and switch off fused paths."""
         self._mode.runs_in_tf32 = tf32_operators()
         self._mode.counts_fake = _computes_on_fake_tensors(self._root)
-        undo.add(self._compiled.close)
+        undo.callback(self._compiled.close)
         self._compiled.begin(self._mode.count_unseen)
-        put_up_hooks(undo, self._on_module_enter, self._on_module_leave, self._on_compiled, failed=self._failed)
+        put_up_hooks(
+            undo, self._on_module_enter, self._on_module_leave, self._compiled.watch_graphs, failed=self._failed
+        )
         optimizers = OptimizerHooks(
             self._on_optimizer_enter, self._on_optimizer_leave, failed=partial(self._failed, "an optimizer's hook")
         )
-        undo.add(optimizers.remove)
+        undo.callback(optimizers.remove)
         optimizers.put_up()
-        undo.enter(watch_functions(self._mode))
-        taps = patches.Patches()
-        undo.add(taps.undo)
-        failed = partial(self._failed, "the beginning of a backward")
+        undo.enter_context(watch_functions(self._mode))
+        replaced = patches.Patches()
+        undo.callback(replaced.undo)
         for module, name in backward_entries():
-            taps.replace(
-                module,
-                name,
-                lambda original: hide_around(
-                    listening(original, before=self._backward_begins, failed=failed), self._backward_begins
-                ),
-            )
-        hear_repetitions(taps, self._threads, self._failed)
+            self._listen(replaced, module, name, "the beginning of a backward", before=self._backward_begins)
+        begins, ends = listeners_of_repetitions(self._threads)
+        for manager in (torch.enable_grad, torch.set_grad_enabled):
+            self._listen(replaced, manager, "__enter__", "the beginning of a repeated forward", after=begins)
+            self._listen(replaced, manager, "__exit__", "the end of a repeated forward", before=ends)
         graph = getattr(torch.cuda, "CUDAGraph", None)
         if graph is not None and hasattr(graph, "replay"):
-            failed = partial(self._failed, "a replayed CUDA graph")
-            taps.replace(graph, "replay", lambda original: listening(original, before=self._replays, failed=failed))
+            self._listen(replaced, graph, "replay", "a replayed CUDA graph", before=self._replays)
 
-    def _on_compiled(self, seconds: float) -> None:
-        self.compile_sec += seconds
-        self._compiled.hear_graphs()
+    def _listen(
+        self,
+        replaced: patches.Patches,
+        target: Any,
+        name: str,
+        where: str,
+        *,
+        before: Callable[..., Callable[[], None] | None] | None = None,
+        after: Callable[..., None] | None = None,
+    ) -> None:
+        """Have us called before or after a function of torch's, which is compiled as without us."""
+        failed = partial(self._failed, where)
+        replaced.replace(
+            target,
+            name,
+            lambda original: hide_around(listening(original, before=before, after=after, failed=failed), before, after),
+        )
 
     # ---- what the loop says
 
@@ -262,29 +268,21 @@ class FlopCounter:
                 push(self._mode)
                 state.push(Running(name, "forward", module, task, pushed=True))
             return
-        if name is None:
-            # A loss function, or another model. Inside an optimizer step it shows that a closure is running.
-            if caller.phase == "optimizer":
+        if name is None:  # a loss function, or another model
+            if caller.phase == "optimizer":  # a closure is running
                 state.push(Running(OUTSIDE, "forward", module, task))
-            elif len(state.stack) == 1 and isinstance(module, GraphModule):
-                self._graph_ran = True
             elif without_grad and not caller.without_grad and task == NO_GRAPH_TASK:
                 state.push(Running(caller.module, caller.phase, module, task, without_grad=True))
-            self._reducer_hooks.update(computing_hooks(module))  # it may be a wrapper around the model
             return
-        if caller.phase == "optimizer" and caller.owner is not None and not runs_step_of(caller.owner):
-            state.pop_to(len(state.stack) - 1)  # its step has raised, and then torch calls no hook
-            caller = state.stack[-1]
         # A wrapper and the module in it have one name, and count as one call.
-        is_wrapped = caller.module == name and _is_wrapped_by(module, caller.owner)
+        is_wrapped = caller.module == name and isinstance(caller.owner, nn.Module) and module in caller.owner.children()
         if task == NO_GRAPH_TASK and not state.paused and not is_wrapped:
-            state.books.calls[name] = state.books.calls.get(name, 0) + 1
+            self._totals.calls[name] = self._totals.calls.get(name, 0) + 1
         state.push(Running(name, "forward", module, task, without_grad=without_grad))
 
     def _on_module_leave(self, module: nn.Module, args: Any, output: Any) -> None:
         state = self._threads.here()
-        depth = state.depth_of(module)
-        if depth:
+        if depth := state.depth_of(module):
             state.task()
             if any(running.pushed for running in state.stack[depth:]):
                 remove(self._mode)
@@ -292,25 +290,31 @@ class FlopCounter:
 
     @border("an optimizer's pre-hook")
     def _on_optimizer_enter(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._on_optimizer_leave(optimizer, args, kwargs)  # its last step may have raised, and then no hook is called
         state = self._threads.here()
-        depth = state.depth_of(optimizer)
-        if depth:
-            state.pop_to(depth)  # its last step raised, and then no hook is called
         state.push(Running(OUTSIDE, "optimizer", optimizer, state.task()))
 
     @border("an optimizer's post-hook")
     def _on_optimizer_leave(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         state = self._threads.here()
-        depth = state.depth_of(optimizer)
-        if depth:
+        if depth := state.depth_of(optimizer):
             state.pop_to(depth)
 
-    def _backward_begins(self, *args: Any, **kwargs: Any) -> Callable[[], None] | None:
-        """A backward on a Python thread that has not entered the counter is counted too."""
-        if graph_task_id() != NO_GRAPH_TASK or is_pushed(self._mode) or self._threads.here().entered:
-            return None
-        push(self._mode)
-        return partial(remove, self._mode)
+    def _backward_begins(self, roots: Any, gradients: Any = None, *options: Any, **others: Any) -> Callable[[], None]:
+        """A backward begins; on a Python thread that has not entered the counter it is counted too."""
+        state, nested = self._threads.here(), graph_task_id() != NO_GRAPH_TASK
+        call = Backward(state, create_graph=len(options) > 1 and bool(options[1]))
+        self._threads.backwards.append(call)
+        pushes = not (nested or state.entered or is_pushed(self._mode))
+        if pushes:
+            push(self._mode)
+
+        def ends() -> None:
+            self._threads.backwards.remove(call)
+            if pushes:
+                remove(self._mode)
+
+        return ends
 
     def _replays(self, graph: Any) -> None:
         """A CUDA graph is replayed, of which no operator is seen."""
@@ -325,36 +329,27 @@ class FlopCounter:
 
     def total(self) -> PhaseFlops:
         """FLOPs by phase so far, on all threads; cheaper than ``record``."""
-        return total_flops(state.books for state in self._threads.all())
+        return self._totals.by_phase()
 
     def record(self) -> FlopRecord:
         """What was counted so far, on all threads."""
-        books = [state.books for state in self._threads.all()]
-        record = merged(books, unknown=(UNKNOWN, self._threads.unknown), notes=(*untested(), *self._notes.sentences))
-        notes = [*record.notes, *self._afterthoughts(record)]
-        if any(module == UNKNOWN and cell.flops for one in books for (module, *_), cell in list(one.cells.items())):
-            notes.append(_NOT_COUNTED)
-        return FlopRecord(
-            cells=record.cells, module_calls=record.module_calls, uncounted=record.uncounted, notes=tuple(notes)
-        )
+        return self._totals.record((*untested(), *self._notes.sentences, *self._afterthoughts()))
 
-    def _afterthoughts(self, record: FlopRecord) -> Iterator[str]:
-        """Sentences about the record as a whole."""
-        if self._root is not None and any(_is_forward(cell) and cell.module == OUTSIDE for cell in record.cells):
-            if self._graph_ran:
-                yield f"Traced or compiled code ran outside of the model's modules. {_MADE_FROM}"
-            elif not record.module_calls and not any(
-                _is_forward(cell) and cell.module != OUTSIDE for cell in record.cells
-            ):
-                yield f"No module of the model was called while code outside of it was counted. {_MADE_FROM}"
-        hooks = self._reducer_hooks.union(*map(computing_hooks, self._names.modules()))
-        if hooks:
-            yield (
-                f"DistributedDataParallel's communication hook {', '.join(sorted(hooks))} may go on computing on the "
-                "process group's threads, where nothing is counted; what it does before counts as the optimizer's."
-            )
+    def _afterthoughts(self) -> Iterator[str]:
+        """Sentences about all that was counted."""
+        totals = self._totals
+        if self._root is not None and not totals.calls and totals.only_outside():
+            yield _NO_MODULE_CALLED
         for name in formulas_without_operator():
             yield f"A FLOP formula is registered for {name}, and torch knows no operator of that name."
+        if names := sorted(totals.operators().intersection(_OTHER_BITS)):
+            called = " and ".join(map(_OTHER_BITS.__getitem__, names))
+            yield (
+                f"Torch computes {called} in another way while operators are counted: last bits of the counted step "
+                "may differ from those of another one."
+            )
+        if totals.lacks_forwards:
+            yield _NOT_COUNTED
 
 
 class Notes:
@@ -382,13 +377,13 @@ class Notes:
                 logger.log(logging.WARNING if len(self._failures) == 1 else logging.DEBUG, sentence, exc_info=error)
 
 
-def hear_repetitions(taps: patches.Patches, threads: Threads, failed: border_module.Failed) -> None:
-    """Hears where a backward repeats a part of a forward: activation checkpoints, and whatever works like one.
+def listeners_of_repetitions(threads: Threads) -> tuple[Callable[..., None], Callable[..., None]]:
+    """What is called where grad is enabled inside a backward, and where that ends: a part of a forward is repeated.
 
-    What repeats a forward in a backward must enable grad: ``with torch.enable_grad()`` inside a backward is where a
-    repetition starts and ends, whoever wrote the checkpoint. Torch and DeepSpeed repeat a forward inside such a block
-    and take gradients after it, so that what takes a gradient inside was repeated too. In code that we do not know,
-    which may differentiate on the spot what it has just computed, such gradients are the backward's.
+    Activation checkpoints, and whatever works like one, must enable grad, whoever wrote them. Torch and DeepSpeed
+    repeat a forward inside such a block and take gradients after it, so that what takes a gradient inside was repeated
+    too. In code that we do not know, which may differentiate on the spot what it has just computed, such gradients are
+    the backward's.
     """
     codes: frozenset[CodeType] = checkpoint_codes()
 
@@ -411,15 +406,7 @@ def hear_repetitions(taps: patches.Patches, threads: Threads, failed: border_mod
                 del repetitions[depth:]
                 return
 
-    at_begin = partial(failed, "the beginning of a repeated forward")
-    at_end = partial(failed, "the end of a repeated forward")
-    for kind in (torch.enable_grad, torch.set_grad_enabled):
-        taps.replace(
-            kind, "__enter__", lambda original: hide_around(listening(original, after=begins, failed=at_begin), begins)
-        )
-        taps.replace(
-            kind, "__exit__", lambda original: hide_around(listening(original, before=ends, failed=at_end), ends)
-        )
+    return begins, ends
 
 
 def _computes_on_fake_tensors(root: nn.Module | None) -> bool:
@@ -428,13 +415,3 @@ def _computes_on_fake_tensors(root: nn.Module | None) -> bool:
         return True
     first = None if root is None else next(root.parameters(), None)
     return first is not None and (is_fake(type(first)) or is_fake(type(first.data)))
-
-
-def _is_forward(cell: OperatorCell) -> bool:
-    return cell.phase == "forward" and cell.flops > 0
-
-
-def _is_wrapped_by(module: nn.Module, wrapper: Any) -> bool:
-    return isinstance(wrapper, nn.Module) and any(
-        child is module and wraps(wrapper, key) for key, child in children_of(wrapper).items()
-    )

@@ -18,27 +18,24 @@ from lightning_flops.instrument.torch_private.autograd import NO_GRAPH_TASK, gra
 from lightning_flops.instrument.torch_private.dispatch import DispatchMode, is_traced, pushed
 from lightning_flops.instrument.torch_private.operators import higher_order_name
 
-_RUN_WHAT_THEY_ARE_HANDED = frozenset(
+_CONTROL_FLOW = frozenset(
     (
         "cond while_loop while_loop_stack_output scan map_impl associative_scan strict_mode hints_wrapper "
         "invoke_subgraph wrap"
     ).split()
 )
 
-_RUN_MORE = frozenset(("flex_attention", "flex_attention_backward"))
-
-_FORWARD_OF = {"flex_attention_backward": 7}
-"""Position of the function that a backward calls to repeat the forward."""
-
-_TAG, _FORWARD = "partitioner_tag", "is_forward"
-"""What torch writes on the nodes of a graph that has a forward and its backward in one."""
+_FLEX_BACKWARD = "flex_attention_backward"
+_REPEATS_FORWARD = 7
+"""Position of the function with which that one repeats the forward."""
 
 Repeating = Callable[[], AbstractContextManager[None]]
+"""Inside, what runs repeats a forward, within a backward."""
 
 
 def runs_only_functions(operator: Any) -> bool:
     """Whether a higher-order operator is no more than the functions it is handed, and no tracer is there to ask."""
-    return higher_order_name(operator) in _RUN_WHAT_THEY_ARE_HANDED and not is_traced()
+    return higher_order_name(operator) in _CONTROL_FLOW and not is_traced()
 
 
 def with_seen_functions(
@@ -53,24 +50,22 @@ def with_seen_functions(
         repeating: says that what runs within it repeats a forward, inside a backward.
     """
     name = higher_order_name(operator)
-    if name not in _RUN_WHAT_THEY_ARE_HANDED | _RUN_MORE or is_traced():
+    if (name not in _CONTROL_FLOW and name not in ("flex_attention", _FLEX_BACKWARD)) or is_traced():
         return args
-    again = _FORWARD_OF.get(name)
-    return tuple(_with_functions(mode, value, repeating, place == again) for place, value in enumerate(args))
 
+    def seen(value: Any, again: bool) -> Any:
+        if isinstance(value, tuple):  # a block mask, of which one part is its function
+            return tuple(seen(item, again) for item in value)
+        is_function = callable(value) and not isinstance(value, (torch.Tensor, type))
+        return _seen(mode, value, repeating, again) if is_function else value
 
-def _with_functions(mode: DispatchMode, value: Any, repeating: Repeating, again: bool) -> Any:
-    if isinstance(value, tuple):  # a block mask, of which one part is its function
-        return tuple(_seen(mode, item, repeating, again) if _is_function(item) else item for item in value)
-    return _seen(mode, value, repeating, again) if _is_function(value) else value
-
-
-def _is_function(value: Any) -> bool:
-    return callable(value) and not isinstance(value, (torch.Tensor, type))
+    backward = name == _FLEX_BACKWARD
+    return tuple(seen(value, backward and place == _REPEATS_FORWARD) for place, value in enumerate(args))
 
 
 def _seen(mode: DispatchMode, function: Any, repeating: Repeating, again: bool) -> Callable[..., Any]:
-    joint = graph_task_id() != NO_GRAPH_TASK and isinstance(function, GraphModule) and _has_a_forward(function)
+    joint = graph_task_id() != NO_GRAPH_TASK and isinstance(function, GraphModule)
+    joint = joint and any(map(_is_forward, function.graph.nodes))
 
     def run(*args: Any) -> Any:
         with pushed(mode):
@@ -82,8 +77,9 @@ def _seen(mode: DispatchMode, function: Any, repeating: Repeating, again: bool) 
     return run
 
 
-def _has_a_forward(graph: GraphModule) -> bool:
-    return any(node.op == "call_function" and node.meta.get(_TAG) == _FORWARD for node in graph.graph.nodes)
+def _is_forward(node: Node) -> bool:
+    """Whether torch has written on a node that it is of the forward, in a graph that has the backward as well."""
+    return node.op == "call_function" and node.meta.get("partitioner_tag") == "is_forward"
 
 
 class _Joint(Interpreter):
@@ -96,7 +92,7 @@ class _Joint(Interpreter):
 
     def run_node(self, n: Node) -> Any:
         """One call of the graph's."""
-        with self._repeating() if n.meta.get(_TAG) == _FORWARD else nullcontext():
+        with self._repeating() if _is_forward(n) else nullcontext():
             return super().run_node(n)
 
     def output(self, target: Any, args: Any, kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The dispatch mode: runs every operator, then books what it spent."""
+"""The dispatch mode: runs every operator, then counts it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import is_grad_enabled
 
 from lightning_flops.instrument.border import Failed, border
 from lightning_flops.instrument.counting.attribution import Repetition, Threads, ThreadState
-from lightning_flops.instrument.counting.books import Cell
 from lightning_flops.instrument.counting.compiled import CompiledCode
 from lightning_flops.instrument.counting.formulas import Entry, Work, hides_flops
 from lightning_flops.instrument.counting.formulas.contract import tensors_in, whole_flops
 from lightning_flops.instrument.counting.higher_order import runs_only_functions, with_seen_functions
+from lightning_flops.instrument.counting.totals import Cell, Totals
 from lightning_flops.instrument.counting.traffic import (
     Operator,
     bytes_of,
@@ -40,14 +40,13 @@ from lightning_flops.text.printable import package_logger
 
 logger = package_logger(__name__)
 
-_FORWARDS = ("forward", "recompute")
-
 
 class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
-    """Runs every operator, then books what it spent where the thread's state says.
+    """Runs every operator, then adds what it cost where the thread's state says.
 
     Args:
         threads: know whose the running work is.
+        totals: takes what was counted.
         compiled: knows of compiled code.
         halve_causal: count half of the score matrix where attention has the causal flag.
         failed: is told where the counter itself failed.
@@ -55,14 +54,16 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
 
     supports_higher_order_operators = True
 
-    def __init__(self, threads: Threads, compiled: CompiledCode, *, halve_causal: bool, failed: Failed) -> None:
+    def __init__(
+        self, threads: Threads, totals: Totals, compiled: CompiledCode, *, halve_causal: bool, failed: Failed
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._threads = threads
+        self._totals = totals
         self._compiled = compiled
         self._halve_causal = halve_causal
         self._failed = failed
         self._operators: dict[int, Operator] = {}
-        self._functions: dict[int, Operator] = {}
         self._failing: set[str] = set()
         self.counts_fake = False
         """Whether the user computes with fake tensors. If not, some library uses them to find a shape."""
@@ -86,27 +87,24 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         try:
             operator = self._operators.get(id(func)) or self._operator(func)
-            books = operator.books
+            counts = not operator.moves_nothing or operator.sized_by_values is not None
             if operator.higher_order:
-                books = not (operator.listed and runs_only_functions(func))
+                counts = not (operator.listed and runs_only_functions(func))
                 args = with_seen_functions(self, func, args, self._repeating)
-            for kind in types if books or not operator.higher_order else ():
+            for kind in types if counts or not operator.higher_order else ():
                 if hands_over(kind):
                     return NotImplemented
                 if is_fake(kind) and not self.counts_fake:
-                    books = False
+                    counts = False
             conjugates_lazily()
         except Exception as error:  # nothing has run yet: run the operator as without us
             self._failed("an operator", error)
             return func(*args, **kwargs)
-        if books and operator.looks_inside:
+        if counts and operator.looks_inside:
             return self._open(operator, types, args, kwargs)
         out = operator.call(*args, **kwargs)
-        if books:
-            try:
-                self._book(operator, args, kwargs, out)
-            except Exception as error:  # the operator has run, so the user's step goes on
-                self._failed("an operator", error)
+        if counts:
+            self._add(operator, args, kwargs, out)
         return out
 
     def _operator(self, function: Any) -> Operator:
@@ -131,10 +129,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
             out = operator.call(*args, **kwargs)
         else:
             out = run_python_kernel(operator.function, keys, args, kwargs, *(() if operator.counted else (self,)))
-        try:
-            self._book(operator, args, kwargs, out, moves=keys is None or operator.counted)
-        except Exception as error:
-            self._failed("an operator", error)
+        self._add(operator, args, kwargs, out, moves=keys is None or operator.counted)
         return out
 
     @contextmanager
@@ -142,44 +137,47 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         """Inside, the running part of a backward's graph repeats the forward."""
         state = self._threads.here()
         task = state.task()
-        if task == NO_GRAPH_TASK:
-            yield
-            return
-        state.repetitions.append(Repetition(None, task, False))
+        repetition = Repetition(None, task, whole=False)
+        if task != NO_GRAPH_TASK:
+            state.repetitions.append(repetition)
         try:
             yield
         finally:
-            if state.repetitions and state.repetitions[-1].manager is None:
+            if state.repetitions and state.repetitions[-1] is repetition:
                 state.repetitions.pop()
 
-    # ---- booking
+    # ---- counting
 
-    def _book(
+    def _add(
         self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, *, moves: bool = True
     ) -> None:
-        """Books one call, which has run; its bytes too if it *moves* any that no operator inside it did."""
-        state = self._threads.here()
-        if state.paused:
-            return
-        module, phase = state.place(operator.counted)
-        if operator.may_be_sized and operator.is_sized_by_values(args):
-            # A number may be read for anything: only one that a model reads is taken for a size.
-            self.data_dependent |= not operator.reads_number or module != OUTSIDE
-        if operator.moves_nothing:
-            return
-        stood_for = bool(state.functions) and state.functions[-1][1] == phase
-        if operator.counted and not stood_for:
-            cell = self._count(state, module, phase, operator, args, kwargs, out)
-        else:
-            cell = state.books.cell(module, phase, operator.name)
-            if operator.listed and not stood_for:
-                heavy = hides_flops(operator.name, args, kwargs, out)
-                state.books.list(operator.name, module, elements_of(out), heavy)
-        cell.calls += 1
-        if moves:
-            written = bytes_of(out)
-            cell.written += written
-            cell.read += operator.bytes_read(args, kwargs, written)
+        """Counts one call, which has run; its bytes too if it *moves* any that no operator inside it did."""
+        try:
+            state = self._threads.here()
+            if state.paused:
+                return
+            module, phase = state.place(operator.counted)
+            if operator.sized_by_values is not None and operator.sized_by_values(args):
+                # A number may be read for anything: only one that a model reads is taken for a size.
+                self.data_dependent |= not operator.reads_number or module != OUTSIDE
+            if operator.moves_nothing:
+                return
+            stood_for = bool(state.functions) and state.functions[-1][1] == phase
+            with self._totals.lock:
+                if operator.counted and not stood_for:
+                    cell = self._count(state, module, phase, operator, args, kwargs, out)
+                else:
+                    cell = self._totals.cell(module, phase, operator.name)
+                    if operator.listed and not stood_for:
+                        heavy = hides_flops(operator.name, args, kwargs, out)
+                        self._totals.list(operator.name, module, elements_of(out), heavy)
+                cell.calls += 1
+                if moves:
+                    written = bytes_of(out)
+                    cell.written += written
+                    cell.read += operator.bytes_read(args, kwargs, written)
+        except Exception as error:  # the operator has run, so the user's step goes on
+            self._failed("an operator", error)
 
     def _count(
         self,
@@ -191,62 +189,55 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         kwargs: dict[str, Any],
         out: Any,
     ) -> Cell:
-        """Books the FLOPs of one call of an operator that has a formula; returns their cell."""
-        books, entry = state.books, operator.entry
+        """Adds the FLOPs of one call of an operator that has a formula; returns their cell."""
+        totals, entry = self._totals, operator.entry
         if phase == "forward" and self._compiled.in_place:
             module = self._compiled.running_region(state, module)
         try:
             work = entry.compute(args, kwargs, out)
             dtype: Any = entry.dtype_of(args, kwargs, out)
-            if not isinstance(work, (int, Work)):
-                work = whole_flops(work)
-            if (work if isinstance(work, int) else work.flops) < 0:
-                raise ValueError(f"it gave {work}, and FLOPs cannot be negative")
+            flops, skipped, repeated, skipped_again = split_work(work, self._halve_causal)
         except Exception as error:  # a user's formula may raise anything; its operator is listed in the report
             self._formula_failed(operator.name, error)
-            books.list(operator.name, module, elements_of(out), True)
-            return books.cell(module, phase, operator.name)
+            totals.list(operator.name, module, elements_of(out), True)
+            return totals.cell(module, phase, operator.name)
         if dtype is torch.float32 and self.runs_in_tf32 is not None and _on_cuda(args):
             dtype = "tf32" if self.runs_in_tf32(operator.name) else dtype
         if entry.estimate:
-            books.estimates[operator.name] = entry.estimate
-        name, repeated, skipped_again = dtype_name(dtype), 0, 0
-        if isinstance(work, int):
-            flops, skipped = work, 0
-        else:
-            self.data_dependent |= work.by_values
-            flops, skipped, repeated, skipped_again = split_work(work, self._halve_causal)
+            totals.estimates[operator.name] = entry.estimate
+        self.data_dependent |= isinstance(work, Work) and work.by_values
+        name = dtype_name(dtype)
         if phase == "backward" and state.to_repeat[flops] > 0:
             state.to_repeat[flops] -= 1
             phase = "recompute"
-        cell = books.cell(module, phase, operator.name, name)
-        books.spend(cell, phase, flops, skipped)
+        cell = totals.cell(module, phase, operator.name, name)
+        totals.add(cell, phase, flops, skipped)
         if repeated:  # its bytes stay with the backward, in whose kernel it runs
-            books.spend(books.cell(module, "recompute", operator.name, name), "recompute", repeated, skipped_again)
-        if phase in _FORWARDS:
+            again = totals.cell(module, "recompute", operator.name, name)
+            totals.add(again, "recompute", repeated, skipped_again)
+        if phase in ("forward", "recompute"):
             self._follow(state, cell, flops, args, kwargs)
         return cell
 
     def count_unseen(self, function: Any, args: tuple[Any, ...]) -> bool:
-        """Books one call of an operator inside compiled code; returns whether it could be counted."""
+        """Counts one call of an operator inside compiled code; returns whether it could."""
         state = self._threads.here()
         operator = self._operators.get(id(function)) or self._operator(function)
         if state.paused or not operator.counted:
             return operator.counted
-        cell = self._count(state, *state.place(True), operator, args, {}, None)
-        cell.calls += 1
+        with self._totals.lock:
+            cell = self._count(state, *state.place(True), operator, args, {}, None)
+            cell.calls += 1
         return cell.flops > 0
 
     def _follow(
         self, state: ThreadState, cell: Cell, flops: int, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        """Books whether a backward of a forward's product follows."""
+        """Adds whether a backward of a forward's product follows."""
         if is_grad_enabled():
             if not needs_gradient(args) and not (kwargs and needs_gradient(kwargs.values())):
                 cell.without_backward += flops
-            return
-        function = None if state.stack[-1].without_grad else function_in_forward()
-        if function is None:
+        elif state.stack[-1].without_grad or (function := function_in_forward()) is None:
             cell.without_backward += flops
         else:
             cell.hidden += flops
@@ -278,13 +269,19 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
             return
         module, phase = state.place(True)
         if not state.functions or state.functions[-1][1] != phase:
-            operator = self._functions.setdefault(id(entry), Operator(None, entry))
-            self._count(state, module, phase, operator, args, kwargs, out).calls += 1
+            with self._totals.lock:
+                self._count(state, module, phase, Operator(None, entry), args, kwargs, out).calls += 1
 
 
-def split_work(work: Work, halve_causal: bool) -> tuple[int, int, int, int]:
-    """FLOPs of the running phase and those of them that a mask rules out; the same of what the call repeats."""
-    flops, repeated, skipped = work.flops, work.recompute, work.skipped
+def split_work(work: int | Work, halve_causal: bool) -> tuple[int, int, int, int]:
+    """FLOPs of the running phase and those of them that a mask rules out; the same of what the call repeats.
+
+    Raises:
+        ValueError: the FLOPs are no whole number, or negative.
+    """
+    if not isinstance(work, Work):
+        return whole_flops(work), 0, 0, 0
+    flops, repeated, skipped = whole_flops(work.flops), work.recompute, work.skipped
     # A mask skips the same share of every product over the score matrix.
     own = skipped * flops // (flops + repeated) if skipped else 0
     again = skipped - own
@@ -298,8 +295,5 @@ def split_work(work: Work, halve_causal: bool) -> tuple[int, int, int, int]:
 
 
 def _on_cuda(args: tuple[Any, ...]) -> bool:
-    for value in args:
-        for item in value if isinstance(value, (list, tuple)) else (value,):
-            if isinstance(item, torch.Tensor):
-                return bool(item.is_cuda)
-    return False
+    """Whether the first tensor is on a GPU."""
+    return next((bool(tensor.is_cuda) for tensor in tensors_in(args)), False)

@@ -27,9 +27,8 @@ def count_on_fake_tensors(model: nn.Module, batch: Any, *, causal_attention: Cau
     """FLOPs of one eager forward of *model* on a batch of these shapes, and of the backward of all that it puts out.
 
     Neither the model nor the random state is touched, no memory is taken, compiled modules run eagerly, and torch logs
-    nothing. What the forward keeps in attributes
-    of modules is put back, and a ``functools.lru_cache`` that holds a fake tensor is cleared;
-    what it keeps elsewhere is not put back.
+    nothing. What the forward keeps in attributes of modules is put back, and a ``functools.lru_cache`` that holds a
+    fake tensor is cleared; what it keeps elsewhere is not put back.
 
     Args:
         model: its parameters' shapes, dtypes and devices are what counts.
@@ -43,10 +42,7 @@ def count_on_fake_tensors(model: nn.Module, batch: Any, *, causal_attention: Cau
     counter = FlopCounter(model, causal_attention=causal_attention)
     # Held by a module of ours, because torch calls no TorchScript module and no DataParallel with other parameters.
     holder = _Holder(model)
-    states = {
-        **dict(holder.named_parameters(remove_duplicate=False)),
-        **dict(holder.named_buffers(remove_duplicate=False)),
-    }
+    states = dict(holder.named_parameters(remove_duplicate=False)) | dict(holder.named_buffers(remove_duplicate=False))
     lazy = sorted(name.removeprefix("held.") for name, tensor in states.items() if is_lazy(tensor))
     if lazy:
         raise LightningFlopsError(
@@ -71,15 +67,14 @@ class _Fakes(DispatchMode):  # type: ignore[no-untyped-call]
         """By their ids."""
 
     def fake(self, real: torch.Tensor) -> torch.Tensor:
-        """A fake tensor like *real*, the same one whenever the same is asked for."""
+        """A fake tensor like *real*, the same one whenever the same is asked for: tied weights stay tied."""
         fake: torch.Tensor = self.mode.from_tensor(real)
         self.held[id(fake)] = fake
         return fake
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = _SHAPES.get(func, func)(*args, **(kwargs or {}))
-        for one in tensors_of(out):
-            self.held[id(one)] = one
+        self.held.update((id(one), one) for one in tensors_of(out))
         return out
 
 
@@ -91,13 +86,10 @@ def _grouped_product(
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """``_grouped_mm``'s result: torch's own shape function takes bfloat16 alone, its kernels take other dtypes."""
-    if first.dim() == 2 and second.dim() == 2:
-        shape = [1 if offs is None else int(offs.shape[0]), first.shape[0], second.shape[1]]
-    elif first.dim() == 3 and second.dim() == 3:
-        shape = [first.shape[0], first.shape[1], second.shape[2]]
-    else:
-        shape = [first.shape[0], second.shape[2]] if second.dim() == 3 else [first.shape[1], second.shape[1]]
-    return first.new_empty(shape, dtype=out_dtype or first.dtype)
+    groups = [offs.shape[0] if offs is not None else 1] if first.dim() == second.dim() == 2 else first.shape[:-2]
+    if first.dim() != second.dim():
+        groups = []
+    return first.new_empty([*groups, first.shape[-2], second.shape[-1]], dtype=out_dtype or first.dtype)
 
 
 _SHAPES: dict[Any, Callable[..., Any]] = (
@@ -110,9 +102,8 @@ def _run(
 ) -> None:
     """Runs the forward and the backward on fake tensors, under *counter*; keeps none of them."""
     with fakes.mode, fakes, torch.compiler.set_stance("force_eager"), _quiet():
-        # One fake tensor for each real one, so that tied weights stay tied.
         by_id = {id(tensor): fakes.fake(tensor) for tensor in states.values()}
-        fake_states: dict[str, torch.Tensor] = {name: by_id[id(tensor)] for name, tensor in states.items()}
+        fake_states = {name: by_id[id(tensor)] for name, tensor in states.items()}
         inputs = tree_map_only(torch.Tensor, fakes.fake, batch)
         # Exactly a tuple: a named one, such as a PackedSequence, is an argument.
         args = inputs if type(inputs) is tuple else () if isinstance(inputs, Mapping) else (inputs,)
@@ -128,23 +119,19 @@ def tensors_of(output: Any, depth: int = 3) -> Iterator[torch.Tensor]:
     """The tensors in a module's output, a few containers deep."""
     if isinstance(output, torch.Tensor):
         yield output
-    elif depth and isinstance(output, (list, tuple)):
-        for item in output:
-            yield from tensors_of(item, depth - 1)
-    elif depth and isinstance(output, Mapping):
-        for item in output.values():
+    elif depth and isinstance(output, (list, tuple, Mapping)):
+        for item in output.values() if isinstance(output, Mapping) else output:
             yield from tensors_of(item, depth - 1)
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Inside, torch logs nothing of what this thread runs on fake tensors: what it raises says it."""
-    thread = threading.get_ident()
+    thread, logger = threading.get_ident(), logging.getLogger(LOGGER)
 
     def elsewhere(record: logging.LogRecord) -> bool:
         return record.thread != thread
 
-    logger = logging.getLogger(LOGGER)
     logger.addFilter(elsewhere)
     try:
         yield
@@ -168,22 +155,24 @@ def _attributes_put_back(model: nn.Module) -> Iterator[None]:
     """Afterwards every module has the attributes it had before, and their dicts, lists and sets hold what they held.
 
     A forward may keep what it computes, a rotary table or a hook's weight: here that would be a fake tensor, and the
-    next real forward would compute with it.
+    next real forward would compute with it. A container's class that is somebody else's may forbid to be written to, as
+    the configurations of diffusers do.
     """
+    plain = (dict, OrderedDict, list, set)
     before = [
-        (module, dict(vars(module)), [(value, value.copy()) for value in vars(module).values() if _holds(value)])
+        (vars(module), dict(vars(module)), [(one, one.copy()) for one in vars(module).values() if type(one) in plain])
         for module in model.modules()
         if not isinstance(module, torch.jit.ScriptModule)
     ]
     try:
         yield
     finally:
-        for module, attributes, contents in before:
-            vars(module).clear()
-            vars(module).update(attributes)
-            for value, content in contents:
-                value.clear()
-                value.extend(content) if isinstance(value, list) else value.update(content)
+        for attributes, kept, containers in before:
+            attributes.clear()
+            attributes.update(kept)
+            for container, held in containers:
+                container.clear()
+                container.extend(held) if isinstance(container, list) else container.update(held)
 
 
 @contextmanager
@@ -196,19 +185,10 @@ def _caches_cleared(fakes: _Fakes) -> Iterator[None]:
     try:
         yield
     finally:
-        for cache in _every_cache() if fakes.held else ():
-            if any(
+        for cache in gc.get_objects() if fakes.held else ():
+            if type(cache) is functools._lru_cache_wrapper and any(
                 getattr(tensor, "fake_mode", None) is fakes.mode
                 for held in gc.get_referents(cache)
                 for tensor in tensors_of(held)
             ):
                 cache.cache_clear()
-
-
-def _every_cache() -> list[Any]:
-    return [each for each in gc.get_objects() if type(each) is functools._lru_cache_wrapper]
-
-
-def _holds(value: Any) -> bool:
-    # A class of somebody else's may forbid to be written to, as the configurations of diffusers do.
-    return type(value) in (dict, OrderedDict, list, set)

@@ -1,4 +1,4 @@
-"""What a call in a trace spent: the counter's own formulas, asked with tensors that have shapes and no memory.
+"""What a call in a trace cost: the counter's own formulas, asked with tensors that have shapes and no memory.
 
 A trace with ``record_shapes`` has the sizes, dtypes and strides of a call's tensors and the values of its other
 arguments. From these come *meta* tensors; torch itself works out the shape of what the call returned. Where a file
@@ -15,17 +15,11 @@ from typing import Any, NoReturn
 
 import torch
 
-from lightning_flops.instrument.counting.formulas import Entry, Unreadable, Work, lookup
-from lightning_flops.instrument.counting.formulas.contract import RESULT, Rule, bind
-from lightning_flops.instrument.counting.formulas.convolution import plain
+from lightning_flops.instrument.counting.formulas import Unreadable, Work, lookup
+from lightning_flops.instrument.counting.formulas.contract import tensors_in
 from lightning_flops.instrument.counting.formulas.free_operators import says_heavy
 from lightning_flops.instrument.counting.traffic import bytes_of, dtype_name
-from lightning_flops.instrument.torch_private.operators import (
-    declared_schema,
-    is_composite,
-    overloads_named,
-    schema_of,
-)
+from lightning_flops.instrument.torch_private.operators import is_composite, overloads_named, schema_of
 from lightning_flops.trace.recorded import RecordedCall, RecordedInputs, RecordedWork
 
 _NAME = re.compile(r"\w+::\w+")
@@ -34,26 +28,21 @@ _FLOATS: Mapping[str, torch.dtype] = {
     "float": torch.float32,
     "double": torch.float64,
     "c10::half": torch.float16,
-    "c10::bfloat16": torch.bfloat16,
     "c10::complex<float>": torch.complex64,
     "c10::complex<double>": torch.complex128,
     "c10::complex<c10::half>": torch.complex32,
     **{
         f"c10::{name}": getattr(torch, name)
-        for name in ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
+        for name in "bfloat16 float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu".split()
         if hasattr(torch, name)
     },
 }
 _DTYPES: Mapping[str, torch.dtype] = {
     **_FLOATS,
-    "long int": torch.int64,
-    "long": torch.int64,
-    "__int64": torch.int64,
+    **dict.fromkeys(("long int", "long", "__int64"), torch.int64),
     "int": torch.int32,
-    "short int": torch.int16,
-    "short": torch.int16,
-    "signed char": torch.int8,
-    "char": torch.int8,
+    **dict.fromkeys(("short int", "short"), torch.int16),
+    **dict.fromkeys(("signed char", "char"), torch.int8),
     "unsigned char": torch.uint8,
     "bool": torch.bool,
 }
@@ -94,7 +83,7 @@ class _NotWritten:
 
 
 def recorded_work(call: RecordedCall) -> RecordedWork:
-    """What *call* spent, by the formulas of the counter. Nothing that stands in a file makes it raise."""
+    """What *call* cost, by the formulas of the counter. Nothing that stands in a file makes it raise."""
     name = call.operator.replace("::", ".", 1)
     if _NAME.fullmatch(call.operator) is None:
         return RecordedWork(role="composite", operator=name)  # a scope or a node of autograd
@@ -107,35 +96,29 @@ def recorded_work(call: RecordedCall) -> RecordedWork:
             heavy=_may_multiply(call.operator, types),
             reason="this torch has no such operator, and no formula is known for it",
         )
-    works = (_work(name, types, call, *one) for one in found)
+    works = (_work(name, types, call, one) for one in found)
     first = next(works)
     return first if not first.reason else next((work for work in works if not work.reason), first)
 
 
-def _work(
-    name: str, types: Sequence[str], call: RecordedCall, schema: Any, entry: Entry, function: Any
-) -> RecordedWork:
-    """What *call* spent if it was one of this overload."""
-    composite = function is not None and is_composite(function)
+def _work(name: str, types: Sequence[str], call: RecordedCall, function: Any) -> RecordedWork:
+    """What *call* cost if it was one of this overload."""
+    composite, entry, schema = is_composite(function), lookup(function), schema_of(function)
     if entry.kind == "free":
         return RecordedWork(role="composite" if composite else "free", operator=name)
     if entry.kind == "unknown":
-        return RecordedWork(
-            role="composite" if composite else "unknown",
-            operator=name,
-            heavy=_may_multiply(call.operator, types),
-            reason="it has no formula",
-        )
+        heavy = _may_multiply(call.operator, types)
+        role = "composite" if composite else "unknown"
+        return RecordedWork(role=role, operator=name, heavy=heavy, reason="it has no formula")
     try:
         args, kwargs = _arguments(schema, _last(call.inputs, len(schema.arguments)))
         out = _result(function, args, kwargs, call.result)
         answer = entry.compute(args, kwargs, out)
         work = answer if isinstance(answer, Work) else Work(answer)
         dtype = dtype_name(entry.dtype_of(args, kwargs, out))
-    except Unreadable as error:
-        return RecordedWork(role="composite" if composite else "unread", operator=name, heavy=True, reason=str(error))
-    except Exception as error:  # a formula on shapes that no torch has written
-        reason = f"its formula cannot read these shapes ({type(error).__name__})"
+    except Exception as error:  # a formula on shapes that no torch has written may raise anything
+        known = isinstance(error, Unreadable)
+        reason = str(error) if known else f"its formula cannot read these shapes ({type(error).__name__})"
         return RecordedWork(role="composite" if composite else "unread", operator=name, heavy=True, reason=reason)
     return RecordedWork(
         role="composite" if composite else "counts",
@@ -158,56 +141,18 @@ def _last(inputs: RecordedInputs, count: int) -> RecordedInputs:
 
 
 @lru_cache(maxsize=4096)
-def _overloads(name: str, types: tuple[str, ...]) -> tuple[tuple[Any, Entry, Any], ...]:
-    """What a call with arguments of these types can be, likeliest first: schema, what is known, and itself."""
-    retired = [(schema, entry) for schema, entry in _retired().get(name, ()) if len(schema.arguments) == len(types)]
-    if retired:
-        return ((*retired[0], None),)
+def _overloads(name: str, types: tuple[str, ...]) -> tuple[Any, ...]:
+    """What a call with arguments of these types can be, likeliest first."""
     overloads = overloads_named(name)
-    by_count = sorted(overloads, key=lambda one: -len(schema_of(one).arguments))
     found = [one for one in overloads if _takes(schema_of(one), types)]
-    for one in by_count:  # what is left over of a call by TorchScript stands before its arguments
+    # What is left over of a call by TorchScript stands before its arguments.
+    for one in sorted(overloads, key=lambda one: -len(schema_of(one).arguments)):
         count = len(schema_of(one).arguments)
         if 0 < count < len(types) and _takes(schema_of(one), types[-count:]):
             found.append(one)
-    if found:
-        return tuple((schema_of(one), lookup(one), one) for one in found)
-    if not overloads or (lookup(overloads[0]).kind == "formula" and not is_composite(overloads[0])):
-        return ()  # of another version: what its arguments mean is not known
-    return ((schema_of(overloads[0]), lookup(overloads[0]), overloads[0]),)
-
-
-_OF_CUDNN = "int[] padding, int[] stride, int[] dilation, int groups, bool benchmark, bool deterministic"
-
-
-@lru_cache(maxsize=1)
-def _retired() -> dict[str, list[tuple[Any, Entry]]]:
-    """Convolutions of cuDNN and MIOpen that torch had before 1.11, which traces of that time name."""
-    found: dict[str, list[tuple[Any, Entry]]] = {}
-
-    def add(declaration: str, flops: Callable[..., int], arguments: str) -> None:
-        schema = declared_schema(f"aten::{declaration}")
-        if schema is not None:
-            name = schema.name.replace("::", ".", 1)
-            rule = Rule(flops, tuple(arguments.split()))
-            found.setdefault(schema.name, []).append((schema, Entry(name, "formula", *bind(rule, schema))))
-
-    add(f"cudnn_convolution(Tensor self, Tensor weight, {_OF_CUDNN}) -> Tensor", plain, f"weight {RESULT}")
-    for backend, tail in (
-        ("cudnn", _OF_CUDNN),
-        ("cudnn", f"{_OF_CUDNN}, bool allow_tf32"),
-        ("miopen", _OF_CUDNN),
-    ):
-        name, grad = f"{backend}_convolution_backward", "Tensor grad_output, Tensor"
-        add(
-            f"{name}(Tensor self, {grad} weight, {tail}, bool[2] output_mask) -> (Tensor, Tensor)",
-            lambda given, weight, mask: sum(map(bool, mask)) * plain(weight, given),
-            "grad_output weight output_mask",
-        )
-        add(f"{name}_input(int[] self_size, {grad} weight, {tail}) -> Tensor", plain, "weight grad_output")
-        # What it puts out has the weight's shape.
-        add(f"{name}_weight(int[] weight_size, {grad} self, {tail}) -> Tensor", plain, f"{RESULT} grad_output")
-    return found
+    if not found and overloads and (lookup(overloads[0]).kind != "formula" or is_composite(overloads[0])):
+        found = overloads[:1]  # a formula would take arguments of another version of torch for those that it knows
+    return tuple(found)
 
 
 def _takes(schema: Any, types: Sequence[str]) -> bool:
@@ -244,19 +189,17 @@ def _arguments(schema: Any, inputs: RecordedInputs) -> tuple[tuple[Any, ...], di
 
 
 def _value(argument: Any, place: int, inputs: RecordedInputs) -> Any:
-    declared = str(argument.type)
-    written = str(_at(inputs.types, place) or "")
+    declared, optional = str(argument.type), str(argument.type).startswith("Optional")
+    written = str(_at(inputs.types, place) or "").lower()
     dims, strides = _at(inputs.dims, place), None if inputs.strides is None else _at(inputs.strides, place)
     missing = _NotWritten(f"the argument {argument.name}")
     if declared in ("Tensor", "Optional[Tensor]"):
-        if not written:
-            return None if declared.startswith("Optional") else missing
-        return _tensor(dims, strides, _DTYPES.get(written.lower()), missing)
+        return None if optional and not written else _tensor(dims, strides, _DTYPES.get(written), missing)
     if "Tensor" in declared:
-        if not isinstance(dims, Sequence) or written.lower() not in _TENSOR_LISTS:
+        if not isinstance(dims, Sequence) or written not in _TENSOR_LISTS:
             return missing
         # A list's dtype is not written. Its tensors' shapes are what formulas ask for.
-        known = next((dtype for dtype in map(_DTYPES.get, map(str.lower, map(str, inputs.types))) if dtype), None)
+        known = next((dtype for one in inputs.types if (dtype := _DTYPES.get(str(one).lower()))), None)
         many = strides if isinstance(strides, Sequence) and len(strides) == len(dims) else [None] * len(dims)
         return [_tensor(one, its, known, missing) for one, its in zip(dims, many, strict=True)]
     text = None if inputs.concrete is None else _at(inputs.concrete, place)
@@ -265,11 +208,10 @@ def _value(argument: Any, place: int, inputs: RecordedInputs) -> Any:
             return ast.literal_eval(text)
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             return missing
-    if not written and declared.startswith("Optional"):
+    if not written and optional:
         return None
-    if declared == "number" and argument.default_value is not None:
-        return argument.default_value  # what a result is scaled by: no shape and no count depends on it
-    return missing
+    # What a result is scaled by: no shape and no count depends on it.
+    return argument.default_value if declared == "number" and argument.default_value is not None else missing
 
 
 def _at(values: Sequence[Any], place: int) -> Any:
@@ -303,34 +245,26 @@ def _result(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], tol
     """What the call returned, as meta tensors: by torch's own rules, else of the sizes told elsewhere in the trace."""
     given = kwargs.get("out")
     room = tuple(given.shape) if isinstance(given, torch.Tensor) and given.numel() else None
+    shape = _SHAPES.get(schema_of(function).name)
     out = None
-    if function is not None:
-        try:
-            if (shape := _SHAPES.get(schema_of(function).name)) is not None:
-                out = shape(*args)
-            else:
-                with torch.no_grad():
-                    out = function(
-                        *args, **kwargs if room is None else {**kwargs, "out": torch.empty(0, device="meta")}
-                    )
-        except Unreadable:
-            raise
-        except Exception:  # an argument is not written, or the operator has no rule for shapes
-            pass
+    try:
+        if shape is not None:
+            out = shape(*args)
+        else:
+            with torch.no_grad():
+                out = function(*args, **kwargs if room is None else {**kwargs, "out": torch.empty(0, device="meta")})
+    except Unreadable:
+        raise
+    except Exception:  # an argument is not written, or the operator has no rule for shapes
+        sizes = None if told is None else _sizes(told)
+        if sizes is None:
+            return _NotWritten("the shape of its result")
+        dtype = next((one.dtype for one in args if isinstance(one, torch.Tensor)), torch.float32)
+        return torch.empty(sizes, dtype=dtype, device="meta")
     if isinstance(out, torch.Tensor) and room is not None and tuple(out.shape) != room:
         raise Unreadable("the sizes of its arguments do not fit together")
-    if out is not None:
-        return out
-    sizes = None if told is None else _sizes(told)
-    if sizes is None:
-        return _NotWritten("the shape of its result")
-    dtype = next((one.dtype for one in args if isinstance(one, torch.Tensor)), torch.float32)
-    return torch.empty(sizes, dtype=dtype, device="meta")
+    return out
 
 
 def _bytes(args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> int | None:
-    values = [*args, *kwargs.values(), out]
-    flat = [item for value in values for item in (value if isinstance(value, (list, tuple)) else (value,))]
-    if isinstance(out, _NotWritten):
-        return None
-    return bytes_of([value for value in flat if isinstance(value, torch.Tensor)])
+    return None if isinstance(out, _NotWritten) else bytes_of(list(tensors_in((*args, *kwargs.values(), out))))

@@ -33,28 +33,34 @@ class VariedBatch:
     def __init__(self, batch: Any, vary: Vary) -> None:
         self._batch = batch
         self._one = not isinstance(batch, Mapping) and type(batch) is not tuple
-        arguments: Mapping[Key, Any] = (
-            dict(batch) if isinstance(batch, Mapping) else dict(enumerate((batch,) if self._one else batch))
+        self._arguments: dict[Key, Any] = dict(
+            batch if isinstance(batch, Mapping) else enumerate((batch,) if self._one else batch)
         )
-        self._arguments = arguments
+        self._tensors = {key: one for key, one in self._arguments.items() if isinstance(one, torch.Tensor)}
         self.sizes: dict[str, int] = {}
         """Each variable's size in the batch."""
-        self.places: list[tuple[str, int, int]] = []
-        """For each axis that the user named, its variable, the tensor's number and the axis."""
-        self._axes: dict[Key, dict[int, str]] = {}
+        self.batch_names: set[str] = set()
+        """Variables that are the first axis of a tensor: samples."""
         if not isinstance(vary, Mapping):
             raise ConfigError(f"vary must be a mapping from a tensor of the batch to its axes, got {shown(vary)}")
         if not vary:
             raise ConfigError("vary must name the axes of at least one tensor")
-        for number, (key, axes) in enumerate(vary.items()):
-            self._vary(number, key, axes)
-        self._follow()
+        given = {key: self._named_axes(key, axes) for key, axes in vary.items()}
+        named = {(axis, self.sizes[name]): name for axes in given.values() for axis, name in axes.items()}
+        # Axes that the user did not name go with those that he did, where they agree in place and size.
+        self._axes = {
+            key: {place[0]: named[place] for place in enumerate(tensor.shape) if place in named} | given.get(key, {})
+            for key, tensor in self._tensors.items()
+        }
 
-    def _vary(self, number: int, key: Key, axes: Sequence[int] | Mapping[int, str]) -> None:
-        tensor = self._arguments.get(key)
-        if not isinstance(tensor, torch.Tensor):
-            there = [shown(one) for one, value in self._arguments.items() if isinstance(value, torch.Tensor)]
-            raise ConfigError(f"vary names {shown(key)}; the batch's tensors are {', '.join(there) or 'hidden'}")
+    def _named_axes(self, key: Key, axes: Sequence[int] | Mapping[int, str]) -> dict[int, str]:
+        """The axes of one tensor that the user gave, with their names."""
+        tensor = self._tensors.get(key)
+        if tensor is None:
+            raise ConfigError(
+                f"vary names {shown(key)}; the batch's tensors are {', '.join(map(shown, self._tensors)) or 'hidden'}"
+            )
+        found: dict[int, str] = {}
         for axis, name in _named(key, axes, tensor.ndim):
             if type(axis) is not int or not 0 <= axis < tensor.ndim:
                 raise ConfigError(f"vary names axis {shown(axis)} of {shown(key)}, which has {tensor.ndim} axes")
@@ -68,18 +74,9 @@ class VariedBatch:
                 )
             if size < 1:
                 raise ConfigError(f"axis {axis} of {shown(key)} is empty in the batch")
-            self.places.append((name, number, axis))
-            self._axes.setdefault(key, {})[axis] = name
-
-    def _follow(self) -> None:
-        """Axes that the user did not name go with those that he did, where they agree in place and size."""
-        named = {(axis, self.sizes[name]): name for name, _, axis in self.places}
-        for key, tensor in self._arguments.items():
-            if not isinstance(tensor, torch.Tensor):
-                continue
-            follow = {axis: named[axis, size] for axis, size in enumerate(tensor.shape) if (axis, size) in named}
-            if axes := follow | self._axes.get(key, {}):
-                self._axes[key] = axes
+            found[axis] = name
+            self.batch_names |= {name} if axis == 0 else set()
+        return found
 
     def resized(self, sizes: Mapping[str, int]) -> Any:
         """The batch in these *sizes*: what it holds is repeated, or cut off.
@@ -89,7 +86,7 @@ class VariedBatch:
         """
         arguments = dict(self._arguments)
         for key, axes in self._axes.items():
-            tensor: torch.Tensor = arguments[key]
+            tensor = self._tensors[key]
             wanted = list(tensor.shape)
             for axis, name in axes.items():
                 wanted[axis] = sizes[name]
@@ -98,10 +95,11 @@ class VariedBatch:
             for axis, name in axes.items():
                 rows = torch.arange(sizes[name], device=tensor.device) % tensor.shape[axis]
                 tensor = tensor.detach().index_select(axis, rows)
-            arguments[key] = tensor.requires_grad_(self._arguments[key].requires_grad)
+            arguments[key] = tensor.requires_grad_(self._tensors[key].requires_grad)
         if isinstance(self._batch, Mapping):
             return arguments
-        return arguments[0] if self._one else tuple(arguments.values())
+        values = tuple(arguments.values())
+        return values[0] if self._one else values
 
 
 def _named(key: Key, axes: object, ndim: int) -> Iterable[tuple[Any, Any]]:

@@ -56,8 +56,8 @@ _NO_TENSORS = frozenset(
 class Operator:
     """One overload of an operator, or a higher-order operator."""
 
+    # Slots, because every operator of a step reads some of these.
     __slots__ = (
-        "books",
         "call",
         "counted",
         "entry",
@@ -66,7 +66,6 @@ class Operator:
         "keywords",
         "listed",
         "looks_inside",
-        "may_be_sized",
         "moves_nothing",
         "name",
         "overwrites",
@@ -76,7 +75,6 @@ class Operator:
     )
 
     def __init__(self, function: Any, entry: Entry | None = None) -> None:
-        # Slots, because every operator of a step reads some of these.
         self.function = function  # keeps the object, and with it the id that it is found by
         self.entry = entry = lookup(function) if entry is None else entry
         self.name = entry.name
@@ -89,10 +87,8 @@ class Operator:
         self.selects = short in _SELECTING
         self.reads_number = short == _READS_NUMBER
         self.keywords: tuple[str, ...] | None = None
-        self.sized_by_values: Callable[[tuple[Any, ...]], bool] | None = None
+        self.sized_by_values = _has_sparse if self.counted else None
         self.moves_nothing = self.looks_inside = False
-        self.books = True
-        self.may_be_sized = self.counted
         if self.higher_order:
             return
         schema = schema_of(function)
@@ -101,36 +97,23 @@ class Operator:
             for argument in schema.arguments
             if argument.kwarg_only and not (argument.alias_info is not None and argument.alias_info.is_write)
         )
-        self.sized_by_values = _sized_by_values(function, short)
-        self.may_be_sized = self.counted or self.sized_by_values is not None
-        self.moves_nothing = entry.kind == "free" and _moves_nothing(schema, short)
-        self.books = not self.moves_nothing or self.may_be_sized
+        self.sized_by_values = _sized_by_values(function, short) or self.sized_by_values
+        self.moves_nothing = entry.kind == "free" and (
+            short in _NO_TRAFFIC
+            or all(one.alias_info is not None and not one.alias_info.is_write for one in schema.returns)
+        )
         self.looks_inside = self.listed or (self.counted and schema.name.partition("::")[0] not in TORCH_NAMESPACES)
-
-    def is_sized_by_values(self, args: tuple[Any, ...]) -> bool:
-        """Whether numbers in the tensors of this call decide the size of its result, or what it spends."""
-        if self.sized_by_values is not None and self.sized_by_values(args):
-            return True
-        return self.counted and any(isinstance(arg, Tensor) and arg.layout is not torch.strided for arg in args)
 
     def bytes_read(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], written: int) -> int:
         """Bytes of the tensors that a call reads, which puts out so many."""
         read = 0
         for arg in args[1:] if self.overwrites else args:
-            kind = type(arg)
-            if kind not in _NO_TENSORS:
+            if type(arg) not in _NO_TENSORS:
                 read += bytes_of(arg)
         if kwargs:
             for name in kwargs if self.keywords is None else self.keywords:
                 read += bytes_of(kwargs.get(name))
         return read - max(0, bytes_of(args[0]) - written) if self.selects and args else read
-
-
-def _moves_nothing(schema: Any, short: str) -> bool:
-    """Whether the operator makes a view or an unfilled tensor, or reads a shape."""
-    return short in _NO_TRAFFIC or all(
-        value.alias_info is not None and not value.alias_info.is_write for value in schema.returns
-    )
 
 
 def _sized_by_values(function: Any, short: str) -> Callable[[tuple[Any, ...]], bool] | None:
@@ -150,6 +133,10 @@ def _has_mask(args: tuple[Any, ...]) -> bool:
     """Whether the second argument, which are indexes, has a mask among them."""
     indexes = args[1] if len(args) > 1 and isinstance(args[1], (list, tuple)) else ()
     return any(isinstance(one, Tensor) and one.dtype in (torch.bool, torch.uint8) for one in indexes)
+
+
+def _has_sparse(args: tuple[Any, ...]) -> bool:
+    return any(isinstance(arg, Tensor) and arg.layout is not torch.strided for arg in args)
 
 
 def _is_whole(args: tuple[Any, ...]) -> bool:
@@ -187,30 +174,22 @@ def elements_of(value: Any) -> int:
             return int(value.numel())
         except (RuntimeError, TypeError):
             return 0
-    if isinstance(value, (list, tuple)):
-        return sum(map(elements_of, value))
-    return 0
+    return sum(map(elements_of, value)) if isinstance(value, (list, tuple)) else 0
 
 
 def needs_gradient(values: Any) -> bool:
     """Whether any tensor among *values*, lists searched too, requires a gradient."""
-    for value in values:
-        if isinstance(value, Tensor):
-            if value.requires_grad:
-                return True
-        elif isinstance(value, (list, tuple)) and needs_gradient(value):
-            return True
-    return False
+    return any(
+        value.requires_grad if isinstance(value, Tensor) else isinstance(value, (list, tuple)) and needs_gradient(value)
+        for value in values
+    )
 
 
 @functools.cache
 def dtype_name(dtype: torch.dtype | str) -> str:
     """Name of a dtype as records have it: ``bfloat16``; one name for all 8-bit floats, one for all 4-bit ones."""
     name = str(dtype).removeprefix("torch.")
-    for narrow in ("float8", "float4"):
-        if name.startswith(narrow):
-            return narrow
-    return name
+    return next((narrow for narrow in ("float8", "float4") if name.startswith(narrow)), name)
 
 
 def tf32_operators() -> Callable[[str], bool] | None:
@@ -223,15 +202,14 @@ def tf32_operators() -> Callable[[str], bool] | None:
     # The older switches (allow_tf32, set_float32_matmul_precision) set these too; they raise when asked after these
     # were set on their own.
     backends: Any = torch.backends
-    matmul = bool(backends.cuda.matmul.fp32_precision == "tf32")
-    convolution = bool(backends.cudnn.conv.fp32_precision == "tf32")
-    recurrent = bool(backends.cudnn.rnn.fp32_precision == "tf32")
+    kinds = (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn)
+    matmul, convolution, recurrent = (kind.fp32_precision == "tf32" for kind in kinds)
     if not (matmul or convolution or recurrent):
         return None
 
     def runs_in_tf32(name: str) -> bool:
         if "attention" in name:
             return False  # the fused kernels that take float32 multiply in float32
-        return convolution if "conv" in name else recurrent if "rnn" in name else matmul
+        return bool(convolution if "conv" in name else recurrent if "rnn" in name else matmul)
 
     return runs_in_tf32

@@ -1,11 +1,9 @@
-"""What torch's autograd engine tells about itself: which backward runs, which node of it, and who called it."""
+"""What torch's autograd engine tells about itself: which backward runs, and which node of it."""
 
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
 
@@ -51,9 +49,6 @@ def _codes_in(function: Any, name: str) -> list[CodeType]:
     return [constant for constant in constants if isinstance(constant, CodeType) and constant.co_name == name]
 
 
-_STEP_CODES = _codes_in(take("torch.optim:Optimizer.profile_hook_step"), "wrapper")
-"""Of what calls an optimizer's hooks around its step."""
-
 _REPEATING_CODE: CodeType | None = take("torch.utils.checkpoint:CheckpointFunction.backward.__code__")
 _UNPACKING_CODES = _codes_in(take("torch.utils.checkpoint:_checkpoint_hook.__init__"), "unpack_hook")
 take("torch._C:_functions.AccumulateGrad._sequence_nr")  # every kind of node has it, or none
@@ -65,52 +60,6 @@ def node_sequence(node: Any) -> int:
         return node._sequence_nr()  # type: ignore[no-any-return]
     except AttributeError:
         return ACCUMULATES_GRADIENT
-
-
-@dataclass(frozen=True, slots=True)
-class BackwardCall:
-    """A call of backward() or grad() that is running."""
-
-    thread: int
-    """Identifier of the Python thread it was called on."""
-    create_graph: bool
-
-
-def _backward_call(frame: FrameType | None, thread: int) -> BackwardCall | None:
-    """The innermost call of backward() on the stack, from *frame* outwards."""
-    while frame is not None:
-        if frame.f_code is _ENGINE_CODE:
-            return BackwardCall(thread, _creates_graph(frame))
-        frame = frame.f_back
-    return None
-
-
-def _creates_graph(engine_frame: FrameType) -> bool:
-    # _engine_run_backward(outputs, gradients, retain_graph, create_graph, inputs, ...)
-    positional = engine_frame.f_locals.get("args", ())
-    return bool(positional[2]) if len(positional) > 2 else False
-
-
-def find_backward_call(owners: frozenset[int]) -> BackwardCall | None:
-    """The call of backward() that started the graph task which this thread runs now.
-
-    A graph task runs on the thread that called backward(), and on the autograd engine's own device threads, which have
-    no Python frame of it. *owners* are the threads on which the calls of other running graph tasks were found. None if
-    it was not called from Python.
-    """
-    here = threading.get_ident()
-    call = _backward_call(sys._getframe(1), here)
-    if call is not None:
-        return call
-    elsewhere = [
-        call
-        for thread, frame in sys._current_frames().items()
-        if thread != here and (call := _backward_call(frame, thread)) is not None
-    ]
-    for call in elsewhere:
-        if call.thread not in owners:
-            return call
-    return elsewhere[0] if elsewhere else None
 
 
 def function_in_forward() -> Any:
@@ -133,21 +82,6 @@ def function_in_forward() -> Any:
             return None  # what is further out is the code that called backward()
         frame = frame.f_back
     return None
-
-
-def runs_step_of(optimizer: Any) -> bool:
-    """Whether a step of *optimizer* is on this thread's stack."""
-    return any(frame.f_locals.get("self") is optimizer for frame in _running_steps())
-
-
-def _running_steps() -> Iterator[FrameType]:
-    """Of each optimizer's step that is on this thread's stack its frame, whose ``self`` is the optimizer."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        # No other frame's variables are looked at: in a user's they would be kept beyond their time.
-        if frame.f_code in _STEP_CODES:
-            yield frame
-        frame = frame.f_back
 
 
 def checkpoint_codes() -> frozenset[CodeType]:

@@ -15,7 +15,6 @@ OpOverload: Any = type(torch.ops.aten.mm.default)
 OpOverloadPacket: Any = type(torch.ops.aten.mm)
 HigherOrderOperator: Any = take("torch._ops:HigherOrderOperator")
 
-_parse_schema = optional("torch._C:parse_schema")
 _has_kernel = optional("torch._C:_dispatch_has_kernel_for_dispatch_key", lambda name, key: True)
 _CustomOperator = optional("torch.library:CustomOpDef", ())
 
@@ -30,12 +29,6 @@ def call_of(function: Any) -> Callable[..., Any]:
 def schema_of(function: Any) -> Any:
     """The schema of an operator that has one."""
     return function._schema
-
-
-def declared_schema(text: str) -> Any:
-    """The schema that *text* declares, in the notation of torch's own files; None if this torch cannot read it."""
-    parse = _parse_schema()
-    return None if parse is None else parse(text)
 
 
 _REPLACES = re.compile(r"_native::(.+)_[a-z0-9]+_[0-9]+")

@@ -20,7 +20,7 @@ from itertools import pairwise
 from math import prod
 from typing import Any, NamedTuple, TypeGuard
 
-import torch
+from torch import Tensor, arange, int64
 
 from lightning_flops.instrument.counting.formulas.contract import (
     Arguments,
@@ -50,13 +50,23 @@ class Scores(NamedTuple):
 class Window(NamedTuple):
     """Keys that query i sees: ``i + shift - left`` to ``i + shift + right``; None is no bound."""
 
-    left: int | None
-    right: int | None
-    bottom_right: bool
+    left: int | None = None
+    right: int | None = None
+    bottom_right: bool = False
     """The last query lines up with the last key; else the first with the first."""
 
+    def entries(self, queries: int, keys: int) -> int:
+        """Entries of one score matrix that the window leaves."""
+        seen, shift = queries * keys, keys - queries if self.bottom_right else 0
+        # Query i sees the keys below i + shift + right + 1, less those below i + shift - left.
+        if self.right is not None:
+            seen = _sum_of_clamped(shift + self.right + 1, queries, keys)
+        if self.left is not None:
+            seen -= _sum_of_clamped(shift - self.left, queries, keys)
+        return max(seen, 0)
 
-_CAUSAL = Window(None, 0, bottom_right=False)
+
+_NO_MASK, _CAUSAL = Window(), Window(right=0)
 
 
 def _sum_of_clamped(first: int, count: int, top: int) -> int:
@@ -64,22 +74,7 @@ def _sum_of_clamped(first: int, count: int, top: int) -> int:
     zeros = min(max(-first, 0), count)
     low = first + zeros
     rising = min(max(top - low, 0), count - zeros)
-    flat = count - zeros - rising
-    return rising * low + rising * (rising - 1) // 2 + flat * top
-
-
-def visible_entries(scores: Scores, window: Window | None) -> int:
-    """Entries of one head's score matrix that *window* leaves."""
-    seen = scores.queries * scores.keys
-    if window is None:
-        return seen
-    shift = scores.keys - scores.queries if window.bottom_right else 0
-    # Query i sees the keys below i + shift + right + 1, less those below i + shift - left.
-    if window.right is not None:
-        seen = _sum_of_clamped(shift + window.right + 1, scores.queries, scores.keys)
-    if window.left is not None:
-        seen -= _sum_of_clamped(shift - window.left, scores.queries, scores.keys)
-    return max(seen, 0)
+    return rising * low + rising * (rising - 1) // 2 + (count - zeros - rising) * top
 
 
 class Call(NamedTuple):
@@ -95,9 +90,9 @@ class Call(NamedTuple):
     """Numbers in its tensors tell the sizes of the matrices."""
 
 
-def _call(matrices: Sequence[Scores], window: Window | None, causal: bool, by_values: bool = False) -> Call:
-    entries = sum(prod(scores) for scores in matrices)
-    seen = entries if window is None else sum(one.heads * visible_entries(one, window) for one in matrices)
+def _call(matrices: Sequence[Scores], window: Window, causal: bool, by_values: bool = False) -> Call:
+    entries = sum(map(prod, matrices))
+    seen = sum(one.heads * window.entries(one.queries, one.keys) for one in matrices)
     return Call(entries, entries - seen, bool(causal), by_values)
 
 
@@ -107,50 +102,46 @@ def forward_work(call: Call, head_size: int, value_size: int) -> Work:
     return Work(per_entry * call.entries, 0, per_entry * call.skipped, call.causal, call.by_values)
 
 
-def _asked_for() -> tuple[bool, bool, bool, bool]:
+def backward_work(call: Call, head_size: int, value_size: int) -> Work:
+    """The gradients asked for, of four products over each score matrix; the scores once more, and the others."""
+    query, key, value, bias = _asked_for()
+    gradients = 2 * head_size * (query + key) + 2 * value_size * (value + (query or key or bias))
+    all_of_it = 6 * head_size + 4 * value_size
+    repeated = (all_of_it - gradients) * call.entries
+    return Work(gradients * call.entries, repeated, all_of_it * call.skipped, call.causal, call.by_values)
+
+
+def _asked_for() -> tuple[bool, ...]:
     """Whether the running autograd node is asked for the gradients of Q, K, V, and of what is added to the scores."""
     node = current_node()
     name = "" if node is None else str(node.name())
     edges = node.next_functions if "Attention" in name and name.endswith("Backward0") else ()
     if len(edges) < 3:
         return True, True, True, False
-    asked = [edge is not None for edge, _ in edges[:4]]
-    return asked[0], asked[1], asked[2], len(asked) > 3 and asked[3]
+    return tuple(edge is not None for edge, _ in (*edges, (None, 0))[:4])
 
 
-def backward_work(call: Call, head_size: int, value_size: int) -> Work:
-    """The gradients asked for, of four products over each score matrix; the scores once more, and the others."""
-    query, key, value, bias = _asked_for()
-    gradients = 2 * head_size * (query + key) + 2 * value_size * (value + (query or key or bias))
-    everything = 6 * head_size + 4 * value_size
-    return Work(
-        gradients * call.entries,
-        (everything - gradients) * call.entries,
-        everything * call.skipped,
-        call.causal,
-        call.by_values,
-    )
-
-
-def heads_first(query: torch.Tensor, key: torch.Tensor) -> list[Scores]:
+def heads_first(query: Tensor, key: Tensor) -> list[Scores]:
     """Score matrices of (…, heads, sequence, head size) operands; nested ones give one for each sample."""
     pairs = zip(sizes_of(query), sizes_of(key), strict=True)
     return [Scores(prod(q[:-2]), q[-2], k[-2]) for q, k in pairs]
 
 
-def _has_values(offsets: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
+def _has_values(offsets: Tensor | None) -> TypeGuard[Tensor]:
     """Whether there are *offsets*: backwards are handed empty ones where there are none."""
     return offsets is not None and offsets.numel() > 0
 
 
-def _lengths(offsets: torch.Tensor) -> list[int]:
+def _lengths(offsets: Tensor) -> list[int]:
     return [stop - start for start, stop in pairwise(host_integers(offsets))]
 
 
 def sequence_first(
-    query: torch.Tensor, key: torch.Tensor, query_offsets: torch.Tensor | None, key_offsets: torch.Tensor | None
+    query: Tensor, key: Tensor, query_offsets: Tensor | None, key_offsets: Tensor | None, *cache: Tensor | None
 ) -> list[Scores]:
     """Score matrices of (batch, sequence, heads, head size) operands, or of packed ones with cumulative lengths."""
+    if any(part is not None for part in cache):
+        raise Unreadable("it reads a cache of keys, of which only a part is used")
     heads = int(query.shape[-2])
     if not _has_values(query_offsets):
         return [Scores(prod(query.shape[:-3]) * heads, int(query.shape[-3]), int(key.shape[-3]))]
@@ -159,83 +150,71 @@ def sequence_first(
     return [Scores(heads, q, k) for q, k in zip(queries, keys, strict=True)]
 
 
-def fused(query: torch.Tensor, key: torch.Tensor, causal: bool) -> Call:
+def fused(query: Tensor, key: Tensor, causal: bool) -> Call:
     """Kernels behind ``scaled_dot_product_attention``: a causal mask starts at the first query and key."""
-    return _call(heads_first(query, key), _CAUSAL if causal else None, causal)
+    return _call(heads_first(query, key), _CAUSAL if causal else _NO_MASK, causal)
 
 
 def flash(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    query_offsets: torch.Tensor | None,
-    key_offsets: torch.Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    query_offsets: Tensor | None,
+    key_offsets: Tensor | None,
     causal: bool,
     left: int | None,
     right: int | None,
-    *cache: torch.Tensor | None,
+    *cache: Tensor | None,
 ) -> Call:
     """Flash attention's kernels: sequence before heads, packed when there are offsets.
 
     They spell "no bound" of a window as -1 or None, and line the last query up with the last key.
     """
-    if any(part is not None for part in cache):
-        raise Unreadable("it reads a cache of keys, of which only a part is used")
     left = None if left is None or left < 0 else int(left)
     right = 0 if causal else None if right is None or right < 0 else int(right)
-    window = None if left is None and right is None else Window(left, right, bottom_right=True)
-    return _call(
-        sequence_first(query, key, query_offsets, key_offsets), window, bool(causal), _has_values(query_offsets)
-    )
+    matrices = sequence_first(query, key, query_offsets, key_offsets, *cache)
+    return _call(matrices, Window(left, right, bottom_right=True), causal, _has_values(query_offsets))
 
 
 def _efficient(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    query_offsets: torch.Tensor | None,
-    key_offsets: torch.Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    query_offsets: Tensor | None,
+    key_offsets: Tensor | None,
     mask_type: int,
     size: int | None,
-    *cache: torch.Tensor | None,
+    *cache: Tensor | None,
 ) -> Call:
     """The memory-efficient kernels: sequence before heads; packed operands have a batch of one and offsets."""
-    if any(part is not None for part in cache):
-        raise Unreadable("it reads a cache of keys, of which only a part is used")
     causal = mask_type in (_TOP_LEFT, _BOTTOM_RIGHT)
     # The kernel's window holds the query's own key and those before it.
-    left = size - 1 if causal and size is not None and size > 0 else None
-    window = Window(left, 0, bottom_right=mask_type == _BOTTOM_RIGHT) if causal else None
-    return _call(sequence_first(query, key, query_offsets, key_offsets), window, causal, _has_values(query_offsets))
+    left = size - 1 if size is not None and size > 0 else None
+    window = Window(left, 0, bottom_right=mask_type == _BOTTOM_RIGHT) if causal else _NO_MASK
+    matrices = sequence_first(query, key, query_offsets, key_offsets, *cache)
+    return _call(matrices, window, causal, _has_values(query_offsets))
 
 
-def _cudnn(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    query_offsets: torch.Tensor | None,
-    key_offsets: torch.Tensor | None,
-    causal: bool,
-) -> Call:
+def _cudnn(query: Tensor, key: Tensor, query_offsets: Tensor | None, key_offsets: Tensor | None, causal: bool) -> Call:
     """The raw operators of cuDNN: heads before sequence, or packed (tokens, heads, size) with offsets."""
     if not _has_values(query_offsets) or query.dim() == 4:
         return fused(query, key, causal)
     matrices = sequence_first(query, key, query_offsets, key_offsets)
-    return _call(matrices, _CAUSAL if causal else None, causal, by_values=True)
+    return _call(matrices, _CAUSAL if causal else _NO_MASK, causal, by_values=True)
 
 
 def _variable_length(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    query_offsets: torch.Tensor,
-    key_offsets: torch.Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    query_offsets: Tensor,
+    key_offsets: Tensor | None,
     causal: bool,
     window: Sequence[int] | None,
-    *cache: torch.Tensor | None,
+    *cache: Tensor | None,
 ) -> Call:
     """``torch.nn.attention.varlen.varlen_attn``: packed sequences."""
-    left, right = (None, None) if window is None else window
-    return flash(query, key, query_offsets, key_offsets, causal, left, right, *cache)
+    return flash(query, key, query_offsets, key_offsets, causal, *(window or (None, None)), *cache)
 
 
-def _flex_call(query: torch.Tensor, key: torch.Tensor, block_mask: Sequence[Any]) -> Call:
+def _flex_call(query: Tensor, key: Tensor, block_mask: Sequence[Any]) -> Call:
     """Flex attention: the kernel skips the blocks that the mask does not keep.
 
     ``BlockMask.as_tuple()`` is (queries, keys, kept blocks per row, their columns, full blocks per row, their columns,
@@ -255,36 +234,29 @@ def _flex_call(query: torch.Tensor, key: torch.Tensor, block_mask: Sequence[Any]
     return Call(entries, entries - kept * (heads // max(prod(partial.shape[:-1]), 1)))
 
 
-def _entries_in_blocks(
-    counts: torch.Tensor, columns: torch.Tensor, lengths: tuple[int, int], block: tuple[int, int]
-) -> int:
+def _entries_in_blocks(counts: Tensor, columns: Tensor, lengths: tuple[int, int], block: tuple[int, int]) -> int:
     """Entries of the blocks that each row of blocks lists, cut where the sequences end."""
     (queries, keys), (tall, wide) = lengths, block
     with out_of_sight():
-        listed = torch.arange(columns.shape[-1], device=columns.device) < counts.unsqueeze(-1)
+        listed = arange(columns.shape[-1], device=columns.device) < counts.unsqueeze(-1)
         widths = (keys - columns * wide).clamp(0, wide) * listed
-        rows = torch.arange(counts.shape[-1], device=counts.device)
-        heights = (queries - rows * tall).clamp(0, tall)
+        heights = (queries - arange(counts.shape[-1], device=counts.device) * tall).clamp(0, tall)
         # 64 bits: a long sequence's entries outgrow 32.
-        entries = (widths.sum(-1, dtype=torch.int64) * heights).sum()
+        entries = (widths.sum(-1, dtype=int64) * heights).sum()
     return host_integers(entries)[0]
 
 
-def flex(args: Arguments, kwargs: Keywords, out: Any) -> Work:
-    """``flex_attention(query, key, value, score_mod, block_mask, …)``."""
-    query, key, value, _, block_mask = args[:5]
-    return forward_work(_flex_call(query, key, block_mask), int(query.shape[-1]), int(value.shape[-1]))
+def _flex(work: Callable[[Call, int, int], Work], mask_at: int) -> Rule:
+    """``flex_attention(query, key, value, score_mod, block_mask, …)``, or its backward, with the mask elsewhere."""
+
+    def flops(args: Arguments, kwargs: Keywords, out: Any) -> Work:
+        query, key, value = args[:3]
+        return work(_flex_call(query, key, args[mask_at]), int(query.shape[-1]), int(value.shape[-1]))
+
+    return Rule(flops)
 
 
-def flex_backward(args: Arguments, kwargs: Keywords, out: Any) -> Work:
-    """``flex_attention_backward(query, key, value, …, block_mask at 9)``."""
-    query, key, value = args[:3]
-    return backward_work(_flex_call(query, key, args[9]), int(query.shape[-1]), int(value.shape[-1]))
-
-
-def native_multi_head(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, qkv_weight: torch.Tensor, out_weight: torch.Tensor
-) -> int:
+def native_multi_head(query: Tensor, key: Tensor, value: Tensor, qkv_weight: Tensor, out_weight: Tensor) -> int:
     """``_native_multi_head_attention``: input projections, attention, output projection.
 
     Nested samples are projected as they are; their scores are computed over the longest sample's length.
@@ -297,16 +269,10 @@ def native_multi_head(
     return projections + 4 * scores * size + 2 * rows_of(query) * out_weight.numel()
 
 
-def encoder_layer(
-    source: torch.Tensor, qkv_weight: torch.Tensor, out_weight: torch.Tensor, *feed_forward: torch.Tensor
-) -> int:
+def encoder_layer(source: Tensor, qkv_weight: Tensor, out_weight: Tensor, *feed_forward: Tensor) -> int:
     """``_transformer_encoder_layer_fwd``: self-attention and the two linear layers behind it."""
     attention = native_multi_head(source, source, source, qkv_weight, out_weight)
     return attention + 2 * rows_of(source) * sum(weight.numel() for weight in feed_forward)
-
-
-def _last_size(tensor: torch.Tensor) -> int:
-    return sizes_of(tensor)[0][-1]
 
 
 def _kernel(
@@ -321,19 +287,19 @@ def _kernel(
         operands: schema names of query, key and value.
     """
 
-    def rule(name: str, work: Callable[[Call, int, int], Work]) -> dict[str, Rule]:
-        def flops(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any) -> Work:
-            return work(read(query, key, *rest), _last_size(query), _last_size(value))
+    def rule(name: str) -> dict[str, Rule]:
+        work = backward_work if "backward" in name else forward_work
+
+        def flops(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Work:
+            return work(read(query, key, *rest), sizes_of(query)[0][-1], sizes_of(value)[0][-1])
 
         return rules(name, flops, f"{operands} {arguments}")
 
-    found: dict[str, Rule] = {}
-    for name in names.split():
-        found |= rule(name, backward_work if "backward" in name else forward_work)
-    return found
+    return {key: value for name in names.split() for key, value in rule(name).items()}
 
 
 _WINDOW = "window_size_left? window_size_right?"
+_CACHE = "seqused_k? block_table?"
 
 ATTENTION_RULES: dict[str, Rule] = {
     **_kernel(
@@ -348,13 +314,13 @@ ATTENTION_RULES: dict[str, Rule] = {
     # Separate products, called as one operator: nothing is skipped.
     **_kernel(
         "_scaled_dot_product_attention_math _scaled_dot_product_attention_math_for_mps",
-        lambda query, key, causal: _call(heads_first(query, key), None, causal),
+        lambda query, key, causal: _call(heads_first(query, key), _NO_MASK, causal),
         "is_causal",
     ),
     **_kernel(
         "_flash_attention_forward _flash_attention_forward_no_dropout_inplace _flash_attention_backward",
         flash,
-        f"cum_seq_q cum_seq_k is_causal {_WINDOW} seqused_k? block_table?",
+        f"cum_seq_q cum_seq_k is_causal {_WINDOW} {_CACHE}",
     ),
     **_kernel(
         "_efficient_attention_forward _efficient_attention_backward",
@@ -365,22 +331,25 @@ ATTENTION_RULES: dict[str, Rule] = {
     **_kernel(
         "torch_attn::_varlen_attn torch_attn::_varlen_attn_out torch_attn::_varlen_attn_backward",
         _variable_length,
-        "cu_seq_q cu_seq_k is_causal window_size? seqused_k? block_table?",
+        f"cu_seq_q cu_seq_k is_causal window_size? {_CACHE}",
     ),
     **_kernel(
         "flash_attn::_flash_attn_forward flash_attn::_flash_attn_backward",
-        lambda query, key, causal, left, right: flash(query, key, None, None, causal, left, right),
+        lambda query, key, *mask: flash(query, key, None, None, *mask),
         f"causal {_WINDOW}",
         "q k v",
     ),
     **_kernel(
         "flash_attn::_flash_attn_varlen_forward flash_attn::_flash_attn_varlen_backward",
         flash,
-        f"cu_seqlens_q cu_seqlens_k causal {_WINDOW} seqused_k? block_table?",
+        f"cu_seqlens_q cu_seqlens_k causal {_WINDOW} {_CACHE}",
         "q k v",
     ),
     **rules("_native_multi_head_attention", native_multi_head, "query key value qkv_weight proj_weight"),
     **rules("_transformer_encoder_layer_fwd", encoder_layer, "src qkv_weight proj_weight ffn_weight_1 ffn_weight_2"),
 }
 
-HIGHER_ORDER_RULES: dict[str, Rule] = {"flex_attention": Rule(flex), "flex_attention_backward": Rule(flex_backward)}
+HIGHER_ORDER_RULES: dict[str, Rule] = {
+    "flex_attention": _flex(forward_work, mask_at=4),
+    "flex_attention_backward": _flex(backward_work, mask_at=9),
+}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -43,8 +44,6 @@ The arguments are the dispatcher's: in the schema's order, trailing defaults lef
 DtypeRule = Callable[[Arguments, Keywords, Any], torch.dtype]
 """The dtype in which one call's arithmetic runs."""
 
-Kind = Literal["formula", "free", "unknown"]
-
 
 class Unreadable(ValueError):
     """A formula needs numbers that the call's tensors do not show (fake tensors, a CUDA graph being captured)."""
@@ -63,7 +62,7 @@ class Rule:
 
     flops: Callable[..., int | Work]
     """Takes the values of *arguments*, in that order; or, when *arguments* is empty, ``(args, kwargs, out)`` itself."""
-    arguments: tuple[str, ...] = ()
+    arguments: str = ""
     """Schema names of what *flops* reads: ``a|b`` is the first of these that the schema has, ``RESULT`` the result.
 
     A name that ends in ``?`` reads None where the schema has no such argument. The first value gives the dtype.
@@ -76,16 +75,9 @@ class Rule:
     """How often what *flops* answers runs where the first value is complex."""
 
 
-def rules(
-    names: str,
-    flops: Callable[..., int | Work],
-    arguments: str = "",
-    dtype: torch.dtype | None = None,
-    estimate: str = "",
-    complex_factor: int = COMPLEX_PRODUCT,
-) -> dict[str, Rule]:
-    """One rule under each of *names*, those without a namespace in ``aten``; see ``Rule`` for the rest."""
-    rule = Rule(flops, tuple(arguments.split()), dtype, estimate, complex_factor)
+def rules(names: str, flops: Callable[..., int | Work], *rest: Any, **others: Any) -> dict[str, Rule]:
+    """One ``Rule`` under each of *names*, those without a namespace in ``aten``."""
+    rule = Rule(flops, *rest, **others)
     return {name if "::" in name else f"aten::{name}": rule for name in names.split()}
 
 
@@ -100,7 +92,7 @@ class Entry:
 
     name: str
     """Without overload, such as ``aten.mm``."""
-    kind: Kind
+    kind: Literal["formula", "free", "unknown"]
     compute: Formula
     """Zero for free and unknown operators."""
     dtype_of: DtypeRule
@@ -136,24 +128,21 @@ def tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:
 
 def dtype_of_first_tensor(args: Arguments, kwargs: Keywords, out: Any) -> torch.dtype:
     """Dtype of the first floating-point tensor given, else made, else of any tensor, else torch's default dtype."""
-    any_dtype = None
-    for tensor in tensors_in((*args, *kwargs.values(), out)):
-        dtype = tensor.dtype
-        if dtype.is_floating_point:
-            return dtype
-        any_dtype = any_dtype or dtype
-    return torch.get_default_dtype() if any_dtype is None else ARITHMETIC.get(any_dtype, any_dtype)
+    dtypes = [tensor.dtype for tensor in tensors_in((*args, *kwargs.values(), out))]
+    floats = (dtype for dtype in dtypes if dtype.is_floating_point)
+    dtype = next(floats, dtypes[0] if dtypes else torch.get_default_dtype())
+    return ARITHMETIC.get(dtype, dtype)
 
 
 def whole_flops(answer: Any) -> int:
     """A formula's answer as an int.
 
     Raises:
-        ValueError: it is not a whole number.
+        ValueError: it is no whole number, or negative.
     """
     flops = int(answer)
-    if flops != answer:
-        raise ValueError(f"it gave {answer}, and FLOPs are whole numbers")
+    if flops != answer or flops < 0:
+        raise ValueError(f"it gave {answer}, and FLOPs are whole numbers, and not negative")
     return flops
 
 
@@ -173,15 +162,11 @@ def _reader(schema: Any, names: str) -> Callable[[Arguments, Keywords, Any], Any
     positional = [argument.name for argument in schema.arguments if not argument.kwarg_only]
     defaults = {argument.name: argument.default_value for argument in schema.arguments}
     name = next((name for name in names.removesuffix("?").split("|") if name in defaults), None)
-    if name is None:
-        if names.endswith("?"):
-            return lambda args, kwargs, out: None
+    if name is None and not names.endswith("?"):
         raise LookupError(f"{schema.name} has no argument {names!r}")
-    default = defaults[name]
-    if name not in positional:
-        return lambda args, kwargs, out: kwargs.get(name, default)
-    place = positional.index(name)
+    default = defaults.get(name)
     # The dispatcher hands positional arguments over by position, a caller of our own formula may not.
+    place = positional.index(name) if name in positional else sys.maxsize
     return lambda args, kwargs, out: args[place] if len(args) > place else kwargs.get(name, default)
 
 
@@ -194,7 +179,7 @@ def bind(rule: Rule, schema: Any) -> tuple[Formula, DtypeRule]:
     flops, factor, dtype = rule.flops, rule.complex_factor, rule.dtype
     if not rule.arguments:
         return flops, dtype_of_first_tensor
-    readers = [_reader(schema, name) for name in rule.arguments]
+    readers = [_reader(schema, name) for name in rule.arguments.split()]
     first = readers[0]
 
     def compute(args: Arguments, kwargs: Keywords, out: Any) -> int | Work:
@@ -212,9 +197,8 @@ def bind(rule: Rule, schema: Any) -> tuple[Formula, DtypeRule]:
 
 
 def _is_complex(value: Any) -> bool:
-    if isinstance(value, (list, tuple)) and value:
-        value = value[0]
-    return isinstance(value, torch.Tensor) and value.dtype.is_complex
+    tensor = next(tensors_in((value,)), None)
+    return tensor is not None and tensor.dtype.is_complex
 
 
 def host_integers(tensor: torch.Tensor) -> list[int]:

@@ -13,34 +13,38 @@ from math import prod
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from lightning_flops.instrument.counting.formulas.contract import RESULT, Rule, named, rules
 
 
-def plain(weight: torch.Tensor, out: torch.Tensor) -> int:
+def plain(weight: Tensor, out: Tensor) -> int:
     """A convolution with weight (C_out, C_in/groups, …kernel) that makes *out*; also from a gradient of that shape."""
     return 2 * out.numel() * prod(weight.shape[1:])
 
 
-def transposed(values: torch.Tensor, weight: torch.Tensor) -> int:
+def transposed(values: Tensor, weight: Tensor) -> int:
     """A transposed convolution of *values* with weight (C_in, C_out/groups, …kernel)."""
     return plain(weight, values)
 
 
-def either(values: torch.Tensor, weight: torch.Tensor, turned: bool, out: torch.Tensor) -> int:
+def either(values: Tensor, weight: Tensor, turned: bool, out: Tensor) -> int:
     """A convolution that may be transposed."""
     return plain(weight, values if turned else out)
 
 
-def backward(
-    grad: torch.Tensor, values: torch.Tensor | None, weight: torch.Tensor, turned: bool | None, mask: Sequence[bool]
-) -> int:
+def backward(grad: Tensor, values: Tensor, weight: Tensor, turned: bool, mask: Sequence[bool]) -> int:
     """Input and weight gradient cost one forward each, whatever the groups; the bias's is a reduction."""
-    side = values if turned and values is not None else grad
-    return (bool(mask[0]) + bool(mask[1])) * plain(weight, side)
+    return plain_backward(values if turned else grad, weight, mask)
 
 
-def reordered(values: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> int:
+def plain_backward(grad: Tensor, weight: Tensor, mask: Sequence[bool] | None) -> int:
+    """The same of a convolution that is not transposed; *grad* is the input of one that is."""
+    wanted = (True, True) if mask is None else mask[:2]
+    return sum(map(bool, wanted)) * plain(weight, grad)
+
+
+def reordered(values: Tensor, weight: Tensor, out: Tensor) -> int:
     """A convolution whose weight may have been laid out anew: only its number of elements is trusted.
 
     *out* is (N, C_out, …); the weight has C_out × C_in/groups × (kernel size) elements in any layout.
@@ -48,7 +52,7 @@ def reordered(values: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> 
     return 2 * (out.numel() // int(out.shape[1])) * weight.numel()
 
 
-def temporal(values: torch.Tensor, out: torch.Tensor, weight: torch.Tensor, pad: int) -> int:
+def temporal(values: Tensor, out: Tensor, weight: Tensor, pad: int) -> int:
     """``conv_tbc``: a product for each tap of the weight (kernel, C_in, C_out), over the time steps that exist.
 
     Unlike the other convolutions it leaves the padded steps out: tap *k* looks *k - pad* steps ahead.
@@ -58,10 +62,10 @@ def temporal(values: torch.Tensor, out: torch.Tensor, weight: torch.Tensor, pad:
     return 2 * steps * int(out.shape[1]) * int(weight.shape[1]) * int(weight.shape[2])
 
 
-def _unpacked(packed: Any) -> torch.Tensor:
+def _unpacked(packed: Any) -> Tensor:
     """Weight inside a packed quantized convolution, which only torch's kernels read."""
     weight = packed.unpack()[0]
-    assert isinstance(weight, torch.Tensor)
+    assert isinstance(weight, Tensor)
     return weight
 
 
@@ -72,6 +76,8 @@ _QUANTIZED, _TURNED = (
         ("_transpose1d _transpose2d _transpose3d", "_dynamic"),
     )
 )
+
+_DEFORMED = "the convolution's products; sampling the input at the offsets is left out"
 
 CONVOLUTION_RULES: dict[str, Rule] = {
     **rules("convolution _convolution convolution_overrideable", either, f"input weight transposed? {RESULT}"),
@@ -94,21 +100,8 @@ CONVOLUTION_RULES: dict[str, Rule] = {
         transposed,
         "self weight",
     ),
-    **rules(
-        "_slow_conv2d_backward",
-        lambda grad, weight, mask: backward(grad, None, weight, False, mask or (True, True)),
-        "grad_output weight output_mask?",
-    ),
-    **rules(
-        "mps_convolution_backward",
-        lambda grad, weight, mask: backward(grad, None, weight, False, mask),
-        "grad_output weight output_mask",
-    ),
-    **rules(
-        "mps_convolution_transpose_backward",
-        lambda values, weight, mask: backward(values, None, weight, False, mask),
-        "self weight output_mask",
-    ),
+    **rules("_slow_conv2d_backward mps_convolution_backward", plain_backward, "grad_output weight output_mask?"),
+    **rules("mps_convolution_transpose_backward", plain_backward, "self weight output_mask"),
     **rules("conv_tbc", temporal, f"self {RESULT} weight pad"),
     # The compiler's CPU code, and quantized layers
     **rules("mkldnn_convolution", reordered, f"self weight {RESULT}"),
@@ -123,16 +116,11 @@ CONVOLUTION_RULES: dict[str, Rule] = {
         torch.int8,
     ),
     **rules(_TURNED, lambda values, packed: transposed(values, _unpacked(packed)), "qx packed_weight", torch.int8),
-    **rules(
-        "torchvision::deform_conv2d",
-        plain,
-        f"weight {RESULT}",
-        estimate="the convolution's products; sampling the input at the offsets is left out",
-    ),
+    **rules("torchvision::deform_conv2d", plain, f"weight {RESULT}", estimate=_DEFORMED),
     **rules(
         "torchvision::_deform_conv2d_backward",
         lambda grad, weight: 2 * plain(weight, grad),
         "grad weight",
-        estimate="the convolution's products; sampling the input at the offsets is left out",
+        estimate=_DEFORMED,
     ),
 }

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeVar, overload
+from typing import Any, Protocol
 
 import torch
 
@@ -21,8 +21,6 @@ from lightning_flops.instrument.torch_private.operators import (
     packet_name,
     schema_of,
 )
-
-F = TypeVar("F", bound=Formula)
 
 
 class FunctionListener(Protocol):
@@ -48,17 +46,9 @@ _listeners: list[FunctionListener] = []
 _lock = threading.RLock()
 
 
-@overload
-def register_flop_formula(target: Any, formula: F, *, backward: Formula | int | None = None) -> F: ...
-@overload
-def register_flop_formula(target: Any, formula: int, *, backward: Formula | int | None = None) -> int: ...
-@overload
 def register_flop_formula(
-    target: Any, formula: None = None, *, backward: Formula | int | None = None
-) -> Callable[[F], F]: ...
-def register_flop_formula(
-    target: Any, formula: F | int | None = None, *, backward: Formula | int | None = None
-) -> F | int | Callable[[F], F]:
+    target: Any, formula: Formula | int | None = None, *, backward: Formula | int | None = None
+) -> Any:
     """Tell every counter how many FLOPs a call of *target* spends; a multiply-add is two.
 
     The formula takes ``(args, kwargs, out)``: positional arguments as a tuple, keyword arguments as a mapping, and what
@@ -111,8 +101,12 @@ def register_flop_formula(
     with _lock:
         if is_function:
             _register_function(target, compute, None if backward is None else _as_formula(backward))
-        elif _is_kernel(target):
-            _register_kernel(target, compute)
+        elif type(target).__module__.partition(".")[0] == "triton" and callable(getattr(target, "run", None)):
+            # A Triton kernel, or one in an autotuner or ``wrap_triton``
+            inner = getattr(target, "fn", target)
+            name = getattr(inner, "__name__", None) or type(target).__name__
+            heard_kernels.add(id(target))
+            _watch(target, "run", f"triton.{name}", compute, hidden=("grid", "warmup"))
         else:
             user_formulas[_operator_name(target)] = compute
             forget_entries()
@@ -139,22 +133,15 @@ def _operator_name(target: Any) -> str:
     if isinstance(target, HigherOrderOperator):
         return f"higher_order::{higher_order_name(target)}"
     if isinstance(target, str):
-        namespace, separator, name = target.partition("::")
-        if namespace and separator and name:
+        if all(target.partition("::")):
             return target.removesuffix(".default")
         raise TypeError(f"an operator's name is 'namespace::name', got {target!r}")
-    custom = custom_operator_name(target)
-    if custom is not None:
+    if (custom := custom_operator_name(target)) is not None:
         return custom
     raise TypeError(
         "a FLOP formula is registered for an operator, its name, a custom operator, an autograd.Function or a Triton "
         f"kernel, got {target!r}"
     )
-
-
-def _is_kernel(target: Any) -> bool:
-    """Whether *target* is a Triton kernel, or one in an autotuner or ``wrap_triton``."""
-    return type(target).__module__.partition(".")[0] == "triton" and callable(getattr(target, "run", None))
 
 
 def _register_function(function: type, formula: Formula, backward: Formula | None) -> None:
@@ -165,13 +152,6 @@ def _register_function(function: type, formula: Formula, backward: Formula | Non
     _watch(function, "forward", name, formula, skipped=int(takes_context))
     if backward is not None:
         _watch(function, "backward", f"{name}.backward", backward, skipped=1)
-
-
-def _register_kernel(kernel: Any, formula: Formula) -> None:
-    inner = getattr(kernel, "fn", kernel)
-    name = f"triton.{getattr(inner, '__name__', None) or type(kernel).__name__}"
-    heard_kernels.add(id(kernel))
-    _watch(kernel, "run", name, formula, hidden=("grid", "warmup"))
 
 
 def _watch(

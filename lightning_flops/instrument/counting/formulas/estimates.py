@@ -11,7 +11,7 @@ from fractions import Fraction
 from functools import partial
 from math import log2, prod
 
-import torch
+from torch import Tensor
 
 from lightning_flops.instrument.counting.formulas.contract import RESULT, Rule, Unreadable, rules
 
@@ -29,95 +29,84 @@ _BILINEAR, _NEAREST, _BICUBIC = 0, 1, 2  # grid_sample's interpolation_mode
 _BOTH = (True, True)
 
 
-def _batch(matrix: torch.Tensor) -> int:
-    return prod(matrix.shape[:-2])
+def _sizes(matrix: Tensor) -> tuple[int, int, int]:
+    """How many matrices there are, and the longer and the shorter side of each."""
+    rows, columns = map(int, matrix.shape[-2:])
+    return prod(matrix.shape[:-2]), max(rows, columns), min(rows, columns)
 
 
-def _tall(matrix: torch.Tensor) -> tuple[int, int]:
-    rows, columns = int(matrix.shape[-2]), int(matrix.shape[-1])
-    return max(rows, columns), min(rows, columns)
-
-
-def per_square(terms: Fraction | int, matrix: torch.Tensor) -> int:
+def per_square(terms: Fraction | int, matrix: Tensor) -> int:
     """A decomposition of an n-by-n matrix that takes *terms* × n³."""
-    return int(terms * _batch(matrix) * int(matrix.shape[-1]) ** 3)
+    return int(terms * prod(matrix.shape[:-2]) * int(matrix.shape[-1]) ** 3)
 
 
-def triangular_solves(count: int, factor: torch.Tensor, right: torch.Tensor) -> int:
+def triangular_solves(count: int, factor: Tensor, right: Tensor) -> int:
     """*count* triangular solves, n² for each column of the right side."""
     size = int(factor.shape[-1])
-    return count * size * size * max(right.numel() // max(size, 1), _batch(factor))
+    return count * size * size * max(right.numel() // max(size, 1), prod(factor.shape[:-2]))
 
 
-def lu_factor(matrix: torch.Tensor) -> int:
+def lu_factor(matrix: Tensor) -> int:
     """m·n² − n³/3: two thirds of n³ for a square matrix."""
-    m, n = _tall(matrix)
-    return int(_batch(matrix) * (m * n * n - Fraction(n**3, 3)))
+    batch, m, n = _sizes(matrix)
+    return int(batch * (m * n * n - Fraction(n**3, 3)))
 
 
-def solve(matrix: torch.Tensor, right: torch.Tensor) -> int:
+def solve(matrix: Tensor, right: Tensor) -> int:
     """LU, then two triangular solves for each column."""
     return lu_factor(matrix) + triangular_solves(2, matrix, right)
 
 
-def householder(matrix: torch.Tensor) -> int:
+def householder(matrix: Tensor) -> int:
     """The triangular factor by reflections (``geqrf``): 2·n²·(m − n/3)."""
-    m, n = _tall(matrix)
-    return int(_batch(matrix) * 2 * n * n * (m - Fraction(n, 3)))
+    batch, m, n = _sizes(matrix)
+    return int(batch * 2 * n * n * (m - Fraction(n, 3)))
 
 
-def form_q(reflectors: torch.Tensor, columns: int, count: int) -> int:
+def form_q(reflectors: Tensor, columns: int, count: int) -> int:
     """Q from its *count* reflections, as *columns* columns of m rows: 4·m·c·k − 2·(m + c)·k² + 4·k³/3."""
     m, k = int(reflectors.shape[-2]), count
     terms = 4 * m * columns * k - 2 * (m + columns) * k * k + Fraction(4 * k**3, 3)
-    return int(_batch(reflectors) * terms)
+    return int(prod(reflectors.shape[:-2]) * terms)
 
 
-def qr(matrix: torch.Tensor, mode: str) -> int:
+def qr(matrix: Tensor, mode: str) -> int:
     """``linalg_qr``: the reflections, and Q unless only R is asked for."""
     m, count = int(matrix.shape[-2]), min(matrix.shape[-2:])
     flops = householder(matrix)
     return flops if mode == "r" else flops + form_q(matrix, m if mode == "complete" else count, count)
 
 
-def apply_q(reflectors: torch.Tensor, tau: torch.Tensor, other: torch.Tensor) -> int:
+def apply_q(reflectors: Tensor, tau: Tensor, other: Tensor) -> int:
     """``ormqr``: each reflection is 4·m FLOPs a column, less what lies above it: 4·m·c·k − 2·c·k²."""
     m, k = int(reflectors.shape[-2]), int(tau.shape[-1])
     return other.numel() // max(m, 1) * (4 * m * k - 2 * k * k)
 
 
-def svd(matrix: torch.Tensor, full: bool, vectors: bool = True) -> int:
+def svd(matrix: Tensor, full: bool, vectors: bool = True) -> int:
     """Golub-Reinsch: 4mn² − 4n³/3 for values, 14mn² + 8n³ thin, 4m²n + 8mn² + 9n³ full."""
-    m, n = _tall(matrix)
+    batch, m, n = _sizes(matrix)
     if not vectors:
-        terms: Fraction | int = 4 * m * n * n - Fraction(4 * n**3, 3)
-    elif full:
-        terms = 4 * m * m * n + 8 * m * n * n + 9 * n**3
-    else:
-        terms = 14 * m * n * n + 8 * n**3
-    return int(_batch(matrix) * terms)
+        return int(batch * (4 * m * n * n - Fraction(4 * n**3, 3)))
+    return batch * (4 * m * m * n + 8 * m * n * n + 9 * n**3 if full else 14 * m * n * n + 8 * n**3)
 
 
-def least_squares(matrix: torch.Tensor, right: torch.Tensor) -> int:
+def least_squares(matrix: Tensor, right: Tensor) -> int:
     """Householder QR, Qᵀ·b (4mn − 2n² a column) and a triangular solve (n² a column)."""
-    m, n = _tall(matrix)
+    _, m, n = _sizes(matrix)
     return householder(matrix) + right.numel() // max(int(matrix.shape[-2]), 1) * (4 * m * n - n * n)
 
 
-def pseudo_inverse(matrix: torch.Tensor) -> int:
+def pseudo_inverse(matrix: Tensor) -> int:
     """``pinv``: a thin singular value decomposition, and the product of its factors, 2·m·n·k."""
-    m, n = _tall(matrix)
-    return svd(matrix, full=False) + 2 * _batch(matrix) * m * n * n
+    batch, m, n = _sizes(matrix)
+    return svd(matrix, full=False) + 2 * batch * m * n * n
 
 
-def _fft(points: int, transforms: float) -> int:
-    return int(5 * points * log2(points) * transforms) if points > 1 else 0
-
-
-def fourier(share: int, values: torch.Tensor, dims: Sequence[int]) -> int:
+def fourier(share: int, values: Tensor, dims: Sequence[int]) -> int:
     """A transform over *dims* together; half of it where one side, whose size this is, is real."""
     points = prod(int(values.shape[dim]) for dim in dims)
-    return _fft(points, values.numel() / max(points, 1) / share)
+    return int(5 * points * log2(points) * (values.numel() / points / share)) if points > 1 else 0
 
 
 def _neighbours(dims: int, mode: int) -> int:
@@ -125,30 +114,30 @@ def _neighbours(dims: int, mode: int) -> int:
     return {_NEAREST: 0, _BICUBIC: 20}.get(mode, 4 if dims == 2 else 8)
 
 
-def grid_sample(values: torch.Tensor, mode: int, out: torch.Tensor) -> int:
+def grid_sample(values: Tensor, mode: int, out: Tensor) -> int:
     """Bilinear meets 4 neighbours (8 in 3-D), bicubic 16 and then 4 rows, nearest none."""
     return 2 * _neighbours(values.dim() - 2, mode) * out.numel()
 
 
-def grid_sample_backward(grad: torch.Tensor, values: torch.Tensor, mode: int, mask: Sequence[bool]) -> int:
+def grid_sample_backward(grad: Tensor, values: Tensor, mode: int, mask: Sequence[bool]) -> int:
     """One forward's work for the input's gradient, one for each coordinate of the grid's gradient."""
     dims = values.dim() - 2
     return (bool(mask[0]) + dims * bool(mask[1])) * 2 * _neighbours(dims, mode) * grad.numel()
 
 
-def pooled_samples(pooled: torch.Tensor, sampling_ratio: int) -> int:
+def pooled_samples(pooled: Tensor, sampling_ratio: int) -> int:
     """``roi_align`` of *pooled* bins, or its backward: each averages ratio² points, each of four neighbours."""
     if sampling_ratio <= 0:
         raise Unreadable("how many points it samples in a bin follows from the boxes' sizes")
     return 2 * _neighbours(2, _BILINEAR) * sampling_ratio**2 * pooled.numel()
 
 
-def pair_distances(first: torch.Tensor, out: torch.Tensor) -> int:
+def pair_distances(first: Tensor, out: Tensor) -> int:
     """``cdist``: 2·B·P·R·M for P and R rows of M coordinates; *out* is (…, P, R). A side's gradient is as much."""
     return 2 * out.numel() * int(first.shape[-1])
 
 
-def own_distances(values: torch.Tensor) -> int:
+def own_distances(values: Tensor) -> int:
     """``pdist``: every pair of the n rows once."""
     rows, size = values.shape
     return rows * (rows - 1) * int(size)
@@ -182,7 +171,7 @@ ESTIMATE_RULES: dict[str, Rule] = {
     ),
     **rules(
         "torchvision::roi_align",
-        lambda pooled, ratio: pooled_samples(pooled, ratio),
+        pooled_samples,
         f"{RESULT} sampling_ratio",
         estimate=_POOLED,
     ),

@@ -10,15 +10,24 @@ elementwise work counts nothing.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import zip_longest
 from math import prod
 from typing import Any
 
 import torch
 
-from lightning_flops.instrument.counting.formulas.contract import RESULT, Rule, Unreadable, Work, host_integers, rules
+from lightning_flops.instrument.counting.formulas.contract import (
+    RESULT,
+    Rule,
+    Unreadable,
+    Work,
+    host_integers,
+    named,
+    rules,
+)
 from lightning_flops.instrument.torch_private.dispatch import is_fake, out_of_sight
 from lightning_flops.instrument.torch_private.tensors import nested_sizes, stored_count, stored_indices
 
@@ -110,19 +119,14 @@ def product(left: torch.Tensor, right: torch.Tensor) -> int:
     return 2 * non_zeros(left) * (int(right.shape[-1]) if right.dim() > 1 else 1)
 
 
-def product_backward(grad: torch.Tensor, left: torch.Tensor, right: torch.Tensor, mask: Sequence[bool]) -> int:
-    """``matmul_backward``: each gradient asked for is one product as large as the forward."""
-    return (bool(mask[0]) + bool(mask[1])) * product(left, right)
-
-
 def linear(values: torch.Tensor, weight: torch.Tensor) -> int:
     """Every row of *values* (…, in) times a weight (out, in) or (in,)."""
     return 2 * rows_of(values) * non_zeros(weight)
 
 
-def linear_backward(values: torch.Tensor, weight: torch.Tensor, mask: Sequence[bool]) -> int:
-    """Input and weight gradient cost one forward each; the bias's is a reduction."""
-    return (bool(mask[0]) + bool(mask[1])) * linear(values, weight)
+def backward_of(forward: Callable[..., int]) -> Callable[..., int]:
+    """Each gradient asked for of the first two operands is one product as large as the forward; a bias's is a sum."""
+    return lambda left, right, mask: (bool(mask[0]) + bool(mask[1])) * forward(left, right)
 
 
 def linear_from_result(values: torch.Tensor, out: torch.Tensor) -> int:
@@ -203,6 +207,10 @@ def _contraction(left: Sequence[int], right: Sequence[int], summed: Collection[i
     return 2 * prod(1 if dim in summed and min(pair) == 1 else max(pair) for dim, pair in enumerate(sizes))
 
 
+def _affine_grid(theta: torch.Tensor, grid: torch.Tensor) -> int:
+    return 2 * grid.numel() * int(theta.shape[2])
+
+
 def layers(values: torch.Tensor, weights: Sequence[torch.Tensor]) -> int:
     """All layers and directions of a recurrent layer at once: *weights* lists their matrices and biases."""
     return 2 * rows_of(values) * sum(weight.numel() for weight in weights if weight.dim() == 2)
@@ -227,19 +235,22 @@ def packed_layers(gates: int, values: torch.Tensor, hidden: Any, count: int = 1,
     return 2 * rows_of(values) * elements
 
 
+def _packed(names: str, gates: int, arguments: str) -> dict[str, Rule]:
+    return rules(names, partial(packed_layers, gates), arguments, torch.int8)
+
+
 def gathered_products(values: torch.Tensor, weights: Sequence[torch.Tensor], out: Any) -> int:
     """An all-gather of rows fused with their products: *out* ends with the list of products."""
     return sum(2 * made.numel() * int(weight.shape[0]) for made, weight in zip(out[-1], weights, strict=True))
 
 
 _PAIR = "mat1|batch1|mat|sparse|self|qa|a mat2|batch2|vec|tensor|other|dense|qb|b"
-_LINEAR = "input|self|A weight|B|CB"
+_LINEAR = "input|self|A|grad_output weight|B|CB"
 _FROM_RESULT = f"self|input|inp|X|x|qx {RESULT}"
-_INT8_LINEAR = "linear linear_relu linear_leaky_relu linear_tanh linear_dynamic linear_relu_dynamic"
-_INT8_LINEARS = (
-    *_INT8_LINEAR.split(),
-    "linear_with_input_q_dq_qweight_dq_output_fp32",
-    "linear_with_input_q_dq_qweight_dq_relu_output_fp32",
+_INT8_LINEARS = named(
+    "quantized::linear",
+    "_relu _leaky_relu _tanh _dynamic _relu_dynamic _with_input_q_dq_qweight_dq_output_fp32 "
+    "_with_input_q_dq_qweight_dq_relu_output_fp32",
 )
 _DENSE = "as if dense: how many of the weight's blocks are stored is not shown"
 
@@ -253,32 +264,26 @@ PRODUCT_RULES: dict[str, Rule] = {
     ),
     **rules("_scaled_mm _scaled_mm_v2", lambda left, right: _packed_elements(left) * product(left, right), "self mat2"),
     **rules("addr addr_", lambda left, right: 2 * left.numel() * right.numel(), "vec1 vec2"),
-    **rules("matmul_backward", product_backward, "grad self other mask"),
-    **rules("linear mkldnn_linear bitsandbytes::int8_linear_matmul", linear, _LINEAR),
-    **rules("bitsandbytes::int8_scaled_mm bitsandbytes::int8_mixed_scaled_mm", linear, _LINEAR),
-    **rules("bitsandbytes::gemv_4bit", lambda values, shape: 2 * values.numel() * shape[0], "A shapeB"),
-    **rules("linear_backward mkldnn_linear_backward", linear_backward, "self weight output_mask"),
-    **rules("mkldnn_linear_backward_input", linear, "grad_output weight"),
-    **rules("mkldnn_linear_backward_weights", linear, "input weight"),
-    **rules("_foreach_mm", list_product, "self mat2"),
-    **rules("_grouped_mm _scaled_grouped_mm _scaled_grouped_mm_v2", grouped_product, "self mat2 offs"),
-    **rules("transformers::grouped_mm_fallback", grouped_product, "input weight offs"),
+    **rules("matmul_backward", backward_of(product), "self other mask"),
     **rules(
-        "transformers::grouped_mm_fallback_backward",
-        lambda values, weight, offsets: grouped_product(values, weight, offsets, times=2),
-        "input weight offs",
+        "linear mkldnn_linear mkldnn_linear_backward_input mkldnn_linear_backward_weights "
+        "bitsandbytes::int8_linear_matmul bitsandbytes::int8_scaled_mm bitsandbytes::int8_mixed_scaled_mm",
+        linear,
+        _LINEAR,
     ),
+    **rules("bitsandbytes::gemv_4bit", lambda values, shape: 2 * values.numel() * shape[0], "A shapeB"),
+    **rules("linear_backward mkldnn_linear_backward", backward_of(linear), "self weight output_mask"),
+    **rules("_foreach_mm", list_product, "self mat2"),
+    **rules(
+        "_grouped_mm _scaled_grouped_mm _scaled_grouped_mm_v2 transformers::grouped_mm_fallback",
+        grouped_product,
+        "self|input mat2|weight offs",
+    ),
+    **rules("transformers::grouped_mm_fallback_backward", partial(grouped_product, times=2), "input weight offs"),
     **rules("_trilinear", trilinear, "i1 i2 i3 expand1 expand2 expand3 sumdim unroll_dim"),
     # A grid of homogeneous points (…, 3 or 4 coordinates) times each sample's matrix, (d, d + 1)
-    **rules("affine_grid_generator", lambda theta, grid: 2 * grid.numel() * int(theta.shape[2]), f"theta {RESULT}"),
-    **rules(
-        "cudnn_affine_grid_generator", lambda theta, grid: 2 * grid.numel() * int(theta.shape[2]), f"theta {RESULT}"
-    ),
-    **rules(
-        "cudnn_affine_grid_generator_backward",
-        lambda theta, grid: 2 * grid.numel() * int(theta.shape[2]),
-        f"{RESULT} grad",
-    ),
+    **rules("affine_grid_generator cudnn_affine_grid_generator", _affine_grid, f"theta {RESULT}"),
+    **rules("cudnn_affine_grid_generator_backward", _affine_grid, f"{RESULT} grad"),
     # Sums of values (n, …) with coefficients (m, n)
     **rules(
         "_compute_linear_combination",
@@ -296,8 +301,8 @@ PRODUCT_RULES: dict[str, Rule] = {
         _FROM_RESULT,
     ),
     **rules(
-        " ".join(f"{namespace}::{name}" for namespace in ("quantized", "_quantized") for name in _INT8_LINEARS)
-        + " _quantized::_wrapped_quantized_linear_prepacked _quantized::wrapped_quantized_linear",
+        f"quantized::linear _quantized::linear {_INT8_LINEARS} {_INT8_LINEARS.replace('quantized::', '_quantized::')} "
+        "_quantized::_wrapped_quantized_linear_prepacked _quantized::wrapped_quantized_linear",
         linear_from_result,
         f"X {RESULT}",
         torch.int8,
@@ -338,18 +343,9 @@ PRODUCT_RULES: dict[str, Rule] = {
     **rules("_cudnn_rnn miopen_rnn _lstm_mps", layers, "input weight|params"),
     **rules("_cudnn_rnn_backward miopen_rnn_backward", layers_backward, "input weight output_mask"),
     **rules("lstm_mps_backward", lambda x, weights: 2 * layers(x, weights), "input params"),
-    **rules(
-        "quantized_lstm", lambda *sizes: packed_layers(4, *sizes), "input|data hx num_layers bidirectional", torch.int8
-    ),
-    **rules(
-        "quantized_gru", lambda *sizes: packed_layers(3, *sizes), "input|data hx num_layers bidirectional", torch.int8
-    ),
-    **rules("quantized::quantized_lstm_cell_dynamic", lambda x, h: packed_layers(4, x, h), "input hx", torch.int8),
-    **rules("quantized::quantized_gru_cell_dynamic", lambda x, h: packed_layers(3, x, h), "input hx", torch.int8),
-    **rules(
-        "quantized::quantized_rnn_tanh_cell_dynamic quantized::quantized_rnn_relu_cell_dynamic",
-        lambda x, h: packed_layers(1, x, h),
-        "input hx",
-        torch.int8,
-    ),
+    **_packed("quantized_lstm", 4, "input|data hx num_layers bidirectional"),
+    **_packed("quantized_gru", 3, "input|data hx num_layers bidirectional"),
+    **_packed("quantized::quantized_lstm_cell_dynamic", 4, "input hx"),
+    **_packed("quantized::quantized_gru_cell_dynamic", 3, "input hx"),
+    **_packed("quantized::quantized_rnn_tanh_cell_dynamic quantized::quantized_rnn_relu_cell_dynamic", 1, "input hx"),
 }

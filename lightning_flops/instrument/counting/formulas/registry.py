@@ -15,7 +15,6 @@ from lightning_flops.instrument.counting.formulas.contract import (
     Entry,
     Formula,
     Keywords,
-    Kind,
     Rule,
     Unreadable,
     Work,
@@ -33,6 +32,7 @@ from lightning_flops.instrument.torch_private.operators import (
     OpOverload,
     higher_order_name,
     is_composite,
+    overloads_named,
     replaced_by,
     schema_of,
     triton_kernel,
@@ -71,13 +71,9 @@ def formulas_without_operator() -> list[str]:
 
 
 def _exists(name: str) -> bool:
-    namespace, _, rest = name.partition("::")
-    operator, _, overload = rest.partition(".")
-    try:
-        packet = getattr(getattr(torch.ops, namespace), operator)
-        return not overload or overload in packet.overloads()
-    except (AttributeError, RuntimeError):
-        return False
+    operator, _, overload = name.partition(".")
+    found = overloads_named(operator)
+    return any(overload in ("", schema_of(one).overload_name) for one in found)
 
 
 def lookup(operator: Any) -> Entry:
@@ -95,54 +91,46 @@ def lookup(operator: Any) -> Entry:
 
 def _find(operator: Any) -> Entry:
     schema = schema_of(operator)
-    qualified, overload = schema.name, schema.overload_name  # "aten::mm"
+    qualified = schema.name  # "aten::mm"
     name = qualified.replace("::", ".", 1)
-    user = user_formulas.get(f"{qualified}.{overload}") or user_formulas.get(qualified)
+    user = user_formulas.get(f"{qualified}.{schema.overload_name}") or user_formulas.get(qualified)
     if user is not None:
         return _formula(name, user)
-    replaced = replaced_by(operator)
-    if replaced is not None:
+    if (replaced := replaced_by(operator)) is not None:
         return replace(lookup(replaced), name=name)
-    rule = RULES.get(qualified)
-    if rule is not None:
+    if (rule := RULES.get(qualified)) is not None:
         try:
-            formula, dtype_of = bind(rule, schema)
+            return Entry(name, "formula", *bind(rule, schema), rule.estimate)
         except LookupError:
             # A torch version whose schema has other arguments: better listed as uncounted than counted wrong.
-            return _without_formula(name, "unknown")
-        return Entry(name, "formula", formula, dtype_of, rule.estimate)
-    from_torch = _formula_of_torch(operator)
-    if from_torch is not None:
-        return _formula(name, from_torch)
+            return Entry(name, "unknown", no_flops, dtype_of_first_tensor)
+    # A formula registered with torch.utils.flop_counter.register_flop_formula; not imported: nobody registered anything
+    of_torch = getattr(sys.modules.get("torch.utils.flop_counter"), "flop_registry", {}).get(operator.overloadpacket)
+    if of_torch is not None:
+        return _formula(name, lambda args, kwargs, out: whole_flops(of_torch(*args, **kwargs, out_val=out)))
     if makes_views(operator):
-        return _without_formula(name, "free")
+        return Entry(name, "free", no_flops, dtype_of_first_tensor)
     if is_composite(operator):
-        return _without_formula(name, "unknown", composite=True)
-    return _without_formula(name, "free" if is_free(qualified, operator) else "unknown")
+        return Entry(name, "unknown", no_flops, dtype_of_first_tensor, composite=True)
+    return Entry(name, "free" if is_free(qualified, operator) else "unknown", no_flops, dtype_of_first_tensor)
 
 
-def _formula(name: str, formula: Formula, estimate: str = "") -> Entry:
-    return Entry(name, "formula", formula, dtype_of_first_tensor, estimate)
-
-
-def _without_formula(name: str, kind: Kind, *, composite: bool = False) -> Entry:
-    return Entry(name, kind, no_flops, dtype_of_first_tensor, composite=composite)
+def _formula(name: str, formula: Formula) -> Entry:
+    return Entry(name, "formula", formula, dtype_of_first_tensor)
 
 
 def _find_higher_order(operator: Any) -> Entry:
     short = higher_order_name(operator)
-    name = f"higher_order.{short}"
-    user = user_formulas.get(f"higher_order::{short}")
-    if user is not None:
-        return _formula(name, user)
-    rule = HIGHER_ORDER_RULES.get(short)
-    if rule is not None:
-        return _formula(name, rule.flops, rule.estimate)
-    if short in _CALLS_ANOTHER:
-        return _formula(name, _flops_of_called(*_CALLS_ANOTHER[short]))
-    if short.startswith("triton_kernel_wrapper"):
-        return _formula(name, _no_flops_if_heard)
-    return _without_formula(name, "unknown")
+    formula = user_formulas.get(f"higher_order::{short}")
+    if formula is None and short in HIGHER_ORDER_RULES:
+        formula = HIGHER_ORDER_RULES[short].flops
+    if formula is None and short in _CALLS_ANOTHER:
+        formula = _flops_of_called(*_CALLS_ANOTHER[short])
+    if formula is None and short.startswith("triton_kernel_wrapper"):
+        formula = _no_flops_if_heard
+    if formula is None:
+        return Entry(f"higher_order.{short}", "unknown", no_flops, dtype_of_first_tensor)
+    return _formula(f"higher_order.{short}", formula)
 
 
 def _flops_of_called(place: int, start: int, result: int | None) -> Formula:
@@ -160,21 +148,10 @@ def _flops_of_called(place: int, start: int, result: int | None) -> Formula:
 def _no_flops_if_heard(args: Arguments, kwargs: Keywords, out: Any) -> int:
     """Zero for a launch of a Triton kernel with a formula, because its ``run`` is counted."""
     kernel = triton_kernel(kwargs["kernel_idx"])
-    if kernel is None:
-        raise Unreadable("this torch does not tell which Triton kernel is launched")
-    if id(kernel) in heard_kernels:
-        return 0
-    name = getattr(getattr(kernel, "fn", kernel), "__name__", type(kernel).__name__)
-    raise Unreadable(f"no formula is registered for the Triton kernel {name}")
-
-
-def _formula_of_torch(operator: OpOverload) -> Formula | None:
-    """A formula registered with ``torch.utils.flop_counter.register_flop_formula``, in our signature."""
-    module = sys.modules.get("torch.utils.flop_counter")  # not imported: nobody registered anything
-    formula = getattr(module, "flop_registry", {}).get(operator.overloadpacket)
-    if formula is None:
-        return None
-    return lambda args, kwargs, out: whole_flops(formula(*args, **kwargs, out_val=out))
+    if kernel is None or id(kernel) not in heard_kernels:
+        name = getattr(getattr(kernel, "fn", kernel), "__name__", type(kernel).__name__)
+        raise Unreadable(f"no formula is registered for the Triton kernel {name}")
+    return 0
 
 
 def hides_flops(name: str, args: Arguments, kwargs: Keywords, out: Any) -> bool:
@@ -190,11 +167,8 @@ def hides_flops(name: str, args: Arguments, kwargs: Keywords, out: Any) -> bool:
         one.dtype.is_floating_point or one.dtype.is_complex or one.is_quantized for one in (*given, *made)
     ):
         return True
-    shapes = [
-        tuple(one.shape)
-        for one in given
-        if one.dtype in (torch.int8, torch.uint8) and not one.is_nested and one.dim() >= 2
-    ]
+    bytes_given = [one for one in given if one.dtype in (torch.int8, torch.uint8) and not one.is_nested]
+    shapes = [tuple(one.shape) for one in bytes_given if one.dim() >= 2]
     return any(not _broadcast(shapes[0], shape) for shape in shapes[1:])
 
 
