@@ -409,12 +409,21 @@ class MemoryRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessorLoss:
-    """Processor time that was asked for while steps were timed, and not given; None where nobody can tell."""
+    """Processor time that was had while steps were timed, and what was asked for and not given; None: not known."""
 
+    seconds: float
+    """Wall time, from the first timed step to the end of the last."""
+    batches_sec: tuple[float, ...]
+    """Processor time of this process, all threads together, in each batch."""
     waited_share: float | None
-    """Of the time, how much the thread that trains was ready to run and had no processor."""
+    """Of the time, how much a thread was ready to run and had no processor: the one that waited most."""
     stolen_share: float | None
     """Of the processor time that this machine asked for, what its hypervisor gave to other machines."""
+
+    @property
+    def lost_share(self) -> float | None:
+        """The larger of the two."""
+        return max((one for one in (self.waited_share, self.stolen_share) if one is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lightning_flops.report import layout
-from lightning_flops.report.trace_view import View
+from lightning_flops.report.layout import View
 from lightning_flops.schema.trace_steps import Durations
 from lightning_flops.text.printable import printable
 from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain

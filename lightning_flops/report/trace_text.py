@@ -9,11 +9,10 @@ from lightning_flops.analysis.rank_names import name_files
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.report.document import draw, short, us
 from lightning_flops.report.headline import try_first
-from lightning_flops.report.layout import and_more
+from lightning_flops.report.layout import SortKey, View, and_more
 from lightning_flops.report.profile_document import advice_section
 from lightning_flops.report.ranks_document import rank_section
 from lightning_flops.report.trace_document import trace_sections
-from lightning_flops.report.trace_view import SortKey, View
 from lightning_flops.report.work_document import job_section
 from lightning_flops.schema.trace import TraceReport, TracesReport
 from lightning_flops.schema.trace_flops import TracedStepFlops, of_all

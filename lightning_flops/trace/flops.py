@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lightning_flops.analysis.devices import device_like
-from lightning_flops.analysis.memory_bandwidth import memory_bytes_per_sec
+from lightning_flops.analysis.devices import device_like, memory_bytes_per_sec
 from lightning_flops.analysis.peak_flops import peak_for
 from lightning_flops.analysis.rates import MOST_OF_PEAK
 from lightning_flops.schema.trace_flops import FlopRow, TracedStepFlops, TraceFlops, UncountedRow

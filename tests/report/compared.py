@@ -19,6 +19,7 @@ from lightning_flops.records import (
     OperatorCell,
     PhaseFlops,
     PhaseSeconds,
+    ProcessorLoss,
     RunContext,
     StepRecord,
     WindowRecord,
@@ -107,6 +108,11 @@ def traced_step(
     )
 
 
+def processor(steps: int, *, lost: float = 0.0) -> ProcessorLoss:
+    """So many steps of 20 ms of processor time each, which had to wait for a processor for this share of the time."""
+    return ProcessorLoss(seconds=0.022 * steps, batches_sec=(0.02,) * steps, waited_share=lost, stolen_share=None)
+
+
 def run(
     *,
     mean_ms: Mapping[str, float] | None = None,
@@ -131,7 +137,7 @@ def run(
         counted_steps=(step(3, flops=counted),),
         timed_steps=timed_steps({**STEP_MS, **(mean_ms or {})}, straying),
         timing_steps=len(straying),
-        **window,
+        **{"processor": processor(len(straying)), **window},
     )
     if traced == "host":
         traced = traced_step({**FORWARD_MS, **(forward_ms or {})}, {**BACKWARD_MS, **(backward_ms or {})})

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from torch import is_grad_enabled
 
-from lightning_flops.instrument.counting.totals import UNKNOWN
+from lightning_flops.instrument.counting.totals import UNKNOWN, Totals
 from lightning_flops.instrument.torch_private.autograd import (
     ACCUMULATES_GRADIENT,
     NO_GRAPH_TASK,
@@ -80,18 +80,12 @@ class Backward:
 
 
 class Threads:
-    """What the counter knows on every thread: CUDA's device threads run backwards, and number nodes of their own.
+    """What the counter knows on every thread: CUDA's device threads run backwards, and number nodes of their own."""
 
-    Args:
-        owner_of: returns the name of the module that holds a parameter.
-        unknown: name of the module that backwards of no known module are attributed to.
-        note: takes a sentence for the report.
-    """
-
-    def __init__(self, owner_of: Callable[[Any], str], unknown: str, note: Callable[[str], None]) -> None:
+    def __init__(self, owner_of: Callable[[Any], str], totals: Totals) -> None:
         self.owner_of = owner_of
-        self.unknown = unknown
-        self.note = note
+        """Returns the name of the module that holds a parameter."""
+        self.totals = totals
         self.backwards: list[Backward] = []
         """Those that are running, the latest last."""
         self._local = threading.local()
@@ -242,8 +236,8 @@ class ThreadState:
         if node is None:
             module = OUTSIDE  # at the end of a backward: a reducer's callback
             if whole_backward_is_compiled():
-                self._threads.note(_WHOLE_BACKWARD)
-                module = self._threads.unknown
+                self._threads.totals.note(_WHOLE_BACKWARD)
+                module = self._threads.totals.unknown
             return module, "recompute" if repeating else "backward"
         number = node_sequence(node)
         if number >= ACCUMULATES_GRADIENT:

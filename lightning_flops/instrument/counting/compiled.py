@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lightning_flops.instrument.border import Failed, listening
+from lightning_flops.instrument.border import listening
 from lightning_flops.instrument.counting.attribution import Threads, ThreadState
 from lightning_flops.instrument.counting.compiled_flex import flex_calls
 from lightning_flops.instrument.counting.formulas import Unreadable, lookup
@@ -43,30 +43,36 @@ _TEMPLATE = re.compile(r"triton_tem_|micro_gemm|cutlass_|flex_attention")
 """What stands in the name or the source of a kernel that multiplies, and in no other."""
 
 FlopsOf = Callable[[Any], int]
-"""FLOPs that are counted for what a formula answers."""
-
 CountUnseen = Callable[[Any, tuple[Any, ...]], bool]
 
 
+def watch(
+    patches: Patches,
+    target: Any,
+    name: str,
+    failed: Callable[[Exception], None],
+    *,
+    before: Callable[..., Callable[[], None] | None] | None = None,
+    after: Callable[..., None] | None = None,
+) -> None:
+    """Has us called before or after a function of torch's, which is compiled as without us."""
+    patches.replace(
+        target,
+        name,
+        lambda original: compiler.hide_around(
+            listening(original, before=before, after=after, failed=failed), before, after
+        ),
+    )
+
+
 class CompiledCode:
-    """What one counter knows of compiled code.
+    """What one counter knows of compiled code; *flops_of* gives the FLOPs that are counted for a formula's answer."""
 
-    Args:
-        names: the names of the model's modules.
-        threads: know whose the running work is.
-        totals: takes what cannot be counted.
-        flops_of: FLOPs that are counted for what a formula answers.
-        failed: is told where this itself failed.
-    """
-
-    def __init__(
-        self, names: ModuleNames, threads: Threads, totals: Totals, flops_of: FlopsOf, *, failed: Failed
-    ) -> None:
+    def __init__(self, names: ModuleNames, threads: Threads, totals: Totals, flops_of: FlopsOf) -> None:
         self._names = names
         self._threads = threads
         self._totals = totals
         self._flops_of = flops_of
-        self._failed = failed
         self._patches = Patches()
         self._watched: set[Any] = set()
         self._repeated: dict[Any, Counter[int] | None] = {}
@@ -78,8 +84,7 @@ class CompiledCode:
     def begin(self, count_unseen: CountUnseen) -> None:
         """Looks for modules compiled in place; a model may be compiled at any time.
 
-        Args:
-            count_unseen: counts a call of an operator that no dispatcher sees, until ``close``; returns whether it did.
+        Until ``close``, *count_unseen* counts a call of an operator that no dispatcher sees, and says whether it did.
         """
         self._count_unseen = count_unseen
         modules = frozenset(self._names.modules()) if compiler.was_used() else frozenset()
@@ -91,12 +96,14 @@ class CompiledCode:
         """From now on, counts or lists the kernels of inductor's own that multiply: no dispatcher sees them run."""
         kind = compiler.class_of_generated_graphs()
         if kind is not None and kind not in self._watched:
-            self._listen(kind, "__call__", "a compiled kernel", self._graph_runs)
-
-    def _listen(self, target: Any, name: str, where: str, before: Callable[..., Any]) -> None:
-        self._watched.add(target)
-        failed = partial(self._failed, where)
-        self._patches.replace(target, name, lambda original: listening(original, before=before, failed=failed))
+            self._watched.add(kind)
+            watch(
+                self._patches,
+                kind,
+                "__call__",
+                partial(self._totals.failed, "a compiled kernel"),
+                before=self._graph_runs,
+            )
 
     def _graph_runs(self, graph: Any, inputs: Any) -> None:
         counted = False
@@ -141,9 +148,9 @@ class CompiledCode:
             return
         self._watched.add(function)
         if compiler.is_compiled(function):
-            begins = partial(self._begins, function)
+            failed = partial(self._totals.failed, "the beginning of a compiled backward")
             compiler.hide(self._begins)
-            self._listen(function, compiler.BACKWARD_ENTRY, "the beginning of a compiled backward", begins)
+            watch(self._patches, function, compiler.BACKWARD_ENTRY, failed, before=partial(self._begins, function))
 
     def _begins(self, function: Any, context: Any, inputs: list[Any]) -> Callable[[], None]:
         """A compiled backward starts with these inputs; returns what to call when it has ended."""
@@ -165,7 +172,7 @@ class CompiledCode:
             unread = products is None and self._totals.flops["backward"] > before
             if unread or any(count > 0 for count in missing.values()):
                 module = state.place(True)[0]
-                self._threads.note(
+                self._totals.note(
                     f"What the compiled backward of {module or 'the root'} repeats of its forward could not be told "
                     "apart, not all of it at least: it counts as backward here, not as recompute."
                 )
@@ -190,10 +197,7 @@ def _described(value: Any) -> Any:
 def repeated_products(graph: torch.fx.Graph, inputs: Iterable[Any], flops_of: FlopsOf) -> Counter[int]:
     """How often a backward graph runs a product of so many FLOPs that does not depend on the incoming gradients.
 
-    Args:
-        graph: its inputs that are gradients have names that say so.
-        inputs: what it is called with; only the shapes matter, nothing is computed.
-        flops_of: FLOPs that are counted for what a formula answers.
+    Of what it is called with only the shapes matter: nothing is computed.
 
     Raises:
         LookupError: the graph names no incoming gradient.

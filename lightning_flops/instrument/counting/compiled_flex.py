@@ -31,7 +31,7 @@ class _Graph(NamedTuple):
     """Dtype and sizes of each tensor, as written."""
     symbols: dict[str, str]
     """Names of the inputs that are sizes, by the symbols that stand for them."""
-    calls: list[tuple[str, list[ast.expr]]]
+    calls: list[tuple[str, ast.Call]]
 
 
 @lru_cache(maxsize=64)
@@ -39,25 +39,19 @@ def _read(text: str) -> _Graph:
     own = text.partition("\n    class ")[0]  # the functions on scores and masks follow
     signature = next((line for line in own.splitlines() if "def forward(" in line), "")
     inputs = _ANNOTATED.findall(signature)
+    calls = [(name, ast.parse(f"call{written}", mode="eval").body) for name, written in _CALL.findall(own)]
     return _Graph(
         [name for name, *_ in inputs],
         {name: (dtype, sizes) for name, dtype, sizes, symbol in _ANNOTATED.findall(own) if not symbol},
         {symbol: name for name, _, _, symbol in inputs if symbol},
-        [(name, _arguments(written)) for name, written in _CALL.findall(own)],
+        [(name, call) for name, call in calls if isinstance(call, ast.Call)],
     )
 
 
-def _arguments(written: str) -> list[ast.expr]:
-    call = ast.parse(f"call{written}", mode="eval").body
-    return call.args if isinstance(call, ast.Call) else []
-
-
 def flex_calls(text: str, inputs: Sequence[Any]) -> Iterator[tuple[Any, tuple[Any, ...]]]:
-    """The calls of flex attention in a graph: the operator, and its arguments, in which most tensors hold no values.
+    """The calls of flex attention in a graph that is called with *inputs*: the operator, and its arguments.
 
-    Args:
-        text: the graph.
-        inputs: what it is called with.
+    Most of its tensors hold no values.
 
     Raises:
         Unreadable: a shape is not a number, nor one of the graph's inputs.
@@ -66,24 +60,20 @@ def flex_calls(text: str, inputs: Sequence[Any]) -> Iterator[tuple[Any, tuple[An
         return
     graph = _read(text)
     given = dict(zip(graph.inputs, inputs, strict=False))
-    sizes = {symbol: given.get(name) for symbol, name in graph.symbols.items()}
-    for name, arguments in graph.calls:
-        operator = getattr(torch.ops.higher_order, name)
-        yield operator, tuple(_value(argument, graph, given, sizes) for argument in arguments)
+    for name, call in graph.calls:
+        yield getattr(torch.ops.higher_order, name), tuple(_value(one, graph, given) for one in call.args)
 
 
-def _value(written: ast.expr, graph: _Graph, given: Mapping[str, Any], sizes: Mapping[str, Any]) -> Any:
+def _value(written: ast.expr, graph: _Graph, given: Mapping[str, Any]) -> Any:
     if isinstance(written, ast.Tuple):
-        return tuple(_value(one, graph, given, sizes) for one in written.elts)
+        return tuple(_value(one, graph, given) for one in written.elts)
     if isinstance(written, ast.Constant):
         return written.value
-    if not isinstance(written, ast.Name):
-        return None
-    name = written.id
+    name = written.id if isinstance(written, ast.Name) else ""
     if name in given or name not in graph.tensors:
         return given.get(name)
     dtype, shape = graph.tensors[name]
-    wanted = [sizes.get(one, one) for one in shape.split(", ")]
+    wanted = [given.get(graph.symbols[one], one) if one in graph.symbols else one for one in shape.split(", ")]
     if not all(str(one).isdigit() for one in wanted):
         raise Unreadable("it has sizes that the graph computes")
     return torch.empty([int(one) for one in wanted], dtype=_DTYPES.get(dtype, torch.int32), device="meta")

@@ -6,11 +6,10 @@ the sequence number of the running autograd node says which module made it. Noth
 
 from __future__ import annotations
 
-import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from types import CodeType
 from typing import Any, Literal
@@ -20,9 +19,9 @@ from torch import nn
 
 from lightning_flops.instrument import border as border_module
 from lightning_flops.instrument import patches
-from lightning_flops.instrument.border import border, listening
+from lightning_flops.instrument.border import border
 from lightning_flops.instrument.counting.attribution import Backward, Repetition, Running, Threads, ThreadState
-from lightning_flops.instrument.counting.compiled import CompiledCode
+from lightning_flops.instrument.counting.compiled import CompiledCode, watch
 from lightning_flops.instrument.counting.formulas import formulas_without_operator, watch_functions
 from lightning_flops.instrument.counting.mode import CountingMode, split_work
 from lightning_flops.instrument.counting.totals import Totals
@@ -37,7 +36,6 @@ from lightning_flops.instrument.torch_private.autograd import (
     function_in_forward,
     graph_task_id,
 )
-from lightning_flops.instrument.torch_private.compiler import hide_around
 from lightning_flops.instrument.torch_private.dispatch import (
     fake_mode,
     is_fake,
@@ -49,10 +47,6 @@ from lightning_flops.instrument.torch_private.dispatch import (
 from lightning_flops.instrument.torch_private.modules import is_replica
 from lightning_flops.instrument.torch_private.names import require_all, untested
 from lightning_flops.records import OUTSIDE, FlopPhase, FlopRecord, PhaseFlops
-from lightning_flops.signals import words_of
-from lightning_flops.text.printable import package_logger
-
-logger = package_logger(__name__)
 
 CausalAttention = Literal["full", "half"]
 
@@ -98,14 +92,11 @@ class FlopCounter:
         halve = causal_attention == "half"
         self._root = root
         self._names = ModuleNames(root)
-        self._notes = Notes()
-        self._failed = self._notes.failed
         self._totals = Totals(OUTSIDE if root is None else "")
-        self._threads = Threads(self._names.owner_of, self._totals.unknown, self._notes.add)
-        self._compiled = CompiledCode(
-            self._names, self._threads, self._totals, lambda work: split_work(work, halve)[0], failed=self._failed
-        )
-        self._mode = CountingMode(self._threads, self._totals, self._compiled, halve_causal=halve, failed=self._failed)
+        self._failed = self._totals.failed
+        self._threads = Threads(self._names.owner_of, self._totals)
+        self._compiled = CompiledCode(self._names, self._threads, self._totals, lambda work: split_work(work, halve)[0])
+        self._mode = CountingMode(self._threads, self._totals, self._compiled, halve_causal=halve)
         self._lock = threading.RLock()
         self._undo = ExitStack()
         """Removes everything that this counter puts on torch, when no thread is inside any more."""
@@ -189,33 +180,17 @@ class FlopCounter:
         undo.enter_context(watch_functions(self._mode))
         replaced = patches.Patches()
         undo.callback(replaced.undo)
-        for module, name in backward_entries():
-            self._listen(replaced, module, name, "the beginning of a backward", before=self._backward_begins)
         begins, ends = listeners_of_repetitions(self._threads)
+        at_backward = partial(self._failed, "the beginning of a backward")
+        for module, name in backward_entries():
+            watch(replaced, module, name, at_backward, before=self._backward_begins)
+        at_begin, at_end = (partial(self._failed, f"the {one} of a repeated forward") for one in ("beginning", "end"))
         for manager in (torch.enable_grad, torch.set_grad_enabled):
-            self._listen(replaced, manager, "__enter__", "the beginning of a repeated forward", after=begins)
-            self._listen(replaced, manager, "__exit__", "the end of a repeated forward", before=ends)
+            watch(replaced, manager, "__enter__", at_begin, after=begins)
+            watch(replaced, manager, "__exit__", at_end, before=ends)
         graph = getattr(torch.cuda, "CUDAGraph", None)
         if graph is not None and hasattr(graph, "replay"):
-            self._listen(replaced, graph, "replay", "a replayed CUDA graph", before=self._replays)
-
-    def _listen(
-        self,
-        replaced: patches.Patches,
-        target: Any,
-        name: str,
-        where: str,
-        *,
-        before: Callable[..., Callable[[], None] | None] | None = None,
-        after: Callable[..., None] | None = None,
-    ) -> None:
-        """Have us called before or after a function of torch's, which is compiled as without us."""
-        failed = partial(self._failed, where)
-        replaced.replace(
-            target,
-            name,
-            lambda original: hide_around(listening(original, before=before, after=after, failed=failed), before, after),
-        )
+            watch(replaced, graph, "replay", partial(self._failed, "a replayed CUDA graph"), before=self._replays)
 
     # ---- what the loop says
 
@@ -229,17 +204,13 @@ class FlopCounter:
         finally:
             state.paused = max(0, state.paused - 1)
 
-    @contextmanager
-    def in_root(self) -> Iterator[None]:
+    def in_root(self) -> AbstractContextManager[None]:
         """Inside, work outside of module calls is the root's: for a ``training_step``, which is not a module call."""
-        with self._running("" if self._root is not None else OUTSIDE, "forward"):
-            yield
+        return self._running(self._totals.unknown, "forward")
 
-    @contextmanager
-    def in_optimizer(self) -> Iterator[None]:
+    def in_optimizer(self) -> AbstractContextManager[None]:
         """Inside, work is the optimizer's: for engines whose steps do not fire torch's optimizer hooks."""
-        with self._running(OUTSIDE, "optimizer"):
-            yield
+        return self._running(OUTSIDE, "optimizer")
 
     @contextmanager
     def _running(self, module: str, phase: FlopPhase) -> Iterator[None]:
@@ -264,7 +235,7 @@ class FlopCounter:
         if len(state.stack) == 1 and not state.entered and not is_pushed(self._mode):
             name = "" if name is None and is_replica(module) else name
             if name is not None:
-                self._notes.add(_OWN_THREAD)
+                self._totals.note(_OWN_THREAD)
                 push(self._mode)
                 state.push(Running(name, "forward", module, task, pushed=True))
             return
@@ -333,7 +304,7 @@ class FlopCounter:
 
     def record(self) -> FlopRecord:
         """What was counted so far, on all threads."""
-        return self._totals.record((*untested(), *self._notes.sentences, *self._afterthoughts()))
+        return self._totals.record((*untested(), *self._afterthoughts()))
 
     def _afterthoughts(self) -> Iterator[str]:
         """Sentences about all that was counted."""
@@ -350,31 +321,6 @@ class FlopCounter:
             )
         if totals.lacks_forwards:
             yield _NOT_COUNTED
-
-
-class Notes:
-    """Sentences of one counter for the report, and what failed in it."""
-
-    def __init__(self) -> None:
-        self.sentences: dict[str, None] = {}
-        self._failures: set[str] = set()
-
-    def add(self, sentence: str) -> None:
-        """Takes a sentence; one that it has already changes nothing."""
-        self.sentences.setdefault(sentence)
-
-    def failed(self, where: str, error: Exception) -> None:
-        """Notes that the counter failed in *where*, and says so in the log, the first time of all.
-
-        It raises nothing but what a signal handler of the user's has raised.
-        """
-        words = words_of(error)
-        with suppress(Exception):
-            if where not in self._failures:
-                self._failures.add(where)
-                sentence = f"Counting failed in {where} ({words}); FLOPs may be missing."
-                self.add(sentence)
-                logger.log(logging.WARNING if len(self._failures) == 1 else logging.DEBUG, sentence, exc_info=error)
 
 
 def listeners_of_repetitions(threads: Threads) -> tuple[Callable[..., None], Callable[..., None]]:

@@ -41,14 +41,7 @@ def runs_only_functions(operator: Any) -> bool:
 def with_seen_functions(
     mode: DispatchMode, operator: Any, args: tuple[Any, ...], repeating: Repeating
 ) -> tuple[Any, ...]:
-    """The arguments of a higher-order operator, with functions in it that *mode* sees at work where that is safe.
-
-    Args:
-        mode: is off the stack, because its handler runs.
-        operator: the higher-order operator.
-        args: its positional arguments.
-        repeating: says that what runs within it repeats a forward, inside a backward.
-    """
+    """The arguments of a higher-order operator, with functions that *mode*, whose handler runs, sees at work."""
     name = higher_order_name(operator)
     if (name not in _CONTROL_FLOW and name not in ("flex_attention", _FLEX_BACKWARD)) or is_traced():
         return args

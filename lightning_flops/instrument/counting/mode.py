@@ -9,20 +9,14 @@ from typing import Any
 import torch
 from torch import is_grad_enabled
 
-from lightning_flops.instrument.border import Failed, border
+from lightning_flops.instrument.border import border
 from lightning_flops.instrument.counting.attribution import Repetition, Threads, ThreadState
 from lightning_flops.instrument.counting.compiled import CompiledCode
 from lightning_flops.instrument.counting.formulas import Entry, Work, hides_flops
 from lightning_flops.instrument.counting.formulas.contract import tensors_in, whole_flops
 from lightning_flops.instrument.counting.higher_order import runs_only_functions, with_seen_functions
 from lightning_flops.instrument.counting.totals import Cell, Totals
-from lightning_flops.instrument.counting.traffic import (
-    Operator,
-    bytes_of,
-    dtype_name,
-    elements_of,
-    needs_gradient,
-)
+from lightning_flops.instrument.counting.traffic import Operator, bytes_of, dtype_name, elements_of, needs_gradient
 from lightning_flops.instrument.torch_private.autograd import NO_GRAPH_TASK, function_in_forward
 from lightning_flops.instrument.torch_private.compiler import hide
 from lightning_flops.instrument.torch_private.dispatch import (
@@ -42,27 +36,17 @@ logger = package_logger(__name__)
 
 
 class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
-    """Runs every operator, then adds what it cost where the thread's state says.
-
-    Args:
-        threads: know whose the running work is.
-        totals: takes what was counted.
-        compiled: knows of compiled code.
-        halve_causal: count half of the score matrix where attention has the causal flag.
-        failed: is told where the counter itself failed.
-    """
+    """Runs every operator, then adds what it cost where the thread's state says."""
 
     supports_higher_order_operators = True
 
-    def __init__(
-        self, threads: Threads, totals: Totals, compiled: CompiledCode, *, halve_causal: bool, failed: Failed
-    ) -> None:
+    def __init__(self, threads: Threads, totals: Totals, compiled: CompiledCode, *, halve_causal: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._threads = threads
         self._totals = totals
         self._compiled = compiled
         self._halve_causal = halve_causal
-        self._failed = failed
+        self._failed = totals.failed
         self._operators: dict[int, Operator] = {}
         self._failing: set[str] = set()
         self.counts_fake = False

@@ -135,9 +135,8 @@ def _last(inputs: RecordedInputs, count: int) -> RecordedInputs:
     """The last arguments, which are a call's own: TorchScript records all that its interpreter has on the stack."""
     if len(inputs.types) <= count:
         return inputs
-    columns = (inputs.dims, inputs.types, inputs.concrete, inputs.strides)
-    dims, types, concrete, strides = (None if values is None else values[-count:] for values in columns)
-    return RecordedInputs(dims=dims or (), types=types or (), concrete=concrete, strides=strides)
+    columns = {name: getattr(inputs, name) for name in ("dims", "types", "concrete", "strides")}
+    return RecordedInputs(**{key: one if one is None else one[len(one) - count :] for key, one in columns.items()})
 
 
 @lru_cache(maxsize=4096)
@@ -177,15 +176,9 @@ def _may_multiply(name: str, types: Sequence[str]) -> bool:
 
 def _arguments(schema: Any, inputs: RecordedInputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of a call, positional and by keyword; tensors are meta tensors."""
-    positional: list[Any] = []
-    by_name: dict[str, Any] = {}
-    for place, argument in enumerate(schema.arguments):
-        value = _value(argument, place, inputs)
-        if argument.kwarg_only:
-            by_name[argument.name] = value
-        else:
-            positional.append(value)
-    return tuple(positional), by_name
+    values = {one.name: _value(one, place, inputs) for place, one in enumerate(schema.arguments)}
+    by_name = {one.name: values.pop(one.name) for one in schema.arguments if one.kwarg_only}
+    return tuple(values.values()), by_name
 
 
 def _value(argument: Any, place: int, inputs: RecordedInputs) -> Any:
@@ -232,13 +225,8 @@ def _tensor(dims: Any, strides: Any, dtype: torch.dtype | None, missing: _NotWri
 
 
 def _sizes(dims: Any) -> list[int] | None:
-    if (
-        isinstance(dims, Sequence)
-        and not isinstance(dims, str)
-        and all(type(size) is int and size >= 0 for size in dims)
-    ):
-        return list(dims)
-    return None
+    is_list = isinstance(dims, Sequence) and not isinstance(dims, str)
+    return list(dims) if is_list and all(type(size) is int and size >= 0 for size in dims) else None
 
 
 def _result(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], told: Sequence[int] | None) -> Any:

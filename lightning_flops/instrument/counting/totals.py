@@ -1,12 +1,18 @@
-"""What a counter has counted: FLOPs and bytes by module, phase, operator and dtype, and what could not be counted."""
+"""What a counter reports: FLOPs and bytes by module, phase, operator and dtype, what could not be counted, notes."""
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 from lightning_flops.records import OUTSIDE, FlopPhase, FlopRecord, OperatorCell, PhaseFlops, UncountedOperator
+from lightning_flops.signals import words_of
+from lightning_flops.text.printable import package_logger
+
+logger = package_logger(__name__)
 
 UNKNOWN = "(unknown)"
 """Module of the backward of forwards that were not counted."""
@@ -42,6 +48,8 @@ class Totals:
         """Operators whose FLOPs are estimates, and where those come from."""
         self.lacks_forwards = False
         """Some products were of backwards whose forwards were not counted."""
+        self._notes: dict[str, None] = {}
+        self._failures: set[str] = set()
         self._cells: dict[tuple[str, FlopPhase, str, str], Cell] = {}
         self._uncounted: dict[str, list[Any]] = {}
         """By operator: calls, modules, output elements, whether any call may have had FLOPs."""
@@ -71,6 +79,23 @@ class Totals:
         listed[2] += elements
         listed[3] |= heavy
 
+    def note(self, sentence: str) -> None:
+        """Add a sentence for the report; one that is there already changes nothing."""
+        self._notes.setdefault(sentence)
+
+    def failed(self, where: str, error: Exception) -> None:
+        """Note that the counter failed in *where*, and say so in the log, the first time of all.
+
+        It raises nothing but what a signal handler of the user's has raised.
+        """
+        words = words_of(error)
+        with suppress(Exception):
+            if where not in self._failures:
+                self._failures.add(where)
+                sentence = f"Counting failed in {where} ({words}); FLOPs may be missing."
+                self.note(sentence)
+                logger.log(logging.WARNING if len(self._failures) == 1 else logging.DEBUG, sentence, exc_info=error)
+
     def by_phase(self) -> PhaseFlops:
         """FLOPs so far."""
         return PhaseFlops(**self.flops)
@@ -84,8 +109,8 @@ class Totals:
         cells = list(self._cells.items())
         return {module for (module, phase, *_), cell in cells if phase == "forward" and cell.flops} == {OUTSIDE}
 
-    def record(self, notes: Iterable[str]) -> FlopRecord:
-        """All of it, with sentences for the report."""
+    def record(self, more_notes: Iterable[str]) -> FlopRecord:
+        """All of it."""
         with self.lock:
             return FlopRecord(
                 cells=tuple(self._records()),
@@ -97,7 +122,8 @@ class Totals:
                     for operator, (calls, modules, elements, heavy) in sorted(self._uncounted.items())
                 },
                 notes=(
-                    *notes,
+                    *self._notes,
+                    *more_notes,
                     *(f"The FLOPs of {name} are an estimate: {why}." for name, why in sorted(self.estimates.items())),
                 ),
             )

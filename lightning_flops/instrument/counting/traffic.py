@@ -56,24 +56,6 @@ _NO_TENSORS = frozenset(
 class Operator:
     """One overload of an operator, or a higher-order operator."""
 
-    # Slots, because every operator of a step reads some of these.
-    __slots__ = (
-        "call",
-        "counted",
-        "entry",
-        "function",
-        "higher_order",
-        "keywords",
-        "listed",
-        "looks_inside",
-        "moves_nothing",
-        "name",
-        "overwrites",
-        "reads_number",
-        "selects",
-        "sized_by_values",
-    )
-
     def __init__(self, function: Any, entry: Entry | None = None) -> None:
         self.function = function  # keeps the object, and with it the id that it is found by
         self.entry = entry = lookup(function) if entry is None else entry
@@ -120,13 +102,10 @@ def _sized_by_values(function: Any, short: str) -> Callable[[tuple[Any, ...]], b
     """Asks an operator's arguments whether numbers in tensors decide the size of its result; None: they never do."""
     if short == _READS_NUMBER:
         return _is_whole
-    if torch.Tag.dynamic_output_shape in function.tags:
-        return _has_mask if short == "index" else _always
-    return _always if short in _SIZED_BY_VALUES else None
-
-
-def _always(args: tuple[Any, ...]) -> bool:
-    return True
+    if short == "index":
+        return _has_mask
+    always = short in _SIZED_BY_VALUES or torch.Tag.dynamic_output_shape in function.tags
+    return (lambda args: True) if always else None
 
 
 def _has_mask(args: tuple[Any, ...]) -> bool:

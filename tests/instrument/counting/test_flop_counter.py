@@ -85,26 +85,6 @@ def test_in_optimizer_is_for_steps_torch_does_not_announce() -> None:
     assert FlopCounts(counter.record()).by_module()[OUTSIDE] == PhaseFlops(optimizer=2 * 3 * 5 * 7)
 
 
-def test_a_closure_inside_an_optimizer_step_is_forward_and_backward() -> None:
-    model = two_layers()
-    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=1)
-    x = batch()
-
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        loss: Tensor = nn.MSELoss()(model(x), torch.zeros(BATCH, 7))
-        loss.backward()  # type: ignore[no-untyped-call]
-        return loss
-
-    counter = FlopCounter(model)
-    with counter:
-        optimizer.step(closure)  # type: ignore[no-untyped-call]
-    by_module = FlopCounts(counter.record()).by_module()
-    assert by_module[""] == PhaseFlops(forward=FIRST + SECOND, backward=FIRST + 2 * SECOND)
-    # LBFGS itself takes dot products of flat gradients: nothing but the optimizer's.
-    assert by_module.get(OUTSIDE, PhaseFlops()).forward == by_module.get(OUTSIDE, PhaseFlops()).backward == 0
-
-
 def test_a_step_that_raises_does_not_make_the_rest_the_optimizers() -> None:
     model = two_layers()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -118,24 +98,6 @@ def test_a_step_that_raises_does_not_make_the_rest_the_optimizers() -> None:
             optimizer.step(closure)
         model(batch())
     assert FlopCounts(counter.record()).total == PhaseFlops(forward=FIRST + SECOND)
-
-
-def test_products_in_a_gradient_accumulation_hook_are_the_optimizers() -> None:
-    model = two_layers()
-
-    def whiten(parameter: Tensor) -> None:
-        assert parameter.grad is not None
-        parameter.grad @ parameter.grad.T
-
-    for layer in (model[0], model[2]):
-        assert isinstance(layer, nn.Linear)
-        layer.weight.register_post_accumulate_grad_hook(whiten)  # type: ignore[no-untyped-call]
-    counter = FlopCounter(model)
-    with counter:
-        model(batch()).sum().backward()
-    counts = FlopCounts(counter.record())
-    assert counts.by_module()[OUTSIDE] == PhaseFlops(optimizer=2 * 5 * 3 * 5 + 2 * 7 * 5 * 7)
-    assert counts.backward == FIRST + 2 * SECOND
 
 
 @pytest.mark.parametrize("use_reentrant", [True, False])
@@ -152,88 +114,6 @@ def test_a_checkpointed_block_is_recomputed_and_counted_as_one_call(use_reentran
     )
     assert counts.record.module_calls["0.0"] == 1
     assert counts.without_backward == 0
-
-
-def test_a_frozen_start_needs_no_backward_also_under_reentrant_checkpointing() -> None:
-    def without_backward(*, reentrant: bool) -> int:
-        model = two_layers()
-        model[0].requires_grad_(False)
-        head = nn.Linear(7, 2)
-        counter = FlopCounter(nn.Sequential(model, head))
-        x = batch()
-        with counter:
-            if reentrant:
-                # A dummy that needs a gradient: reentrant checkpointing asks for one.
-                dummy = torch.zeros((), requires_grad=True)
-                hidden = checkpoint(lambda value, _: model(value), x, dummy, use_reentrant=True)
-            else:
-                hidden = model(x)
-            head(hidden).sum().backward()
-        return FlopCounts(counter.record()).without_backward
-
-    assert without_backward(reentrant=False) == FIRST
-    assert without_backward(reentrant=True) == FIRST
-
-
-def test_a_teacher_without_grad_has_no_backward_to_estimate() -> None:
-    student, teacher = two_layers(), two_layers()
-    counter = FlopCounter(nn.ModuleDict({"student": student, "teacher": teacher}))
-    x = batch()
-    with counter:
-        with torch.no_grad():
-            target = teacher(x)
-        (student(x) - target).square().sum().backward()
-    counts = FlopCounts(counter.record())
-    assert counts.without_backward == FIRST + SECOND
-    assert counts.estimated_backward() == 2 * (FIRST + SECOND)
-
-
-class LinearFunction(torch.autograd.Function):
-    """What some libraries put in place of ``F.linear``."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return x @ weight.T
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
-        x, weight = ctx.saved_tensors
-        return gradients[0] @ weight, gradients[0].T @ x
-
-
-class FunctionLinear(nn.Linear):
-    """A linear layer, without bias, by that function."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = LinearFunction.apply(x, self.weight)  # type: ignore[no-untyped-call]
-        return result
-
-
-def test_a_layer_that_is_a_function_of_its_own_has_its_backward() -> None:
-    student = FunctionLinear(3, 7)
-    with FlopCounter(student) as counter:
-        student(batch()).sum().backward()
-    counts = FlopCounts(counter.record())
-    product = 2 * BATCH * 3 * 7
-    assert (counts.forward, counts.backward, counts.without_backward) == (product, 2 * product, 0)
-
-
-def test_nodes_born_in_a_backward_belong_to_the_module_whose_backward_bears_them() -> None:
-    critic = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1))
-    counter = FlopCounter(critic)
-    x = batch().requires_grad_()
-    head = 2 * BATCH * 5 * 1
-    with counter:
-        (gradient,) = torch.autograd.grad(critic(x).sum(), x, create_graph=True)
-        gradient.square().sum().backward()  # type: ignore[no-untyped-call]
-    by_module = FlopCounts(counter.record()).by_module()
-    # First backward, for x alone: one product a layer. Second, through that: layer 0's product G0 W0 gives gradients of
-    # G0 and W0; G0 came through tanh from head's G1 W1, where G1 is ones, so W1 gets one; tanh's own curvature leads
-    # through layer 0's forward to W0 and, x being a leaf that wants one, to x.
-    assert by_module["0"] == PhaseFlops(forward=FIRST, backward=FIRST + 2 * FIRST + 2 * FIRST)
-    assert by_module["2"] == PhaseFlops(forward=head, backward=head + head)
-    assert OUTSIDE not in by_module
 
 
 def test_a_shared_module_is_named_by_its_caller() -> None:
@@ -257,18 +137,6 @@ def test_a_backward_of_a_forward_that_was_not_counted_is_the_roots_and_noted() -
     counts = FlopCounts(counter.record())
     assert counts.own_by_module()[""] == PhaseFlops(backward=FIRST + 2 * SECOND)
     assert any("nothing was counted" in note for note in counts.notes)
-
-
-@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode, torch.enable_grad])
-def test_the_forward_is_the_same_under_every_grad_mode(context: Any) -> None:
-    model = two_layers()
-    counter = FlopCounter(model)
-    with counter, context():
-        model(batch())
-    counts = FlopCounts(counter.record())
-    assert counts.by_module()["2"] == PhaseFlops(forward=SECOND)
-    assert counts.forward == FIRST + SECOND
-    assert not counts.uncounted
 
 
 def test_a_forward_and_backward_on_a_python_thread_stand_under_their_modules() -> None:
@@ -473,35 +341,21 @@ def test_an_estimate_is_called_one_and_names_its_source() -> None:
     assert note.startswith("The FLOPs of aten._fft_c2c are an estimate: 5 N log2 N")
 
 
-def test_a_formula_that_gives_a_negative_number_leaves_its_operator_uncounted(caplog: pytest.LogCaptureFixture) -> None:
-    @torch.library.custom_op("lightning_flops_tests::negative", mutates_args=())
-    def negative(x: Tensor) -> Tensor:
-        return x.clone()
-
-    register_flop_formula("lightning_flops_tests::negative", lambda args, kwargs, out: -5)
-    with FlopCounter(None) as counter:
-        negative(torch.zeros(3))
-    record = counter.record()
-    assert sum(cell.flops for cell in record.cells) == 0
-    assert record.uncounted["lightning_flops_tests.negative"].heavy
-    assert any("negative" in entry.getMessage() for entry in caplog.records)
-
-
-@pytest.mark.parametrize("answer", [2.5, float("nan")])
-def test_a_formula_that_gives_no_whole_number_leaves_its_operator_uncounted(
+@pytest.mark.parametrize("answer", [-5, 2.5, float("nan")])
+def test_a_formula_that_gives_no_number_of_flops_leaves_its_operator_uncounted(
     answer: float, caplog: pytest.LogCaptureFixture
 ) -> None:
-    @torch.library.custom_op("lightning_flops_tests::fraction", mutates_args=())
-    def fraction(x: Tensor) -> Tensor:
+    @torch.library.custom_op("lightning_flops_tests::answers", mutates_args=())
+    def answers(x: Tensor) -> Tensor:
         return x.clone()
 
-    register_flop_formula("lightning_flops_tests::fraction", lambda args, kwargs, out: answer)  # type: ignore[type-var]
+    register_flop_formula("lightning_flops_tests::answers", lambda args, kwargs, out: answer)
     with FlopCounter(None) as counter:
-        fraction(torch.zeros(3))
+        answers(torch.zeros(3))
     record = counter.record()
     assert sum(cell.flops for cell in record.cells) == 0
-    assert record.uncounted["lightning_flops_tests.fraction"].heavy
-    assert any("lightning_flops_tests.fraction" in entry.getMessage() for entry in caplog.records)
+    assert record.uncounted["lightning_flops_tests.answers"].heavy
+    assert any("lightning_flops_tests.answers" in entry.getMessage() for entry in caplog.records)
 
 
 def test_a_formula_for_an_operator_that_does_not_exist_is_named_until_it_does(monkeypatch: pytest.MonkeyPatch) -> None:

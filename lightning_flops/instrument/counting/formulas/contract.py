@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from lightning_flops.instrument.torch_private.dispatch import is_fake, out_of_sight
 
@@ -117,13 +118,13 @@ ARITHMETIC = {
 """The dtype that a peak is known for: a complex number's parts, a quantized number's integer."""
 
 
-def tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
     """The tensors among *values*, lists and tuples searched one level deep."""
     for value in values:
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, Tensor):
             yield value
         elif isinstance(value, (list, tuple)):
-            yield from (item for item in value if isinstance(item, torch.Tensor))
+            yield from (item for item in value if isinstance(item, Tensor))
 
 
 def dtype_of_first_tensor(args: Arguments, kwargs: Keywords, out: Any) -> torch.dtype:
@@ -189,7 +190,7 @@ def bind(rule: Rule, schema: Any) -> tuple[Formula, DtypeRule]:
 
     def dtype_of(args: Arguments, kwargs: Keywords, out: Any) -> torch.dtype:
         value = first(args, kwargs, out)
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, Tensor):
             return ARITHMETIC.get(value.dtype, value.dtype)
         return dtype_of_first_tensor((value, *args), kwargs, out)
 
@@ -201,7 +202,7 @@ def _is_complex(value: Any) -> bool:
     return tensor is not None and tensor.dtype.is_complex
 
 
-def host_integers(tensor: torch.Tensor) -> list[int]:
+def host_integers(tensor: Tensor) -> list[int]:
     """Values of a small integer tensor, such as sequence offsets.
 
     Raises:

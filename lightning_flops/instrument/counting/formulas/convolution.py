@@ -110,10 +110,7 @@ CONVOLUTION_RULES: dict[str, Rule] = {
     **rules(named("onednn::qconv", "_pointwise 1d_pointwise 2d_pointwise 3d_pointwise"), reordered, f"qx qw {RESULT}"),
     # The first overloads kept an older argument's name.
     **rules(
-        _QUANTIZED,
-        lambda packed, out: plain(_unpacked(packed), out),
-        f"packed_weight|weight {RESULT}",
-        torch.int8,
+        _QUANTIZED, lambda packed, out: plain(_unpacked(packed), out), f"packed_weight|weight {RESULT}", torch.int8
     ),
     **rules(_TURNED, lambda values, packed: transposed(values, _unpacked(packed)), "qx packed_weight", torch.int8),
     **rules("torchvision::deform_conv2d", plain, f"weight {RESULT}", estimate=_DEFORMED),

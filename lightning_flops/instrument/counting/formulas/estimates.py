@@ -169,12 +169,7 @@ ESTIMATE_RULES: dict[str, Rule] = {
         "grad_output input|self interpolation_mode? output_mask?",
         estimate=_GRID,
     ),
-    **rules(
-        "torchvision::roi_align",
-        pooled_samples,
-        f"{RESULT} sampling_ratio",
-        estimate=_POOLED,
-    ),
+    **rules("torchvision::roi_align", pooled_samples, f"{RESULT} sampling_ratio", estimate=_POOLED),
     **rules("torchvision::_roi_align_backward", pooled_samples, "grad sampling_ratio", estimate=_POOLED),
     **rules("_cdist_forward _euclidean_dist", pair_distances, f"x1 {RESULT}", estimate=_DISTANCE),
     **rules("_cdist_backward", pair_distances, "x1 grad", estimate=_DISTANCE),
@@ -205,9 +200,7 @@ ESTIMATE_RULES: dict[str, Rule] = {
     **_golub("prims::svd", svd, "A full_matrices"),
     # Tridiagonal QR
     **_golub(
-        "_linalg_eigh",
-        lambda matrix, vectors: per_square(9 if vectors else Fraction(4, 3), matrix),
-        "A compute_v",
+        "_linalg_eigh", lambda matrix, vectors: per_square(9 if vectors else Fraction(4, 3), matrix), "A compute_v"
     ),
     **rules("linalg_matrix_exp", partial(per_square, 10), "self", estimate=_EXPONENTIAL),
 }

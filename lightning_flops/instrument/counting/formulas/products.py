@@ -18,6 +18,7 @@ from math import prod
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from lightning_flops.instrument.counting.formulas.contract import (
     RESULT,
@@ -35,7 +36,7 @@ _STRIDED = torch.strided
 _PAIR_OF_FLOAT4 = getattr(torch, "float4_e2m1fn_x2", None)  # not in older torch
 
 
-def sizes_of(tensor: torch.Tensor) -> list[tuple[int, ...]]:
+def sizes_of(tensor: Tensor) -> list[tuple[int, ...]]:
     """Shapes that a tensor holds: its own, or one for each component of a nested tensor."""
     if not tensor.is_nested:
         return [tuple(tensor.shape)]
@@ -44,12 +45,12 @@ def sizes_of(tensor: torch.Tensor) -> list[tuple[int, ...]]:
     return nested_sizes(tensor)
 
 
-def rows_of(values: torch.Tensor) -> int:
+def rows_of(values: Tensor) -> int:
     """Rows of the last dimension, of all components."""
     return sum(prod(shape[:-1]) for shape in sizes_of(values))
 
 
-def non_zeros(tensor: torch.Tensor) -> int:
+def non_zeros(tensor: Tensor) -> int:
     """Stored elements of a tensor of any layout: all of a dense one, whole blocks of a blocked one.
 
     Raises:
@@ -67,13 +68,13 @@ def non_zeros(tensor: torch.Tensor) -> int:
     return tensor.numel()
 
 
-def _row_ids(tensor: torch.Tensor, dim: int) -> torch.Tensor:
+def _row_ids(tensor: Tensor, dim: int) -> Tensor:
     """For each stored element of a two-dimensional sparse tensor, its index along *dim*."""
     coordinates = tensor if tensor.layout is torch.sparse_coo else tensor.to_sparse()
     return stored_indices(coordinates)[dim]
 
 
-def _sparse_times_sparse(left: torch.Tensor, right: torch.Tensor) -> int:
+def _sparse_times_sparse(left: Tensor, right: Tensor) -> int:
     """Two FLOPs for every pair of stored elements that meet: (m, k) of the left one, (k, n) of the right one."""
     inner = left.shape[1]
     with out_of_sight():
@@ -83,7 +84,7 @@ def _sparse_times_sparse(left: torch.Tensor, right: torch.Tensor) -> int:
     return 2 * sum(host_integers(met))
 
 
-def _nested_product(left: torch.Tensor, right: torch.Tensor) -> int:
+def _nested_product(left: Tensor, right: Tensor) -> int:
     """Product of which at least one side is nested: component by component, a plain side shared by all."""
     lefts, rights = sizes_of(left), sizes_of(right)
     if left.is_nested and not right.is_nested and right.dim() == 3:
@@ -104,7 +105,7 @@ def _shape_product(left: Sequence[int], right: Sequence[int]) -> int:
     return 2 * prod(a if b == 1 else b for a, b in batches) * rows * left[-1] * columns
 
 
-def product(left: torch.Tensor, right: torch.Tensor) -> int:
+def product(left: Tensor, right: Tensor) -> int:
     """Products in all their forms: vectors, matrices, broadcast stacks, nested and sparse operands."""
     if left.is_nested or right.is_nested:
         return _nested_product(left, right)
@@ -119,7 +120,7 @@ def product(left: torch.Tensor, right: torch.Tensor) -> int:
     return 2 * non_zeros(left) * (int(right.shape[-1]) if right.dim() > 1 else 1)
 
 
-def linear(values: torch.Tensor, weight: torch.Tensor) -> int:
+def linear(values: Tensor, weight: Tensor) -> int:
     """Every row of *values* (…, in) times a weight (out, in) or (in,)."""
     return 2 * rows_of(values) * non_zeros(weight)
 
@@ -129,19 +130,17 @@ def backward_of(forward: Callable[..., int]) -> Callable[..., int]:
     return lambda left, right, mask: (bool(mask[0]) + bool(mask[1])) * forward(left, right)
 
 
-def linear_from_result(values: torch.Tensor, out: torch.Tensor) -> int:
+def linear_from_result(values: Tensor, out: Tensor) -> int:
     """A product whose right side is packed: (…, in) to (…, out)."""
     return 2 * out.numel() * int(values.shape[-1])
 
 
-def _packed_elements(tensor: torch.Tensor) -> int:
+def _packed_elements(tensor: Tensor) -> int:
     """Numbers in one element of *tensor*: two where a byte holds a pair of 4-bit floats."""
     return 2 if tensor.dtype is _PAIR_OF_FLOAT4 else 1
 
 
-def grouped_product(
-    left: torch.Tensor, right: torch.Tensor, offsets: torch.Tensor | None, *, times: int = 1
-) -> int | Work:
+def grouped_product(left: Tensor, right: Tensor, offsets: Tensor | None, *, times: int = 1) -> int | Work:
     """``_grouped_mm``: groups that differ in one size; *offsets* holds the cumulative ends of the groups.
 
     Rows (or columns) behind the last offset belong to no group and are not computed. Where the offsets cannot be read,
@@ -164,22 +163,22 @@ def grouped_product(
     return flops if grouped == whole else Work(flops, by_values=True)
 
 
-def list_product(lefts: Sequence[torch.Tensor], rights: Sequence[torch.Tensor]) -> int:
+def list_product(lefts: Sequence[Tensor], rights: Sequence[Tensor]) -> int:
     """The products of two lists, pair by pair."""
     return sum(product(left, right) for left, right in zip(lefts, rights, strict=True))
 
 
-def two_of_four(compressed: torch.Tensor, out: torch.Tensor) -> int:
+def two_of_four(compressed: Tensor, out: Tensor) -> int:
     """A product with a 2:4 sparse matrix whose stored half has K/2 columns: two FLOPs for each stored element used."""
     return 2 * out.numel() * int(compressed.shape[1])
 
 
-def sparse_reduce_backward(grad: torch.Tensor, pattern: torch.Tensor, mask: Sequence[bool]) -> int:
+def sparse_reduce_backward(grad: Tensor, pattern: Tensor, mask: Sequence[bool]) -> int:
     """Backward of ``torch.sparse.mm(…, reduce)``: a multiply-add per stored element and column for each gradient."""
     return (bool(mask[0]) + bool(mask[1])) * 2 * non_zeros(pattern) * int(grad.shape[-1])
 
 
-def trilinear(first: torch.Tensor, second: torch.Tensor, third: torch.Tensor, *sizes: Sequence[int] | int) -> int:
+def trilinear(first: Tensor, second: Tensor, third: Tensor, *sizes: Sequence[int] | int) -> int:
     """``_trilinear``: two pairwise products; sums the third factor has no part in are done by the first of them.
 
     *sizes* are the dimensions in which each factor is expanded, those summed, and the one that is a loop.
@@ -187,7 +186,7 @@ def trilinear(first: torch.Tensor, second: torch.Tensor, third: torch.Tensor, *s
     *expanded, summed, unrolled = sizes
     rank = first.dim() + len(expanded[0])  # type: ignore[arg-type]
 
-    def placed(tensor: torch.Tensor, missing: Any) -> list[int]:
+    def placed(tensor: Tensor, missing: Any) -> list[int]:
         shape = iter(tensor.shape)
         return [1 if dim in missing else int(next(shape)) for dim in range(rank)]
 
@@ -207,16 +206,16 @@ def _contraction(left: Sequence[int], right: Sequence[int], summed: Collection[i
     return 2 * prod(1 if dim in summed and min(pair) == 1 else max(pair) for dim, pair in enumerate(sizes))
 
 
-def _affine_grid(theta: torch.Tensor, grid: torch.Tensor) -> int:
+def _affine_grid(theta: Tensor, grid: Tensor) -> int:
     return 2 * grid.numel() * int(theta.shape[2])
 
 
-def layers(values: torch.Tensor, weights: Sequence[torch.Tensor]) -> int:
+def layers(values: Tensor, weights: Sequence[Tensor]) -> int:
     """All layers and directions of a recurrent layer at once: *weights* lists their matrices and biases."""
     return 2 * rows_of(values) * sum(weight.numel() for weight in weights if weight.dim() == 2)
 
 
-def layers_backward(values: torch.Tensor, weights: Sequence[torch.Tensor], mask: Sequence[bool]) -> int:
+def layers_backward(values: Tensor, weights: Sequence[Tensor], mask: Sequence[bool]) -> int:
     """One forward's work down the sequence, one more for the weights if they are asked for.
 
     *mask* is (input, hidden, cell, weights): the backend walks the whole sequence for any of the first three, and the
@@ -225,7 +224,7 @@ def layers_backward(values: torch.Tensor, weights: Sequence[torch.Tensor], mask:
     return (1 + bool(mask[3])) * layers(values, weights) if any(mask) else 0
 
 
-def packed_layers(gates: int, values: torch.Tensor, hidden: Any, count: int = 1, bidirectional: bool = False) -> int:
+def packed_layers(gates: int, values: Tensor, hidden: Any, count: int = 1, bidirectional: bool = False) -> int:
     """Recurrent layers whose weights are packed, from the sizes of input and hidden state."""
     state = hidden[0] if isinstance(hidden, (list, tuple)) else hidden
     directions = 2 if bidirectional else 1
@@ -239,7 +238,7 @@ def _packed(names: str, gates: int, arguments: str) -> dict[str, Rule]:
     return rules(names, partial(packed_layers, gates), arguments, torch.int8)
 
 
-def gathered_products(values: torch.Tensor, weights: Sequence[torch.Tensor], out: Any) -> int:
+def gathered_products(values: Tensor, weights: Sequence[Tensor], out: Any) -> int:
     """An all-gather of rows fused with their products: *out* ends with the list of products."""
     return sum(2 * made.numel() * int(weight.shape[0]) for made, weight in zip(out[-1], weights, strict=True))
 
@@ -316,11 +315,7 @@ PRODUCT_RULES: dict[str, Rule] = {
         _DENSE,
     ),
     # Sparse
-    **rules(
-        "sparse_sampled_addmm",
-        lambda left, pattern: 2 * non_zeros(pattern) * int(left.shape[-1]),
-        "mat1 self",
-    ),
+    **rules("sparse_sampled_addmm", lambda left, pattern: 2 * non_zeros(pattern) * int(left.shape[-1]), "mat1 self"),
     **rules("_sparse_mm_reduce_impl_backward", sparse_reduce_backward, "grad_out self output_mask"),
     **rules(
         "_sparse_semi_structured_linear _sparse_semi_structured_mm _sparse_semi_structured_addmm",
