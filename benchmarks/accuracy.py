@@ -38,12 +38,10 @@ class Row:
     """One network: its truths and what every tool made of it."""
 
     name: str
-    forward_truth: int | None
-    """FLOPs of one call of the model; None where the step is not one call of the model."""
+    forward_truth: int | None  # FLOPs of one call of the model; None where the step is not one call of the model
     step_truth: int | None
     """FLOPs of the whole step: forward, backward, recomputation and optimizer; None where that is the forward alone."""
-    forward: dict[str, Answer] = field(default_factory=dict)
-    """By tool; a tool that was not asked is left out."""
+    forward: dict[str, Answer] = field(default_factory=dict)  # By tool; a tool that was not asked is left out
     step: dict[str, Answer] = field(default_factory=dict)
 
 
@@ -202,7 +200,7 @@ On the network's own inputs, in its own mode and grad mode, unless the tool chan
 take as they are (keywords, arguments that are no tensors) pass through a module that hands them on. Each answer came
 from a process of its own, ended after {TIMEOUT_SEC:g} s.
 """,
-        *table(["tool", "one forward", "the whole step"], [[t.name, t.how, t.step_how or "–"] for t in tools]),
+        *table(["tool", "one forward", "the whole step"], [[t.name, t.how, t.step_how] for t in tools]),
         "\n## One forward, network by network\n",
         *ratio_table(forward_rows, names, step=False),
         "\n## The whole step, network by network\n",

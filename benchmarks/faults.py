@@ -18,8 +18,7 @@ from .machine import RESULTS, ran_in_words
 from .page import table, write_page
 from .runner import start
 
-_SHOWN = 40
-"""So many kinds and places of faults of one campaign are listed."""
+_SHOWN = 40  # So many kinds and places of faults of one campaign are listed
 
 _UNNOTICED = "losses, weights and random state to the last bit those without the profiler; nothing raised, nothing left"
 
@@ -41,10 +40,8 @@ CAMPAIGNS = {
 class Fault:
     """Something that a promise of this project rules out."""
 
-    kind: str
-    """In few words; faults of one kind and place are one line of the report."""
-    where: str
-    """The place in our code, or what was asked."""
+    kind: str  # In few words; faults of one kind and place are one line of the report
+    where: str  # The place in our code, or what was asked
     words: str = ""
 
 
@@ -56,12 +53,10 @@ class Tally:
     """What came out of one campaign."""
 
     campaign: str
-    promise: str
-    """What a trial without fault shows."""
+    promise: str  # What a trial without fault shows
     seed: int = 1
     tried: int = 0
-    faults: list[tuple[int, Fault]] = field(default_factory=list)
-    """Each with the number of its trial."""
+    faults: list[tuple[int, Fault]] = field(default_factory=list)  # Each with the number of its trial
 
     @property
     def faulty(self) -> int:

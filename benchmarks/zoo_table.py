@@ -12,8 +12,7 @@ from .machine import ran_in_words
 from .page import table
 
 Verdict = Literal["exact", "explained", "wrong", "not run"]
-Figures = tuple[int, int, int]
-"""Forward, backward and recompute FLOPs."""
+Figures = tuple[int, int, int]  # Forward, backward and recompute FLOPs
 
 WAYS = ("eager", "sdpa", "checkpointing", "autocast", "offline")
 """How an architecture is counted; the first is there whenever the architecture runs at all."""
@@ -54,14 +53,11 @@ class Result:
     counted: Figures | None = None
     expected: Figures | None = None
     not_run: str = ""
-    batch: str = ""
-    """What the model was called with."""
+    batch: str = ""  # What the model was called with
     by_operator: Mapping[str, Figures] = field(default_factory=dict)
     """The counter's, for people who look for a difference."""
-    by_call: Mapping[str, int] = field(default_factory=dict)
-    """The oracle's."""
-    said_at_least: tuple[str, ...] = ()
-    """What made the counter call its figures lower bounds."""
+    by_call: Mapping[str, int] = field(default_factory=dict)  # The oracle's
+    said_at_least: tuple[str, ...] = ()  # What made the counter call its figures lower bounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,8 +57,7 @@ SMALLER: tuple[dict[str, Any], ...] = (
 )
 """What a model is made with, if it takes it: the first with which it runs."""
 
-SIDES = (64, 96, 160)
-"""Sides of the images that are tried before the model's own."""
+SIDES = (64, 96, 160)  # Sides of the images that are tried before the model's own
 
 
 def architectures() -> list[str]:

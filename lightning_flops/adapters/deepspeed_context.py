@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import inspect
 import math
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
 
 import torch
 
 from lightning_flops.adapters.place import run_context_on
-from lightning_flops.config import OWN_FOLDER
+from lightning_flops.adapters.wrapping import wrap
+from lightning_flops.config import OWN_FOLDER, ProfilerConfig
 from lightning_flops.instrument.deepspeed_groups import parallel_sizes
 from lightning_flops.instrument.timing.settling import steps_to_settle
 from lightning_flops.instrument.torch_private.loading import fetched_ahead
 from lightning_flops.records import RunContext
 from lightning_flops.run.output import LoggedOutput
+from lightning_flops.run.run import Run
 from lightning_flops.sinks.console import to_standard_output
 from lightning_flops.sinks.services import monitors_in
 from lightning_flops.text.printable import page
-
-if TYPE_CHECKING:
-    from lightning_flops.config import ProfilerConfig
-    from lightning_flops.run.run import Run
 
 LOST = {
     "_config": "DeepSpeed's own profiler is not switched off, and the block of its config is not found",
@@ -75,6 +77,21 @@ def switch_off_builtin(engine: Any, run: Run) -> None:
     if settings is not None and settings.enabled:
         settings.enabled = False
         run.undo.callback(setattr, settings, "enabled", True)
+
+
+def make_without_builtin(undo: ExitStack) -> None:
+    """Have engines made with DeepSpeed's own profiler off, and so without its timers, until *undo* is closed."""
+    wrap(importlib.import_module("deepspeed.runtime.config"), "DeepSpeedFlopsProfilerConfig", _switched_off, undo)
+
+
+def _switched_off(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    @functools.wraps(original, updated=())
+    def read(param_dict: Any) -> Any:
+        result = original(param_dict)  # first: what DeepSpeed refuses ends in its own error
+        result.enabled = False
+        return result
+
+    return read
 
 
 def run_context(engine: Any) -> RunContext:

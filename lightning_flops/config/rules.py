@@ -121,8 +121,7 @@ THRESHOLDS_OR_NONE = _or_none(
     )
 )
 TRACE_SCHEDULE_OR_NONE = _or_none(
-    Rule("a mapping from wait, warmup (>= 0), active and repeat (>= 1) to integers", _schedule),
-    kept_as=TraceSchedule(),
+    Rule("a mapping from wait, warmup (>= 0), active and repeat (>= 1) to integers", _schedule), kept_as=TraceSchedule()
 )
 
 

@@ -9,14 +9,16 @@ from typing import Any
 from lightning_flops.analysis.module_names import parent_name
 from lightning_flops.analysis.rank_names import name_files
 from lightning_flops.report.document import Column, Section, as_data, quantity, share, table
-from lightning_flops.report.headline import answer_lines
+from lightning_flops.report.headline import answer_lines, step_parts
 from lightning_flops.report.layout import WHOLE
 from lightning_flops.report.profile_document import (
     advice_section,
     breakdown_section,
     modules_section,
+    no_advice,
     notes_section,
     roofline_columns,
+    saving,
     share_of_peak,
     times_section,
 )
@@ -80,7 +82,7 @@ def profile_view(profile: Profile) -> View:
         sections.append(Picture("steps"))
     if profile.budget is not None:
         sections.append(breakdown_section(profile))
-    sections.append(advice_section(profile.advice, rules=True))
+    sections.append(advice_section(profile.advice, rules=True, nothing=no_advice(profile)))
     if profile.notes:
         sections.append(notes_section(profile.notes))
     if rows:
@@ -106,10 +108,10 @@ def profile_view(profile: Profile) -> View:
         where=" · ".join(filter(None, parts)),
         summary=[
             *whole_sentences(answer_lines(profile, advice=False, whole=True)),
-            *(f"Try first: {one.evidence} {one.action}" for one in profile.answer.advice[:1]),
+            *(f"Try first: {one.fact} {one.remedy}{saving(one)}" for one in profile.advice[:1]),
         ],
         sections=sections,
-        parts=[[name, seconds] for name, seconds in profile.answer.parts],
+        parts=[[name, seconds] for name, seconds in step_parts(profile)],
         steps=_steps(profile),
         modules=rows or None,
         roofline=points,
@@ -285,12 +287,7 @@ def _profile_points(profile: Profile, rows: Sequence[list[Any]]) -> dict[str, An
     for module, row in zip(profile.modules, rows, strict=True):
         roof = module.roofline if module.own == module.total else None
         add("modules", module.name or "(root)", module.type_name, row[5][:3], roof)
-    tables = profile.traced.tables
-    seconds_of = {}
-    if tables is not None:
-        steps = max(1, len(tables.step_times.steps))
-        for one in tables.operators or ():
-            seconds_of[one.name.replace("::", ".")] = (one.device_self or one.host_self).total_us * _US / steps
+    seconds_of = {name.replace("::", "."): one.self_sec for name, one in profile.traced.operators.items()}
     for spent in profile.operators:
         flops, moved = profile.per_step(spent.flops.total), profile.per_step(spent.bytes_read + spent.bytes_written)
         amounts = (seconds_of.get(spent.operator), flops, moved)
