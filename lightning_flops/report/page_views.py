@@ -25,9 +25,9 @@ from lightning_flops.report.profile_document import (
 from lightning_flops.report.ranks_document import rank_section
 from lightning_flops.report.summary_text import summary_lines
 from lightning_flops.report.text import detailed_sections
-from lightning_flops.report.trace_answer_text import answer_lines as traces_answer
-from lightning_flops.report.trace_answer_text import name_of
 from lightning_flops.report.trace_document import trace_sections
+from lightning_flops.report.trace_text import answer_lines as traces_answer
+from lightning_flops.report.trace_text import name_of
 from lightning_flops.report.work_document import job_section
 from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.profile import Profile
