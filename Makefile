@@ -102,14 +102,16 @@ page:
 	npm --prefix web ci --no-audit --no-fund
 	npm --prefix web run build
 
-# DeepSpeed's own tests are no part of this project: a folder that holds deepspeedai/DeepSpeed at the tag of the version
-# that is installed. Writes benchmarks/results/deepspeed_suite.md anew; takes up to 25 minutes, and is ended after them
-# unless TIMEOUT=seconds says otherwise. With KEEP=folder it goes on where it was ended.
+# DeepSpeed's own tests, without and with this project. They are no part of it: DEEPSPEED_SOURCE is a folder that holds
+# deepspeedai/DeepSpeed at the tag of the version that is installed. Takes up to 25 minutes; begun again it goes on where
+# it ended. PARTS="profiling replaced" takes some of them.
+DEEPSPEED_WORK ?= .cache/deepspeed_suite
+
 test-deepspeed-suite: $(VENV)/.installed-dev
 	@test -n "$(DEEPSPEED_SOURCE)" || { echo "make test-deepspeed-suite DEEPSPEED_SOURCE=folder: a folder that holds the \
 	repository deepspeedai/DeepSpeed at the tag of the installed version" >&2; exit 2; }
-	$(RUN) -m benchmarks.deepspeed_suite "$(DEEPSPEED_SOURCE)" $(if $(KEEP),--keep "$(KEEP)") \
-		$(if $(TIMEOUT),--timeout $(TIMEOUT))
+	$(RUN) -m benchmarks.suite deepspeed "$(DEEPSPEED_SOURCE)" --work "$(DEEPSPEED_WORK)" --jobs $(JOBS) \
+		$(if $(PARTS),--parts $(PARTS))
 
 # Another program that reads the same traces, in an environment of its own: nothing here depends on it.
 HTA_VENV := .venv-hta
@@ -142,7 +144,7 @@ LIGHTNING_WORK ?= $(LIGHTNING_VENV)/suite
 JOBS ?= 2
 
 test-lightning: lightning-source $(LIGHTNING_VENV)/.installed
-	$(LIGHTNING_VENV)/bin/python -m benchmarks.lightning_suite "$(LIGHTNING_SOURCE)" --work "$(LIGHTNING_WORK)" \
+	$(LIGHTNING_VENV)/bin/python -m benchmarks.suite lightning "$(LIGHTNING_SOURCE)" --work "$(LIGHTNING_WORK)" \
 		--jobs $(JOBS) $(if $(PARTS),--parts $(PARTS)) --output benchmarks/results/lightning_suite.md
 
 lightning-source:
@@ -182,7 +184,7 @@ bench-accuracy: $(BENCH_VENV)/.installed-bench
 	$(BENCH_VENV)/bin/python -m benchmarks.accuracy
 
 bench-counting: $(BENCH_VENV)/.installed-bench
-	$(BENCH_VENV)/bin/python -m benchmarks.counting_speed
+	$(BENCH_VENV)/bin/python -m benchmarks.counting
 
 # About ten minutes on two cores that do nothing else; LIMIT=600 gives each architecture as many seconds where they do.
 # ONLY=llama takes some of them, and prints their table. RECORDS=file keeps all figures.
@@ -211,7 +213,7 @@ bench-traces: $(VENV)/.installed-dev $(HTA_VENV)/.installed
 	$(RUN) -m benchmarks.traces --hta $(HTA_VENV)/bin/python
 
 bench-foreign-traces: $(VENV)/.installed-dev
-	$(RUN) -m benchmarks.foreign_traces $(TRACES) --output benchmarks/results/foreign_traces.md
+	$(RUN) -m benchmarks.foreign_traces --folder "$(TRACES)"
 
 bench-ranks: $(VENV)/.installed-dev
 	$(RUN) -m benchmarks.many_ranks
@@ -222,7 +224,7 @@ bench-faults: export TORCH_EXTENSIONS_DIR ?= $(CURDIR)/.cache/torch_extensions
 bench-faults: SECONDS ?= 900
 bench-faults: $(VENV)/.installed-dev
 	$(RUN) -m tests.deepspeed.compile_operators
-	$(RUN) -m benchmarks.faults --seconds $(SECONDS) --output benchmarks/results/faults.md
+	$(RUN) -m benchmarks.faults --seconds $(SECONDS)
 
 $(BENCH_VENV)/.installed-bench: pyproject.toml constraints.txt benchmarks/constraints.txt
 	test -x $(BENCH_VENV)/bin/python || $(PYTHON) -m venv $(BENCH_VENV)

@@ -3,192 +3,222 @@
 ``make bench-accuracy`` installs the peers beside this project and runs this; ``python -m benchmarks.accuracy`` runs it
 where they are installed. It writes ``benchmarks/results/accuracy.md``. ``--networks lstm`` takes only the networks with
 that word in their names, ``--tools`` only some tools; then give an ``--output`` too.
+
+A process for each tool, so that no tool sees another's patches of torch, and in it one for each network.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import logging
-import os
-import subprocess
-import sys
-import tempfile
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from datetime import date
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, field
+from functools import partial
+from importlib import import_module
 
-from lightning_flops import __version__
+from lightning_flops.records import OUTSIDE
+from tests.corpus import Network, all_networks
 
-from . import accuracy_table as table
-from .accuracy_worker import CORPUS, GRADIENT_INSIDE_THE_FORWARD, TIMEOUT_SEC
-from .counting_tools import TOOLS, CountingTool
-from .isolation import Outcome
-from .machine import ROOT, code_in_words, machine_in_words, one_thread_environment, versions
+from .counting_tools import TOOLS, Count, CountingTool, forward_calls, our_wrong_figures
+from .machine import RESULTS, code_in_words, ran_in_words
+from .page import table, write_page
+from .runner import Answer, answer_of, run_apart, start
 
 logger = logging.getLogger("benchmarks.accuracy")
 
-RESULT = Path(__file__).resolve().parent / "results" / "accuracy.md"
+TIMEOUT_SEC = 120.0
+
+GRADIENT_INSIDE_THE_FORWARD = frozenset({"forces_from_an_energy"})
+"""Networks whose model takes a gradient in its own forward: one call of the model is more than the forward bucket."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One network: its truths and what every tool made of it."""
+
+    name: str
+    forward_truth: int | None
+    """FLOPs of one call of the model; None where the step is not one call of the model."""
+    step_truth: int | None
+    """FLOPs of the whole step: forward, backward, recomputation and optimizer; None where that is the forward alone."""
+    forward: dict[str, Answer] = field(default_factory=dict)
+    """By tool; a tool that was not asked is left out."""
+    step: dict[str, Answer] = field(default_factory=dict)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures, writes the report, and returns 0."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.accuracy", description=__doc__)
-    parser.add_argument("--networks", default="", metavar="WORD")
-    parser.add_argument("--tools", nargs="*", metavar="TOOL", help=", ".join(tool.name for tool in TOOLS))
-    parser.add_argument("--output", type=Path, default=RESULT)
-    options = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-
-    code = code_in_words()
-    tools = [tool for tool in TOOLS if options.tools is None or tool.name in options.tools]
-    rows, our_wrong = measure(tools, word=options.networks)
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(report(rows, tools, our_wrong, code=code))
-    logger.info("wrote %s", options.output)
+    names = [tool.name for tool in TOOLS]
+    options = start(__file__, __doc__, RESULTS / "accuracy.md", arguments, networks="", tools=names)
+    code, began = code_in_words(), time.monotonic()
+    networks = [network for network in all_networks() if options.networks in key_of(network)]
+    import_module("torch._dynamo")  # which torch imports when the first dispatch mode is entered
+    for network in networks:
+        if network.family.startswith("transformers"):
+            network.example().teardown()  # imports what the forked processes need, once
+    rows = [_row_of(network) for network in networks]
+    wrong = {
+        key_of(network): answer_of(partial(our_wrong_figures, network), timeout_sec=TIMEOUT_SEC) for network in networks
+    }
+    logger.info("%d networks, %.0f s", len(rows), time.monotonic() - began)
+    tools = [tool for tool in TOOLS if tool.name in options.tools]
+    for tool in tools:
+        answer = run_apart(lambda send, tool=tool: _ask_all(tool, networks), timeout_sec=3600)  # type: ignore[misc]
+        if answer.kind != "answered":
+            raise RuntimeError(f"{tool.name}: {answer.words}\n{answer.traceback}")
+        for row, (forward, step) in zip(rows, answer.value, strict=True):
+            if row.forward_truth is not None:
+                row.forward[tool.name] = forward
+            one_forward = row.forward_truth is not None or not tool.step_from_forward
+            if step is not None and row.step_truth is not None and one_forward:
+                row.step[tool.name] = step
+        logger.info("%s, %.0f s", tool.name, time.monotonic() - began)
+    write_page(options.output, report(rows, tools, wrong, code=code))
     return 0
 
 
-def measure(tools: Sequence[CountingTool], *, word: str) -> tuple[list[table.NetworkRow], dict[str, Outcome]]:
-    """Every network's row, and by network how many figures this project gets wrong."""
-    started = time.monotonic()
-    rows: list[table.NetworkRow] = []
-    our_wrong: dict[str, Outcome] = {}
-    for fact in asked(CORPUS, word=word):
-        our_wrong[f"{fact['family']}.{fact['name']}"] = Outcome(**fact.pop("our_wrong_figures"))
-        rows.append(table.NetworkRow(**fact))
-    logger.info("%d networks, %.0f s", len(rows), time.monotonic() - started)
-    for tool in tools:
-        answers: Mapping[str, Mapping[str, Mapping[str, Any]]] = asked(tool.name, word=word)
-        rows = [with_answers(row, tool, answers[f"{row.family}.{row.name}"]) for row in rows]
-        logger.info("%s, %.0f s", tool.name, time.monotonic() - started)
-    return rows, our_wrong
+def key_of(network: Network) -> str:
+    """The network's name in reports."""
+    return f"{network.family}.{network.name}"
 
 
-def with_answers(
-    row: table.NetworkRow, tool: CountingTool, answer: Mapping[str, Mapping[str, Any]]
-) -> table.NetworkRow:
-    """The row with one tool's outcomes, each where the network has a truth for it."""
-    forward, step = dict(row.forward), dict(row.step)
-    if row.forward_truth is not None:
-        forward[tool.name] = Outcome(**answer["forward"])
-    if "step" in answer and row.has_backward and (row.forward_truth is not None or not tool.step_from_forward):
-        step[tool.name] = Outcome(**answer["step"])
-    return replace(row, forward=forward, step=step)
+def _row_of(network: Network) -> Row:
+    expected = network.expected
+    calls = answer_of(partial(forward_calls, network), timeout_sec=TIMEOUT_SEC)
+    outside = expected.by_module.get(OUTSIDE)
+    forward = expected.forward - (outside.forward if outside is not None else 0)
+    one_call = calls.value == 1 and network.name not in GRADIENT_INSIDE_THE_FORWARD
+    total = expected.phases.total
+    return Row(
+        name=key_of(network),
+        forward_truth=forward if one_call else None,
+        step_truth=total if total != expected.forward else None,
+    )
 
 
-def asked(tool: str, *, word: str) -> Any:
-    """What the worker for *tool* wrote: a process for each tool, so that no tool sees another's patches of torch."""
-    with tempfile.TemporaryDirectory() as folder:
-        output = Path(folder) / "answers.json"
-        subprocess.run(
-            [
-                *(sys.executable, "-m", "benchmarks.accuracy_worker"),
-                *("--tool", tool, "--networks", word, "--output", str(output)),
-            ],
-            cwd=ROOT,
-            env={**os.environ, **one_thread_environment()},
-            check=True,
-        )
-        return json.loads(output.read_text())
+def _ask_all(tool: CountingTool, networks: Sequence[Network]) -> list[tuple[Answer, Answer | None]]:
+    """The tool's answers on each network: on one forward and, where it says something of it, on the step."""
+    import_module(tool.module)
+    return [(_ask(tool.forward, one), None if tool.step is None else _ask(tool.step, one)) for one in networks]
+
+
+def _ask(count: Count, network: Network) -> Answer:
+    def measure() -> int:
+        example = network.example()
+        try:
+            return count(example)
+        finally:
+            example.teardown()
+
+    return answer_of(measure, timeout_sec=TIMEOUT_SEC)
+
+
+# ---- the report
+
+
+def ratio_text(answer: Answer | None, truth: int | None) -> str:
+    """A cell: ``1`` is exact and nothing else is; three digits otherwise, or how the tool failed."""
+    if answer is None or truth is None:
+        return "–"
+    if answer.kind != "answered":
+        return answer.kind
+    if answer.value == truth:
+        return "1"
+    return "∞" if truth == 0 else _inexact_text(answer.value / truth)
+
+
+def _inexact_text(ratio: float) -> str:
+    """A ratio that is not exactly one, with as many digits as it takes to show that."""
+    texts = (f"{ratio:.{digits}g}" for digits in range(3, 17))
+    return "0" if ratio == 0 else next((text for text in texts if float(text) != 1.0), "≈1")
+
+
+def summary_row(tool: str, pairs: Sequence[tuple[Answer | None, int | None]]) -> list[object]:
+    """How one tool did beside the truths; pairs without an answer or a truth do not count as asked."""
+    asked = [(answer, truth) for answer, truth in pairs if answer is not None and truth is not None]
+    counted = [(answer.value, truth) for answer, truth in asked if answer.kind == "answered"]
+    ratios = [flops / truth for flops, truth in counted if truth > 0]
+    bounds = [("1" if one == 1 else _inexact_text(one)) for one in (min(ratios), max(ratios))] if ratios else "––"
+    exact, low = (sum(flops == truth for flops, truth in counted), sum(flops < truth for flops, truth in counted))
+    high = len(counted) - exact - low
+    return [tool, f"{exact} of {len(asked)}", low, high, len(asked) - len(counted), " … ".join(bounds)]
+
+
+def failures(rows: Sequence[Row], tool: str) -> list[list[object]]:
+    """A tool's distinct reasons for not answering, and how many networks had each."""
+    answers = [row.forward[tool] for row in rows if tool in row.forward]
+    # The first words of a message tell its kind; the rest often names the one network's tensors.
+    reasons = Counter(f"{one.kind}: {one.words}"[:110] for one in answers if one.kind != "answered")
+    return [[tool, count, reason] for reason, count in reasons.items()]
 
 
 def report(
-    rows: Sequence[table.NetworkRow],
-    tools: Sequence[CountingTool],
-    our_wrong: Mapping[str, Outcome],
-    *,
-    code: str,
-) -> str:
-    """The whole report as markdown."""
+    rows: Sequence[Row], tools: Sequence[CountingTool], our_wrong: Mapping[str, Answer], *, code: str
+) -> list[str]:
+    """The lines of the report."""
     names = [tool.name for tool in tools]
-    step_tools = [tool for tool in tools if tool.step is not None]
-    step_names = [tool.name for tool in step_tools]
+    step_names = [tool.name for tool in tools if tool.step is not None]
     forward_rows = [row for row in rows if row.forward_truth is not None]
-    step_rows = [row for row in rows if row.has_backward]
+    step_rows = [row for row in rows if row.step_truth is not None]
     packages = list(dict.fromkeys(["torch", "transformers", *(tool.package for tool in tools)]))
-    installed = {**versions(packages), "lightning-flops": __version__}
-    all_right = sum(outcome.flops == 0 for outcome in our_wrong.values())
-    without_forward = len(rows) - len(forward_rows)
-    lines = [
-        "# Counts against counts by hand",
-        "",
-        f"{len(rows)} networks of `tests/corpus`, each with its FLOPs worked out by hand from its layer sizes: a "
-        "multiply-add is two, and products, convolutions, recurrent layers and attention (over the full score matrix) "
-        "count. Each cell is what a tool reported ÷ that truth. `1` is equality of integers; nothing is rounded to it.",
-        "",
-        "The networks are small, so that their counts can be checked by hand. What a tool adds by its own convention "
-        "(biases, norms, activations) therefore weighs more here than in a large network: "
-        "too high is often a convention, too low is work that was not seen.",
-        "",
-        f"{date.today().isoformat()}, {code}. {machine_in_words()}; every tool on one thread. "
-        "Again: `make bench-accuracy`.",
-        "",
-        ", ".join(f"{package} {version}" for package, version in installed.items()) + ".",
-        "",
-        "## One forward",
-        "",
-        f"{len(forward_rows)} networks. The other {without_forward} have no such truth: their step is not one call of "
-        "the model (functional transforms, accumulation), or the model takes a gradient in its own forward "
-        f"({', '.join(sorted(GRADIENT_INSIDE_THE_FORWARD))}).",
-        "",
-        *table.summary_table(
-            [
-                table.summarize(name, [(row.forward.get(name), row.forward_truth) for row in forward_rows])
-                for name in names
-            ]
-        ),
-        "",
-        "## The whole step: forward, backward, recomputation, optimizer",
-        "",
-        f"{len(step_rows)} networks whose step does more than a forward, for the tools that say something about it. "
-        "DeepSpeed and calflops derive the backward from the forward, so they are asked only where the step has one.",
-        "",
-        *table.summary_table(
-            [table.summarize(name, [(row.step.get(name), row.step_truth) for row in step_rows]) for name in step_names]
-        ),
-        "",
+    columns = ["tool", "exact on", "too low on", "too high on", "raised on", "ratios from … to"]
+    return [
+        f"""# Counts against counts by hand
+
+{len(rows)} networks of `tests/corpus`, each with its FLOPs worked out by hand from its layer sizes: a multiply-add is
+two, and products, convolutions, recurrent layers and attention (over the full score matrix) count. Each cell is what a
+tool reported ÷ that truth. `1` is equality of integers; nothing is rounded to it.
+
+The networks are small, so that their counts can be checked by hand. What a tool adds by its own convention (biases,
+norms, activations) therefore weighs more here than in a large network: too high is often a convention, too low is work
+that was not seen.
+
+{ran_in_words(packages, code=code)} Again: `make bench-accuracy`.
+
+## One forward
+
+{len(forward_rows)} networks. The other {len(rows) - len(forward_rows)} have no such truth: their step is not one call
+of the model (functional transforms, accumulation), or the model takes a gradient in its own forward
+({", ".join(sorted(GRADIENT_INSIDE_THE_FORWARD))}).
+""",
+        *table(columns, [summary_row(n, [(r.forward.get(n), r.forward_truth) for r in forward_rows]) for n in names]),
+        f"""
+## The whole step: forward, backward, recomputation, optimizer
+
+{len(step_rows)} networks whose step does more than a forward, for the tools that say something about it. DeepSpeed and
+calflops derive the backward from the forward, so they are asked only where the step has one.
+""",
+        *table(columns, [summary_row(n, [(r.step.get(n), r.step_truth) for r in step_rows]) for n in step_names]),
+        f"""
+lightning_flops bucket by bucket (forward, backward, recompute, optimizer, skipped by causal attention) and module by
+module: every figure exact on {sum(one.value == 0 for one in our_wrong.values())} of {len(our_wrong)} networks.
+""",
+        *(f"- {name}: {one.value} figures differ; {one.words}" for name, one in our_wrong.items() if one.value != 0),
+        f"""
+## How each tool was asked
+
+On the network's own inputs, in its own mode and grad mode, unless the tool changes them. Inputs that a tool does not
+take as they are (keywords, arguments that are no tensors) pass through a module that hands them on. Each answer came
+from a process of its own, ended after {TIMEOUT_SEC:g} s.
+""",
+        *table(["tool", "one forward", "the whole step"], [[t.name, t.how, t.step_how or "–"] for t in tools]),
+        "\n## One forward, network by network\n",
+        *ratio_table(forward_rows, names, step=False),
+        "\n## The whole step, network by network\n",
+        *ratio_table(step_rows, step_names, step=True),
+        "\n## What was said instead of a count of one forward\n",
+        *table(["tool", ">networks", "said"], [line for name in names for line in failures(forward_rows, name)]),
     ]
-    if "lightning_flops" in names:
-        lines += [
-            "lightning_flops bucket by bucket (forward, backward, recompute, optimizer, skipped by causal attention) "
-            f"and module by module: every figure exact on {all_right} of {len(our_wrong)} networks.",
-            "",
-            *(
-                f"- {name}: {outcome.kind}, {outcome.flops} figures differ {outcome.message}".rstrip()
-                for name, outcome in our_wrong.items()
-                if outcome.flops != 0
-            ),
-            "",
-        ]
-    lines += [
-        "## How each tool was asked",
-        "",
-        "On the network's own inputs, in its own mode and grad mode, unless the tool changes them. Inputs that a tool "
-        "does not take as they are (keywords, arguments that are no tensors) pass through a module that hands them on. "
-        f"Each answer came from a process of its own, ended after {TIMEOUT_SEC:g} s.",
-        "",
-        "| tool | one forward | the whole step |",
-        "|---|---|---|",
-        *(f"| {tool.name} | {tool.how} | {tool.step_how or '–'} |" for tool in tools),
-        "",
-        "## One forward, network by network",
-        "",
-        *table.ratio_table(forward_rows, names, step=False),
-        "",
-        "## The whole step, network by network",
-        "",
-        *table.ratio_table(step_rows, step_names, step=True),
-        "",
-        "## What was said instead of a count of one forward",
-        "",
-        *table.failures_table(forward_rows, names),
-        "",
-    ]
-    return "\n".join(lines)
+
+
+def ratio_table(rows: Sequence[Row], tools: Sequence[str], *, step: bool) -> list[str]:
+    """One line per network: its truth, and each tool's ratio to it."""
+    lines: list[list[object]] = []
+    for row in rows:
+        truth, answers = (row.step_truth, row.step) if step else (row.forward_truth, row.forward)
+        lines.append([row.name, f"{truth:,}", *(ratio_text(answers.get(tool), truth) for tool in tools)])
+    return table(["network", ">truth", *(f">{tool}" for tool in tools)], lines)
 
 
 if __name__ == "__main__":

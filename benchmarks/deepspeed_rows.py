@@ -1,7 +1,9 @@
 """Programs with DeepSpeed's profiler switched on by its config's block, one for each way in which it is known to fail.
 
 ``python -m benchmarks.deepspeed_rows NAME`` runs one as a user would. Nothing here knows of this project's profiler;
-``python -m lightning_flops run -m benchmarks.deepspeed_rows NAME`` is the same program under it.
+``python -m lightning_flops run -m benchmarks.deepspeed_rows NAME`` is the same program under it. Above each stands what
+``deepspeed_side_by_side`` holds it to: the forward FLOPs of the counted step on rank 0, worked out by hand (how is said
+in docs/deepspeed.md), and the lines of the output that the row is about.
 """
 
 from __future__ import annotations
@@ -11,26 +13,65 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from statistics import mean, median
 from typing import Any
 
-import deepspeed
 import torch
 from torch import Tensor, nn
 
 BATCH, WIDTH = 8, 256
+LAYER = 2 * BATCH * WIDTH * WIDTH
+"""FLOPs of the forward of a linear layer from 256 to 256 features, on a batch of 8."""
+
+SUMMARY = (r"^Profile Summary", r"^The report came out", r"^fwd flops per GPU:")
+TRAINED = (*SUMMARY, r"Error", r"^trained")
 
 
-def engine_for(model: nn.Module, *, stage: int = 0, accumulate: int = 1, **block: Any) -> Any:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One way in which DeepSpeed's own profiler fails, and the program that shows it."""
+
+    program: Callable[[], None]
+    flops: int | None
+    """Forward FLOPs of the counted step on rank 0; None if the program never finishes one."""
+    keep: tuple[str, ...]
+    """Patterns of the lines that the row is about, in both outputs."""
+    block: str | None
+    """Pattern of a line from which everything is kept, up to a closing parenthesis alone on its line."""
+    ranks: int
+
+
+ROWS: dict[str, Row] = {}
+"""By the programs' names."""
+
+
+def row(flops: int | None, *keep: str, block: str | None = None, ranks: int = 1) -> Any:
+    """Make a program a row."""
+
+    def add(program: Callable[[], None]) -> Callable[[], None]:
+        ROWS[program.__name__] = Row(program=program, flops=flops, keep=keep or SUMMARY, block=block, ranks=ranks)
+        return program
+
+    return add
+
+
+def engine_for(
+    model: nn.Module, *, stage: int = 0, accumulate: int = 1, more: Any = None, mpu: Any = None, **block: Any
+) -> Any:
     """A DeepSpeed engine whose config has the ``"flops_profiler"`` block, switched on."""
+    import deepspeed
+
     config = {
         "train_micro_batch_size_per_gpu": BATCH,
         "gradient_accumulation_steps": accumulate,
         "zero_optimization": {"stage": stage},
         "zero_allow_untested_optimizer": True,
         "flops_profiler": {"enabled": True, "profile_step": 2, "detailed": False, "timing_steps": 5, **block},
+        **(more or {}),
     }
-    return deepspeed.initialize(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), config=config)[0]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return deepspeed.initialize(model=model, optimizer=optimizer, config=config, mpu=mpu)[0]
 
 
 def train(engine: Any, micro_steps: int = 16, *inputs: Tensor) -> None:
@@ -46,6 +87,7 @@ def mlp(width: int = WIDTH, layers: int = 2) -> nn.Sequential:
     return nn.Sequential(*(nn.Linear(width, width) for _ in range(layers)))
 
 
+@row(2 * LAYER, *SUMMARY, r"^fwd MACs per GPU", block=r"^Net\($")
 def root_module() -> None:
     """A product in the root's own forward, and one in a child."""
 
@@ -61,11 +103,23 @@ def root_module() -> None:
     train(engine_for(Net(), detailed=True))
 
 
+@row(4 * 2 * LAYER, *SUMMARY, r"^batch size per GPU", r"^iter latency", r"^samples/second:")
 def accumulation() -> None:
     """Four micro-steps to a step."""
     train(engine_for(mlp(), accumulate=4), 40)
 
 
+@row(
+    2 * 2 * LAYER,
+    *SUMMARY,
+    r"^world size",
+    r"^data parallel size:",
+    r"^model parallel size",
+    r"^batch size",
+    r"^iter latency",
+    r"^samples/second:",
+    ranks=2,
+)
 def samples_per_second() -> None:
     """Two tensor-parallel ranks read the same data, in two micro-steps to a step."""
 
@@ -99,27 +153,22 @@ def samples_per_second() -> None:
         get_tensor_model_parallel_rank = get_model_parallel_rank
         get_tensor_model_parallel_world_size = get_model_parallel_world_size
 
-    model = mlp()
-    config = {
-        "train_micro_batch_size_per_gpu": BATCH,
-        "gradient_accumulation_steps": 2,
-        "flops_profiler": {"enabled": True, "profile_step": 2, "detailed": False, "timing_steps": 5},
-    }
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    engine = deepspeed.initialize(model=model, optimizer=optimizer, config=config, mpu=Grid())[0]
-    train(engine, 32)
+    train(engine_for(mlp(), accumulate=2, mpu=Grid()), 32)
 
 
+@row(2 * LAYER)
 def step_number() -> None:
     """The step that begins after two steps."""
     train(engine_for(mlp()))
 
 
+@row(2 * 4 * LAYER, *SUMMARY, r"^params ", r"^trainable params", ranks=2)
 def zero_3() -> None:
     """Parameters in parts, one on each of two ranks; smaller layers than these, DeepSpeed does not part."""
     train(engine_for(mlp(2 * WIDTH), stage=3), 16, torch.ones(BATCH, 2 * WIDTH))
 
 
+@row(4 * LAYER, *TRAINED)
 def two_forwards() -> None:
     """Two forwards and one backward in a step."""
     engine = engine_for(mlp())
@@ -130,6 +179,7 @@ def two_forwards() -> None:
     print("trained to the end")
 
 
+@row(2 * LAYER, *TRAINED)
 def lightnings_self() -> None:
     """A LightningModule whose training_step calls ``self(x)``, under DeepSpeedStrategy."""
     from lightning.pytorch import LightningModule, Trainer
@@ -166,38 +216,41 @@ def lightnings_self() -> None:
         "zero_allow_untested_optimizer": True,
         "flops_profiler": {"enabled": True, "profile_step": 2, "detailed": False, "timing_steps": 5},
     }
-    trainer = Trainer(
-        accelerator="cpu",
-        devices=1,
-        strategy=OnCpu(config=config, process_group_backend="gloo"),
-        max_epochs=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+    strategy = OnCpu(config=config, process_group_backend="gloo")
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    trainer = Trainer(accelerator="cpu", devices=1, strategy=strategy, max_epochs=1, **quiet)  # type: ignore[arg-type]
     trainer.fit(Net(), DataLoader(TensorDataset(torch.ones(16 * BATCH, WIDTH)), batch_size=BATCH))
     print("trained to the end")
 
 
+@row(
+    4 * 2 * LAYER,
+    *SUMMARY,
+    r"Error",
+    r"^params (per|of)",
+    r"^bubble +\d",
+    r"^(stage|[01]) +(ranks|\d) ",
+    r"^trained",
+    ranks=2,
+)
 def pipeline() -> None:
     """Two stages of a pipeline, on two ranks."""
     from deepspeed.pipe import PipelineModule
 
     layers = PipelineModule([nn.Linear(WIDTH, WIDTH) for _ in range(4)], num_stages=2, loss_fn=nn.MSELoss())
-    config = {
-        "train_micro_batch_size_per_gpu": BATCH,
-        "gradient_accumulation_steps": 4,
-        "flops_profiler": {"enabled": True, "profile_step": 2, "detailed": False, "timing_steps": 5},
-    }
-    optimizer = torch.optim.SGD(layers.parameters(), lr=0.1)
-    engine = deepspeed.initialize(model=layers, optimizer=optimizer, config=config)[0]
+    engine = engine_for(layers, accumulate=4)
     batches = iter(lambda: (torch.ones(BATCH, WIDTH), torch.zeros(BATCH, WIDTH)), None)
     for _ in range(16):
         engine.train_batch(batches)
     print("trained to the end")
 
 
+@row(2 * LAYER, *SUMMARY, r"^fwd latency:", r"^steps of more", r"^ step \d")
 def compiled() -> None:
     """A model that torch.compile compiles, of whose steps each tells its time."""
     engine = engine_for(mlp(), profile_step=4)
@@ -210,6 +263,7 @@ def compiled() -> None:
     print("steps of more than half a second:", *slow, sep="\n  ")
 
 
+@row(2 * LAYER, *SUMMARY, r"^fwd latency:", r"Other time during profiling", r"user's own clock")
 def evaluation() -> None:
     """An evaluation on a batch many times as large before every step."""
     engine = engine_for(mlp(), timing_steps=20)
@@ -240,6 +294,7 @@ def _calls(call: Callable[[Tensor], Tensor]) -> None:
     print("trained to the end")
 
 
+@row(LAYER + 2 * (2 * 8 * 4 * 16 * 16 * 4), *TRAINED)
 def attention_by_keywords() -> None:
     """Attention that is called by keywords."""
 
@@ -250,17 +305,20 @@ def attention_by_keywords() -> None:
     _calls(attention)
 
 
+@row(LAYER + 2 * 8 * 8 * 256, *TRAINED)
 def einsum_of_a_list() -> None:
     """An einsum that is given its operands in a list."""
     _calls(lambda x: torch.einsum("ab,cb->ac", [x, x]))
 
 
+@row(LAYER + 2 * (3 * 6 * 254) * 9, *TRAINED)
 def convolution_of_one_image() -> None:
     """A convolution of an image without a batch dimension."""
     kernel = torch.ones(3, 1, 3, 3)
     _calls(lambda x: nn.functional.conv2d(x.view(1, BATCH, WIDTH), kernel))
 
 
+@row(7 * 2 * (256 + 256) * 4 * 256, *TRAINED)
 def packed_sequence() -> None:
     """A recurrent layer on sequences of several lengths."""
 
@@ -278,12 +336,14 @@ def packed_sequence() -> None:
     print("trained to the end")
 
 
+@row(2 * LAYER, *TRAINED)
 def scripted_child() -> None:
     """A child that torch.jit.script made."""
     train(engine_for(nn.Sequential(torch.jit.script(nn.Linear(WIDTH, WIDTH)), nn.Linear(WIDTH, WIDTH))))
     print("trained to the end")
 
 
+@row(None, r"^raised", r"^torch\.nn\.functional", r"^hooks", r"^attributes", r"profiled")
 def exception_in_the_step() -> None:
     """A user's step that fails in the profiled step, is caught, and goes on without DeepSpeed."""
     linear = nn.functional.linear
@@ -310,12 +370,12 @@ def exception_in_the_step() -> None:
         except Exception as error:
             print(f"raised: {type(error).__name__}: {error}")
     print("torch.nn.functional.linear is torch's own:", nn.functional.linear is linear)
-    print(
-        "hooks on the model's modules:", sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
-    )
+    hooks = sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
+    print("hooks on the model's modules:", hooks)
     print("attributes that a layer did not have:", sorted(set(vars(model[0])) - set(vars(nn.Linear(1, 1)))))
 
 
+@row(2 * LAYER, *SUMMARY, r"wall_clock", r"time \(ms\)")
 def the_block_itself() -> None:
     """Twelve steps, with DeepSpeed's own log."""
     logging.getLogger("DeepSpeed").setLevel(logging.INFO)
@@ -324,29 +384,25 @@ def the_block_itself() -> None:
     train(engine, 12)
 
 
+@row(2 * LAYER, *SUMMARY, r"^tags", r"^ [A-Za-z_]+/")
 def tensorboard() -> None:
     """TensorBoard switched on in the config."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    model = mlp()
-    config = {
-        "train_micro_batch_size_per_gpu": BATCH,
-        "tensorboard": {"enabled": True, "output_path": "logs", "job_name": "run"},
-        "flops_profiler": {"enabled": True, "profile_step": 2, "detailed": False, "timing_steps": 5},
-    }
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    train(deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0], 20)
+    train(engine_for(mlp(), more={"tensorboard": {"enabled": True, "output_path": "logs", "job_name": "run"}}), 20)
     read = EventAccumulator("logs/run").Reload()
     print("tags in TensorBoard:")
     for tag in sorted(tag for kind in ("scalars", "tensors") for tag in read.Tags()[kind]):
         print(f"  {tag}")
 
 
+@row(4 * LAYER, *SUMMARY, r"^depth", r"^ (params|MACs|fwd latency) ", block=r"^Sequential\($")
 def module_depth() -> None:
     """A report down to depth 1: the root and its children."""
     train(engine_for(nn.Sequential(mlp(), mlp()), module_depth=1, detailed=True))
 
 
+@row(60 * 2 * 8 * 64 * 64, *SUMMARY, r"^fwd latency:", r"user's own clock")
 def latency() -> None:
     """The time of the forward as the profiler reports it, beside that of the same forward in other steps."""
     engine = engine_for(mlp(64, 60), profile_step=40, timing_steps=40)
@@ -362,42 +418,17 @@ def latency() -> None:
         print(f"forward by the user's own clock, mean of steps {first} to {last}: {own_ms:.2f} ms")
 
 
-ROWS: dict[str, Callable[[], None]] = {
-    row.__name__: row
-    for row in (
-        root_module,
-        accumulation,
-        samples_per_second,
-        step_number,
-        zero_3,
-        two_forwards,
-        lightnings_self,
-        pipeline,
-        compiled,
-        evaluation,
-        attention_by_keywords,
-        einsum_of_a_list,
-        convolution_of_one_image,
-        packed_sequence,
-        scripted_child,
-        exception_in_the_step,
-        the_block_itself,
-        tensorboard,
-        module_depth,
-        latency,
-    )
-}
-
-
 def main() -> None:
     """Run the program that the command line names, as one rank of its job."""
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    import deepspeed
+
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     torch.set_num_threads(1)
     torch.manual_seed(0)
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # a minute to compile, and not looked at here
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")
     deepspeed.init_distributed(dist_backend="gloo", verbose=False)
-    ROWS[sys.argv[1]]()
+    ROWS[sys.argv[1]].program()
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import gzip
 import importlib
 import io
 import json
+import logging
 import math
 import random
 import re
@@ -30,7 +31,9 @@ from lightning_flops.cli import main as command
 from lightning_flops.errors import ConfigError, ProfileFormatError
 from lightning_flops.schema.profile import Profile
 
-from .fault_campaign import REPOSITORY, Answer, Fault, answer_of
+from .faults import Fault, Trial
+from .machine import ROOT
+from .runner import Answer, answer_of
 
 FILE_SEC = 60.0
 """A mutated file is refused or read within this time."""
@@ -40,25 +43,13 @@ MEMORY_FACTOR, MEMORY_BASE = 60, 200 << 20
 _INFLATED = 40 << 20
 """Bytes that fit into a record when they are all the same, and that nobody needs memory for."""
 
-TRACES = REPOSITORY / "tests" / "data" / "traces"
+TRACES = ROOT / "tests" / "data" / "traces"
+# fmt: off
 HOSTILE = (
-    "\x1b[2J\x1b]0;owned\x07",
-    "name\nFORGED: 1 TFLOPS",
-    "name\rFORGED",
-    "\u202egnp.exe",
-    "\u2066x\u2069",
-    "\x00",
-    "\x9b31m",
-    "a\u2028FORGED",
-    "\x7f",
-    "\ud800",
-    "\ufeff",
-    "\t" * 3,
-    "%s%n{0}{name}",
-    "|`*_<script>",
-    "ü" * 300,
-    "",
+    "\x1b[2J\x1b]0;owned\x07", "name\nFORGED: 1 TFLOPS", "name\rFORGED", "\u202egnp.exe", "\u2066x\u2069", "\x00",
+    "\x9b31m", "a\u2028FORGED", "\x7f", "\ud800", "\ufeff", "\t" * 3, "%s%n{0}{name}", "|`*_<script>", "ü" * 300, "",
 )
+# fmt: on
 """Names that write to a terminal, forge lines, turn text around, or are no text at all."""
 
 _SHOWS = {"Cc", "Cf", "Cs", "Zl", "Zp"}
@@ -116,35 +107,34 @@ def _key(draw: random.Random) -> Any:
     return draw.choice(names) if draw.random() < 0.9 else draw.choice(odd)
 
 
-def try_settings(draw: random.Random, again: str) -> list[Fault]:
+def try_settings(draw: random.Random) -> list[Fault]:
     """Random settings given in a random way: they are taken, or refused by a ConfigError that names the setting."""
     block = {_key(draw): _value(draw) for _ in range(draw.randint(1, 4))}
     way = draw.choice(["ProfilerConfig", "FlopsProfilerCallback", "from_block", "from_deepspeed_config", "a file"])
     if way == "a file":
-        return _try_settings_file(draw, again)
+        return _try_settings_file(draw)
+    strings = {key: value for key, value in block.items() if isinstance(key, str)}
     ways: dict[str, Callable[[], Any]] = {
         "ProfilerConfig": lambda: ProfilerConfig(**{key: value for key, value in block.items() if key in _FIELDS}),
-        "FlopsProfilerCallback": lambda: FlopsProfilerCallback(
-            **{k: v for k, v in block.items() if isinstance(k, str)}
-        ),
+        "FlopsProfilerCallback": lambda: FlopsProfilerCallback(**strings),
         "from_block": lambda: ProfilerConfig.from_block(block),
         "from_deepspeed_config": lambda: FlopsProfilerCallback.from_deepspeed_config({"flops_profiler": block}),
     }
-    return _judge_settings(way, ways[way], block, again)
+    return _judge_settings(way, ways[way], block)
 
 
-def _try_settings_file(draw: random.Random, again: str) -> list[Fault]:
+def _try_settings_file(draw: random.Random) -> list[Fault]:
     block = {"enabled": True, "profile_step": 5, "output_file": "out.txt", "detailed": False, "top_modules": 3}
     text = mutated(draw, json.dumps({"train_batch_size": 8, "flops_profiler": block}, indent=2).encode())
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "ds_config.json")
         path.write_bytes(text)
-        found = _judge_settings("a file", lambda: ProfilerConfig.from_deepspeed_config(path), [path], again)
+        found = _judge_settings("a file", lambda: ProfilerConfig.from_deepspeed_config(path), [path])
     says_all = "the message does not say rule and value"  # of a file it is enough to say what is wrong in it
     return [fault for fault in found if fault.kind != says_all]
 
 
-def _judge_settings(way: str, take: Callable[[], Any], given: Iterable[Any], again: str) -> list[Fault]:
+def _judge_settings(way: str, take: Callable[[], Any], given: Iterable[Any]) -> list[Fault]:
     try:
         taken = take()
         config = taken if isinstance(taken, ProfilerConfig) else taken.config
@@ -153,11 +143,7 @@ def _judge_settings(way: str, take: Callable[[], Any], given: Iterable[Any], aga
     except ConfigError as error:
         words = str(error)
     except Exception as error:
-        return [
-            Fault(
-                kind="another error than ConfigError", where=way, again=again, words=f"{type(error).__name__}: {error}"
-            )
-        ]
+        return [Fault("another error than ConfigError", way, f"{type(error).__name__}: {error}")]
     faults = []
     if not any(str(key) in words for key in (*given, "flops_profiler")):
         faults.append("the message names nothing that was given")
@@ -165,7 +151,7 @@ def _judge_settings(way: str, take: Callable[[], Any], given: Iterable[Any], aga
         faults.append("the message does not say rule and value")
     if unsafe_in(words):
         faults.append("the message shows control characters of the value")
-    return [Fault(kind=kind, where=way, again=again, words=words[:300]) for kind in faults]
+    return [Fault(kind, way, words[:300]) for kind in faults]
 
 
 _FIELDS = tuple(ProfilerConfig.__dataclass_fields__)
@@ -197,23 +183,13 @@ def mutated(draw: random.Random, data: bytes) -> bytes:
     return data
 
 
+# fmt: off
 _PIECES = (
-    b"9" * 5_000,
-    b"[" * 100_000,
-    b'{"a":' * 50_000,
-    b"null",
-    b"NaN",
-    b"-Infinity",
-    b"1e999",
-    b'"' + b"x" * 1_000_000 + b'"',
-    b"[]," * 200_000,
-    b"\x00" * 100,
-    b"\xff\xfe",
-    b"\\ud800",
-    b"\xef\xbb\xbf",
+    b"9" * 5_000, b"[" * 100_000, b'{"a":' * 50_000, b"null", b"NaN", b"-Infinity", b"1e999",
+    b'"' + b"x" * 1_000_000 + b'"', b"[]," * 200_000, b"\x00" * 100, b"\xff\xfe", b"\\ud800", b"\xef\xbb\xbf",
     b'"ph":"X",',
 )
-
+# fmt: on
 _TREES: tuple[Any, ...] = (None, True, -1, 0, 1e308, -1e308, 2**70, "x", "1", "-1", [], {}, [[]], {"a": 1}, *HOSTILE)
 
 
@@ -245,7 +221,7 @@ def mutated_tree(draw: random.Random, tree: Any) -> Any:
 # ---- traces
 
 
-def try_trace(draw: random.Random, again: str) -> list[Fault]:
+def try_trace(draw: random.Random) -> list[Fault]:
     """A mutated trace: a report, or one line that names the file, within bounds, and nothing a terminal obeys."""
     sources = [path for path in sorted(TRACES.glob("*.json*")) if path.stat().st_size < 100_000 or draw.random() < 0.2]
     source = draw.choice(sources)
@@ -268,10 +244,8 @@ def try_trace(draw: random.Random, again: str) -> list[Fault]:
         path.write_bytes(written)
         answer = answer_of(partial(_command_on, ["trace", *flags, str(path)]), timeout_sec=FILE_SEC)
     bound = MEMORY_BASE + MEMORY_FACTOR * max(len(inner), len(written))
-    return [
-        Fault(kind=kind, where=where, again=again, words=words)
-        for kind, words in _judge_command(answer, name=path.name, bound=bound, is_json="--json" in flags)
-    ]
+    judged = _judge_command(answer, name=path.name, bound=bound, is_json="--json" in flags)
+    return [Fault(kind, where, words) for kind, words in judged]
 
 
 def _command_on(arguments: list[str]) -> dict[str, Any]:
@@ -285,8 +259,8 @@ def _command_on(arguments: list[str]) -> dict[str, Any]:
 
 
 def _judge_command(answer: Answer, *, name: str, bound: int, is_json: bool) -> list[tuple[str, str]]:
-    if answer.failed:
-        return [("no clean end", answer.failed[:300])]
+    if answer.words:
+        return [("no clean end", answer.words)]
     found, said = [], answer.value["said"]
     if answer.value["code"] not in (0, 2):
         found.append(("an exit code that stands for nothing", str(answer.value["code"])))
@@ -308,10 +282,10 @@ def _judge_command(answer: Answer, *, name: str, bound: int, is_json: bool) -> l
 
 
 def _a_profile() -> Profile:
-    return Profile.from_json((REPOSITORY / "tests" / "golden" / "json" / "mlp.json").read_text())
+    return Profile.from_json((ROOT / "tests" / "golden" / "json" / "mlp.json").read_text())
 
 
-def try_record(draw: random.Random, again: str) -> list[Fault]:
+def try_record(draw: random.Random) -> list[Fault]:
     """A mutated record of a rank: it is read, or refused by an error of whoever reads it, within bounds."""
     data = pack(make_rank_record(_a_profile()))
     if draw.random() < 0.1:
@@ -320,71 +294,65 @@ def try_record(draw: random.Random, again: str) -> list[Fault]:
         data = zlib.compress(mutated(draw, zlib.decompress(data)))
     else:
         data = mutated(draw, data)
-    answer = answer_of(partial(_read, "record", data.hex()), timeout_sec=10.0)
+    answer = answer_of(partial(_read, unpack, data), timeout_sec=10.0)
     errors = (zlib.error, msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError)
-    return _judge_reading(answer, "a rank's record", again, bound=_INFLATED, errors=errors)
+    return _judge_reading(answer, "a rank's record", bound=_INFLATED, errors=errors)
 
 
-def try_profile(draw: random.Random, again: str) -> list[Fault]:
+def try_profile(draw: random.Random) -> list[Fault]:
     """A mutated profile.json: it is read, or refused by a ProfileFormatError, within bounds."""
-    text = (REPOSITORY / "tests" / "golden" / "json" / "mlp.json").read_text()
+    text = (ROOT / "tests" / "golden" / "json" / "mlp.json").read_text()
     if draw.random() < 0.5:
         text = json.dumps(mutated_tree(draw, json.loads(text)))
     else:
         text = mutated(draw, text.encode()).decode("utf-8", "surrogateescape")
     data = text.encode("utf-8", "surrogateescape")
     bound = MEMORY_BASE + MEMORY_FACTOR * len(data)
-    answer = answer_of(partial(_read, "profile", data.hex()), timeout_sec=20.0)
-    return _judge_reading(answer, "a saved profile", again, bound=bound, errors=(ProfileFormatError,))
+    answer = answer_of(partial(_read, _read_profile, data), timeout_sec=20.0)
+    return _judge_reading(answer, "a saved profile", bound=bound, errors=(ProfileFormatError,))
 
 
-def _read(what: str, hexadecimal: str) -> dict[str, Any]:
-    data = bytes.fromhex(hexadecimal)
+def _read_profile(data: bytes) -> Profile:
+    return Profile.from_json(data.decode("utf-8", "surrogateescape"))
+
+
+def _read(reads: Callable[[bytes], object], data: bytes) -> dict[str, Any]:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    raised = words = ""
     try:
-        if what == "record":
-            unpack(data)
-        else:
-            Profile.from_json(data.decode("utf-8", "surrogateescape"))
-        raised = words = ""
+        reads(data)
     except Exception as error:
         raised, words = type(error).__name__, str(error)
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10
     return {"raised": raised, "words": words[:500], "grown": grown}
 
 
-def _judge_reading(
-    answer: Answer, where: str, again: str, *, bound: int, errors: tuple[type[Exception], ...]
-) -> list[Fault]:
-    found, expected = [], [error.__name__ for error in errors]
-    if answer.failed:
-        found.append(("no clean end", answer.failed[:300]))
-    elif answer.value["raised"] not in ("", *expected):
-        found.append(
-            (f"another error than {', '.join(expected)}", f"{answer.value['raised']}: {answer.value['words']}")
-        )
-    elif answer.value["grown"] > bound:
-        found.append(("more memory than the bound", f"{answer.value['grown'] >> 20} MiB of {bound >> 20} MiB"))
-    return [Fault(kind=kind, where=where, again=again, words=words[:300]) for kind, words in found]
+def _judge_reading(answer: Answer, where: str, *, bound: int, errors: tuple[type[Exception], ...]) -> list[Fault]:
+    expected = [error.__name__ for error in errors]
+    if answer.words:
+        return [Fault("no clean end", where, answer.words)]
+    raised, words, grown = answer.value["raised"], answer.value["words"], answer.value["grown"]
+    if raised and raised not in expected:
+        return [Fault(f"another error than {', '.join(expected)}", where, f"{raised}: {words}"[:300])]
+    if grown > bound:
+        return [Fault("more memory than the bound", where, f"{grown >> 20} MiB of {bound >> 20} MiB")]
+    return []
 
 
 # ---- names
 
 
-def try_names(draw: random.Random, again: str) -> list[Fault]:
+def try_names(draw: random.Random) -> list[Fault]:
     """Modules with hostile names and classes: no text of a report or the console shows them as they are."""
     names = [draw.choice([*HOSTILE[:-1], "plain"]) for _ in range(3)]
     kind = draw.choice(HOSTILE[:-1])
     where = draw.choice(["FlopsProfilerCallback", "get_model_profile"])
     shows = _show_standalone if where == "get_model_profile" else _show_fit
     answer = answer_of(partial(shows, names, kind), timeout_sec=120.0)
-    if answer.failed:
-        return [Fault(kind="no clean end", where=where, again=again, words=answer.failed[:300])]
-    return [
-        Fault(kind=f"shown: {unsafe.partition(':')[0]}", where=f"{where}: {stream}", again=again, words=unsafe)
-        for stream, text in answer.value.items()
-        if (unsafe := unsafe_in(text))
-    ]
+    if answer.words:
+        return [Fault("no clean end", where, answer.words)]
+    found = {stream: unsafe_in(text) for stream, text in answer.value.items()}
+    return [Fault(f"shown: {why.partition(':')[0]}", f"{where}: {stream}", why) for stream, why in found.items() if why]
 
 
 def _hostile_net(names: list[str], kind: str) -> nn.Module:
@@ -413,8 +381,6 @@ def _show_standalone(names: list[str], kind: str) -> dict[str, str]:
 
 
 def _show_fit(names: list[str], kind: str) -> dict[str, str]:
-    import logging
-
     from tests.lightning.nets import ROOTS, Rows, new_trainer
 
     root = ROOTS[0]
@@ -443,3 +409,12 @@ def _show_fit(names: list[str], kind: str) -> dict[str, str]:
         new_trainer(root, folder, callback).fit(Net(), loader)
         text = Path(folder, "report.txt").read_text(errors="surrogateescape")
     return {"console": said.getvalue(), "report": text}
+
+
+TRIALS: dict[str, Trial] = {
+    "settings": try_settings,
+    "traces": try_trace,
+    "records": try_record,
+    "profiles": try_profile,
+    "names": try_names,
+}

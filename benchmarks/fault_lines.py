@@ -13,6 +13,8 @@ import random
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
@@ -26,7 +28,8 @@ import lightning_flops
 from lightning_flops.run import safety
 from tests.left_on_torch import torch_state
 
-from .fault_campaign import Answer, Fault, answer_of
+from .faults import Fault
+from .runner import Answer, answer_of
 
 _FOLDER = f"{Path(lightning_flops.__file__).resolve().parent}{os.sep}"
 _TRIAL_SEC = 300.0
@@ -95,8 +98,7 @@ def train_loop(profiled: bool) -> nn.Module:
 
     model = _net()
     optimizer = torch.optim.AdamW(model.parameters())
-
-    def train(outside: Callable[[], Any]) -> None:
+    with profile_training(model, optimizer, log_dir="logs", **_SETTINGS) if profiled else nullcontext():
         for number, batch in enumerate(_loader()):
             model(batch).square().mean().backward()
             optimizer.step()
@@ -104,12 +106,6 @@ def train_loop(profiled: bool) -> nn.Module:
             if number == 5:
                 with torch.no_grad():
                     model(batch)
-
-    if profiled:
-        with profile_training(model, optimizer, log_dir="logs", **_SETTINGS):
-            train(lambda: None)
-    else:
-        train(lambda: None)
     return model
 
 
@@ -142,22 +138,13 @@ def train_lightning(profiled: bool, *, manual: bool = False) -> nn.Module:
             return torch.optim.AdamW(self.parameters())
 
     module = Module()
-    Trainer(
-        max_epochs=2,
-        accelerator="cpu",
-        logger=CSVLogger("."),
-        callbacks=[FlopsProfilerCallback(**_SETTINGS)] if profiled else [],
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        log_every_n_steps=3,
-        val_check_interval=5,
-    ).fit(module, _loader(), _loader())
+    quiet: dict[str, Any] = {"enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    callbacks: Any = [FlopsProfilerCallback(**_SETTINGS)] if profiled else []
+    trainer = Trainer(
+        max_epochs=2, logger=CSVLogger("."), callbacks=callbacks, log_every_n_steps=3, val_check_interval=5, **quiet
+    )
+    trainer.fit(module, _loader(), _loader())
     return module
-
-
-def train_manually(profiled: bool) -> nn.Module:
-    """A fit with manual optimization."""
-    return train_lightning(profiled, manual=True)
 
 
 def train_transformers(profiled: bool) -> nn.Module:
@@ -171,39 +158,23 @@ def train_transformers(profiled: bool) -> nn.Module:
     model = BertForSequenceClassification(BertConfig(vocab_size=32, hidden_size=16, **sizes))
     ids = torch.randint(0, 32, (8 * _STEPS, 6), generator=torch.Generator().manual_seed(3))
     data: Any = [{"input_ids": row, "labels": int(row[0]) % 2} for row in ids]
-    arguments = TrainingArguments(
-        output_dir="out",
-        per_device_train_batch_size=4,
-        gradient_accumulation_steps=2,
-        max_steps=_STEPS,
-        logging_steps=3,
-        eval_strategy="steps",
-        eval_steps=5,
-        use_cpu=True,
-        report_to=[],
-        disable_tqdm=True,
-    )
+    quiet: dict[str, Any] = {"report_to": [], "disable_tqdm": True, "use_cpu": True}
+    evaluates: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 5, "logging_steps": 3}
+    sizes = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "max_steps": _STEPS}
+    arguments = TrainingArguments(output_dir="out", **sizes, **evaluates, **quiet)
     callbacks: Any = [FlopsProfilerTrainerCallback(**_SETTINGS)] if profiled else []
     Trainer(model, arguments, train_dataset=data, eval_dataset=data[:4], callbacks=callbacks).train()
     return model
 
 
-RUNS: dict[str, Callable[[bool], nn.Module]] = {
-    "loop": train_loop,
-    "lightning": train_lightning,
-    "lightning-manual": train_manually,
-    "transformers": train_transformers,
+_LIGHTNING = ("lightning.pytorch", "lightning_flops.lightning")
+RUNS: dict[str, tuple[Callable[[bool], nn.Module], tuple[str, ...]]] = {
+    "loop": (train_loop, ("lightning_flops",)),
+    "lightning": (train_lightning, _LIGHTNING),
+    "lightning-manual": (partial(train_lightning, manual=True), _LIGHTNING),
+    "transformers": (train_transformers, ("lightning_flops.transformers", "transformers.models.bert.modeling_bert")),
 }
-
-
-_IMPORTED = {
-    "loop": ("lightning_flops",),
-    "lightning": ("lightning.pytorch", "lightning_flops.lightning"),
-    "lightning-manual": ("lightning.pytorch", "lightning_flops.lightning"),
-    "transformers": ("lightning_flops.transformers", "transformers.models.bert.modeling_bert"),
-}
-_IMPORTED_BY_ALL = "torch._dynamo", "torch.utils.tensorboard"
-"""What the first training of a process imports, which takes longer than the training."""
+"""Each training, and what its first one in a process imports, which takes longer than the training."""
 
 
 class _Heard(logging.Handler):
@@ -248,14 +219,13 @@ class Lines:
     """The trials of one training."""
 
     def __init__(self, name: str, run: Callable[[bool], nn.Module] | None = None) -> None:
-        self._run = run or RUNS[name]
-        if run is None:
-            for module in (*_IMPORTED_BY_ALL, *_IMPORTED[name]):  # once, and not in each trial's process
-                import_module(module)
+        self._run, imported = (run, ()) if run else RUNS[name]
+        for module in ("torch._dynamo", "torch.utils.tensorboard", *imported):  # once, not in each trial's process
+            import_module(module)
         plain, profiled = (self._answer(profiled=one, at=None) for one in (False, True))
         for answer in (plain, profiled):
-            if answer.failed or answer.value["raised"]:
-                raise RuntimeError(f"{name} does not train at all: {answer.failed or answer.value['raised']}")
+            if why := answer.words or answer.value["raised"]:
+                raise RuntimeError(f"{name} does not train at all: {why}")
         self._plain = plain.value
         self._words = len(profiled.value["said"])
         self.lines: int = profiled.value["lines"]
@@ -264,15 +234,15 @@ class Lines:
     def _answer(self, *, profiled: bool, at: int | None) -> Answer:
         return answer_of(lambda: _outcome(self._run, profiled=profiled, at=at), timeout_sec=_TRIAL_SEC)
 
-    def trial(self, generator: random.Random, again: str) -> list[Fault]:
+    def trial(self, generator: random.Random) -> list[Fault]:
         """Raise at a line that is drawn."""
         answer = self._answer(profiled=True, at=generator.randrange(self.lines))
         place = answer.value["place"] if answer.value else "?"
-        return [Fault(kind=kind, where=place, again=again, words=words) for kind, words in self._judge(answer)]
+        return [Fault(kind, place, words) for kind, words in self._judge(answer)]
 
     def _judge(self, answer: Answer) -> list[tuple[str, str]]:
-        if answer.failed:
-            return [("the training hung or died", answer.failed)]
+        if answer.words:
+            return [("the training hung or died", answer.words)]
         seen, found = answer.value, []
         if not seen["place"]:
             return []  # that line did not come: what ran before it differed

@@ -7,18 +7,17 @@ the arguments that show it again. The figures say what is, not what should be.
 
 from __future__ import annotations
 
-import argparse
-import logging
+import random
 import sys
-import warnings
-from collections.abc import Callable, Sequence
-from datetime import date
-from pathlib import Path
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
-from .fault_campaign import Fault, Tally, Trial, run_campaign
-from .machine import code_in_words, machine_in_words, restart_in_one_thread_environment, versions
+from .machine import RESULTS, ran_in_words
+from .page import table, write_page
+from .runner import start
 
-RESULT = Path(__file__).resolve().parent / "results" / "faults.md"
 _SHOWN = 40
 """So many kinds and places of faults of one campaign are listed."""
 
@@ -38,29 +37,62 @@ CAMPAIGNS = {
 """Each campaign, and what a trial without fault shows."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the campaigns that were asked for, and print what came out; 0 whatever came out."""
-    options = _options(arguments)
-    logging.disable(logging.NOTSET)
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    warnings.simplefilter("ignore")
-    share = options.seconds / len(options.campaigns)
-    tallies = []
-    for campaign in options.campaigns:
-        tally = Tally(campaign=campaign, promise=CAMPAIGNS[campaign], seed=options.seed)
-        again = f"{campaign} --seed {{seed}} --only {{number}}"
-        tallies.append(tally)
-        try:
-            run_campaign(tally, _trial_of(campaign), seconds=share, again=again, only=options.only)
-        except RuntimeError as error:  # the others are worth their while
-            tally.promise += f". **It did not run: {error}**"
-        print(f"{campaign}: {tally.tried} tried, {tally.faulty} with a fault", file=sys.stderr, flush=True)
-    ran = ", ".join(f"{name} {found}" for name, found in versions(("torch", "lightning", "deepspeed")).items())
-    page = render(tallies, ran=f"{date.today()}, {code_in_words()}. {machine_in_words()}; {ran}.")
-    print(page)
-    if options.output:
-        options.output.write_text(page)
-    return 0
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that a promise of this project rules out."""
+
+    kind: str
+    """In few words; faults of one kind and place are one line of the report."""
+    where: str
+    """The place in our code, or what was asked."""
+    words: str = ""
+
+
+Trial = Callable[[random.Random], list[Fault]]
+
+
+@dataclass(slots=True, kw_only=True)
+class Tally:
+    """What came out of one campaign."""
+
+    campaign: str
+    promise: str
+    """What a trial without fault shows."""
+    seed: int = 1
+    tried: int = 0
+    faults: list[tuple[int, Fault]] = field(default_factory=list)
+    """Each with the number of its trial."""
+
+    @property
+    def faulty(self) -> int:
+        """Trials with one fault or more."""
+        return len({number for number, _ in self.faults})
+
+    def run(self, trial: Trial, numbers: Iterator[int]) -> None:
+        """Try *numbers*, each with a generator of its own."""
+        for number in numbers:
+            found = trial(random.Random(f"{self.seed}/{number}"))
+            self.tried += 1
+            self.faults += [(number, fault) for fault in found]
+
+    def rows(self) -> list[list[object]]:
+        """Each kind of fault at each place: how often, and one of them; the most frequent kind first."""
+        kinds = Counter(fault.kind for _, fault in self.faults)
+        places = Counter((fault.kind, fault.where) for _, fault in self.faults)
+        first = {(fault.kind, fault.where): (number, fault.words) for number, fault in reversed(self.faults)}
+        rows: list[list[object]] = []
+        for kind, where in sorted(places, key=lambda place: (-kinds[place[0]], place[0], -places[place], place[1])):
+            number, words = first[kind, where]
+            again = f"`{self.campaign} --seed {self.seed} --only {number}`"
+            rows.append([_cell(kind), _cell(where), places[kind, where], again, _cell(words)])
+        return rows
+
+
+def _until(end: float) -> Iterator[int]:
+    number = 0
+    while time.monotonic() < end:
+        yield number
+        number += 1
 
 
 def _trial_of(campaign: str) -> Trial:
@@ -70,66 +102,68 @@ def _trial_of(campaign: str) -> Trial:
         from .fault_lines import Lines
 
         return Lines(run).trial
-    from . import fault_inputs
+    from .fault_inputs import TRIALS
 
-    trials: dict[str, Callable[..., list[Fault]]] = {
-        "settings": fault_inputs.try_settings,
-        "traces": fault_inputs.try_trace,
-        "records": fault_inputs.try_record,
-        "profiles": fault_inputs.try_profile,
-        "names": fault_inputs.try_names,
-    }
-    return trials[kind]
+    return TRIALS[kind]
 
 
-def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=__doc__)
-    parser.add_argument("campaigns", nargs="*", metavar="CAMPAIGN", help=f"of: {', '.join(CAMPAIGNS)} (default: all)")
-    parser.add_argument("--seconds", type=float, default=900.0, help="for all of them together (default: %(default)g)")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--only", type=int, metavar="NUMBER", help="this trial alone")
-    parser.add_argument("--output", type=Path, help="the page is written here, too")
-    options = parser.parse_args(arguments)
-    options.campaigns = options.campaigns or list(CAMPAIGNS)
-    if unknown := [name for name in options.campaigns if name not in CAMPAIGNS]:
-        parser.error(f"no campaign is called {unknown[0]!r}; there are {', '.join(CAMPAIGNS)}")
-    return options
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the campaigns that were asked for, and print what came out; 0 whatever came out."""
+    options = start(
+        __file__, __doc__, RESULTS / "faults.md", arguments, campaigns=list(CAMPAIGNS), seconds=900.0, seed=1, only=-1
+    )
+    tallies = []
+    for campaign in options.campaigns:
+        tally = Tally(campaign=campaign, promise=CAMPAIGNS[campaign], seed=options.seed)
+        tallies.append(tally)
+        try:
+            trial = _trial_of(campaign)
+            end = time.monotonic() + options.seconds / len(options.campaigns)
+            tally.run(trial, iter([options.only]) if options.only >= 0 else _until(end))
+        except RuntimeError as error:  # the others are worth their while
+            tally.promise += f". **It did not run: {error}**"
+        print(f"{campaign}: {tally.tried} tried, {tally.faulty} with a fault", file=sys.stderr, flush=True)
+    page = render(tallies, ran=ran_in_words(("torch", "lightning", "deepspeed")))
+    print("\n".join(page))
+    if options.only < 0:
+        write_page(options.output, page)
+    return 0
 
 
-def render(tallies: Sequence[Tally], *, ran: str) -> str:
-    """The page that says what the campaigns found."""
-    lines = ["# Campaigns against both promises", ""]
-    lines += ["Written by `make bench-faults`, which runs them again: the figures say what is, not what should be."]
-    lines += ["A line is drawn among those that run inside hooks of ours (`benchmarks/fault_lines.py`).", ""]
-    lines += [f"*{ran}*", "", "| campaign | what it tries, and what then holds | tried | with a fault |"]
-    lines += ["|---|---|---:|---:|"]
-    lines += [f"| {each.campaign} | {each.promise} | {each.tried:,} | {each.faulty:,} |" for each in tallies]
+def render(tallies: Sequence[Tally], *, ran: str) -> list[str]:
+    """The lines of the page that says what the campaigns found."""
+    rows = [[each.campaign, each.promise, f"{each.tried:,}", f"{each.faulty:,}"] for each in tallies]
+    lines = [
+        f"""# Campaigns against both promises
+
+Written by `make bench-faults`, which runs them again: the figures say what is, not what should be.
+A line is drawn among those that run inside hooks of ours (`benchmarks/fault_lines.py`).
+
+{ran}
+""",
+        *table(["campaign", "what it tries, and what then holds", ">tried", ">with a fault"], rows),
+    ]
     for tally in tallies:
-        kinds = tally.kinds()
-        if not kinds:
-            continue
-        lines += [
-            "",
-            f"## {tally.campaign}",
-            "",
-            "| fault | where | times | again: `python -m benchmarks.faults ...` | for example |",
-        ]
-        lines += ["|---|---|---:|---|---|"]
-        for kind, where, times, first in kinds[:_SHOWN]:
-            lines.append(
-                f"| {_cell(kind)} | {_cell(where)} | {times} | `{_cell(first.again)}` | {_cell(first.words)} |"
-            )
-        if len(kinds) > _SHOWN:
-            lines.append(f"\nand {len(kinds) - _SHOWN} more kinds and places.")
-    return "\n".join(lines) + "\n"
+        if faults := tally.rows():
+            lines += [
+                "",
+                f"## {tally.campaign}",
+                "",
+                f"Again: `python -m benchmarks.faults --campaigns …`. {_more(faults)}",
+            ]
+            lines += ["", *table(["fault", "where", ">times", "again", "for example"], faults[:_SHOWN])]
+    return lines
+
+
+def _more(faults: Sequence[object]) -> str:
+    return f"{len(faults) - _SHOWN} more kinds and places are not shown." if len(faults) > _SHOWN else ""
 
 
 def _cell(text: str) -> str:
     """*text* for a cell of a table, whatever it holds."""
     shown = "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)
-    return (shown if len(shown) <= 160 else shown[:157] + "...").replace("|", "\\|").replace("<", "&lt;")
+    return (shown if len(shown) <= 160 else shown[:157] + "...").replace("<", "&lt;")
 
 
 if __name__ == "__main__":
-    restart_in_one_thread_environment("benchmarks.faults")
     raise SystemExit(main())

@@ -1,12 +1,11 @@
 """Trace files of other people: each read as text, JSON and page, and held to sums that are made here.
 
-``python -m benchmarks.foreign_traces FOLDER [--output FILE]``: the sums here know nothing of the package. The files'
+``python -m benchmarks.foreign_traces --folder FOLDER``: the sums here know nothing of the package. The files'
 licences are their owners' matter, so only the table is kept.
 """
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import json
 import math
@@ -18,6 +17,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+from .machine import RESULTS
+from .page import table, write_page
+from .runner import start
 
 _KERNELS = ("kernel", "mtia_ccp_events")
 _ON_HOST = ("user_annotation", "cpu_op", "operator")
@@ -49,8 +52,8 @@ def sums_of(events: Sequence[Any]) -> dict[str, float]:
         if str(one.get("cat")).lower() in _KERNELS
     )
     union = reached = 0.0
-    for start, end in kernels:
-        union += max(0.0, end - max(start, reached)) if reached else end - start
+    for begin, end in kernels:
+        union += max(0.0, end - max(begin, reached)) if reached else end - begin
         reached = max(reached, end)
     return {
         "events": len(kernels),
@@ -94,100 +97,81 @@ def _product(event: Mapping[str, Any]) -> int:
     return 0
 
 
-def told_of(path: Path, folder: Path) -> tuple[str, dict[str, Any] | None]:
+def said_of(path: Path, folder: Path) -> tuple[str, dict[str, Any] | None]:
     """What the command says of a file: an error's last line, or nothing and its report."""
     page = folder / "page.html"
     command = [sys.executable, "-m", "lightning_flops", "trace", str(path)]
     text = subprocess.run([*command, "--html", str(page)], capture_output=True, text=True)
-    told = subprocess.run([*command, "--json"], capture_output=True, text=True)
-    if text.returncode or told.returncode:
-        return (text.stderr or told.stderr).strip().rpartition("\n")[2], None
+    read = subprocess.run([*command, "--json"], capture_output=True, text=True)
+    if text.returncode or read.returncode:
+        return (text.stderr or read.stderr).strip().rpartition("\n")[2], None
     if not text.stdout or not page.stat().st_size:
         return "an empty text or page", None
-    found: dict[str, Any] = json.loads(told.stdout)["traces"][0]
+    found: dict[str, Any] = json.loads(read.stdout)["traces"][0]
     return "", found
 
 
 def figures_of(report: Mapping[str, Any]) -> dict[str, float]:
     """The same sums as ``sums_of`` makes, by the report."""
     kernels = report["kernels"] or ()
-    elapsed = report["device_summary"]["elapsed_us"]
     flops = report["flops"] or {"operators": (), "steps": ()}
     return {
         "kernels": math.fsum(one["device"]["total_us"] for one in kernels),
-        "union": math.fsum(one["utilization"] * elapsed for one in report["device_summary"]["devices"] or ()),
+        "union": math.fsum(one["busy_us"] for one in report["device_metrics"] or ()),
         "steps": len(report["step_times"]["steps"]) if report["step_times"]["marked"] else 0,
         "products": sum(
             one["forward"] + one["backward"] + one["recompute"] + one["optimizer"]
             for one in flops["operators"]
-            if one["operator"].replace(".", "::") in _PRODUCTS
+            if one["name"].replace(".", "::") in _PRODUCTS
         ),
     }
 
 
-def row_of(path: Path, folder: Path) -> tuple[str, bool]:
+def row_of(path: Path, folder: Path) -> tuple[list[str], bool]:
     """A file's row of the table, and whether all of it is right."""
-    error, report = told_of(path, folder)
+    error, report = said_of(path, folder)
     if report is None:
-        return f"| {path.name} | refused: {error} | | | | | |", False
+        return [path.name, f"refused: {error}", *[""] * 6], False
     mine, theirs = sums_of(events_of(path)), figures_of(report)
-    cells, right = [], True
-    for name, unit in (("kernels", "us"), ("union", "us"), ("steps", ""), ("products", "")):
+    notes, cells, right = report["notes"], [], True
+    for name, unit in (("kernels", " us"), ("union", " us"), ("steps", ""), ("products", "")):
         # The report's times are whole nanoseconds; the file's, as floats of a calendar's time, are less exact.
-        equal = math.isclose(
-            mine[name],
-            theirs[name],
-            rel_tol=1e-9,
-            abs_tol=0.5 * 1e-3 * mine["events"] + (mine["events"] if name == "union" else 0) * 0.25,
-        )
-        left_out = name == "steps" and any("is left out" in note for note in report["notes"])
-        cut = name in ("kernels", "union") and any(note.startswith("Cut at the start") for note in report["notes"])
+        rounding = (0.5e-3 + 0.25 * (name == "union")) * mine["events"]
+        equal = math.isclose(mine[name], theirs[name], rel_tol=1e-9, abs_tol=rounding)
+        left_out = name == "steps" and any("is left out" in note for note in notes)
+        cut = name in ("kernels", "union") and any(note.startswith("Cut at the start") for note in notes)
         # A product in a call that was counted as a whole is that call's.
         within = name == "products" and theirs[name] <= mine[name]
         right &= equal or left_out or cut or within
-        cells.append(f"{theirs[name]:,.6g} {unit}".strip() + ("" if equal else f" ({mine[name]:,.6g})"))
-    shares = [
-        value
-        for step in (report["flops"] or {"steps": ()})["steps"]
-        for value in (step["mfu"], step["hfu"])
-        if value is not None
-    ]
+        cells.append(f"{theirs[name]:,.6g}{unit}" + ("" if equal else f" ({mine[name]:,.6g})"))
+    steps = (report["flops"] or {"steps": ()})["steps"]
+    shares = [step[share] for step in steps for share in ("mfu", "hfu") if step[share] is not None]
     impossible = sum(share > 2 for share in shares)
     most = f"{max(shares):.2%}" if shares else "n/a"
-    return f"| {path.name} | read | {' | '.join(cells)} | {most} | {impossible} |", right and not impossible
+    return [path.name, "read", *cells, most, str(impossible)], right and not impossible
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The table of all files below a folder."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--output", type=Path)
-    options = parser.parse_args(arguments)
-    files = sorted(
-        one for one in options.folder.rglob("*") if one.is_file() and one.name.endswith((".json", ".json.gz"))
-    )
+    """The table of all files below a folder; 1 if something is wrong."""
+    options = start(__file__, __doc__, RESULTS / "foreign_traces.md", arguments, folder="")
+    names = sorted(Path(options.folder).rglob("*.json*"))
+    files = [one for one in names if one.is_file() and one.name.endswith((".json", ".json.gz"))]
     with tempfile.TemporaryDirectory() as folder:
         rows = [row_of(path, Path(folder)) for path in files]
     wrong = sum(not right for _, right in rows)
-    text = "\n".join(
-        [
-            "# Other people's traces",
-            "",
-            "Each file read as text, JSON and page. In brackets: the sum that `benchmarks/foreign_traces.py` makes by",
-            "itself where it differs: steps that the report leaves out with a note, and products that are a part of an",
-            "operator that is counted as a whole.",
-            "",
-            "| file | | kernels | their union | steps | FLOPs of matrix products | greatest MFU or HFU | impossible |",
-            "|---|---|---|---|---|---|---|---|",
-            *(row for row, _ in rows),
-            "",
-            f"{len(files)} files, {wrong} with something wrong.",
-            "",
-        ]
-    )
-    if options.output is not None:
-        options.output.write_text(text)
-    print(text)
+    columns = ["file", "", "kernels", "their union", "steps", "FLOPs of matrix products"]
+    page = [
+        """# Other people's traces
+
+Each file read as text, JSON and page. In brackets: the sum that `benchmarks/foreign_traces.py` makes by
+itself where it differs: steps that the report leaves out with a note, and products that are a part of an
+operator that is counted as a whole.
+""",
+        *table([*columns, "greatest MFU or HFU", "impossible"], [row for row, _ in rows]),
+        "",
+        f"{len(files)} files, {wrong} with something wrong.",
+    ]
+    write_page(options.output, page)
     return int(wrong > 0)
 
 

@@ -7,10 +7,12 @@ import platform
 import subprocess
 import sys
 from collections.abc import Sequence
+from datetime import date
 from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
 MEASURED_FOLDERS = ("lightning_flops", "benchmarks", "tests/corpus", "constraints.txt", "pyproject.toml")
 """What a result depends on; a change in it that is not committed is reported with the result."""
 
@@ -22,19 +24,13 @@ def machine_in_words() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
-    for line in lines:
-        key, _, value = line.partition(":")
-        if key.strip() == "model name" and value.strip():
-            model = value.strip()
-            break
-    return f"{model} ({platform.machine()}), {usable_cores()} cores, {platform.system()}"
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{next(filter(None, named), model)} ({platform.machine()}), {usable_cores()} cores, {platform.system()}"
 
 
 def usable_cores() -> int:
     """Cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def versions(packages: Sequence[str]) -> dict[str, str]:
@@ -58,6 +54,13 @@ def code_in_words() -> str:
     # The results themselves are written after the run, so they never count as a change.
     real = [line for line in changed.splitlines() if "benchmarks/results/" not in line]
     return f"commit {commit}" + (f" with {len(real)} uncommitted changes" if real else "")
+
+
+def ran_in_words(packages: Sequence[str], *, code: str = "") -> str:
+    """When, on which code and machine, and with which versions something ran: a line of a page."""
+    found = ", ".join(f"{name} {version}" for name, version in versions(packages).items())
+    load = f"up to {os.getloadavg()[0]:.1f} processes were running or waiting on it"
+    return f"*{date.today()}, {code or code_in_words()}. {machine_in_words()}; {load}. {found}.*"
 
 
 def one_thread_environment() -> dict[str, str]:

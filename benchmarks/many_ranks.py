@@ -8,20 +8,18 @@ the process had before it read those bytes.
 
 from __future__ import annotations
 
-import argparse
-import json
 import logging
 import random
 import resource
 import struct
-import subprocess
-import sys
 import tempfile
 import time
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from lightning_flops.analysis.profile import build_profile
 from lightning_flops.analysis.rank_record import RECORD_LIMIT_BYTES, make_rank_record, pack, unpack
@@ -39,7 +37,7 @@ from lightning_flops.records import (
     WindowRecord,
 )
 from lightning_flops.report.document import draw
-from lightning_flops.report.job_document import ranks_section
+from lightning_flops.report.ranks_document import ranks_section
 from lightning_flops.report.text import VIEW
 from lightning_flops.schema.communication import CollectiveCalls, Overlap
 from lightning_flops.schema.profile import Profile
@@ -47,12 +45,11 @@ from lightning_flops.schema.rank_record import RankRecord
 from lightning_flops.schema.ranks import RankAbsence
 from lightning_flops.schema.trace import TracedPart
 
-from .time_report import write_section
+from .machine import RESULTS, ran_in_words
+from .page import met, table, write_section
+from .runner import run_apart, start
 
 logger = logging.getLogger("benchmarks.many_ranks")
-
-MODULE = "benchmarks.many_ranks"
-RESULT = Path(__file__).resolve().parent / "results" / "ranks.md"
 
 MODULES = 1_000
 CALLS = 3_000
@@ -85,6 +82,7 @@ def synthetic_profile(ranks: int) -> Profile:
         for phase, calls in phases
     ]
     signature = StepSignature(batches=("8x4096",), forwards=1, backwards=1, updates=1)
+    step = StepRecord(index=1, signature=signature, micro_steps=1, samples=8, tokens=8 * 4096)
     seconds = PhaseSeconds(data_wait=0.01, transfer=0.002, forward=0.12, backward=0.24, optimizer=0.02, other=0.008)
     window = WindowRecord(
         profile_step=1,
@@ -105,19 +103,8 @@ def synthetic_profile(ranks: int) -> Profile:
             for name in names
         ),
         flops=FlopRecord(cells=tuple(cells), module_calls=dict.fromkeys(names, 1)),
-        counted_steps=(StepRecord(index=1, signature=signature, micro_steps=1, samples=8, tokens=8 * 4096),),
-        timed_steps=tuple(
-            StepRecord(
-                index=4 + i,
-                signature=signature,
-                micro_steps=1,
-                samples=8,
-                tokens=8 * 4096,
-                seconds=seconds,
-                reader_sec=0.0,
-            )
-            for i in range(TIMED_STEPS)
-        ),
+        counted_steps=(step,),
+        timed_steps=tuple(replace(step, index=4 + i, seconds=seconds, reader_sec=0.0) for i in range(TIMED_STEPS)),
         timing_steps=TIMED_STEPS,
     )
     return build_profile(window, config=ProfilerConfig(detailed=False))
@@ -132,13 +119,9 @@ def synthetic_records(profile: Profile, ranks: int, *, seed: int = 0) -> Iterato
     assert timing is not None
     for rank in range(ranks):
         late = rank == ranks - 2
-        parts = tuple(
-            replace(part, mean_sec=seconds, median_sec=seconds)
-            for part in timing.parts
-            for seconds in [
-                part.mean_sec * draw.uniform(0.98, 1.02) + (LATE_SEC if late and part.name == "data wait" else 0)
-            ]
-        )
+        waits = {"data wait": LATE_SEC if late else 0.0}
+        means = {part.name: part.mean_sec * draw.uniform(0.98, 1.02) + waits.get(part.name, 0) for part in timing.parts}
+        parts = tuple(replace(part, mean_sec=means[part.name], median_sec=means[part.name]) for part in timing.parts)
         waited_us = 0 if late else 1e6 * LATE_SEC
         summary = replace(
             base.summary,
@@ -193,27 +176,25 @@ def _nanoseconds(draw: random.Random, number: int) -> array[int]:
     return array("q", array("H", draw.randbytes(2 * number)))
 
 
-def write_records(path: Path, ranks: int) -> tuple[int, int]:
-    """Write what *ranks* ranks send to *path*; the least and the greatest size of a record in bytes."""
-    profile = synthetic_profile(ranks)
-    sizes = []
+def write_records(path: Path, ranks: int) -> int:
+    """Write what *ranks* ranks send to *path*; the greatest size of a record in bytes."""
+    greatest = 0
     with path.open("wb") as file:
-        for record in synthetic_records(profile, ranks):
+        for record in synthetic_records(synthetic_profile(ranks), ranks):
             packed = pack(record)
-            sizes.append(len(packed))
+            greatest = max(greatest, len(packed))
             file.write(struct.pack("<I", len(packed)) + packed)
-    return min(sizes), max(sizes)
+    return greatest
 
 
 def _read_records(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
         while head := file.read(4):
-            (size,) = struct.unpack("<I", head)
-            yield file.read(size)
+            yield file.read(*struct.unpack("<I", head))
 
 
-def merge(path: Path, ranks: int) -> dict[str, float | str]:
-    """Read what *path* holds and merge it, in this process; what that took, CPU time and wall time."""
+def _merge(path: Path, ranks: int, send: Callable[[Any], None]) -> dict[str, float]:
+    """Read what *path* holds and merge it; what that took, CPU time and wall time."""
     profile = synthetic_profile(ranks)
     before = _peak_bytes()
     packed = list(_read_records(path))
@@ -221,22 +202,21 @@ def merge(path: Path, ranks: int) -> dict[str, float | str]:
     answers: list[RankRecord | RankAbsence] = [unpack(one) for one in packed]
     unpacked = time.process_time()
     merged = with_ranks(profile, answers, waited_sec=0.0)
-    found: dict[str, float | str] = {
-        "wall_sec": time.perf_counter() - wall,
+    found: dict[str, float] = {
         "cpu_sec": time.process_time() - cpu,
-        "unpack_cpu_sec": unpacked - cpu,
+        "wall_sec": time.perf_counter() - wall,
+        "unpack_sec": unpacked - cpu,
         "peak_bytes": _peak_bytes() - before,
         "base_bytes": before,
     }
     assert merged.ranks is not None and merged.ranks.answered == ranks
     assert [one.rank for one in merged.ranks.stragglers] == [ranks - 2], "the late rank is named, and no other"
     begun = time.process_time()
-    section = [] if (of_ranks := ranks_section(merged)) is None else list(draw(of_ranks, VIEW))
-    found["text_cpu_sec"] = time.process_time() - begun
-    found["lines"] = len(section)
-    begun = time.process_time()
+    of_ranks = ranks_section(merged)
+    found["lines"] = len(() if of_ranks is None else list(draw(of_ranks, VIEW)))
+    found["text_sec"], begun = time.process_time() - begun, time.process_time()
     found["json_bytes"] = len(merged.to_json().encode())
-    found["json_cpu_sec"] = time.process_time() - begun
+    found["json_sec"] = time.process_time() - begun
     return found
 
 
@@ -244,73 +224,46 @@ def _peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def _measured(ranks: int, folder: Path, rounds: int) -> tuple[list[dict[str, float]], tuple[int, int]]:
-    path = folder / f"{ranks}.records"
-    begun = time.perf_counter()
-    sizes = write_records(path, ranks)
-    logger.info("%d records of %d to %d bytes, made in %.0f s", ranks, *sizes, time.perf_counter() - begun)
-    found = []
-    for _ in range(rounds):
-        run = subprocess.run(
-            [sys.executable, "-m", MODULE, "--merge", str(path), "--ranks", str(ranks)],
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
-        found.append(json.loads(run.stdout))
-        logger.info("%s", found[-1])
-    return found, sizes
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Make the records, merge them in processes of their own, and write the result."""
-    parser = argparse.ArgumentParser(prog=f"python -m {MODULE}", description=__doc__)
-    parser.add_argument("--ranks", type=int, default=4096)
-    parser.add_argument("--rounds", type=int, default=5, help="how often each merge is measured")
-    parser.add_argument("--merge", type=Path, help="merge the records in this file, and say what it took as JSON")
-    parser.add_argument("--output", type=Path, default=RESULT)
-    options = parser.parse_args(arguments)
-    if options.merge is not None:
-        sys.stdout.write(json.dumps(merge(options.merge, options.ranks)) + "\n")
-        return
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    rows, worst = [], {}
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Makes the records, merges them in processes of their own, writes the result, and returns 0."""
+    options = start(__file__, __doc__, RESULTS / "ranks.md", arguments, ranks=4096, rounds=5)
+    rows, most = [], {}
     for ranks in (4, options.ranks):
         with tempfile.TemporaryDirectory() as folder:
-            found, sizes = _measured(ranks, Path(folder), options.rounds)
-        worst = {name: max(one[name] for one in found) for name in found[0]}
-        least = {name: min(one[name] for one in found) for name in found[0]}
-        rows.append(
-            f"| {ranks:,} | {sizes[1]:,} | {least['cpu_sec']:.2f}–{worst['cpu_sec']:.2f} | "
-            f"{least['wall_sec']:.2f}–{worst['wall_sec']:.2f} | {worst['unpack_cpu_sec']:.2f} | "
-            f"{worst['peak_bytes'] / 1e6:.0f} | {worst['base_bytes'] / 1e6:.0f} | {worst['lines']:.0f} | "
-            f"{worst['text_cpu_sec']:.2f} | {worst['json_bytes'] / 1e6:.1f} | {worst['json_cpu_sec']:.2f} |"
-        )
+            path = Path(folder, "records")
+            size = write_records(path, ranks)
+            work = partial(_merge, path, ranks)
+            answers = [run_apart(work, timeout_sec=600, method="spawn") for _ in range(options.rounds)]
+        if words := [answer.traceback or answer.words for answer in answers if answer.kind != "answered"]:
+            raise RuntimeError(words[0])
+        found = [answer.value for answer in answers]
+        least, most = ({name: pick(one[name] for one in found) for name in found[0]} for pick in (min, max))
+        seconds = [f"{least[name]:.2f}–{most[name]:.2f}" for name in ("cpu_sec", "wall_sec")]
+        megabytes = [f"{most[name] / 1e6:.0f}" for name in ("peak_bytes", "base_bytes")]
+        json = [f"{most['json_bytes'] / 1e6:.1f}", f"{most['json_sec']:.2f}"]
+        text = [f"{most['lines']:.0f}", f"{most['text_sec']:.2f}"]
+        rows.append([f"{ranks:,}", f"{size:,}", *seconds, f"{most['unpack_sec']:.2f}", *megabytes, *text, *json])
+    columns = "ranks|record, bytes|merge, CPU s|merge, wall s|of it unpacking, CPU s|peak over base, MB|base, MB"
+    columns += "|section, lines|text, CPU s|profile.json, MB|its writing, CPU s"
     lines = [
-        "## Thousands of ranks",
-        "",
-        f"Each rank has {MODULES:,} modules, {TIMED_STEPS} timed steps and {CALLS:,} collective calls in a traced "
-        "step, the times drawn at random; the last but one is late, and is named. Merging is unpacking all records and "
-        f"`with_ranks`, in a process of its own, {options.rounds} times: least and greatest. Memory is the peak, with "
-        "the packed records, over what the process had before it read them.",
-        "",
-        "| ranks | record, bytes | merge, CPU s | merge, wall s | of it unpacking, CPU s | peak over base, MB "
-        "| base, MB | section, lines | text, CPU s | profile.json, MB | its writing, CPU s |",
-        "|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
-        *rows,
-        "",
-        f"Targets: a record of at most {RECORD_LIMIT_BYTES:,} bytes; merging {options.ranks:,} ranks in at most "
-        f"{TARGET_SEC:g} s ({_met(worst['wall_sec'] <= TARGET_SEC)}) and {TARGET_BYTES / 1e6:g} MB "
-        f"({_met(worst['peak_bytes'] <= TARGET_BYTES)}); a section as long as that of 4 ranks.",
-        "",
+        f"""## Thousands of ranks
+
+Each rank has {MODULES:,} modules, {TIMED_STEPS} timed steps and {CALLS:,} collective calls in a traced step, the times
+drawn at random; the last but one is late, and is named. Merging is unpacking all records and `with_ranks`, in a process
+of its own, {options.rounds} times: least and greatest. Memory is the peak, with the packed records, over what the
+process had before it read them.
+""",
+        *table([f">{column}" for column in columns.split("|")], rows),
+        f"""
+Targets: a record of at most {RECORD_LIMIT_BYTES:,} bytes; merging {options.ranks:,} ranks in at most {TARGET_SEC:g} s
+({met(most["wall_sec"] <= TARGET_SEC)}) and {TARGET_BYTES / 1e6:g} MB ({met(most["peak_bytes"] <= TARGET_BYTES)}); a
+section as long as that of 4 ranks.
+""",
+        ran_in_words(("torch",)),
     ]
     write_section(options.output, "many ranks", lines, head=_HEAD)
-
-
-def _met(met: bool) -> str:
-    return "met" if met else "**missed**"
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -1,4 +1,4 @@
-"""Ratios of times that were measured in the same rounds, and how far they can be trusted. Knows no torch."""
+"""Medians and ratios of what was measured in the same rounds, how far they can be trusted, and limits."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
+
+from .page import met
 
 CONFIDENCE = 0.95
 RESAMPLES = 2000
@@ -33,10 +35,8 @@ class Target:
 
     def verdict(self, estimate: Estimate) -> str:
         """Met or missed by the median; an interval that holds the limit says so."""
-        word = "met" if estimate.value <= self.limit else "**missed**"
-        if estimate.low <= self.limit < estimate.high:
-            word += ", the limit is inside the interval"
-        return f"≤ {self.limit:g} {self.unit}: {word}".replace("  ", " ").replace(" :", ":")
+        inside = ", the limit is inside the interval" if estimate.low <= self.limit < estimate.high else ""
+        return f"≤ {self.limit:g} {self.unit}: {met(estimate.value <= self.limit)}{inside}"
 
 
 def median_with_interval(values: Sequence[float], *, seed: int = 0) -> Estimate:
@@ -50,14 +50,11 @@ def median_with_interval(values: Sequence[float], *, seed: int = 0) -> Estimate:
     generator = random.Random(seed)
     medians = sorted(median(generator.choices(values, k=len(values))) for _ in range(RESAMPLES))
     tail = (1 - CONFIDENCE) / 2
-    return Estimate(
-        value=median(values),
-        low=medians[int(tail * RESAMPLES)],
-        high=medians[min(RESAMPLES - 1, int((1 - tail) * RESAMPLES))],
-    )
+    low, high = medians[int(tail * RESAMPLES)], medians[min(RESAMPLES - 1, int((1 - tail) * RESAMPLES))]
+    return Estimate(value=median(values), low=low, high=high)
 
 
-def ratio(numerators: Sequence[float], denominators: Sequence[float], *, seed: int = 0) -> Estimate:
+def ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Estimate:
     """The median of round-by-round ratios: what slows the machine down for a while slows both and cancels.
 
     Raises:
@@ -65,6 +62,9 @@ def ratio(numerators: Sequence[float], denominators: Sequence[float], *, seed: i
     """
     if len(numerators) != len(denominators):
         raise ValueError(f"ratios need as many numerators as denominators, got {len(numerators)}, {len(denominators)}")
-    return median_with_interval(
-        [numerator / denominator for numerator, denominator in zip(numerators, denominators, strict=True)], seed=seed
-    )
+    return median_with_interval([one / other for one, other in zip(numerators, denominators, strict=True)])
+
+
+def difference(ones: Sequence[float], others: Sequence[float]) -> Estimate:
+    """The median of round-by-round differences."""
+    return median_with_interval([one - other for one, other in zip(ones, others, strict=True)])

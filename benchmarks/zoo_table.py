@@ -6,10 +6,10 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import date
 from typing import Literal
 
-from .machine import machine_in_words, versions
+from .machine import ran_in_words
+from .page import table
 
 Verdict = Literal["exact", "explained", "wrong", "not run"]
 Figures = tuple[int, int, int]
@@ -18,13 +18,14 @@ Figures = tuple[int, int, int]
 WAYS = ("eager", "sdpa", "checkpointing", "autocast", "offline")
 """How an architecture is counted; the first is there whenever the architecture runs at all."""
 
+_ESTIMATED = "the oracle expects products alone, and {} counted by an estimate"
 NOT_PRODUCTS: Mapping[str, str] = {
-    "aten._fft_": "the oracle expects products alone, and a Fourier transform is counted by an estimate",
-    "aten.grid_sampler_": "the oracle expects products alone, and sampling at a grid is counted by an estimate",
-    "aten._cdist_": "the oracle expects products alone, and distances of pairs are counted by an estimate",
-    "aten._euclidean_dist": "the oracle expects products alone, and distances of pairs are counted by an estimate",
-    "aten.linalg_": "the oracle expects products alone, and a matrix decomposition is counted by an estimate",
-    "aten._linalg_": "the oracle expects products alone, and a matrix decomposition is counted by an estimate",
+    "aten._fft_": _ESTIMATED.format("a Fourier transform is"),
+    "aten.grid_sampler_": _ESTIMATED.format("sampling at a grid is"),
+    "aten._cdist_": _ESTIMATED.format("distances of pairs are"),
+    "aten._euclidean_dist": _ESTIMATED.format("distances of pairs are"),
+    "aten.linalg_": _ESTIMATED.format("a matrix decomposition is"),
+    "aten._linalg_": _ESTIMATED.format("a matrix decomposition is"),
 }
 """By the beginning of an operator's name, why the oracle does not expect it: the rest must agree to the last FLOP."""
 
@@ -59,10 +60,8 @@ class Result:
     """The counter's, for people who look for a difference."""
     by_call: Mapping[str, int] = field(default_factory=dict)
     """The oracle's."""
-    uncounted: tuple[str, ...] = ()
-    """What the counter says it could not count."""
     said_at_least: tuple[str, ...] = ()
-    """Of that, what made the counter call its figures lower bounds."""
+    """What made the counter call its figures lower bounds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,30 +135,20 @@ def difference(result: Result) -> str:
     return "; ".join(f"{part} {counted:,}, expected {wanted:,}" for part, counted, wanted in parts if counted != wanted)
 
 
-def report(rows: Sequence[Row], *, code: str, asked: str = "") -> str:
-    """The page, as Markdown; *asked* are the arguments of a run that was to count less than everything."""
+def report(rows: Sequence[Row], *, code: str, only: str = "") -> list[str]:
+    """The lines of the page; *only* is the part of the zoo that was asked for, where that was not everything."""
     ran = [row for row in rows if row.verdict != "not run"]
-    parts = (
-        _head(rows, ran, code=code, asked=asked),
-        _summary(ran),
-        _reasons("Explained", "explained", ran),
-        _reasons("Wrong", "wrong", ran),
-        _every_row(ran),
-        _not_run(rows),
-    )
-    return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _head(rows: Sequence[Row], ran: Sequence[Row], *, code: str, asked: str) -> str:
-    installed = ", ".join(f"{name} {version}" for name, version in versions(("torch", "transformers", "timm")).items())
-    counts = Counter(verdict for row in ran for way in WAYS for verdict, _ in [row.verdict_of(way)])
-    compared = sum(counts[verdict] for verdict in ("exact", "explained", "wrong"))
+    by_way = {way: Counter(row.verdict_of(way)[0] for row in ran) for way in WAYS}
+    counts = sum(by_way.values(), Counter[Verdict]())
+    compared = counts["exact"] + counts["explained"] + counts["wrong"]
     libraries = Counter(row.library for row in ran)
     those = " and ".join(f"{count} of {library}" for library, count in libraries.items())
-    command = f"python -m benchmarks.zoo {asked}` (a part of it" if asked else "make bench-zoo` (all of it"
-    return f"""# The zoo: {len(ran)} architectures beside an oracle of their Python calls
+    command = f"python -m benchmarks.zoo --only '{only}'` (a part of it)" if only else "make bench-zoo` (all of it)"
+    verdicts: tuple[Verdict, ...] = ("exact", "explained", "wrong", "not run")
+    return [
+        f"""# The zoo: {len(ran)} architectures beside an oracle of their Python calls
 
-Written by `{command}) on {date.today().isoformat()}: {installed}; {code}; {machine_in_words()}.
+Written by `{command}: {ran_in_words(("torch", "transformers", "timm"), code=code)}
 
 {len(ran)} architectures ran ({those}; {len(rows) - len(ran)} more did not, and say why below): {compared:,} counts,
 **{counts["exact"]:,} exact, {counts["explained"]:,} explained, {counts["wrong"]:,} wrong**. Exact means that forward,
@@ -170,19 +159,17 @@ Every architecture is a tiny model of random weights, in training without dropou
 with eager attention, with torch's fused attention (sdpa), with activation checkpointing, and under autocast (bfloat16),
 each beside an oracle that sees the Python calls (`torch.matmul`, `F.linear`, `F.conv2d`, …) instead of the operators,
 and works out from their shapes what they, their gradients and their repetition cost; `benchmarks/zoo_oracle.py` is all
-of it. The last column holds `count_offline`, which computes on shapes, to the count of the step that ran."""
+of it. The last column holds `count_offline`, which computes on shapes, to the count of the step that ran.
+""",
+        *table(["", *(f">{v}" for v in verdicts)], [[way, *(of[v] for v in verdicts)] for way, of in by_way.items()]),
+        *_reasons("explained", ran),
+        *_reasons("wrong", ran),
+        *_every_row(ran),
+        *_not_run([row for row in rows if row.verdict == "not run"]),
+    ]
 
 
-def _summary(ran: Sequence[Row]) -> str:
-    lines = ["| | exact | explained | wrong | not run |", "|---|---:|---:|---:|---:|"]
-    for way in WAYS:
-        counts = Counter(row.verdict_of(way)[0] for row in ran)
-        cells = (counts[verdict] for verdict in ("exact", "explained", "wrong", "not run"))
-        lines.append(f"| {way} | {' | '.join(map(str, cells))} |")
-    return "\n".join(lines)
-
-
-def _reasons(title: str, verdict: Verdict, ran: Sequence[Row]) -> str:
+def _reasons(verdict: Verdict, ran: Sequence[Row]) -> list[str]:
     found: defaultdict[str, list[str]] = defaultdict(list)
     for row in ran:
         ways: defaultdict[str, list[str]] = defaultdict(list)
@@ -193,15 +180,12 @@ def _reasons(title: str, verdict: Verdict, ran: Sequence[Row]) -> str:
         for reason, names in ways.items():
             found[reason].append(f"{row.architecture} ({', '.join(names)})")
     lines = [f"- {reason[0].upper()}{reason[1:]}: {', '.join(names)}." for reason, names in found.items()]
-    return f"## {title}\n\n" + ("\n".join(lines) or "None.")
+    return ["", f"## {verdict.capitalize()}", "", *(lines or ["None."])]
 
 
-def _every_row(ran: Sequence[Row]) -> str:
+def _every_row(ran: Sequence[Row]) -> list[str]:
     notes: dict[str, int] = {}
-    lines = [
-        f"| architecture | called with | forward | backward | {' | '.join(WAYS)} |",
-        f"|---|---|---:|---:|{'---|' * len(WAYS)}",
-    ]
+    rows: list[list[str]] = []
     for row in ran:
         cells = []
         for way in WAYS:
@@ -210,20 +194,17 @@ def _every_row(ran: Sequence[Row]) -> str:
                 cells.append(f"– {notes.setdefault(reason, len(notes) + 1)}")
             else:
                 cells.append("**wrong**" if verdict == "wrong" else verdict)
-        eager = row.result("eager")
-        forward, backward, _ = (eager.counted if eager else None) or (0, 0, 0)
-        batch = eager.batch if eager else ""
+        eager = row.result("eager") or Result(way="eager")
+        forward, backward, _ = eager.counted or (0, 0, 0)
         name = row.architecture if row.library == "transformers" else f"{row.library} {row.architecture}"
-        lines.append(f"| {name} | {batch} | {forward:,} | {backward:,} | {' | '.join(cells)} |")
-    lines += ["", *(f"{number}. {reason}" for reason, number in notes.items())]
-    return "## Every architecture\n\nFLOPs are those of the step with eager attention.\n\n" + "\n".join(lines)
+        rows.append([name, eager.batch, f"{forward:,}", f"{backward:,}", *cells])
+    lines = table(["architecture", "called with", ">forward", ">backward", *WAYS], rows)
+    words = "FLOPs are those of the step with eager attention."
+    footnotes = [f"{number}. {reason}" for reason, number in notes.items()]
+    return ["", "## Every architecture", "", words, "", *lines, "", *footnotes]
 
 
-def _not_run(rows: Sequence[Row]) -> str:
-    lines = [
-        f"- {row.library} {row.architecture}: {row.verdict_of('eager')[1]}" for row in rows if row.verdict == "not run"
-    ]
-    if not lines:
-        return ""
+def _not_run(rows: Sequence[Row]) -> list[str]:
     words = "No small configuration or batch was found for these, or they need what is not installed: nothing is known."
-    return f"## Not run\n\n{words}\n\n" + "\n".join(lines)
+    lines = [f"- {row.library} {row.architecture}: {row.verdict_of('eager')[1]}" for row in rows]
+    return ["", "## Not run", "", words, "", *lines] if rows else []

@@ -107,9 +107,6 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 """What the rule by names gets wrong: by architecture, fields (``text_config.x`` reaches into a part)."""
 
-INPUTS: dict[str, str] = {}
-"""By architecture, a kind of batch other than the one that its signature tells."""
-
 
 def architectures() -> dict[str, str]:
     """By architecture, the name of its base model's class."""

@@ -38,35 +38,24 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _NAMES = {
-    "analysis.compare": ("compare_profiles",),
-    "config": ("ProfilerConfig",),
-    "errors": ("ConfigError", "LightningFlopsError"),
-    "lightning": ("FlopsProfilerCallback",),
+    "analysis.compare": "compare_profiles",
+    "config": "ProfilerConfig",
+    "errors": "ConfigError LightningFlopsError",
+    "lightning": "FlopsProfilerCallback",
     "pytorch": (
-        "FlopsProfiler",
-        "count_flops",
-        "count_offline",
-        "flops_formula",
-        "get_model_profile",
-        "profile_training",
-        "register_flop_formula",
+        "FlopsProfiler count_flops count_offline flops_formula get_model_profile profile_training register_flop_formula"
     ),
     "report.deepspeed_units": (
-        "bytes_to_string",
-        "duration_to_string",
-        "flops_to_string",
-        "macs_to_string",
-        "number_to_string",
-        "params_to_string",
+        "bytes_to_string duration_to_string flops_to_string macs_to_string number_to_string params_to_string"
     ),
-    "report.text": ("render_text",),
-    "schema.comparison": ("Comparison",),
-    "schema.profile": ("Profile",),
-    "transformers": ("FlopsProfilerTrainerCallback",),
+    "report.text": "render_text",
+    "schema.comparison": "Comparison",
+    "schema.profile": "Profile",
+    "transformers": "FlopsProfilerTrainerCallback",
 }
 """The public names of each module below this package."""
 
-_MODULES = {name: module for module, names in _NAMES.items() for name in names}
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = sorted(["__version__", *_MODULES])
 for _name, _roots in {
@@ -83,7 +72,14 @@ def _renderers() -> _shown.Renderers:
     return notebook
 
 
+def _read(path: str) -> Any:
+    from lightning_flops.sinks.profile_files import read_profile
+
+    return read_profile(path)[0]
+
+
 _shown.find = _renderers
+_shown.read = _read
 
 
 def __getattr__(name: str) -> Any:

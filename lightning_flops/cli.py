@@ -10,9 +10,12 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 import lightning_flops
-from lightning_flops.commands import compare, formula, report, run, trace
-from lightning_flops.commands.terminal import PROGRAM
+from lightning_flops.commands import compare, formula, peak, report, run, skill, trace
+from lightning_flops.commands.terminal import PROGRAM, complain
+from lightning_flops.errors import LightningFlopsError
 from lightning_flops.text.printable import printable
+
+_FAILED = 2
 
 _INTERRUPTED = 130
 """The exit status after Ctrl-C, as shells have it: 128 and the signal's number."""
@@ -21,12 +24,10 @@ _INTERRUPTED = 130
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command that *arguments* (by default the program's) ask for; returns the exit status.
 
-    0: done. 1: a file cannot be read or written, files do not belong together, or there is no such module to run;
-    standard error says which. 2: wrong usage, or no such script to run. 130: Ctrl-C. What a program under ``run``
-    raises is raised here, its Ctrl-C as well.
-
-    Of ``formula``, ``trace`` and ``compare``, 2 means that something cannot be read or compared, and of ``compare`` 1
-    means that a condition of ``--fail-if`` holds.
+    0: done. 2: wrong usage, or something cannot be read, written or compared; standard error says which. 130: Ctrl-C.
+    Of ``compare``, 1 means that a condition of ``--fail-if`` holds, and 3 that it is inconclusive; of ``peak``, 1 that
+    the machine was too busy; of ``run``, 1 that there is no such module. What a program under ``run`` raises is raised
+    here, its Ctrl-C as well.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     # DeepSpeed's launcher, and torch's old one, put this argument first. It is meant for the program.
@@ -38,6 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     act: Callable[[argparse.Namespace], int] = options.act
     try:
         return act(options)
+    except (LightningFlopsError, OSError) as error:
+        complain(str(error))
+        return _FAILED
     except KeyboardInterrupt:
         return _INTERRUPTED
 
@@ -54,6 +58,6 @@ def parser() -> argparse.ArgumentParser:
     whole = _Parser(prog=PROGRAM, description="What a PyTorch training run computes and waits for.", allow_abbrev=False)
     whole.add_argument("--version", action="version", version=f"{PROGRAM} {lightning_flops.__version__}")
     commands = whole.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for command in (run, formula, report, trace, compare):
+    for command in (run, formula, report, trace, compare, peak, skill):
         command.add(commands)
     return whole

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 try:
-    from deepspeed.runtime import config as deepspeed_config
     from deepspeed.runtime.engine import DeepSpeedEngine
     from deepspeed.runtime.hybrid_engine import DeepSpeedHybridEngine
     from deepspeed.runtime.pipe.engine import PipelineEngine
@@ -28,7 +27,6 @@ except ModuleNotFoundError as missing:
 from torch.utils.weak import WeakIdKeyDictionary
 
 from lightning_flops.adapters.deepspeed_block import log_mistakes
-from lightning_flops.adapters.deepspeed_context import private_names
 from lightning_flops.adapters.deepspeed_engine import EngineRun, engine_run
 from lightning_flops.adapters.wrapping import wrap
 from lightning_flops.config import BLOCK, ProfilerConfig, TakenBlock
@@ -79,13 +77,10 @@ _installed: list[ExitStack] = []
 def install() -> None:
     """Take over the ``"flops_profiler"`` block of every engine that is made from here on.
 
-    Engines whose config has no such block, or one that is not enabled, stay untouched. What DeepSpeed takes, trains: a
-    key that is no setting is a warning, a value that breaks its rule a warning and no profile. A second call changes
-    nothing.
+    A key that is no setting is a warning, a value that breaks its rule a warning and no profile.
     """
     if not _installed:
         _installed.append(ExitStack())
-        wrap(deepspeed_config, "DeepSpeedFlopsProfilerConfig", _reading_the_block, _installed[0])
         for kind in _ENGINES:
             wrap(kind, "__init__", functools.partial(_attaching_at_the_end, kind), _installed[0])
 
@@ -101,9 +96,8 @@ def attach(engine: DeepSpeedEngine, config: ProfilerConfig | Mapping[str, Any] |
 
     Args:
         engine: what ``deepspeed.initialize`` returned.
-        config: the settings: a ``"flops_profiler"`` block, or a DeepSpeed config (object, path or URL) that has one.
-            None takes the block of the engine's own config, in which a mistake is a warning, or the defaults if it has
-            none.
+        config: a ``"flops_profiler"`` block, or a DeepSpeed config (object, path or URL) that has one. None takes the
+            block of the engine's own config, in which a mistake is a warning, or the defaults if it has none.
 
     Returns:
         The engine's handle: the same one when it is asked for again, a new one after ``detach()``.
@@ -112,15 +106,11 @@ def attach(engine: DeepSpeedEngine, config: ProfilerConfig | Mapping[str, Any] |
         ConfigError: a setting given here breaks its rule, or the engine is profiled already with other settings.
         LightningFlopsError: *engine* is no engine, or has no module.
     """
-    if not isinstance(engine, DeepSpeedEngine):
+    if not isinstance(engine, DeepSpeedEngine) or not holds(engine, "module"):
         raise LightningFlopsError(f"attach needs what deepspeed.initialize returns first, got {type(engine).__name__}")
-    if not holds(engine, "module"):
-        raise LightningFlopsError("attach needs an engine with a module; this one has none, or was not made to its end")
     handle = _handles.get(engine)
     attached = handle is not None and not handle._detached
-    if handle is not None and attached and config is None:
-        return handle
-    settings = _settings(engine, config)
+    settings = handle.config if handle is not None and attached and config is None else _settings(engine, config)
     if handle is not None and attached:
         if handle.config == settings:
             return handle
@@ -159,24 +149,8 @@ def _settings(engine: Any, config: ProfilerConfig | Mapping[str, Any] | str | Pa
 
 def _block_of(engine: Any) -> TakenBlock | None:
     """The block of *engine*'s own config, as the user wrote it; None without one."""
-    names = private_names()
-    config = names.get(engine, "_config", None)
-    as_written = {} if config is None else names.get(config, "_param_dict", {})
+    as_written = getattr(getattr(engine, "_config", None), "_param_dict", {})
     return ProfilerConfig.taken_over(as_written[BLOCK]) if BLOCK in as_written else None
-
-
-def _reading_the_block(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """What reads the block in place of DeepSpeed's class, below every form in which a config can be given."""
-
-    @functools.wraps(original, updated=())
-    def read(param_dict: Any) -> Any:
-        result = original(param_dict)  # first: what DeepSpeed refuses ends in its own error
-        with _not_profiled_if_it_raises():
-            if BLOCK in param_dict and ProfilerConfig.taken_over(param_dict[BLOCK]).builtin_on:
-                result.enabled = False
-        return result
-
-    return read
 
 
 def _attaching_at_the_end(kind: type, original: Callable[..., None]) -> Callable[..., None]:
@@ -210,9 +184,10 @@ def _attach_by_block(engine: Any) -> None:
     elif engine.global_rank == 0:
         if taken is not None:
             log_mistakes(taken, run="engine")
+            engine._config.flops_profiler_config.enabled = False  # DeepSpeed's own, which may fail with such a value
         if taken is None or not taken.wrong:
-            # Off is what somebody wrote, or the block was forgotten, or its name misspelt.
-            level = logging.INFO if taken is not None and taken.says_enabled else logging.WARNING
             why = 'config has no "flops_profiler" block that is enabled'
             OUTCOMES.reasons.append(f"the DeepSpeed {why}")
+            # Off is what somebody wrote, or the block was forgotten, or its name misspelt.
+            level = logging.INFO if taken is not None and taken.says_enabled else logging.WARNING
             logger.log(level, "this engine is not profiled: its %s", why)

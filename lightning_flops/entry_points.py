@@ -19,7 +19,6 @@ SWITCH = "LIGHTNING_FLOPS"
 SETTINGS = "LIGHTNING_FLOPS_SETTINGS"
 """Environment variable with the settings of these profilers, as a JSON object; they win over a DeepSpeed block."""
 
-
 LOG_DIR = "LIGHTNING_FLOPS_LOG_DIR"
 """Environment variable with a folder for the reports of a Trainer none of whose loggers has a folder."""
 
@@ -53,11 +52,7 @@ def settings() -> dict[str, Any]:
 
 
 def callbacks_factory() -> list[FlopsProfilerCallback]:
-    """Callbacks for the Trainer that is being made: one of ours if ``LIGHTNING_FLOPS=1``, none otherwise.
-
-    The callback takes its settings from the DeepSpeed config's block if the Trainer's strategy has one, and the
-    defaults if not. It does nothing if the user has given the Trainer a ``FlopsProfilerCallback``.
-    """
+    """Callbacks for the Trainer that is being made: one of ours if ``LIGHTNING_FLOPS=1``, none otherwise."""
     if not is_on():
         return []
     try:

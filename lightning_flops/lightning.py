@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from lightning_flops.adapters.deepspeed_block import settings_of
 from lightning_flops.adapters.lightning import LightningRun
-from lightning_flops.adapters.lightning_context import IMPORT_ROOTS, folder_of_trainer
-from lightning_flops.adapters.lightning_deepspeed import BuiltinProfiler, block_of
+from lightning_flops.adapters.lightning_context import IMPORT_ROOTS, block_of, folder_of_trainer, is_lightnings
 from lightning_flops.adapters.lightning_launch import origin_of, send_home
 from lightning_flops.adapters.when_imported import when_imported
 from lightning_flops.config import SETTINGS, ProfilerConfig, given_settings, refuse_unknown, with_settings_described
@@ -43,7 +42,10 @@ else:
 _LOOPS: dict[str | None, Loop] = {"fit": "training", "validate": "validate", "test": "test", "predict": "predict"}
 """What a run does, by what the Trainer was asked for."""
 
-_RUNTIME_ATTRIBUTES = ("_adapter", "run", "_builtin", "log", "log_dict")
+_UNUSED_HOOKS = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
+"""A Trainer takes microseconds to call each in every batch, also where nobody has written it; it passes over None."""
+
+_RUNTIME_ATTRIBUTES = ("_adapter", "run", "log", "log_dict", *_UNUSED_HOOKS)
 """What is not pickled: what belongs to a run, and the bound methods that a Trainer sets on the callback."""
 
 
@@ -51,19 +53,15 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
     """Counts and times one step of training, and reports it to the run's loggers.
 
     Add it to a ``Trainer``; nothing else changes. The step that begins after ``profile_step`` steps of the fit is
-    counted, and the steps after it are timed. The report goes to the loggers, to the console's log, to ``profile.json``
-    and to a page, ``profile.html``. These files lie in ``lightning_flops`` beside the logs, or below
-    ``default_root_dir`` if no logger has a folder. W&B and MLflow keep the page as an artifact.
+    counted, and the steps after it are timed. The report goes to the loggers, to the console's log and to files in
+    ``lightning_flops`` beside the logs, or below ``default_root_dir`` if no logger has a folder.
 
-    ``Trainer.predict``, ``test`` and ``validate`` are profiled, too. There a step is one batch, without a backward and
-    an optimizer. Tags and names of files say which loop it was, such as ``flops_profiler/predict/fwd_flops`` and
-    ``profile.predict.json``. Validation inside a fit belongs to no step, and has no report of its own.
+    ``Trainer.predict``, ``test`` and ``validate`` are profiled, too: a step is one batch there, and tags and names of
+    files say which loop it was. Validation inside a fit belongs to no step.
 
     An argument that is None has not been given. Under a DeepSpeedStrategy it has the value from the
     ``"flops_profiler"`` block of the DeepSpeed config, if that has one, and otherwise the default. DeepSpeed's own
     profiler is switched off. A block that says ``"enabled": false`` switches this callback off, too.
-
-    The arguments are settings of ``ProfilerConfig``, where each is described.
 
     Raises:
         ConfigError: a setting breaks its rule, or an argument is not a setting. In the block of a DeepSpeed config
@@ -114,19 +112,13 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         self._origin = origin_of(self)
         self._start_anew()
         self._adapter: LightningRun | None = None
-        self.run: Run | None = None
-        """The run that goes on; None outside of a loop."""
-        self._builtin = BuiltinProfiler()
+        self.run: Run | None = None  # the run that goes on; None outside of a loop
 
     @classmethod
     def from_deepspeed_config(cls, config: Mapping[str, Any] | str | Path) -> FlopsProfilerCallback:
         """A callback with the settings of a DeepSpeed config's ``"flops_profiler"`` block; without one it does nothing.
 
-        Args:
-            config: the config as a dict, or the path or URL of its JSON file. DeepSpeed need not be installed.
-
-        Raises:
-            ConfigError: the file cannot be read, is no JSON object, or a setting breaks its rule.
+        *config* is a dict, or the path or URL of a JSON file; a ConfigError says what is wrong in it.
         """
         callback = cls.__new__(cls)
         settings = ProfilerConfig.from_deepspeed_config(config)
@@ -135,10 +127,9 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
 
     @classmethod
     def for_any_trainer(cls, settings: Mapping[str, Any], *, folder: str | None = None) -> FlopsProfilerCallback:
-        """A callback that the user has not written, with these *settings*: nothing if the Trainer has another one.
+        """A callback that the user has not written: it does nothing if the Trainer has another one.
 
-        If no logger has a folder, the files go to *folder*, if there is one. A ``"flops_profiler"`` block of the
-        Trainer's DeepSpeed config decides, also whether anything is profiled.
+        If no logger has a folder, the files go to *folder*, if there is one. A DeepSpeed config's block decides.
         """
         callback = cls(**settings)
         callback._for_any_trainer, callback._folder = True, folder
@@ -152,17 +143,12 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         if self._origin.is_here:  # a copy beside the callback that was made here, and not in a launcher's process
             self._origin = origin_of(self)
         self._adapter = self.run = None
-        self._builtin = BuiltinProfiler()
 
     # ---- the hooks of a fit and of the other loops, in the order in which a Trainer calls them
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._end_run()  # of an earlier one, if nobody said that it was over
         self._take_settings(trainer, "fit" if stage == "fit" else f"{stage} loop")
-
-    @safe
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._builtin.put_back()  # the strategy has made its engine
 
     @safe
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -172,16 +158,14 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         self._start_anew()
         # Who did not ask for a profile gets no new folder.
         asked_for = not self._for_any_trainer or block_of(trainer) is not None
-        self._adapter = LightningRun(
-            trainer,
-            pl_module,
-            _LOOPS[trainer.state.fn],
-            config=self._config,
-            publish=self._profiles.append,
-            own_folder=folder_of_trainer(trainer) if asked_for else self._folder,
-        )
+        folder = folder_of_trainer(trainer) if asked_for else self._folder
+        to: dict[str, Any] = {"config": self._config, "publish": self._profiles.append, "own_folder": folder}
+        self._adapter = LightningRun(trainer, pl_module, _LOOPS[trainer.state.fn], **to)
         self.run = self._adapter.run
         self._adapter.begin()
+        if any(one is self for one in trainer.callbacks):  # type: ignore[attr-defined]
+            written = {name for kind in type(self).__mro__ if not is_lightnings(kind) for name in vars(kind)}
+            self.__dict__.update(dict.fromkeys(name for name in _UNUSED_HOOKS if name not in written))
 
     on_predict_start = on_test_start = on_train_start
 
@@ -257,19 +241,15 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         if self._for_any_trainer and not all(one._for_any_trainer for one in ours):
             self._config = ProfilerConfig(enabled=False)
             return
-        taken = settings_of(
+        self._config = settings_of(
             block_of(trainer),
             self._given,
             enabled=not self._for_any_trainer,
-            owner="FlopsProfilerCallback",
             run=run,
             logs=trainer.is_global_zero,
             # Somebody who wrote the callback into the program expects a profile.
             level_if_off=logging.INFO if self._for_any_trainer else logging.WARNING,
-        )
-        self._config = taken.settings
-        if run == "fit" and taken.builtin_on and (self._config.enabled or taken.wrong):
-            self._builtin.switch_off(trainer)
+        ).settings
 
     def _finish(self, interrupted_by: BaseException | None = None) -> None:
         self._report(interrupted_by)
@@ -285,15 +265,15 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         self._start_anew()
         self._profiles.extend(profiles)
         self._throughput = throughput
-        for profile in profiles:
-            OUTCOMES.reports(profile)
+        OUTCOMES.profiles += len(profiles)
 
     def _end_run(self) -> None:
-        self._builtin.put_back()
         if (adapter := self._adapter) is not None:
-            adapter.close()
+            adapter.run.close()
             self._throughput = adapter.run.reports.throughput
         self._adapter = self.run = None
+        for name in _UNUSED_HOOKS:
+            self.__dict__.pop(name, None)
 
 
 FlopsProfilerCallback.__doc__ = with_settings_described(

@@ -6,7 +6,7 @@ import operator
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
@@ -60,12 +60,12 @@ def count_flops(
 ) -> Iterator[FlopCounts]:
     """Counts the FLOPs of everything that runs inside, by the modules of *model*; a multiply-add is two FLOPs.
 
-    Forward, backward and optimizer steps are counted as they run, and run as they would without it. The counts may be
-    read inside the block, where they are those of the moment, and after it.
+    Forward, backward and optimizer steps are counted as they run. The counts may be read inside the block, where they
+    are those of the moment, and after it. Once the block has begun, no error of ours is raised in it or at its end:
+    where something was not counted, a note says so.
 
     Args:
-        model: the model whose modules own the work. Left out, everything that runs is counted all the same, and stands
-            under ``(outside)``.
+        model: the model whose modules own the work. Left out, everything that runs stands under ``(outside)``.
         causal_attention: ``"half"`` counts half of the score matrix where attention is flagged causal.
 
     Yields:
@@ -73,43 +73,30 @@ def count_flops(
 
     Raises:
         TypeError: *model* is neither a module nor None.
-        Exception: counting could not begin, by a fault of this package's: then nothing inside has run, and nothing of
-            ours is on torch. Once the block has begun no error of ours is raised in it or at its end: where something
-            was not counted a note says so, and a record that could not be made is an error to who asks for the counts.
+        Exception: counting could not begin; then nothing inside has run.
     """
     if model is not None:
         require_module(model)
     counter = FlopCounter(model, causal_attention=causal_attention)
     counts = FlopCounts(counter.record, () if model is None else _described_later(model))
     try:
-        counter.__enter__()
-        yield counts
+        with counter:
+            yield counts
     finally:
-        try:
-            counter.__exit__()
+        with suppress(Exception):
             counts.settle()  # so that they do not keep the model
-        except BaseException as error:
-            counter.__exit__()  # nothing happens where it came to its end before
-            counts.settle()
-            if not isinstance(error, Exception):
-                raise
 
 
 def count_offline(model: nn.Module, batch: Any, *, causal_attention: Literal["full", "half"] = "full") -> FlopCounts:
     """Counts one eager forward and backward of *model* on a batch of these shapes, without running it.
 
     For a compiled model, whose compiled path may do less work or hide it, this is the figure of the eager one. The
-    backward is that of everything the forward puts out; there is no loss function and no optimizer.
-
-    Fake tensors have no values: a forward that asks for one, such as of a mask or of lengths, raises.
+    backward is that of everything the forward puts out. A forward that asks for values, as of a mask, raises.
 
     Args:
         model: stays as it is.
         batch: a tuple of positional arguments, a dict of keyword arguments, or the one argument (a named tuple is one).
-        causal_attention: ``"half"`` counts half of the score matrix where attention is flagged causal.
-
-    Returns:
-        The counts.
+        causal_attention: as for ``count_flops``.
 
     Raises:
         TypeError: *model* is no module.
@@ -131,8 +118,8 @@ def flops_formula(
     """The FLOPs of one eager forward and backward of *model* as an exact function of its batch's sizes.
 
     Batches like *batch* in other sizes are counted on fake tensors, as ``count_offline`` does, until a polynomial of
-    the sizes agrees with all of them and with at least two more than it needs. Where there is none, as with strided
-    convolutions, the result says so, and counts every size that it is asked for.
+    the sizes agrees with all of them and with at least two more than it needs. Where there is none, the result says so,
+    and counts every size that it is asked for: call it with sizes, print it, or ask for ``to_json()``.
 
     ``flops_formula(model, batch, vary={"input_ids": (0, 1)})(batch=8, sequence=4096)`` are the FLOPs of these sizes.
 
@@ -142,10 +129,7 @@ def flops_formula(
         vary: by argument (its name, or its position in a tuple), the axes that vary. Axis 0 is named ``batch``, axis 1
             ``sequence``, those of images ``height`` and ``width``; a mapping from axes to names gives others. Other
             tensors of the batch follow where they have the same size in the same axis.
-        causal_attention: as for ``count_offline``.
-
-    Returns:
-        The formula: call it with sizes, print it, or ask for ``to_json()``.
+        causal_attention: as for ``count_flops``.
 
     Raises:
         TypeError: *model* is no module.
@@ -163,10 +147,7 @@ def flops_formula(
 
 
 def _described_later(model: nn.Module) -> Callable[[], tuple[ModuleRecord, ...]]:
-    """Describes the modules when somebody asks: this takes longer than counting a small step, and few ask.
-
-    It does not hold the model. A model that is gone by then is not described.
-    """
+    """Describes the modules when somebody asks, which few do; does not hold the model."""
     reference = weakref.ref(model)
 
     def describe() -> tuple[ModuleRecord, ...]:
@@ -191,13 +172,9 @@ def profile_training(
 ) -> TrainingProfiler:
     """Profiles a training loop of your own, around which it is put with ``with``.
 
-    The loop stays as it is: the calls of *model*, autograd and the optimizers' steps tell the parts of a step apart. A
-    step ends when *optimizer* has made its step. If there are several optimizers, it ends with that of the last one, or
-    where the loop calls ``profiler.step()``. Without an optimizer the loop must call ``profiler.step()`` after each
-    update. Batches are seen if they come from a torch DataLoader; ``profiler.batches(...)`` shows those of any other
-    iterable.
-
-    The settings are those of ``ProfilerConfig``; one that is None has not been given.
+    A step ends when *optimizer* has made its step, of several the last one, or where the loop calls
+    ``profiler.step()``, as it must without an optimizer. Batches are seen if they come from a torch DataLoader;
+    ``profiler.batches(...)`` shows those of any other iterable. A setting that is None has not been given.
 
     Args:
         model: what the loop calls: with its wrappers, such as DistributedDataParallel, or compiled. Of several models
@@ -210,9 +187,6 @@ def profile_training(
         fabric: the ``lightning.fabric.Fabric`` of the loop, whose loggers get the reports, too.
         log_every_n_steps: how often throughput and MFU are written during the run.
         initial_step: the x-axis of the loop's first step, in a loop that goes on after a checkpoint.
-
-    Returns:
-        What is put around the loop.
 
     Raises:
         ConfigError: a setting breaks its rule, or an argument is not what is described here.
@@ -262,12 +236,7 @@ def _as_one(models: Mapping[str, nn.Module]) -> nn.Module:
 
 
 class TrainingProfiler(ProfiledRun):
-    """A profiler around a training loop; ``profile_training`` makes it. Nothing of it raises into the loop.
-
-    Args:
-        loop: makes the adapter of the loop, given what takes its profiles, and what closes the files of its output.
-        config: the settings.
-    """
+    """A profiler around a training loop; ``profile_training`` makes it. Nothing of it raises into the loop."""
 
     def __init__(
         self,
@@ -321,27 +290,17 @@ class TrainingProfiler(ProfiledRun):
                 self._close_output()
 
     def step(self) -> None:
-        """A batch is through, and with it a step, if it was updated.
-
-        Call it once for each batch, or once for each update. It may be left out if ``profile_training`` was given an
-        optimizer. If it was not, a step ends with each call.
-        """
+        """A batch is through, and with it a step, if it was updated, or if ``profile_training`` got no optimizer."""
         if self._loop is not None:
             self._loop.step_is_told()
 
     def batches(self, loader: Iterable[T]) -> Batches[T]:
-        """*loader*, so that iterating over it tells of its batches and of waiting for them.
-
-        A torch DataLoader is seen without this, on the thread that trains.
-        """
+        """*loader*, whose batches and the wait for them are seen; a torch DataLoader's are seen without this."""
         return Batches(loader, lambda: self._loop)
 
     @contextmanager
     def outside_of_steps(self, name: str = "validation") -> Iterator[None]:
-        """What runs inside belongs to no step; its time is listed under *name*.
-
-        This is not needed for an evaluation of the model in evaluation mode without gradients.
-        """
+        """What runs inside belongs to no step; an evaluation in evaluation mode without gradients needs no such."""
         loop = self._loop
         if loop is not None:
             loop.leave_out(name)
@@ -353,12 +312,7 @@ class TrainingProfiler(ProfiledRun):
 
 
 class Batches(Generic[T]):
-    """An iterable of the user's whose batches are seen. Everything else of it is as it was.
-
-    Args:
-        loader: the user's.
-        loop: returns the adapter of the loop that goes on; None outside of it.
-    """
+    """The user's *loader*, whose batches are seen by the adapter that *loop* returns; all else is as it was."""
 
     def __init__(self, loader: Iterable[T], loop: Callable[[], LoopRun | EngineRun | None]) -> None:
         self._loader = loader

@@ -5,10 +5,9 @@ Nothing here knows torch or a training framework. Counts are ints, seconds are f
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -30,6 +29,35 @@ Loop = Literal["training", "predict", "test", "validate"]
 
 OUTSIDE = "(outside)"
 """The module name under which work outside the profiled root module is listed."""
+
+METADATA_KEY = "lightning_flops"
+"""Key at the top of a trace under which this package keeps what torch.profiler does not write."""
+
+_MODULE, _PHASE, _ROOT = "module: ", "phase: ", "(root)"
+
+MARKS = (_MODULE, _PHASE)
+"""How the name of every mark of ours in a trace begins; no operator's name does."""
+
+
+def module_mark(name: str) -> str:
+    """The mark around the forward of the module of this qualified name."""
+    return _MODULE + (name or _ROOT)
+
+
+def phase_mark(part: str) -> str:
+    """The mark around this part of a step."""
+    return _PHASE + part
+
+
+def marked_module(mark: str) -> str | None:
+    """The module's qualified name, ``""`` for the root; None if *mark* is not a module's."""
+    name = mark[len(_MODULE) :]
+    return None if not mark.startswith(_MODULE) else "" if name == _ROOT else name
+
+
+def marked_phase(mark: str) -> str | None:
+    """The part of the step; None if *mark* is not a part's."""
+    return mark[len(_PHASE) :] if mark.startswith(_PHASE) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,46 +341,17 @@ class RunFacts:
     """Share of padding in the tokens of the run's batches so far."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TraceColumns:
-    """Host events of one trace, a column for each property; -1 where an event has none.
-
-    The columns are arrays of the standard library: ``q`` for times, ``i`` for indexes.
-    """
-
-    names: tuple[str, ...]
-    categories: tuple[str, ...]
-    """As in a trace file: ``cpu_op``, ``user_annotation`` …"""
-    threads: tuple[int, ...]
-    name: array[int]
-    """Index into ``names``."""
-    category: array[int]
-    """Index into ``categories``."""
-    thread: array[int]
-    """Index into ``threads``."""
-    start_ns: array[int]
-    duration_ns: array[int]
-    sequence: array[int]
-    """Autograd's sequence number."""
-    forward_thread: array[int]
-    """Above 0 on what autograd runs for a backward: the number of the thread whose forward made the node."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TracedStepRecord:
-    """One step that ran under torch.profiler: its events, in memory or in a file."""
+    """Steps that ran under torch.profiler, in one trace file."""
 
     index: int
-    """Steps of this fit before it."""
+    """Steps of this fit before the first of them."""
     signature: StepSignature
     process: int
     """Number of the process."""
-    columns: TraceColumns | None
-    """None if a device took part: what its events say stands in the file alone."""
-    path: str | None
-    """Local trace file, plain JSON, there as long as what recorded it; None if none was written."""
-    metadata: Mapping[str, Any]
-    """What stands beside the events in a trace file."""
+    path: str
+    """Local trace file, plain JSON, there as long as what recorded it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -410,12 +409,21 @@ class MemoryRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessorLoss:
-    """Processor time that was asked for while steps were timed, and not given; None where nobody can tell."""
+    """Processor time that was had while steps were timed, and what was asked for and not given; None: not known."""
 
+    seconds: float
+    """Wall time, from the first timed step to the end of the last."""
+    batches_sec: tuple[float, ...]
+    """Processor time of this process, all threads together, in each batch."""
     waited_share: float | None
-    """Of the time, how much the thread that trains was ready to run and had no processor."""
+    """Of the time, how much a thread was ready to run and had no processor: the one that waited most."""
     stolen_share: float | None
     """Of the processor time that this machine asked for, what its hypervisor gave to other machines."""
+
+    @property
+    def lost_share(self) -> float | None:
+        """The larger of the two."""
+        return max((one for one in (self.waited_share, self.stolen_share) if one is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -503,27 +511,21 @@ class BatchTokens(NamedTuple):
     """Without padding."""
     trained: int | None
     """With a label that the loss counts."""
-    sequences: int | None
-    """Sequences that are not empty; packed ones are several."""
     squares: int | None
-    """The squares of their lengths, added up: what attention between their tokens goes by."""
-    longest: int | None
-    """The length of the longest of them; 0 without any."""
+    """The squares of the sequences' lengths, added up: what attention between their tokens goes by."""
 
     def plus(self, *others: BatchTokens | None) -> BatchTokens:
         """All of them together; None is a batch that does not tell."""
         if self is UNKNOWN_TOKENS or None in others or UNKNOWN_TOKENS in others:
             return UNKNOWN_TOKENS
         columns = zip(self, *others, strict=True)
-        *amounts, longest = [None if None in column else [count or 0 for count in column] for column in columns]
-        sums = [None if counts is None else sum(counts) for counts in amounts]
-        return BatchTokens._make([*sums, None if longest is None else max(longest)])
+        return BatchTokens._make([None if None in column else sum(one or 0 for one in column) for column in columns])
 
 
-NO_TOKENS = BatchTokens(0, 0, 0, 0, 0, 0)
+NO_TOKENS = BatchTokens(0, 0, 0, 0)
 """Of no batch."""
 
-UNKNOWN_TOKENS = BatchTokens(None, None, None, None, None, None)
+UNKNOWN_TOKENS = BatchTokens(None, None, None, None)
 """Of a batch that does not tell."""
 
 

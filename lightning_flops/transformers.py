@@ -38,16 +38,12 @@ class FlopsProfilerTrainerCallback(ProfiledRun, TrainerCallback):
 
     Add it to the ``callbacks`` of a ``transformers.Trainer``, or of a trainer of TRL; nothing else changes. The step
     that begins after ``profile_step`` steps of this training is counted, and the steps after it are timed. The scalars
-    go along with the Trainer's next own log, and so to everything in ``report_to``. The report goes to TensorBoard, if
-    that is one of them, to the console's log, and to ``profile.json`` in a folder ``lightning_flops``, which is beside
+    go along with the Trainer's next own log, and so to everything in ``report_to``; the report goes to TensorBoard, if
+    that is one of them, to the console's log, and to files in a folder ``lightning_flops``, which is beside
     TensorBoard's logs, or below ``output_dir``.
 
-    Tokens are counted where ``tokens_per_sample`` is not given: those with an ``attention_mask``, or without a mask
-    those with a label, so without padding.
-
-    An argument that is None has not been given. With DeepSpeed it has the value from the ``"flops_profiler"`` block of
-    the config, if that has one, and otherwise the default. DeepSpeed's own profiler is switched off. A block that says
-    ``"enabled": false`` switches this callback off, too.
+    An argument that is None has not been given: with DeepSpeed it has the value from the ``"flops_profiler"`` block of
+    the config, whose ``"enabled": false`` switches this callback off, too, and otherwise the default.
 
     Raises:
         ConfigError: a setting breaks its rule, or an argument is not a setting. In the block of a DeepSpeed config
@@ -101,8 +97,8 @@ class FlopsProfilerTrainerCallback(ProfiledRun, TrainerCallback):
         ours = [one for one in trainer.callback_handler.callbacks if isinstance(one, FlopsProfilerTrainerCallback)]
         if isinstance(self, CallbackOfAnyTrainer) and not all(isinstance(one, CallbackOfAnyTrainer) for one in ours):
             return ProfilerConfig(enabled=False)
-        owner, logs = "FlopsProfilerTrainerCallback", trainer.is_world_process_zero()
-        return settings_of(block_of(trainer), self._given, owner=owner, run="training", logs=logs).settings
+        logs = trainer.is_world_process_zero()
+        return settings_of(block_of(trainer), self._given, run="training", logs=logs).settings
 
     def on_substep_end(self, *args: Any, **kwargs: Any) -> None:
         if self._adapter is not None:

@@ -59,14 +59,14 @@ _LONG = (
     "tests/deepspeed/test_blocks.py",
     "tests/deepspeed/test_pipeline_lengths.py",
     "tests/session/test_epochs.py",
-    "tests/benchmarks/test_foreign_suite.py",
+    "tests/benchmarks/test_suite.py",
     "tests/analysis/test_compare.py",
     "tests/session/test_checks.py",
     "tests/test_cli_compare.py",
     "tests/transformers/test_trainer_callback.py",
     "tests/benchmarks/test_zoo.py",
     "tests/ranks/test_loops.py",
-    "tests/benchmarks/test_lightning_suite.py",
+    "tests/benchmarks/test_suites.py",
     "tests/session/test_tokens_of_runs.py",
     "tests/deepspeed/test_lengths.py",
     "tests/lightning/test_entry_points.py",
@@ -93,6 +93,9 @@ _WRITES_NOTHING, sys.dont_write_bytecode = sys.dont_write_bytecode, False
 # Torch tries whether its C++ compiler builds for each kind of vectors of this CPU: a program and a Python with torch
 # for each, in each process that compiles. That takes longer than a kernel of a test, which would fail as well.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+
+# Peaks that were measured on this machine (`lightning-flops peak`) would stand in reports of tests.
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp()
 
 
 # Lightning asks for the entry points of all that is installed each time that a Trainer is made: more than a hundred

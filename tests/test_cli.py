@@ -69,7 +69,7 @@ def test_thresholds_of_advice_can_be_chosen(capsys: pytest.CaptureFixture[str]) 
     out = capsys.readouterr().out
     assert re.findall(r"^straggler: +(.*)$", out, re.MULTILINE) == ["rank 1"]
     # All but communication that nothing hides: 8,490 us of a step of 9,990 against the other's 7,990.
-    assert "The other ranks wait 500 us a step (5.01% of it) for rank 1 (traced step). In the traced step its" in out
+    assert "The other ranks wait 500 us a step (5.01% of it) for rank 1. In the traced step its" in out
 
 
 @pytest.mark.parametrize(

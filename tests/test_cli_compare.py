@@ -70,7 +70,7 @@ def test_the_program_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> Non
     names: dict[str, object] = {}
     exec(program, names)
     comparison = names["comparison"]
-    assert isinstance(comparison, Comparison) and comparison.step.causes.waiting_data_ns == 4_000_000
+    assert isinstance(comparison, Comparison) and comparison.step.causes.details == {"data": 4_000_000}
     assert capsys.readouterr().out.endswith("act 0\nfc2 0\n(outside) 4000000\n")
 
 
@@ -90,10 +90,23 @@ def test_a_condition_that_holds_ends_with_1(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_conditions_that_do_not_hold_end_with_0(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", "--json", "--fail-if", "global_step_sec > 1.18", "before", "after"]) == 0
+    assert main(["compare", "--quiet", "--fail-if", "global_step_sec > 1.18", "before", "after"]) == 0
     out, err = capsys.readouterr()
-    json.loads(out)
+    assert out == ""
     assert re.search(r"does not hold: global_step_sec B/A is 1\.182, by noise between .*: within noise\n$", err)
+
+
+@pytest.mark.parametrize(("how", "status"), [([], 3), (["--starved", "fail"], 1), (["--starved", "pass"], 0)])
+def test_a_starved_run_leaves_conditions_on_the_wall_clock_open(
+    how: list[str], status: int, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    busy = compared.run(processor=compared.processor(8, lost=0.25))
+    (folder / "after" / "profile.json").write_text(busy.to_json())
+    assert main(["compare", "--quiet", *how, "--fail-if", "global_step_sec > 1.05", "before", "after"]) == status
+    said = capsys.readouterr().err
+    assert "is inconclusive: global_step_sec B/A is 1, but B had to wait for processors\n" in said
+    # What is exact is judged all the same, and goes before.
+    assert main(["compare", "--quiet", "--fail-if", "params >= 1", "--fail-if", "mfu < 1", "before", "after"]) == 1
 
 
 @pytest.mark.parametrize(
@@ -108,7 +121,7 @@ def test_conditions_that_do_not_hold_end_with_0(capsys: pytest.CaptureFixture[st
         (
             ["--fail-if", "speed > 1", "before", "nowhere"],
             "--fail-if must name one of global_step_sec, samples_per_sec, tokens_per_sec, mfu, hfu, forward_flops, "
-            "backward_flops, hardware_flops, data_wait_ratio, params, exposed_communication_ratio, "
+            "backward_flops, hardware_flops, data_wait_ratio, cpu_time_sec, params, exposed_communication_ratio, "
             "device_memory_peak_bytes, host_memory_peak_bytes, got 'speed'",
         ),
     ],

@@ -266,25 +266,11 @@ def test_invalid_json_is_named_with_its_line(tmp_path: Path) -> None:
     )
 
 
-def test_a_file_as_deepspeed_reads_it_may_have_comments_and_lack_quotes_and_commas(tmp_path: Path) -> None:
-    pytest.importorskip("hjson")
-    path = tmp_path / "ds.json"
-    path.write_text(
-        '# ours\n{\n  "train_batch_size": 8\n  flops_profiler: {"enabled": true, /* deep */ module_depth: 3}\n}'
-    )
-    config = ProfilerConfig.from_deepspeed_config(path)
-    assert (config.enabled, config.module_depth) == (True, 3)
-    path.write_text("{flops_profiler: {enabled: true, enabled: false}}")
-    assert refusal_of_file(path) == f"the DeepSpeed config {path} gives 'enabled' twice"
-
-
-def test_a_block_taken_over_passes_over_what_it_does_not_know_and_reads_as_deepspeed_does() -> None:
-    taken = ProfilerConfig.taken_over(
-        {"enabled": 1, "profile_step": 2.0, "detailed": "", "output_file": "", "recompute_fwd_factor": True, "step": 1}
-    )
-    assert taken.settings == ProfilerConfig(profile_step=2, detailed=False, recompute_fwd_factor=1.0)
+def test_a_block_taken_over_passes_over_what_it_does_not_know() -> None:
+    taken = ProfilerConfig.taken_over({"enabled": True, "detailed": False, "output_file": "", "step": 1})
+    assert taken.settings == ProfilerConfig(detailed=False)
     assert taken.unknown == ("flops_profiler.step is not a setting, did you mean profile_step?",)
-    assert (taken.wrong, taken.builtin_on) == (None, True)
+    assert taken.wrong is None
 
 
 def test_a_key_with_a_line_break_forges_no_line_of_the_log() -> None:
@@ -295,7 +281,7 @@ def test_a_key_with_a_line_break_forges_no_line_of_the_log() -> None:
 def test_a_wrong_value_of_a_block_taken_over_switches_off_unless_it_is_overruled() -> None:
     block = {"enabled": True, "top_modules": "3"}
     taken = ProfilerConfig.taken_over(block)
-    assert not taken.settings.enabled and taken.builtin_on
+    assert not taken.settings.enabled
     assert taken.wrong == "flops_profiler.top_modules must be an integer >= 1, got '3'"
     overruled = ProfilerConfig.taken_over(block, given={"top_modules": 2})
     assert overruled.settings == ProfilerConfig(top_modules=2, detailed=True) and overruled.wrong is None
@@ -304,7 +290,7 @@ def test_a_wrong_value_of_a_block_taken_over_switches_off_unless_it_is_overruled
 def test_of_a_block_that_does_not_say_whether_it_is_on_the_taker_decides() -> None:
     for enabled in (False, True):
         taken = ProfilerConfig.taken_over({"module_depth": 2}, enabled=enabled)
-        assert (taken.settings.enabled, taken.builtin_on) == (enabled, False)
+        assert taken.settings.enabled == enabled
 
 
 def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:

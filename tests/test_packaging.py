@@ -5,9 +5,12 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import json
+import os
 import re
 import subprocess
 import sys
+import tarfile
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -161,3 +164,65 @@ def test_continuous_integration_runs_what_a_developer_runs() -> None:
         line for line in (REPOSITORY / ".ci" / "run").read_text().splitlines() if line and not line.startswith("#")
     ]
     assert commands == ["set -euo pipefail", 'cd "$(dirname "$0")/.."', "exec make test"]
+
+
+# ---- what is built
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with the sdist and the wheel of this checkout."""
+    folder = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "hatchling", "build", "--directory", str(folder)]
+    subprocess.run(command, cwd=REPOSITORY, capture_output=True, check=True, timeout=120)
+    return folder
+
+
+def python_in(folder: Path, *arguments: str, imports: Path) -> str:
+    """What Python prints in *folder*, with *imports* before all that is installed."""
+    environment = {**os.environ, "PYTHONPATH": str(imports)}
+    run = subprocess.run(
+        [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=240
+    )
+    assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]
+    return run.stdout
+
+
+def test_the_wheel_installs_and_counts(built: Path, tmp_path: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    installed = tmp_path / "installed"
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(installed)]
+    subprocess.run([*pip, str(wheel)], check=True, timeout=120)
+    program = (
+        "import lightning_flops, torch\n"
+        "layer = torch.nn.Linear(3, 4)\n"
+        "with lightning_flops.count_flops(layer) as counts: layer(torch.ones(8, 3))\n"
+        "print(lightning_flops.__file__, counts.forward)\n"
+    )
+    assert python_in(tmp_path, "-W", "ignore", "-c", program, imports=installed).split() == [
+        str(installed / "lightning_flops" / "__init__.py"),
+        str(2 * 3 * 4 * 8),
+    ]
+    assert python_in(tmp_path, "-m", "lightning_flops", "--version", imports=installed).startswith("lightning-flops ")
+    for name in ("py.typed", "report/page/page.js", "SKILL.md"):
+        assert (installed / "lightning_flops" / name).is_file(), name
+    licences = installed / f"lightning_flops-{lightning_flops.__version__}.dist-info" / "licenses"
+    assert {path.name for path in licences.iterdir()} == {"LICENSE", "NOTICE"}
+
+
+def test_an_index_shows_the_readme_without_links_that_lead_nowhere(built: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    with zipfile.ZipFile(wheel) as files:
+        (name,) = (name for name in files.namelist() if name.endswith("/METADATA"))
+        shown = files.read(name).decode().partition("\n\n")[2]
+    assert "FlopsProfilerCallback(profile_step=5)" in shown
+    assert not re.findall(r"\]\((?!https?:)", shown)
+
+
+def test_tests_collect_from_the_sdist(built: Path, tmp_path: Path) -> None:
+    (sdist,) = built.glob("*.tar.gz")
+    with tarfile.open(sdist) as files:
+        files.extractall(tmp_path, filter="data")
+    (unpacked,) = tmp_path.iterdir()
+    collect = ("-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "tests/corpus", "tests/test_readme.py")
+    assert "no tests collected" not in python_in(unpacked, *collect, imports=unpacked)

@@ -146,13 +146,14 @@ def test_summary_is_the_headline_by_name() -> None:
         "forward_flops": MLP["flops"]["forward"],
         "backward_flops": MLP["flops"]["backward"],
         "hardware_flops": MLP["flops"]["hardware"],
+        "cpu_time_sec": None,
         "params": MLP["params"],
         "advice": {one["rule"]: one["stake"] for one in MLP["advice"]},
     }
     assert summary["mfu"] is not None
     assert list(summary) == [
         "global_step_sec", "samples_per_sec", "tokens_per_sec", "mfu", "hfu", "forward_flops", "backward_flops",
-        "hardware_flops", "data_wait_ratio", "params", "advice",
+        "hardware_flops", "data_wait_ratio", "cpu_time_sec", "params", "advice",
     ]  # fmt: skip
     json.dumps(summary)
 
@@ -161,6 +162,7 @@ def test_summary_of_a_run_that_was_not_timed_has_no_rates() -> None:
     profile = build_profile(windows.untimed_window(), config=ProfilerConfig())
     assert profile.summary() == {
         **dict.fromkeys(("global_step_sec", "samples_per_sec", "tokens_per_sec", "mfu", "hfu", "data_wait_ratio")),
+        "cpu_time_sec": None,
         "forward_flops": profile.flops.forward,
         "backward_flops": profile.flops.backward,
         "hardware_flops": profile.flops.hardware,

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict
 from datetime import date
 from importlib import import_module
 from pathlib import Path
 
-from ..machine import ROOT
-from .here import Here
-from .processes import Plan, run_part
-from .results import Report, Row
-from .table import console, markdown
-
-RESULTS = ROOT / "benchmarks" / "results"
+from ..machine import RESULTS, ROOT
+from ..page import table, write_page
+from .checks import Here, Part, Row, Verdict, run_part
 
 PARTS = (
     # Number, name, module, seconds after which it is ended on a GPU, and what earlier parts have left over: together
@@ -33,77 +31,57 @@ PARTS = (
     (7, "NCCL", "ranks", 45),
     (8, "The trace command", "trace_command", 30),
 )
-
-_NO_GPU = """
-There is no CUDA device that torch can use: nothing was looked at. On a CPU: --device cpu --small
-"""
-
+_NO_GPU = "There is no CUDA device that torch can use: nothing was looked at. On a CPU: --device cpu --small"
 _CPU_IS_SLOWER = 8
 """Than a GPU, at what is left of the work there; others may use the machine."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the parts, prints the table; on a GPU keeps it. Returns 0 if every claim holds, 2 without a device."""
-    options = _options(arguments)
-    _quiet_environment()
-    with tempfile.TemporaryDirectory(prefix="lightning_flops-gpu-", ignore_cleanup_errors=True) as folder:
-        here = Here(device_type=options.device, small=options.small, folder=Path(folder))
-        chosen = [part for part in PARTS if options.parts is None or part[0] in options.parts]
-        whole = here.on_gpu and not here.small and options.parts is None
-        output = options.output or (RESULTS if whole else None)
-        report = Report(device=options.device, small=options.small)
-        for report in _reports(here, chosen):  # after each part, so that what was seen is kept whatever happens next
-            if _has_no_gpu(report):
-                print(console(report) + _NO_GPU)
-                return 2
-            if output is not None:
-                _keep(report, output)
-    print(console(report))
-    if output is not None:
-        print(f"wrote {output / 'gpu.md'} and gpu.json")
-    return 0 if report.holds else 1
-
-
-def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    about = import_module(str(__package__)).__doc__
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=about)
+    """Runs the parts, prints the page; on a GPU keeps it. Returns 0 if every claim holds, 2 without a device."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=sys.modules[str(__package__)].__doc__)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--small", action="store_true", help="sizes of a test")
     parser.add_argument("--parts", type=int, nargs="*", help="some of them alone; then nothing is kept")
     parser.add_argument("--output", type=Path, help="folder of gpu.md and gpu.json; then they are kept on any device")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    _quiet_environment()
+    whole = options.device == "cuda" and not options.small and options.parts is None
+    output = options.output or (RESULTS if whole else None)
+    parts: list[Part] = []
+    with tempfile.TemporaryDirectory(prefix="lightning_flops-gpu-", ignore_cleanup_errors=True) as folder:
+        here = Here(device_type=options.device, small=options.small, folder=Path(folder))
+        for part in _seen(here, options.parts):  # kept after each, so that what was seen is kept whatever happens next
+            parts.append(part)
+            if here.on_gpu and part.number == 0 and not any(row.claim == "multiprocessors" for row in part.rows):
+                print(f"{_NO_GPU}\n{part.broken}")
+                return 2
+            if output is not None:
+                write_page(output / "gpu.md", page(parts, date=str(date.today())))
+                (output / "gpu.json").write_text(json.dumps([asdict(one) for one in parts], indent=2) + "\n")
+    print("\n".join(page(parts, date=str(date.today()))))
+    return 0 if parts and all(part.holds for part in parts) else 1
 
 
-def _reports(here: Here, chosen: Sequence[tuple[int, str, str, int]]) -> Iterator[Report]:
-    """The report so far, after each part."""
+def _seen(here: Here, chosen: Sequence[int] | None) -> Iterator[Part]:
+    spare_sec = 0.0
+    modules = [
+        (*part[:2], f"{__package__}.{part[2]}", part[3]) for part in PARTS if chosen is None or part[0] in chosen
+    ]
     if not here.on_gpu:
-        _import_once([module for _, _, module, _ in chosen])
-    report, spare_sec = Report(device=here.device_type, small=here.small), 0.0
-    for number, name, module, limit_sec in chosen:
-        limit = limit_sec * (1 if here.on_gpu else _CPU_IS_SLOWER) + spare_sec
-        plan = Plan(number=number, name=name, module=f"{__package__}.{module}", limit_sec=limit)
-        part = run_part(plan, here, tell=_say)
-        spare_sec = max(0.0, limit - part.seconds)
-        machine = {row.claim: row.seen for row in part.rows} if number == 0 else report.machine
-        report = replace(report, machine=machine, parts=(*report.parts, part))
-        yield report
-
-
-def _has_no_gpu(report: Report) -> bool:
-    """Whether the first part looked for a GPU and found none."""
-    first = report.parts[0]
-    found = any(row.claim == "device" and row.verdict == "told" for row in first.rows)
-    return report.device == "cuda" and first.number == 0 and not found
-
-
-def _keep(report: Report, folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "gpu.md").write_text(markdown(report, date=str(date.today())))
-    (folder / "gpu.json").write_text(report.to_json())
+        for _, _, module, _ in modules:  # before the parts' processes are forked: each has the imports then
+            try:
+                import_module(module)
+            except Exception as error:  # which fails in its own part
+                print(f"{module}: {error}", file=sys.stderr)
+    for number, name, module, seconds in modules:
+        limit_sec = seconds * (1 if here.on_gpu else _CPU_IS_SLOWER) + spare_sec
+        part = run_part(number, name, module, limit_sec, here, notify=_say)
+        spare_sec = max(0.0, limit_sec - part.seconds)
+        yield part
 
 
 def _say(row: Row) -> None:
-    print(f"  {row.verdict:<7} {row.claim}: {row.seen}", file=sys.stderr, flush=True)
+    print(f"  {row.verdict:<8} {row.claim}: {row.seen}", file=sys.stderr, flush=True)
 
 
 def _quiet_environment() -> None:
@@ -117,13 +95,44 @@ def _quiet_environment() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
 
 
-def _import_once(modules: Sequence[str]) -> None:
-    """Before the parts' processes are forked: each has the imports then. One that fails fails in its own part."""
-    for module in modules:
-        try:
-            import_module(f"{__package__}.{module}")
-        except Exception as error:
-            print(f"{module}: {error}", file=sys.stderr)
+# ---- the page
+
+_WORST: tuple[Verdict, ...] = ("failed", "missed", "met", "reported", "n/a")
+
+
+def summary(parts: Sequence[Part]) -> str:
+    """One line: how many claims hold."""
+    found = Counter(row.verdict for part in parts for row in part.rows)
+    counts = ", ".join(f"{found[verdict]} {verdict}" for verdict in ("met", "missed", "failed", "reported", "n/a"))
+    broken = [str(part.number) for part in parts if part.broken]
+    ended = f"; broken off: part {', '.join(broken)}" if broken else ""
+    return f"{counts} in {sum(part.seconds for part in parts):.0f} s{ended}"
+
+
+def page(parts: Sequence[Part], *, date: str) -> list[str]:
+    """A table for each part, and the notes of what raised."""
+    lines = ["# What is claimed of CUDA, seen on a GPU", "", "Written by `make gpu` (`python -m benchmarks.gpu`)."]
+    lines += ["", f"{date}. **{summary(parts)}.**"]
+    for part in parts:
+        state = min((row.verdict for row in part.rows), key=_WORST.index, default="n/a")
+        lines += ["", f"## {part.number}. {part.name}", ""]
+        lines += [f"{part.seconds:.0f} s, {'broken off' if part.broken else state}."]
+        if part.rows:
+            rows = [[row.claim, _seen_text(row), row.limit, _mark(row.verdict)] for row in part.rows]
+            lines += ["", *table(["claim", "seen", "held to", ""], rows)]
+        notes = {row.claim: row.note for row in part.rows if row.verdict == "failed"}
+        notes |= {part.name: part.broken} if part.broken else {}
+        for claim, note in notes.items():
+            lines += ["", f"{claim}:", "", "```text", note.strip(), "```"]
+    return lines
+
+
+def _seen_text(row: Row) -> str:
+    return f"{row.seen} ({row.note})" if row.note and row.verdict in ("n/a", "reported") else row.seen
+
+
+def _mark(verdict: Verdict) -> str:
+    return f"**{verdict}**" if verdict in ("missed", "failed") else verdict
 
 
 if __name__ == "__main__":

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import warnings
+from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +18,8 @@ from lightning_flops.pytorch import count_flops
 from lightning_flops.records import PhaseFlops
 from tests.corpus import Network, on_a_gpu
 
-from .gpt import batches_of, gpt_on, next_token_loss, size_for
-from .here import Check, Here
-from .judge import exactly, holds, not_here, told
-from .results import Row
-from .runs import FIRST_STEP, SETTLES, Net, fit, forget, profiler
+from .checks import Check, Here, Row, exactly, holds, not_here, reported
+from .nets import FIRST_STEP, SETTLES, batches_of, fit, forget, gpt_net, profiler, size_for
 
 _SMALL_FAMILIES = ("mlp", "autograd_forms")
 _SHOWN = 5
@@ -40,8 +39,7 @@ def _corpus(here: Here) -> Iterator[Row]:
         wrong = [words for network in chosen if (words := _not_exact(here, network))]
         claim = f"corpus: networks of {family} that are exact, of {len(chosen)}"
         yield exactly(claim, len(chosen) - len(wrong), len(chosen))
-        for words in wrong[:_SHOWN]:
-            yield told("not exact", words)
+        yield from (reported("not exact", words) for words in wrong[:_SHOWN])
 
 
 def _not_exact(here: Here, network: Network) -> str:
@@ -62,10 +60,7 @@ def _not_exact(here: Here, network: Network) -> str:
 
 
 class _Attention(nn.Module):
-    """Nothing but attention."""
-
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Of every query to every key."""
         mixed: Tensor = functional.scaled_dot_product_attention(q, k, v)
         return mixed
 
@@ -74,12 +69,10 @@ class _Two(nn.Module):
     """Two attentions of different lengths, so that work under the wrong name shows."""
 
     def __init__(self) -> None:
-        """Makes both."""
         super().__init__()
         self.first, self.second = _Attention(), _Attention()
 
     def forward(self, short: list[Tensor], long: list[Tensor]) -> Tensor:
-        """Both, as one number."""
         total: Tensor = self.first(*short).float().sum() + self.second(*long).float().sum()
         return total
 
@@ -143,7 +136,7 @@ def _gpt(here: Here) -> Iterator[Row]:
     """Eager: exact, with nothing uncounted."""
     profile = _gpt_fit(here, compiled=False)
     size = size_for(here)
-    yield told("the GPT: parameters of its matrices", size.parameters)
+    yield reported("the GPT: parameters of its matrices", size.parameters)
     yield exactly(
         "eager GPT through Lightning, bf16: forward FLOPs of a step", profile.flops.forward, size.forward_flops
     )
@@ -172,11 +165,11 @@ def _compiled_gpt(here: Here) -> Iterator[Row]:
 def _gpt_fit(here: Here, *, compiled: bool) -> Profile:
     size = size_for(here)
     torch.manual_seed(0)
-    model = gpt_on(here, size)
+    net = gpt_net(here, size)
     if compiled:
-        for block in model.blocks:  # blocks are alike: one is compiled, and serves them all
+        blocks: Any = net.model.blocks
+        for block in blocks:  # blocks are alike: one is compiled, and serves them all
             block.compile(backend="inductor" if here.on_gpu else "aot_eager")
-    net = Net(model, next_token_loss)
     batches = batches_of(size, here, FIRST_STEP + 1 + SETTLES + 2)
     done = fit(here, net, batches, profiler(here, timing_steps=2), precision="bf16-mixed")
     forget(here)
@@ -196,12 +189,13 @@ def _tf32(here: Here) -> Iterator[Row]:
             torch.set_float32_matmul_precision(precision)
             with count_flops(model) as counts:
                 model(batch).sum().backward()
-            by_dtype = {cell.dtype: 0 for cell in counts.record.cells if cell.flops}
+            by_dtype = Counter[str]()
             for cell in counts.record.cells:
-                if cell.flops:
-                    by_dtype[cell.dtype] += cell.flops
+                by_dtype[str(cell.dtype)] += cell.flops
             # The batch needs no gradient: one product forward, one backward.
-            yield exactly(f'set_float32_matmul_precision("{precision}")', by_dtype, {dtype: 2 * 2 * 128 * 256 * 512})
+            yield exactly(
+                f'set_float32_matmul_precision("{precision}")', dict(+by_dtype), {dtype: 2 * 2 * 128 * 256 * 512}
+            )
     finally:
         torch.set_float32_matmul_precision(before)
 
@@ -224,10 +218,10 @@ def _float8(here: Here) -> Iterator[Row]:
 
 
 CHECKS = (
-    Check(claim="attention", look=_attention),
-    Check(claim="eager GPT", look=_gpt),
-    Check(claim="TF32", look=_tf32, needs_gpu="a CPU has no TF32"),
-    Check(claim="float8", look=_float8),
-    Check(claim="compiled GPT", look=_compiled_gpt),
-    Check(claim="corpus", look=_corpus),  # last: it has most to do
+    Check("attention", _attention),
+    Check("eager GPT", _gpt),
+    Check("TF32", _tf32, "a CPU has no TF32"),
+    Check("float8", _float8),
+    Check("compiled GPT", _compiled_gpt),
+    Check("corpus", _corpus),  # last: it has most to do
 )

@@ -1,4 +1,7 @@
-"""Part 7: NCCL with one rank, and with two where there are two devices; on a CPU the same with gloo."""
+"""Part 7: NCCL with one rank, and with two where there are two devices; on a CPU the same with gloo.
+
+``python -m benchmarks.gpu.ranks DEVICE FOLDER OUTPUT`` is one of two ranks, started by torchrun.
+"""
 
 from __future__ import annotations
 
@@ -15,81 +18,26 @@ import torch
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from ..machine import ROOT
-from .here import Check, Here
-from .judge import exactly, holds, not_here, told
-from .results import Row
-from .runs import FIRST_STEP, SETTLES, Net, fit, layers, profiler
+from .checks import Check, Here, Row, exactly, holds, not_here, reported
+from .nets import FIRST_STEP, SETTLES, Net, fit, layers, profiler
 
 _STEPS = FIRST_STEP + 1 + SETTLES + 2 + 2 + 2
 WIDTH, LAYERS, BATCH = 256, 2, 32
 _LIMIT_SEC = 100
 
+BY_HAND = 2 * BATCH * WIDTH**2 * (LAYERS + 2 * LAYERS - 1)
+"""Forward: a product a layer; backward: two, but the first layer's, whose input needs no gradient, has one."""
+
 
 def train(here: Here, *, devices: int) -> dict[str, Any]:
     """A fit with DDP on this rank, and what its profile says, as JSON has it."""
     torch.manual_seed(0)
-    batch = torch.randn(BATCH, WIDTH, device=here.device)
+    batches = [torch.randn(BATCH, WIDTH, device=here.device)] * (_STEPS * devices)  # Lightning deals them out
     callback = profiler(here, timing_steps=2, trace=True)
-    batches = [batch] * (_STEPS * devices)  # Lightning deals them out
     done = fit(here, Net(layers(here, WIDTH, LAYERS)), batches, callback, strategy="ddp", devices=devices)
     backend = torch.distributed.get_backend() if torch.distributed.is_initialized() else "none"
-    if callback.profile is None:  # rank 0 has that of all
-        return {"backend": backend, "log": done.log, "profile": None}
-    return {"backend": backend, "log": done.log, "profile": json.loads(callback.profile.to_json())}
-
-
-def by_hand() -> int:
-    """Forward: a product a layer; backward: two, but the first layer's, whose input needs no gradient, has one."""
-    return 2 * BATCH * WIDTH**2 * (LAYERS + 2 * LAYERS - 1)
-
-
-def _one_rank(here: Here) -> Iterator[Row]:
-    found = train(here, devices=1)
-    yield exactly("one rank: the process group's backend", found["backend"], _backend(here))
-    yield from _seen(found, ranks=1)
-
-
-def _two_ranks(here: Here) -> Iterator[Row]:
-    claim = "two ranks"
-    if here.on_gpu and torch.cuda.device_count() < 2:
-        yield not_here(claim, "there is one device")
-        return
-    output = here.folder / "two_ranks.json"
-    _torchrun(here, output) if here.on_gpu else _forked(here, output)
-    found = json.loads(output.read_text())
-    yield exactly("two ranks: the process group's backend", found["backend"], _backend(here))
-    yield from _seen(found, ranks=2)
-    ranks = found["profile"]["ranks"]
-    yield exactly("two ranks: ranks that did not answer", None if ranks is None else ranks["absences"], [])
-    tables = found["profile"]["traced"]["tables"]
-    yield holds(
-        "two ranks: collectives in the trace, and how far computation hides them",
-        bool(tables["collectives"]) and tables["overlap"] is not None,
-        f"{[row['name'] for row in tables['collectives'] or ()]}, overlap {tables['overlap']}",
-    )
-
-
-def _torchrun(here: Here, output: Path) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += ["-m", f"{__package__}.ranks_worker", here.device_type, str(here.folder), str(output)]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=_LIMIT_SEC, check=False)
-    if run.returncode:
-        raise RuntimeError(f"the ranks ended with {run.returncode}:\n{run.stdout[-2000:]}\n{run.stderr[-4000:]}")
-
-
-def _forked(here: Here, output: Path) -> None:
-    """What torchrun does, with forks of this process, which has imported everything and has computed nothing yet."""
-    launch = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=2,
-        run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        max_restarts=0,
-        start_method="fork",
-    )
-    elastic_launch(launch, train_two)(here, output)
+    profile = None if callback.profile is None else json.loads(callback.profile.to_json())  # rank 0 has that of all
+    return {"backend": backend, "log": done.log, "profile": profile}
 
 
 def train_two(here: Here, output: Path) -> None:
@@ -99,27 +47,72 @@ def train_two(here: Here, output: Path) -> None:
         output.write_text(json.dumps(found))
 
 
-def _backend(here: Here) -> str:
-    return "nccl" if here.on_gpu else "gloo"
+def _one_rank(here: Here) -> Iterator[Row]:
+    yield from _seen(here, train(here, devices=1), ranks=1)
 
 
-def _seen(found: dict[str, Any], *, ranks: int) -> Iterator[Row]:
-    words = "one rank" if ranks == 1 else "two ranks"
-    if found["profile"] is None:
+def _two_ranks(here: Here) -> Iterator[Row]:
+    if here.on_gpu and torch.cuda.device_count() < 2:
+        yield not_here("two ranks", "there is one device")
+        return
+    output = here.folder / "two_ranks.json"
+    _torchrun(here, output) if here.on_gpu else _forked(here, output)
+    found = json.loads(output.read_text())
+    yield from _seen(here, found, ranks=2)
+    ranks, tables = found["profile"]["ranks"], found["profile"]["traced"]["tables"]
+    yield exactly("two ranks: ranks that did not answer", None if ranks is None else ranks["absences"], [])
+    yield holds(
+        "two ranks: collectives in the trace, and how far computation hides them",
+        bool(tables["collectives"]) and tables["overlap"] is not None,
+        f"{[row['name'] for row in tables['collectives'] or ()]}, overlap {tables['overlap']}",
+    )
+
+
+def _torchrun(here: Here, output: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += ["-m", f"{__package__}.ranks", here.device_type, str(here.folder), str(output)]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=_LIMIT_SEC, check=False)
+    if run.returncode:
+        raise RuntimeError(f"the ranks ended with {run.returncode}:\n{run.stdout[-2000:]}\n{run.stderr[-4000:]}")
+
+
+def _forked(here: Here, output: Path) -> None:
+    """What torchrun does, with forks of this process, which has imported everything and has computed nothing yet."""
+    meeting: dict[str, Any] = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "run_id": uuid.uuid4().hex}
+    launch = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=2, max_restarts=0, start_method="fork", **meeting)
+    elastic_launch(launch, train_two)(here, output)
+
+
+def _seen(here: Here, found: dict[str, Any], *, ranks: int) -> Iterator[Row]:
+    words, profile = "one rank" if ranks == 1 else "two ranks", found["profile"]
+    yield exactly(f"{words}: the process group's backend", found["backend"], "nccl" if here.on_gpu else "gloo")
+    if profile is None:
         raise RuntimeError(f"no profile; the profiler warned: {found['log']}")
-    profile = found["profile"]
     yield exactly(f"{words}: what the profiler warned of", found["log"], [])
     yield exactly(f"{words}: world size", profile["context"]["world_size"], ranks)
-    yield exactly(f"{words}: model FLOPs of a step of a rank", profile["flops"]["model"], by_hand())
+    yield exactly(f"{words}: model FLOPs of a step of a rank", profile["flops"]["model"], BY_HAND)
     traced = profile["traced"]
     is_traced = traced is not None and traced["tables"] is not None
     yield holds(f"{words}: a step is traced", is_traced, "; ".join(profile["notes"]) or "yes")
     if is_traced:
         rows = traced["tables"]["collectives"] or ()
-        yield told(f"{words}: collectives in the trace", [f"{row['name']} × {row['calls']}" for row in rows])
+        yield reported(f"{words}: collectives in the trace", [f"{row['name']} × {row['calls']}" for row in rows])
 
 
 CHECKS = (
-    Check(claim="two ranks", look=_two_ranks),  # first: a process that has trained is not to be forked
-    Check(claim="one rank", look=_one_rank),
+    Check("two ranks", _two_ranks),  # first: a process that has trained is not to be forked
+    Check("one rank", _one_rank),
 )
+
+
+def main() -> int:
+    """Trains on this rank's device."""
+    device_type, folder, output = sys.argv[1:]
+    if device_type == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    train_two(Here(device_type=device_type, small=False, folder=Path(folder)), Path(output))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack
+from itertools import pairwise
 from statistics import median
 from typing import Any
 from unittest.mock import patch
@@ -19,17 +20,27 @@ from torch.profiler import ProfilerActivity, profile
 from lightning_flops import FlopsProfilerCallback
 
 from .. import step_cost
-from .gpt import Size, batches_of, gpt_on, next_token_loss, size_for
-from .here import Check, Here
-from .judge import exactly, holds, told, unjudged
-from .results import Row
-from .runs import FIRST_STEP, SETTLES, Fit, Net, fit, forget, layers, profiler
+from .checks import Check, Here, Row, exactly, holds, reported, unjudged
+from .nets import (
+    FIRST_STEP,
+    MEDIUM,
+    SETTLES,
+    Fit,
+    Net,
+    batches_of,
+    fit,
+    forget,
+    gpt_net,
+    gpt_on,
+    layers,
+    next_token_loss,
+    profiler,
+    size_for,
+)
 
 _STEPS = FIRST_STEP + 1 + SETTLES + 3 + 2 + 4
 """Counted, settling, timed, warmed up and traced, and a few afterwards."""
 _SYNCHRONIZED = "called a synchronizing CUDA operation"
-
-MakeNet = Callable[[], Net]
 
 
 def _watched(here: Here) -> FlopsProfilerCallback:
@@ -37,15 +48,13 @@ def _watched(here: Here) -> FlopsProfilerCallback:
     return profiler(here, timing_steps=3, trace=True, monitor=True, profile_memory=True, record_shapes=True)
 
 
+def _gpt_fit(here: Here, callback: FlopsProfilerCallback | None, *callbacks: Callback, **settings: Any) -> Fit:
+    size = size_for(here, MEDIUM)
+    batches = batches_of(size, here, _STEPS)
+    return fit(here, gpt_net(here, size), batches, callback, *callbacks, precision="bf16-mixed", **settings)
+
+
 # ---- the same numbers
-
-
-def _same_training(here: Here) -> Iterator[Row]:
-    """With deterministic algorithms, every loss and every weight is the same to the last bit."""
-    size = _medium(here)
-    yield from _compared(
-        here, "GPT", lambda: Net(_Dropped(gpt_on(here, size)), next_token_loss), batches_of(size, here, _STEPS)
-    )
 
 
 class _Dropped(nn.Module):
@@ -59,21 +68,28 @@ class _Dropped(nn.Module):
         return self.dropout(self.model(batch))  # type: ignore[no-any-return]
 
 
-def _medium(here: Here) -> Size:
-    whole = Size(layers=4, width=512, heads=8, vocabulary=4096, batch=4, length=512)
-    return size_for(here) if here.small else whole
+def _same_training(here: Here) -> Iterator[Row]:
+    """With deterministic algorithms, every loss and every weight is the same to the last bit."""
+    size = size_for(here, MEDIUM)
+    batches = batches_of(size, here, _STEPS)
+    yield from _compared(here, "GPT", lambda: Net(_Dropped(gpt_on(here, size)), next_token_loss), batches, "bf16-mixed")
 
 
 def _compared(
-    here: Here, what: str, make: MakeNet, batches: list[Any], *, precision: str = "bf16-mixed"
+    here: Here, what: str, make: Callable[[], Net], batches: list[Any], precision: str
 ) -> Generator[Row, None, Fit]:
     """A fit without the profiler and one with it, which is returned."""
+
+    def seeded(callback: FlopsProfilerCallback | None) -> Fit:
+        torch.manual_seed(0)
+        net = make()
+        torch.manual_seed(1)
+        return fit(here, net, batches, callback, precision=precision)
+
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
     try:
-        plain, watched = (
-            _seeded(here, make, batches, callback, precision=precision) for callback in (None, _watched(here))
-        )
+        plain, watched = seeded(None), seeded(_watched(here))
     finally:
         torch.use_deterministic_algorithms(before)
     yield exactly(f"{what}: losses that are the same bit for bit", _alike(plain.net.losses, watched.net.losses), _STEPS)
@@ -84,19 +100,9 @@ def _compared(
     return watched
 
 
-def _seeded(
-    here: Here, make: MakeNet, batches: list[Any], callback: FlopsProfilerCallback | None, *, precision: str
-) -> Fit:
-    torch.manual_seed(0)
-    net = make()
-    torch.manual_seed(1)
-    return fit(here, net, batches, callback, precision=precision)
-
-
 def _alike(ones: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> int:
     """How many are equal; NaN is the same only as the same bits."""
-    pairs = zip(ones, others, strict=True)
-    return sum(torch.equal(_bits(one), _bits(other)) for one, other in pairs)
+    return sum(torch.equal(_bits(one), _bits(other)) for one, other in zip(ones, others, strict=True))
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -140,17 +146,16 @@ def _synchronizations(here: Here) -> Iterator[Row]:
     plain, watched = _waits(here, None), _waits(here, _watched(here))
     closes = _STEPS - 1 - 4  # the traced step, at whose end the report comes out
     outside = {batch: number for batch, number in (watched - plain).items() if batch != closes}
-    yield told("synchronizations of a bare Trainer, by batch", dict(plain))
+    yield reported("synchronizations of a bare Trainer, by batch", dict(plain))
     yield exactly("synchronizations by the profiler outside of the window's end, by batch", outside, {})
-    yield told("synchronizations in the batch at whose end the window closes", watched[closes])
+    yield reported("synchronizations in the batch at whose end the window closes", watched[closes])
 
 
 def _waits(here: Here, callback: FlopsProfilerCallback | None) -> Counter[int]:
-    size, mode, found = _medium(here), _SyncMode("warn"), Counter[int]()
+    mode, found = _SyncMode("warn"), Counter[int]()
 
-    def heard(message: str) -> None:
-        if _SYNCHRONIZED in message:
-            found[mode.batch] += 1
+    def hear(message: str) -> None:
+        found[mode.batch] += _SYNCHRONIZED in message
 
     def counted(original: Callable[..., Any]) -> Callable[..., Any]:
         def wait(*args: Any, **kwargs: Any) -> Any:
@@ -159,23 +164,18 @@ def _waits(here: Here, callback: FlopsProfilerCallback | None) -> Counter[int]:
 
         return wait
 
-    with contextlib.ExitStack() as undo:
-        for owner in (torch.cuda.Event, torch.cuda.Stream):
+    with ExitStack() as undo:
+        for owner in (torch.cuda.Event, torch.cuda.Stream, torch.cuda):
             undo.enter_context(patch.object(owner, "synchronize", counted(owner.synchronize)))
-        undo.enter_context(patch.object(torch.cuda, "synchronize", counted(torch.cuda.synchronize)))
         undo.callback(torch.cuda.set_sync_debug_mode, "default")
-        net = Net(gpt_on(here, size), next_token_loss)
-        batches = batches_of(size, here, _STEPS)
-        fit(here, net, batches, callback, mode, hear=heard, precision="bf16-mixed")
+        _gpt_fit(here, callback, mode, hear=hear)
     return Counter({index: number for index, number in found.items() if 0 <= index < _STEPS - 1})
 
 
 def _error_mode(here: Here) -> Iterator[Row]:
     """Where torch raises at a synchronization, the training and the profiler both come to their end."""
-    size = _medium(here)
-    net, batches = Net(gpt_on(here, size), next_token_loss), batches_of(size, here, _STEPS)
     try:
-        done = fit(here, net, batches, _watched(here), _SyncMode("error"), precision="bf16-mixed")
+        done = _gpt_fit(here, _watched(here), _SyncMode("error"))
     finally:
         torch.cuda.set_sync_debug_mode("default")
     yield holds('set_sync_debug_mode("error"): counted, timed and traced', *_did_it_all(done))
@@ -187,27 +187,24 @@ def _error_mode(here: Here) -> Iterator[Row]:
 
 def _cost_outside(here: Here) -> Iterator[Row]:
     """Host time of a step when the window has closed, over a bare Trainer; and that the same work runs."""
-    rounds = here.pick(12, 1)
-    (by_arm,) = step_cost.measure(
-        {"Lightning": step_cost.lightning},
+    rounds, arms = here.pick(12, 1), (step_cost.BARE, step_cost.BARE_AGAIN, step_cost.MONITOR)
+    samples = step_cost.measure(
+        step_cost.lightning,
         rounds=rounds,
         folder=here.folder,
         accelerator="gpu" if here.on_gpu else "cpu",
-        arms={arm: step_cost.ARMS[arm] for arm in (step_cost.BARE, step_cost.BARE_AGAIN, step_cost.MONITOR)},
-    ).values()
-    over, noise = (step_cost.over_bare(by_arm, arm) for arm in (step_cost.MONITOR, step_cost.BARE_AGAIN))
-    bare = median(one.cpu for one in by_arm[step_cost.BARE])
-    row = holds(
-        f"host time of a step outside of the window over a bare Trainer, {rounds} rounds",
-        over.value <= step_cost.OVER_BARE.limit,
-        f"{over.text(1)} µs of {bare:.0f}; a bare one over another: {noise.text(1)} µs",
+        arms={arm: step_cost.ARMS[arm] for arm in arms},
     )
-    yield from unjudged([row], where=here.small)
+    over, noise = (step_cost.over_bare(samples, arm) for arm in (step_cost.MONITOR, step_cost.BARE_AGAIN))
+    bare = median(one.cpu for one in samples[step_cost.BARE])
+    claim = f"host time of a step outside of the window over a bare Trainer, {rounds} rounds"
+    seen = f"{over.text(1)} µs of {bare:.0f}; a bare one over another: {noise.text(1)} µs"
+    yield from unjudged(here, holds(claim, over.value <= step_cost.OVER_BARE.limit, seen))
     plain, watched = _work(here, None), _work(here, profiler(here, profile_step=0, timing_steps=1, monitor=True))
-    extra, missing = watched - plain, plain - watched
-    yield told("operators and kernels of three steps of a bare Trainer", sum(plain.values()))
-    yield exactly("three steps outside of the window: operators and kernels that they have more", dict(extra), {})
-    yield exactly("three steps outside of the window: operators and kernels that they lack", dict(missing), {})
+    yield reported("operators and kernels of three steps of a bare Trainer", sum(plain.values()))
+    claim = "three steps outside of the window: operators and kernels that they"
+    yield exactly(f"{claim} have more", dict(watched - plain), {})
+    yield exactly(f"{claim} lack", dict(plain - watched), {})
 
 
 class _Recorded(Callback):
@@ -217,78 +214,62 @@ class _Recorded(Callback):
 
     def __init__(self, here: Here) -> None:
         activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * here.on_gpu
-        self.profiler = profile(activities=activities)
+        self.profiler: Any = profile(activities=activities)
         self.names: Counter[str] = Counter()
 
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
         if batch_idx == self.FIRST:
-            self.profiler.__enter__()  # type: ignore[no-untyped-call]  # a profiler that is only started stays set up
+            self.profiler.__enter__()  # a profiler that is only started stays set up
 
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if batch_idx == self.LAST:
-            self.profiler.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-            for event in self.profiler.events() or ():  # type: ignore[no-untyped-call]
-                # What runs on the device or for it; how often the driver is asked whether an event is over varies.
-                if event.name.startswith("aten::") or "cuda" in str(event.device_type).lower():
-                    self.names[event.name] += 1
+            self.profiler.__exit__(None, None, None)
+            # What runs on the device or for it; how often the driver is asked whether an event is over varies.
+            events = self.profiler.events() or ()
+            ours = (e for e in events if e.name.startswith("aten::") or "cuda" in str(e.device_type).lower())
+            self.names.update(event.name for event in ours)
 
 
 def _work(here: Here, callback: FlopsProfilerCallback | None) -> Counter[str]:
     torch.manual_seed(0)
-    batch = torch.randn(16, 64, device=here.device)
     seen = _Recorded(here)
-    fit(here, Net(layers(here, 64, 2)), [batch] * 16, callback, seen)
+    fit(here, Net(layers(here, 64, 2)), [torch.randn(16, 64, device=here.device)] * 16, callback, seen)
     return seen.names
 
 
 def _cost_inside(here: Here) -> Iterator[Row]:
     """What the counted and the traced step take, waiting for the device at each step's end."""
-    size = size_for(here)
+    size, ends = size_for(here), list[float]()
 
     class Walls(Callback):
-        def __init__(self) -> None:
-            self.ends: list[float] = []
-
         def on_train_batch_end(self, *args: Any) -> None:
             here.settle()
-            self.ends.append(time.perf_counter())
+            ends.append(time.perf_counter())
 
-    walls = Walls()
-    done = fit(
-        here,
-        Net(gpt_on(here, size), next_token_loss),
-        batches_of(size, here, _STEPS),
-        profiler(here, timing_steps=3, trace=True),
-        walls,
-        precision="bf16-mixed",
-    )
-    seconds = [after - before for before, after in zip(walls.ends, walls.ends[1:], strict=False)]
+    callback = profiler(here, timing_steps=3, trace=True)
+    done = fit(here, gpt_net(here, size), batches_of(size, here, _STEPS), callback, Walls(), precision="bf16-mixed")
+    seconds = [after - before for before, after in pairwise(ends)]
     plain = median(seconds[-3:])  # batch i ends at seconds[i - 1]
-    traced = None if done.profile.traced is None else done.profile.traced.index
-    yield told("a plain step of the GPT", f"{1e3 * plain:.2f} ms")
-    yield told("its counted step", f"{seconds[FIRST_STEP - 1] / plain:.2f} × a plain one")
-    if traced is not None:
-        yield told(
-            "its traced step, with starting and reading the trace", f"{seconds[traced - 1] / plain:.2f} × a plain one"
-        )
+    yield reported("a plain step of the GPT", f"{1e3 * plain:.2f} ms")
+    yield reported("its counted step", f"{seconds[FIRST_STEP - 1] / plain:.2f} × a plain one")
+    if done.profile.traced is not None:
+        times = seconds[done.profile.traced.index - 1] / plain
+        yield reported("its traced step, with starting and reading the trace", f"{times:.2f} × a plain one")
     forget(here)
 
 
 def _memory(here: Here) -> Iterator[Row]:
     """What the device's allocator holds when the fit is over and its objects are gone."""
-    size = _medium(here)
     left = []
     for callback in (None, None, _watched(here)):  # the first one leaves what libraries keep for themselves
         before = torch.cuda.memory_allocated(here.device)
-        net, batches = Net(gpt_on(here, size), next_token_loss), batches_of(size, here, _STEPS)
-        done = fit(here, net, batches, callback, precision="bf16-mixed")
+        done = _gpt_fit(here, callback)
         if callback is not None:
             _ = done.profile  # it is kept, and holds no tensor
-        del done, net, batches
+        del done
         gc.collect()
         left.append(torch.cuda.memory_allocated(here.device) - before)
-    _, plain, watched = left
-    yield exactly("bytes on the device that are left when the objects of a fit are gone", watched, plain)
+    yield exactly("bytes on the device that are left when the objects of a fit are gone", left[2], left[1])
 
 
 # ---- graphs
@@ -299,11 +280,10 @@ def _captured_graph(here: Here) -> Iterator[Row]:
     sample = torch.randn(64, 256, device=here.device)
 
     def make() -> Net:
-        model = layers(here, 256, 3)
-        graphed: Any = torch.cuda.make_graphed_callables(model, (sample,))
+        graphed: Any = torch.cuda.make_graphed_callables(layers(here, 256, 3), (sample,))
         return Net(graphed)
 
-    watched = yield from _compared(here, "captured CUDA graph", make, [sample] * _STEPS, precision="32-true")
+    watched = yield from _compared(here, "captured CUDA graph", make, [sample] * _STEPS, "32-true")
     hidden = sorted(watched.profile.uncounted)
     yield holds("captured CUDA graph: its FLOPs are said to be a lower bound", watched.profile.lower_bound, str(hidden))
 
@@ -311,40 +291,32 @@ def _captured_graph(here: Here) -> Iterator[Row]:
 def _compiled(here: Here) -> Iterator[Row]:
     """torch.compile, with graphs of its own on a GPU: the same numbers, and nothing compiled anew."""
     how: dict[str, Any] = {"mode": "reduce-overhead"} if here.on_gpu else {"backend": "aot_eager"}
-    batch = torch.randn(64, here.pick(512, 32), device=here.device)
-    graphs: list[int] = []
+    batch, graphs = torch.randn(64, here.pick(512, 32), device=here.device), list[int]()
+
+    class Counted(Net):
+        def on_fit_end(self) -> None:
+            graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
     def make() -> Net:
         torch.compiler.reset()
         torch._dynamo.utils.counters.clear()
         model = layers(here, batch.shape[1], 2)
         model.compile(**how)
-        return _Counted(model, graphs)
+        return Counted(model)
 
     words = "torch.compile(" + ", ".join(f'{key}="{value}"' for key, value in how.items()) + ")"
-    yield from _compared(here, words, make, [batch] * _STEPS, precision="32-true")
+    yield from _compared(here, words, make, [batch] * _STEPS, "32-true")
     yield holds(f"{words}: something was compiled", graphs[0] > 0, str(graphs[0]))
     yield exactly(f"{words}: graphs that were compiled, with the profiler", graphs[1], graphs[0])
 
 
-class _Counted(Net):
-    """Writes down how many graphs were compiled in its fit."""
-
-    def __init__(self, model: nn.Module, graphs: list[int]) -> None:
-        super().__init__(model)
-        self.graphs = graphs
-
-    def on_fit_end(self) -> None:
-        self.graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
-
-
 CHECKS = (
-    Check(claim="the same training", look=_same_training),
-    Check(claim="synchronizations", look=_synchronizations, needs_gpu="it is never waited for"),
-    Check(claim='set_sync_debug_mode("error")', look=_error_mode, needs_gpu="it is never waited for"),
-    Check(claim="cost outside of the window", look=_cost_outside),
-    Check(claim="cost of counting and tracing", look=_cost_inside),
-    Check(claim="memory afterwards", look=_memory, needs_gpu="it has no allocator with books"),
-    Check(claim="captured CUDA graph", look=_captured_graph, needs_gpu="it has no graphs"),
-    Check(claim="torch.compile", look=_compiled),
+    Check("the same training", _same_training),
+    Check("synchronizations", _synchronizations, "it is never waited for"),
+    Check('set_sync_debug_mode("error")', _error_mode, "it is never waited for"),
+    Check("cost outside of the window", _cost_outside),
+    Check("cost of counting and tracing", _cost_inside),
+    Check("memory afterwards", _memory, "it has no allocator with totals"),
+    Check("captured CUDA graph", _captured_graph, "it has no graphs"),
+    Check("torch.compile", _compiled),
 )

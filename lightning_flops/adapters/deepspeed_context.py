@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import sys
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,13 +16,13 @@ from lightning_flops.instrument.timing.settling import steps_to_settle
 from lightning_flops.instrument.torch_private.loading import fetched_ahead
 from lightning_flops.records import RunContext
 from lightning_flops.run.output import LoggedOutput
-from lightning_flops.run.private_names import PrivateNames
 from lightning_flops.sinks.console import to_standard_output
 from lightning_flops.sinks.services import monitors_in
 from lightning_flops.text.printable import page
 
 if TYPE_CHECKING:
     from lightning_flops.config import ProfilerConfig
+    from lightning_flops.run.run import Run
 
 LOST = {
     "_config": "DeepSpeed's own profiler is not switched off, and the block of its config is not found",
@@ -40,14 +40,26 @@ _STEPS_BETWEEN_READINGS = 10
 """How often throughput is written if ``steps_per_print`` does not say it; this is DeepSpeed's default."""
 
 
+_MISSING = object()
+
+
+def private(run: Run, owner: Any, name: str, stand_in: Any = None) -> Any:
+    """The attribute *name* of *owner*; if it has none, *stand_in*, and a note in the report of what is lost."""
+    if exists(owner, name):
+        return getattr(owner, name)
+    if lost := LOST[name]:
+        run.notes.add_for_run(f"This DeepSpeed ({deepspeed_version()}) keeps no {name}: {lost}.")
+    return stand_in
+
+
+def exists(owner: Any, name: str) -> bool:
+    """Whether *owner* or its class has *name*; ``__getattr__``, which may answer for another object, is not asked."""
+    return inspect.getattr_static(owner, name, _MISSING) is not _MISSING
+
+
 def deepspeed_version() -> str:
     """The version of the DeepSpeed that made the engine."""
     return str(getattr(sys.modules.get("deepspeed"), "__version__", "unknown"))
-
-
-def private_names() -> PrivateNames:
-    """The private names of the installed DeepSpeed."""
-    return PrivateNames(f"DeepSpeed ({deepspeed_version()})", LOST)
 
 
 def is_reading_due(engine: Any) -> bool:
@@ -57,12 +69,12 @@ def is_reading_due(engine: Any) -> bool:
     return int(engine.global_steps) % (int(every) if is_number else _STEPS_BETWEEN_READINGS) == 0
 
 
-def switch_off_builtin(engine: Any, undo: ExitStack, names: PrivateNames) -> None:
-    """Switch off DeepSpeed's own profiler, if *engine* was made with it, until *undo* is closed."""
-    settings = getattr(names.get(engine, "_config", None), "flops_profiler_config", None)
+def switch_off_builtin(engine: Any, run: Run) -> None:
+    """Switch off DeepSpeed's own profiler, if *engine* was made with it, for as long as *run*."""
+    settings = getattr(private(run, engine, "_config"), "flops_profiler_config", None)
     if settings is not None and settings.enabled:
         settings.enabled = False
-        undo.callback(setattr, settings, "enabled", True)
+        run.undo.callback(setattr, settings, "enabled", True)
 
 
 def run_context(engine: Any) -> RunContext:
@@ -98,16 +110,8 @@ def _own_loader(engine: Any) -> Any:
 
 
 def engine_output(engine: Any, config: ProfilerConfig) -> LoggedOutput:
-    """Where rank 0 shows the reports of *engine*'s run.
-
-    The x-axis is ``engine.global_samples``, as for DeepSpeed's own scalars; the step of a report is in its text.
-    """
+    """Where rank 0 shows the reports of *engine*'s run."""
     monitors = monitors_in(engine.monitor, tensorboard_dir=config.tensorboard_dir)
-
-    def announce(sentence: str) -> None:
-        """Name our own folder, because the user did not choose it; a folder of the monitors the user knows."""
-        if monitors.folder() is None:
-            to_standard_output(page([sentence]))
 
     return LoggedOutput(
         config,
@@ -116,6 +120,5 @@ def engine_output(engine: Any, config: ProfilerConfig) -> LoggedOutput:
         console=to_standard_output,
         folder=lambda: monitors.folder() or OWN_FOLDER,
         text_file=False,
-        x_axis=lambda step: int(engine.global_samples),
-        announce=announce,
+        announce=lambda sentence: to_standard_output(page([sentence])),
     )

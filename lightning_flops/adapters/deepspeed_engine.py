@@ -44,11 +44,7 @@ def is_engine(model: object) -> bool:
 def engine_run(
     engine: Any, config: ProfilerConfig, publish: Callable[[Profile], None], *, output: LoggedOutput | None = None
 ) -> EngineRun:
-    """The adapter of *engine*, which profiles from ``begin`` to ``finish``, and reports to *output* or its monitors.
-
-    Raises:
-        ConfigError: the engine is profiled already.
-    """
+    """The adapter of *engine*, which reports to *output* or the engine's monitors; a ConfigError if it has one."""
     from lightning_flops.adapters.deepspeed_pipeline import PipelineRun  # which is an EngineRun
 
     if adapter_of(engine) is not None:
@@ -72,13 +68,14 @@ def seen(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
             adapter = adapter_of(engine)
             if adapter is None:
                 return original(engine, *args, **kwargs)
-            adapter.begins(name, *args, **kwargs)
+            begins, ends = adapter.hooks[name]
+            adapter.hears(begins, *args, **kwargs)
             try:
                 result = original(engine, *args, **kwargs)
             except BaseException as error:
                 adapter.raised(error)
                 raise
-            adapter.ends(name, result)
+            adapter.hears(ends, result)
             return result
 
         return call
@@ -89,39 +86,33 @@ def seen(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 class EngineRun:
     """The adapter of one engine, on one rank; the engine keeps it alive."""
 
-    unseen: tuple[TimePhase, ...] = ("transfer", "other")
-    """As in ``Facts``."""
+    unseen: tuple[TimePhase, ...] = ("transfer", "other")  # as in ``Facts``
 
     def __init__(
         self,
         engine: Any,
         config: ProfilerConfig,
         publish: Callable[[Profile], None],
-        output: LoggedOutput | None = None,
+        output: LoggedOutput | None,
     ) -> None:
         self.engine = engine
-        self.names = context.private_names()
-        self._is_whole = self._is_between_steps()
-        """The step that runs, or comes next, is seen from its beginning."""
-        self._in_step = False
-        """A forward of the running step has begun."""
+        self._is_whole = self._is_between_steps()  # the step that runs, or comes next, is seen from its beginning
+        self._in_step = False  # A forward of the running step has begun
         self._evaluates = False
         self._batch: Any = ()
-        self._shapes: Shapes = ()
-        """Of all forwards of the running batch; empty before its first."""
+        self._shapes: Shapes = ()  # of all forwards of the running batch; empty before its first
         self._tokens: BatchTokens | None = None
         self._backward_depth = 0
         self._backward_done = False
-        self._updates = 0
-        """``global_steps`` before the running ``engine.step``."""
-        self._work = ExitStack()
-        """While the engine computes for the update."""
+        self._updates = 0  # ``global_steps`` before the running ``engine.step``
+        self._work = ExitStack()  # while the engine computes for the update
         facts = Facts(
             root=engine.module,
             device=torch.device(engine.device),
             output=output or context.engine_output(engine, config),
             context=lambda: context.run_context(engine),
             x_axis=lambda: int(engine.global_steps),
+            logged_at=None if output else lambda: int(engine.global_samples),  # as DeepSpeed's own scalars
             optimizers=lambda: (engine.optimizer,),
             whole_model=lambda: engine.module,
             rank=int(engine.global_rank),
@@ -135,6 +126,7 @@ class EngineRun:
             ends_when_dropped=True,
         )
         self.run = Run(facts, config, publish)
+        context.switch_off_builtin(engine, self.run)
         self.hooks = self._hooks()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -144,17 +136,14 @@ class EngineRun:
         return int(self.engine.micro_steps) % int(self.engine.gradient_accumulation_steps()) == 0
 
     def _hooks(self) -> Hooks:
-        # What the engine itself computes for the update, such as Muon's products, is the optimizer's.
-        begins = lambda *_, **__: self._work.enter_context(self.run.window.recorder.optimizer_work())  # noqa: E731
         return {
             **self.hooks_around_steps(),
-            "forward": (self._forward_begins, lambda _: self.run.leave()),
+            "forward": (self._forward_begins, self._leave),
             "backward": (self.backward_begins, self.backward_ends),
             "step": (self._step_begins, self._step_ends),
-            "train": (self._mode_changes, _nothing),
-            "eval": (lambda: self._mode_changes(False), _nothing),
-            "_backward_epilogue": (begins, self._gradients_are_there),
-            "_take_model_step": (begins, lambda _: self._work.close()),
+            # What the engine itself computes for the update, such as Muon's products, is the optimizer's.
+            "_backward_epilogue": (self._work_begins, self._gradients_are_there),
+            "_take_model_step": (self._work_begins, lambda _: self._work.close()),
         }
 
     def hooks_around_steps(self) -> Hooks:
@@ -165,8 +154,7 @@ class EngineRun:
         }
 
     def _mark(self, stack: ExitStack) -> None:
-        """Hear torch's own backward, which ``loss.backward()`` calls, and ``engine.backward`` in the end."""
-        hear_backwards(self, stack)
+        hear_backwards(self, stack)  # torch's own, which ``loss.backward()`` calls, and ``engine.backward`` in the end
 
     @safe
     def begin(self) -> None:
@@ -179,20 +167,13 @@ class EngineRun:
             if kind is not None:
                 wrap(kind, name, seen(name), run.undo)
         hear_fetches(self, run.undo)
-        context.switch_off_builtin(engine, run.undo, self.names)
-        self.names.tell(run.notes.add_for_run)
         run.begin()
         run.outside("start")  # until the first forward
 
     @safe
-    def begins(self, name: str, *args: Any, **kwargs: Any) -> None:
-        """The engine's *name* is called."""
-        self.hooks[name][0](*args, **kwargs)
-
-    @safe
-    def ends(self, name: str, result: Any) -> None:
-        """The engine's *name* has returned *result*."""
-        self.hooks[name][1](result)
+    def hears(self, hook: Callable[..., object], *args: Any, **kwargs: Any) -> None:
+        """Call a hook of ours."""
+        hook(*args, **kwargs)
 
     @safe
     def raised(self, error: BaseException) -> None:
@@ -240,11 +221,20 @@ class EngineRun:
 
     # ---- the parts of a step
 
+    def _leave(self, _: Any) -> None:
+        self.run.leave()
+
+    def _work_begins(self, *_: Any, **__: Any) -> None:
+        if self.run.is_marking:
+            self._work.enter_context(self.run.window.recorder.optimizer_work())
+
     def _forward_begins(self, *args: Any, **kwargs: Any) -> None:
         run = self.run
         if not torch.is_grad_enabled():
-            if not self._in_step and not self.engine.module.training:
-                self._evaluation_begins(since_batch=True)
+            if not (self._in_step or self._evaluates or self.engine.module.training):
+                self._evaluates = True
+                self.run.tokens.fetched.clear()
+                self.run.outside("validation", since_batch=True)
             run.enter("forward", counts=False)
         elif self._is_whole:
             self._steps_go_on()
@@ -302,21 +292,6 @@ class EngineRun:
         self._in_step = not ends_step
         logs = ends_step and context.is_reading_due(engine)
         run.batch_done(batch, shapes, updates=int(ends_step), ends_step=ends_step, logs=logs, tokens=tokens)
-
-    # ---- evaluation
-
-    def _mode_changes(self, mode: bool = True) -> None:
-        if not mode and not self._in_step:
-            self._evaluation_begins()
-        elif mode and self._evaluates:
-            self._evaluates = False
-            self.run.inside()
-
-    def _evaluation_begins(self, *, since_batch: bool = False) -> None:
-        if not self._evaluates:
-            self._evaluates = True
-            self.run.tokens.fetched.clear()
-            self.run.outside("validation", since_batch=since_batch)
 
     def _steps_go_on(self) -> None:
         """An evaluation is over, or what was before the first step."""

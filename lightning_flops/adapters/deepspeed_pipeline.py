@@ -15,7 +15,7 @@ from dataclasses import replace
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
-from lightning_flops.adapters.deepspeed_context import is_reading_due
+from lightning_flops.adapters.deepspeed_context import is_reading_due, private
 from lightning_flops.adapters.deepspeed_engine import EngineRun, Hooks, seen
 from lightning_flops.adapters.wrapping import wrap
 from lightning_flops.instrument.batches import tensor_shapes
@@ -56,7 +56,7 @@ class PipelineRun(EngineRun):
         engine: Any,
         config: ProfilerConfig,
         publish: Callable[[Profile], None],
-        output: LoggedOutput | None = None,
+        output: LoggedOutput | None,
     ) -> None:
         self._loads = bool(engine.is_first_stage() or engine.is_last_stage())
         self._micro_batches: list[tuple[Any, Shapes]] = []
@@ -82,22 +82,21 @@ class PipelineRun(EngineRun):
             "train_batch": (self._train_batch_begins, self._train_batch_ends),
             "eval_batch": (lambda *_, **__: self.run.outside("validation"), lambda _: self.run.inside()),
         }
-        if self._loads and self.names.has(engine, "_next_batch"):
+        if self._loads and private(self.run, engine, "_next_batch"):
             hooks["_next_batch"] = (self.run.fetch_begins, self._micro_batch_is_loaded)
         parts = _PARTS
         if engine.num_stages == 1:  # there is no other stage to exchange anything with
             parts = {name: part for name, part in _PARTS.items() if part != "bubble"}
-        elif self.names.has(engine, "_aggregate_total_loss"):
+        elif private(self.run, engine, "_aggregate_total_loss"):
             parts = {**_PARTS, "_aggregate_total_loss": "bubble"}
         for name, part in parts.items():
-            hooks[name] = (functools.partial(self._instruction_begins, part), lambda _: self.run.leave())
+            hooks[name] = (functools.partial(self._instruction_begins, part), self._leave)
         return hooks
 
     def _is_between_steps(self) -> bool:
         return True  # train_batch is a whole step
 
     def _mark(self, stack: ExitStack) -> None:
-        """Hear the instructions of a step."""
         self._hear_instructions(self.hooks, stack)
 
     @safe
@@ -109,14 +108,14 @@ class PipelineRun(EngineRun):
         super().begin()
 
     def _hear_instructions(self, names: Container[str], undo: ExitStack) -> None:
-        table = self.names.get(self.engine, _TABLE, {})
+        table = private(self.run, self.engine, _TABLE, {})
         for kind in list(table):
             if kind.__name__ in names:
                 wrap(table, kind, seen(kind.__name__), undo)
 
     def _forget_instruction(self) -> None:
         """Remove our wrapper from the function of its latest instruction, which the engine keeps as an attribute."""
-        kept = self.names.get(self.engine, _LATEST, None)
+        kept = private(self.run, self.engine, _LATEST, None)
         function = getattr(getattr(kept, "__func__", None), "__wrapped__", None)
         if function is not None:
             setattr(self.engine, _LATEST, MethodType(function, self.engine))

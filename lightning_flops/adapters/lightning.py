@@ -12,12 +12,13 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from lightning_flops.adapters.deepspeed_context import switch_off_builtin
 from lightning_flops.adapters.lightning_context import (
+    engine_of,
     is_lightnings,
     loader_workers,
     loaders,
@@ -25,10 +26,9 @@ from lightning_flops.adapters.lightning_context import (
     run_output,
     steps_in,
 )
-from lightning_flops.adapters.lightning_deepspeed import engine_of
+from lightning_flops.adapters.loop import Hook
 from lightning_flops.adapters.wrapping import hear_fetches
 from lightning_flops.instrument.batches import from_loader, tensor_shapes
-from lightning_flops.instrument.optimizer_hooks import calling, remove_retired
 from lightning_flops.instrument.timing.settling import steps_to_settle
 from lightning_flops.instrument.torch_private.loading import fetched_ahead
 from lightning_flops.run.adapter import Facts
@@ -132,8 +132,6 @@ class LightningRun:
         self._trains = loop == "training"
         self._manual = self._trains and not pl_module.automatic_optimization
         self._engine = engine_of(trainer) if self._trains else None
-        self._heard = ExitStack()
-        """Removes torch's hooks of optimizers' steps, never from inside of one: torch goes through a table of them."""
         self._several_loaders = not self._trains and len(loaders(trainer, loop)) > 1
         self._reads_ahead = trainer.strategy.root_device.type != "cpu" and len(loaders(trainer, loop)) == 1
         self._batch: Any = None
@@ -141,13 +139,11 @@ class LightningRun:
         self._shapes: Shapes = ()
         self._tokens: BatchTokens | None = None
         self._batches_done = 0
-        self._updates = 0
-        """Optimizer attempts until the latest batch; in manual optimization, those since then."""
-        self._depth = 0
-        """Optimizers' steps that are running, one in another."""
+        self._updates = 0  # optimizer attempts until the latest batch; in manual optimization, those since then
+        self._depth = 0  # optimizers' steps that are running, one in another
         self._in_backward = False
-        self._is_between = False
-        """What runs belongs to no step until the next batch is there."""
+        self._is_between = False  # what runs belongs to no step until the next batch is there
+        found, accumulate = loaders(trainer, loop), trainer.accumulate_grad_batches if self._trains else 1
         step = config.next_profile_step(steps_done=0)
         if step is not None:  # a loop that is known to be too short for it is profiled in its last step
             step = int(min(step, max(0, steps_in(trainer, loop) - 1)))
@@ -164,8 +160,7 @@ class LightningRun:
             loop=loop,
             profile_step=step,
             settle_steps=steps_to_settle(
-                batches_ahead=max(map(fetched_ahead, loaders(trainer, loop)), default=0),
-                batches_a_step=trainer.accumulate_grad_batches if self._trains else 1,
+                batches_ahead=max(map(fetched_ahead, found), default=0), batches_a_step=accumulate
             ),
             loader_workers=lambda: loader_workers(trainer, loop),
             mark_parts=self._mark,
@@ -175,17 +170,16 @@ class LightningRun:
     def begin(self) -> None:
         """The loop is about to fetch its first batch."""
         run = self.run
+        if self._engine is not None:
+            switch_off_builtin(self._engine, run)
         run.begin()
         hear_fetches(self, run.undo)
-        if self._manual:
-            self._hear_updates()
+        if self._manual:  # users may step optimizers that Lightning does not wrap: torch hears every one
+            hooks = Hook(self, LightningRun.update_begins), Hook(self, LightningRun.update_ends)
+            run.undo.callback(register_optimizer_step_pre_hook(hooks[0]).remove)
+            run.undo.callback(register_optimizer_step_post_hook(hooks[1]).remove)
         self._updates = 0 if self._manual else self._attempts()
         self.outside("start")  # until the first batch is there
-
-    def close(self) -> None:
-        """Remove everything of ours."""
-        self.run.close()
-        self._heard.close()
 
     # ---- parts of a step
 
@@ -236,53 +230,16 @@ class LightningRun:
         engine = self._engine
         return kind != "optimizer_step" or engine is None or bool(engine.is_gradient_accumulation_boundary())
 
-    def _hear_updates(self) -> None:
-        """In manual optimization, users may step optimizers that Lightning does not wrap: torch hears every one."""
-        me = weakref.ref(self)
-
-        def hook(method: Callable[..., Any]) -> Callable[..., Any]:
-            def call(*given: Any) -> Any:
-                adapter = me()
-                if adapter is None or adapter.run.thread != get_ident():
-                    return None
-                with calling(before):
-                    return method(adapter, *given)
-
-            return call
-
-        before = register_optimizer_step_pre_hook(hook(LightningRun._update_begins))
-        self._heard.callback(remove_retired)
-        self._heard.callback(before.remove)
-        self._heard.callback(register_optimizer_step_post_hook(hook(LightningRun._update_ends)).remove)
-        weakref.finalize(self, self._heard.close).atexit = False
+    @safe
+    def update_begins(self, *_: Any) -> None:
+        """An optimizer steps; torch says so again where a subclass's step calls its parent's."""
+        self._depth += 1
+        if self._depth == 1:
+            self.run.enter("optimizer")
 
     @safe
-    def _update_begins(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The arguments that torch is to take for a step, with the closure in a part of its own; None: as they are."""
-        self._depth += 1  # the hooks fire again where a subclass's step calls its parent's
-        if self._depth > 1:
-            return None
-        self.run.enter("optimizer")
-        if not self.run.is_marking:
-            return None
-        named = {name: self._marked(one) for name, one in kwargs.items()}
-        return (args[0], *map(self._marked, args[1:])), named  # the first is the optimizer
-
-    def _marked(self, argument: Any) -> Any:
-        if not callable(argument):
-            return argument
-
-        def closure() -> Any:
-            self.run.enter("forward", counts=False)
-            try:
-                return argument()
-            finally:
-                self.run.leave()
-
-        return closure
-
-    @safe
-    def _update_ends(self, *_: Any) -> None:
+    def update_ends(self, *_: Any) -> None:
+        """It has made its step."""
         self._depth -= 1
         if self._depth == 0:
             self.run.leave()

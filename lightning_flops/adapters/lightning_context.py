@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import functools
-import logging
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from lightning_flops.adapters.place import mesh_sizes, run_context_on, sizes_along
-from lightning_flops.config import OWN_FOLDER
+from lightning_flops.adapters.place import announce_in_log, mesh_sizes, run_context_on, sizes_along
+from lightning_flops.config import BLOCK, OWN_FOLDER
 from lightning_flops.records import Loop, RunContext
 from lightning_flops.run.output import LoggedOutput
 from lightning_flops.sinks.services import Services
-from lightning_flops.text.printable import printable
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -50,17 +48,15 @@ def loaders(trainer: Trainer, loop: Loop) -> list[Any]:
     """The data loaders of *loop*."""
     names = {"training": "train_dataloader", "validate": "val_dataloaders", "test": "test_dataloaders"}
     found = getattr(trainer, names.get(loop, "predict_dataloaders"))
-    return list(_leaves(getattr(found, "iterables", found)))
+    return _leaves(getattr(found, "iterables", found))
 
 
-def _leaves(value: Any) -> Iterator[Any]:
+def _leaves(value: Any) -> list[Any]:
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, (list, tuple)):
-        for one in value:
-            yield from _leaves(one)
-    elif value is not None:
-        yield value
+        return [leaf for one in value for leaf in _leaves(one)]
+    return [] if value is None else [value]
 
 
 def run_context(trainer: Trainer, loop: Loop = "training") -> RunContext:
@@ -94,17 +90,16 @@ def _import_root(trainer: Trainer) -> str:
 
 
 _NOWHERE = (
-    "nothing keeps the report, because this Trainer has no logger with a folder, and nobody wrote a "
-    'FlopsProfilerCallback into it: give it a logger, or the callback, or logging.basicConfig(level="INFO")'
+    'No file keeps it: give the Trainer a logger or a FlopsProfilerCallback, or call logging.basicConfig(level="INFO").'
 )
 
 
 def run_output(
     trainer: Trainer, config: ProfilerConfig, *, own_folder: str | None, loop: Loop = "training"
 ) -> LoggedOutput:
-    """Where rank 0 shows the reports of this run. A development run writes no files unless a setting names one.
+    """Where rank 0 shows the reports of this run: a development run writes no files but one that a setting names.
 
-    Files are in *own_folder*, if any, when no logger has a folder. Tags and files name a loop without training.
+    Files are in *own_folder*, if any, when no logger has a folder.
     """
     part = "" if loop == "training" else loop
     development = bool(getattr(trainer, "fast_dev_run", False))
@@ -112,17 +107,10 @@ def run_output(
         config,
         loggers=Services(trainer.loggers),
         folder=lambda: None if development else _log_folder(trainer) or own_folder,
-        announce=functools.partial(_announce, _import_root(trainer)),
+        announce=functools.partial(announce_in_log, _import_root(trainer)),
         nowhere="" if development or own_folder else _NOWHERE,
         part=part,
     )
-
-
-def _announce(root: str, sentence: str) -> None:
-    """Say *sentence* in Lightning's own log, which a terminal shows by default, unless our own log is shown."""
-    ours = logging.getLogger("lightning_flops")
-    if not (ours.isEnabledFor(logging.INFO) and ours.hasHandlers()):  # if shown, its INFO lines have named each file
-        logging.getLogger(root).info("%s", printable(sentence))
 
 
 def _log_folder(trainer: Trainer) -> str | None:
@@ -131,13 +119,29 @@ def _log_folder(trainer: Trainer) -> str | None:
     Not ``trainer.log_dir``, which broadcasts and so needs all ranks, and not the ``save_dir`` of a logger without a
     folder for each run, which may be the working directory. A mock logger has an object under every name: only paths.
     """
-    for run_logger in trainer.loggers:
-        folder = getattr(run_logger, "log_dir", None)
-        if isinstance(folder, (str, PurePath)) and (path := str(folder)):
-            return path
-    return None
+    folders = [getattr(one, "log_dir", None) for one in trainer.loggers]
+    return next((str(one) for one in folders if isinstance(one, (str, PurePath)) and str(one)), None)
 
 
 def folder_of_trainer(trainer: Trainer) -> str:
     """Our own folder, below the Trainer's."""
     return f"{str(trainer.default_root_dir).rstrip('/')}/{OWN_FOLDER}"
+
+
+# ---- DeepSpeed under Lightning
+
+
+def is_deepspeed(trainer: Trainer) -> bool:
+    """Whether *trainer* uses a DeepSpeedStrategy, of either import root, or a subclass of it."""
+    return any(kind.__name__ == "DeepSpeedStrategy" for kind in type(trainer.strategy).__mro__)
+
+
+def engine_of(trainer: Trainer) -> Any:
+    """The engine that *trainer* uses in a fit; None without DeepSpeed."""
+    return trainer.strategy.deepspeed_engine if is_deepspeed(trainer) else None  # type: ignore[attr-defined]
+
+
+def block_of(trainer: Trainer) -> object | None:
+    """The ``"flops_profiler"`` block of *trainer*'s DeepSpeed config; None if there is none."""
+    config = getattr(trainer.strategy, "config", None) if is_deepspeed(trainer) else None
+    return config.get(BLOCK) if isinstance(config, Mapping) else None

@@ -53,7 +53,7 @@ def origin_of(callback: Any) -> Origin:
 def send_home(
     trainer: Trainer, origin: Origin, *, profiles: Sequence[Profile], throughput: ThroughputSummary | None
 ) -> None:
-    """Have the launcher of *trainer*, if one started this process, give the results to *origin* with its own."""
+    """Have the launcher of *trainer*, if one started this process, return the results with its own."""
     launcher: Any = getattr(trainer.strategy, "launcher", None)
     collect = getattr(launcher, "get_extra_results", None)
     if origin.is_here or collect is None:
@@ -88,11 +88,8 @@ def _deliver(origin: Origin, path: str) -> None:
     try:
         profiles, throughput = json.loads(Path(path).read_text(encoding="utf-8"))
         shutil.rmtree(Path(path).parent, ignore_errors=True)
-        callback = _callbacks.get(origin)
-        if callback is not None:
-            callback._receive(
-                [Profile.from_json(text) for text in profiles],
-                None if throughput is None else ThroughputSummary.from_json(throughput),
-            )
+        if (callback := _callbacks.get(origin)) is not None:
+            ended = None if throughput is None else ThroughputSummary.from_json(throughput)
+            callback._receive([Profile.from_json(text) for text in profiles], ended)
     except Exception as error:  # Lightning still has to read its own results
         logger.warning("callback.profile stays None in this process: %s: %s", type(error).__name__, error)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
@@ -39,6 +38,11 @@ _NOT_CALLED = (
     "The model was not called, or compiled code called it: forward is what ran from the batch to the backward."
 )
 
+_ENDED_IN_A_STEP = (
+    "The loop ended in a step: {}, the last optimizer in the list, ends each. List the one that steps last in the last "
+    "place, or call profiler.step()."
+)
+
 
 class Hook:
     """A hook of ours on a module or an optimizer of the user's, which holds the adapter weakly.
@@ -46,7 +50,7 @@ class Hook:
     In a pickle or a copy of what it is on, it is a function of the standard library's that does nothing.
     """
 
-    def __init__(self, adapter: LoopRun, tell: Callable[..., None]) -> None:
+    def __init__(self, adapter: Any, tell: Callable[..., None]) -> None:
         self._adapter = weakref.ref(adapter)
         self._tell = tell
 
@@ -140,11 +144,8 @@ class LoopRun:
         self._accumulate = 1
         self._autocast = ""
         self._workers: int | None = None
-        self._learned: set[Shapes] = set()
-        """Shapes of fetched batches whose steps were counted."""
+        self._learned: set[Shapes] = set()  # shapes of fetched batches whose steps were counted
         self._shapes_fetched: Shapes = ()
-        self._fetched: deque[BatchTokens | None] = deque(maxlen=64)
-        """Tokens of batches that were read when they were fetched."""
         known: dict[str, Any] = {
             "root": root_of(model),
             "device": device_of(model),
@@ -221,7 +222,8 @@ class LoopRun:
             self._step_is_over()
         if self._evaluates(module):
             return
-        self._steps_go_on()
+        if place.away:
+            self._steps_go_on()
         if self._batch.after_backward and (self._batch.next_is_there or not place.has_fetched):
             self._batch_is_over(ends_step=False)
         place.has_trained |= module.training
@@ -246,19 +248,14 @@ class LoopRun:
         given = kwargs or (args[0] if len(args) == 1 else args)
         if self._asks and not batch.handed:
             batch.given = given
-        if run.tokens.reads or self._fetched:
-            batch.tokens = self._tokens_fetched()
-            if batch.tokens is None and device == "cpu":
+        if run.tokens.reads or run.tokens.fetched:
+            tokens = run.tokens.take(None, fetched=True)
+            if tokens is not None and tokens.processed in {one[0] * one[1] for one in batch.shapes if len(one) > 1}:
+                batch.tokens = tokens
+            elif device == "cpu":
                 batch.tokens = run.tokens.of(given)
         if not (self.counts_at_fetch and self._place.has_fetched):
             run.batch_begins(batch.shapes, batch.tokens)
-
-    def _tokens_fetched(self) -> BatchTokens | None:
-        """Tokens of the batch in use, read when it was fetched; None if its sizes are not those of the model's."""
-        tokens = self._fetched.popleft() if self._fetched else None
-        if tokens is None or tokens.processed not in {one[0] * one[1] for one in self._batch.shapes if len(one) > 1}:
-            return None
-        return tokens
 
     @safe
     def forward_ends(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -289,7 +286,8 @@ class LoopRun:
         place.backwards += 1
         if place.backwards > 1:  # a reentrant checkpoint's
             return
-        self._steps_go_on()
+        if place.away:
+            self._steps_go_on()
         if not batch.pending:  # compiled code called the model, and no hook of ours
             batch.pending, batch.next_is_there = True, False
             batch.shapes = self._shapes_fetched or batch.shapes
@@ -315,7 +313,8 @@ class LoopRun:
     @safe
     def update_begins(self, optimizer: Any, *_: Any, **__: Any) -> None:
         """An optimizer's step begins; where a subclass's step calls its parent's, the hooks are called again."""
-        self._steps_go_on()
+        if self._place.away:
+            self._steps_go_on()
         self._place.updates += 1
         if self._place.updates == 1:
             self.run.enter("optimizer")
@@ -352,7 +351,8 @@ class LoopRun:
             self._step_is_over()
         if place.feeder is None or place.feeder() is source:
             place.feeder = weakref.ref(source)
-            self._steps_go_on()  # the loop goes back to the loader of its steps
+            if place.away:
+                self._steps_go_on()  # the loop goes back to the loader of its steps
         elif not (place.outside or place.fetches):
             self._evaluates(self.run.facts.root, fetches=True)
         if place.outside or place.away:
@@ -383,8 +383,8 @@ class LoopRun:
             self._shapes_fetched = tensor_shapes(batch)
             if self.counts_at_fetch:
                 self._comes(self._shapes_fetched)
-            if self._reads_fetched and self.run.tokens.reads:
-                self._fetched.append(self.run.tokens.of(batch))
+            if self._reads_fetched:
+                self.run.tokens.fetch(batch)
 
     def _comes(self, shapes: Shapes) -> None:
         """A batch of *shapes* is there: have its step counted if they are new, before anything computes on it."""
@@ -407,7 +407,6 @@ class LoopRun:
             self._comes(shapes)
 
     def _step_is_over(self) -> None:
-        """The last optimizer has made its step: end it, unless it was made inside of a backward that still runs."""
         if not (self._place.backwards or self._place.updates):
             self._batch_is_over(ends_step=True)
 
@@ -478,8 +477,5 @@ class LoopRun:
         if self._batch.ends_step:
             self._step_is_over()
         if self._batch.updates and self._optimizers and error is None:
-            self.run.notes.add_for_run(
-                f"The loop ended in a step: {type(self._optimizers[-1]).__name__}, the last optimizer in the list, "
-                "ends each. List the one that steps last in the last place, or call profiler.step()."
-            )
+            self.run.notes.add_for_run(_ENDED_IN_A_STEP.format(type(self._optimizers[-1]).__name__))
         self.run.finish(interrupted_by=error)

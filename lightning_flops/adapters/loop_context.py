@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import operator
 import os
 import sys
@@ -20,55 +21,49 @@ from lightning_flops.instrument.deepspeed_groups import ParallelSizes
 from lightning_flops.instrument.module_scope import unwrapped
 from lightning_flops.records import RunContext
 from lightning_flops.run.output import LoggedOutput
+from lightning_flops.sinks.console import say
 from lightning_flops.sinks.services import Services, TensorBoardFiles
 from lightning_flops.text.json_text import shown
+
+_NOWHERE = "print(profiler.profile) shows the report; log_dir=... keeps it."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
     """What the library that drives the loop knows of it; without one, what torch knows."""
 
-    name: str
-    version: str
+    framework: str
+    framework_version: str
     rank: int
     world_size: int
-    precision: Callable[[str], str]
-    """Its words for the precision, given the dtype of an autocast in the loop; empty: there is none."""
     strategy: str
-    sizes: ParallelSizes | None = None
-    """How the ranks share the work; None: as the meshes say that the model's parameters are spread over."""
-    writers: tuple[Any, ...] = ()
-    """As ``WritersSink`` takes them."""
-    loggers: tuple[Any, ...] = ()
-    """As ``LoggersSink`` takes them."""
+    precision: Callable[[str], str]  # its words, given the dtype of an autocast in the loop; empty: there is none
+    sizes: ParallelSizes | None = None  # None: as the meshes say that the model's parameters are spread over
+    writers: tuple[Any, ...] = ()  # services that get the reports
+
+    @classmethod
+    def of(cls, framework: str, **known: Any) -> Frame:
+        """The frame of a loop by *framework*, whose package is loaded."""
+        package = sys.modules.get(framework.partition(".")[0])
+        return cls(framework=framework, framework_version=str(getattr(package, "__version__", "unknown")), **known)
 
 
 def frame_of(model: nn.Module, *, accelerator: Any, fabric: Any) -> Frame:
-    """The frame of a loop that trains *model*.
-
-    Args:
-        model: what the loop calls.
-        accelerator: an ``accelerate.Accelerator``, or None.
-        fabric: a ``lightning.fabric.Fabric``, or None.
-    """
+    """The frame of a loop that trains *model* by accelerate's *accelerator*, Lightning's *fabric* or neither (None)."""
     if accelerator is not None:
         return accelerate_frame(accelerator, model)
     if fabric is not None:
-        root = "lightning.fabric" if type(fabric).__module__.startswith("lightning.") else "lightning_fabric"
-        package = sys.modules.get(root.partition(".")[0])
-        return Frame(
-            name=root,
-            version=str(getattr(package, "__version__", "unknown")),
+        return Frame.of(
+            "lightning.fabric" if type(fabric).__module__.startswith("lightning.") else "lightning_fabric",
             rank=int(fabric.global_rank),
             world_size=int(fabric.world_size),
             precision=lambda _: str(fabric.strategy.precision.precision),
             strategy=type(fabric.strategy).__name__,
-            loggers=tuple(fabric.loggers),
+            writers=tuple(fabric.loggers),
         )
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return Frame(
-        name="torch",
-        version=str(torch.__version__),
+    return Frame.of(
+        "torch",
         rank=torch.distributed.get_rank() if distributed else 0,
         world_size=torch.distributed.get_world_size() if distributed else 1,
         precision=lambda autocast: _precision(model, autocast),
@@ -76,15 +71,14 @@ def frame_of(model: nn.Module, *, accelerator: Any, fabric: Any) -> Frame:
     )
 
 
-def accelerate_frame(accelerator: Any, model: nn.Module) -> Frame:
+def accelerate_frame(accelerator: Any, model: nn.Module, *, framework: str = "accelerate") -> Frame:
     """The frame of a loop that trains *model* by *accelerator*."""
     world_size = int(accelerator.num_processes)
     given = getattr(accelerator, "parallelism_config", None)
     known = {kind: int(getattr(given, f"{kind}_size", 1) or 1) for kind in ("tp", "cp", "sp")}
     mixed = str(accelerator.mixed_precision)
-    return Frame(
-        name="accelerate",
-        version=str(getattr(sys.modules.get("accelerate"), "__version__", "unknown")),
+    return Frame.of(
+        framework,
         rank=int(accelerator.process_index),
         world_size=world_size,
         precision=lambda autocast: _precision(model, autocast if mixed == "no" else mixed),
@@ -92,6 +86,10 @@ def accelerate_frame(accelerator: Any, model: nn.Module) -> Frame:
         sizes=None if given is None else sizes_along(known, world_size=world_size),
         writers=tuple(accelerator.trackers),
     )
+
+
+_ALIKE = ("framework", "framework_version", "rank", "world_size", "strategy")
+"""Fields that a frame and a run's context have in common."""
 
 
 def _strategy(model: nn.Module) -> str:
@@ -119,13 +117,9 @@ def run_context(frame: Frame, model: nn.Module, *, accumulate: int, autocast: st
     return run_context_on(
         device_of(model),
         frame.sizes or sizes_along(_mesh_sizes(model), world_size=frame.world_size),
-        framework=frame.name,
-        framework_version=frame.version,
         precision=frame.precision(autocast),
-        rank=frame.rank,
-        world_size=frame.world_size,
         accumulate=accumulate,
-        strategy=frame.strategy,
+        **{name: getattr(frame, name) for name in _ALIKE},
     )
 
 
@@ -143,28 +137,27 @@ def loop_output(
     log_dir: str | os.PathLike[str] | None,
     writer: Any = None,
     or_own: bool = False,
-    announce: Callable[[str], None] = lambda sentence: None,
 ) -> tuple[LoggedOutput, Callable[[], None]]:
     """Where rank 0 shows the reports of one loop, and what closes the files that were opened for that.
 
-    Args:
-        frame: whose loggers or trackers get them.
-        config: the settings.
-        log_dir: a folder for TensorBoard's files and ours; None: no such folder.
-        writer: what else gets them, as ``Services`` take it; None: nothing else.
-        or_own: if nobody has a folder for our files, they go into one of our own.
-        announce: as for ``LoggedOutput``.
+    The services of *frame* get them, *writer*, and TensorBoard's files in *log_dir*. If nobody has a folder for our own
+    files, these go into one of ours with *or_own*, and else nowhere.
     """
-    writers = [*frame.writers, *(() if writer is None else (writer,))]
     folder = None if log_dir is None else os.fspath(log_dir)
-    if folder is not None:
-        writers.insert(0, TensorBoardFiles(folder))
-    services = Services([*writers, *frame.loggers])
+    written = [] if folder is None else [TensorBoardFiles(folder)]
+    services = Services([*written, *frame.writers, *(() if writer is None else (writer,))])
 
-    def files_folder() -> str | None:
-        return folder or Services(frame.loggers).folder() or services.folder() or (OWN_FOLDER if or_own else None)
+    own = OWN_FOLDER if or_own else None
 
-    return LoggedOutput(config, loggers=services, folder=files_folder, announce=announce), services.close
+    def announce(sentence: str) -> None:
+        ours = logging.getLogger("lightning_flops")
+        if not (ours.isEnabledFor(logging.INFO) and ours.hasHandlers()):  # if shown, it has named each file
+            say(sentence)
+
+    output = LoggedOutput(
+        config, loggers=services, folder=lambda: folder or services.folder() or own, announce=announce, nowhere=_NOWHERE
+    )
+    return output, services.close
 
 
 class SeveralModels(nn.Module):
@@ -201,11 +194,7 @@ def root_of(model: nn.Module) -> nn.Module:
 
 
 def optimizers_in(given: Any) -> tuple[Any, ...]:
-    """The optimizers that a user gave, without the wrappers that accelerate and Fabric put around them.
-
-    Raises:
-        ConfigError: it is neither an optimizer nor several.
-    """
+    """The optimizers that a user gave, without accelerate's and Fabric's wrappers; a ConfigError for anything else."""
     if given is None:
         return ()
     several = given if isinstance(given, Iterable) else (given,)

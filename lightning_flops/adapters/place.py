@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import platform
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ import torch
 
 from lightning_flops.instrument.deepspeed_groups import ParallelSizes
 from lightning_flops.records import RunContext
+from lightning_flops.text.printable import printable
 
 
 def run_context_on(device: torch.device, sizes: ParallelSizes, **fields: Any) -> RunContext:
@@ -56,3 +58,15 @@ def mesh_sizes(mesh: Any) -> dict[str, int]:
         if (kind := _DIMENSIONS.get(name)) is not None:
             sizes[kind] = sizes.get(kind, 1) * int(size)
     return sizes
+
+
+def log_is_shown() -> bool:
+    """Whether our own log is shown, whose INFO lines name each file."""
+    ours = logging.getLogger("lightning_flops")
+    return ours.isEnabledFor(logging.INFO) and ours.hasHandlers()
+
+
+def announce_in_log(name: str, sentence: str) -> None:
+    """Say *sentence* in the framework's own log of this *name*, which a terminal shows, unless our own is shown."""
+    if not log_is_shown():
+        logging.getLogger(name).info("%s", printable(sentence))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -26,37 +27,30 @@ from lightning_flops.run.safety import close_quietly, safe
 if TYPE_CHECKING:
     from lightning_flops.config import ProfilerConfig
     from lightning_flops.run.run import Run
-
-_LOG_EVERY_N_STEPS = 50
+    from lightning_flops.schema.profile import Profile
 
 
 class LoopFinder:
     """Looks for the training loop of this process, and profiles the first one.
 
-    Args:
-        config: the settings.
-        log_dir: a folder for the reports; None: one of ours.
-        announce: says where a report is.
+    Reports go to *log_dir*, or to a folder of ours.
     """
 
-    updated = False
-    """An optimizer has made a step in this process."""
+    updated = False  # an optimizer has made a step in this process
 
-    def __init__(self, config: ProfilerConfig, *, log_dir: str | None, announce: Callable[[str], None]) -> None:
+    def __init__(self, config: ProfilerConfig, *, log_dir: str | None) -> None:
         self._config = config
         self._log_dir = log_dir
-        self._announce = announce
         self._undo = ExitStack()
         self._depth = self._updating = 0
         """Calls of modules that are running, and steps: a subclass's may call its parent's, which has hooks, too."""
-        self._called: list[weakref.ref[nn.Module]] = []
-        """Outermost modules that were called with gradients on."""
+        self._called: list[weakref.ref[nn.Module]] = []  # outermost modules that were called with gradients on
         self._model: nn.Module | None = None
         self._loop: LoopRun | None = None
+        self.profiles: deque[Profile] = deque(maxlen=1)  # the latest
         self._close_output: Callable[[], None] = lambda: None
         self._thread = threading.get_ident()
-        self._is_over = False
-        """The loop is found, or a framework's adapter has begun a run."""
+        self._is_over = False  # the loop is found, or a framework's adapter has begun a run
 
     @property
     def run(self) -> Run | None:
@@ -105,19 +99,9 @@ class LoopFinder:
             return
         self._is_over = True
         frame = frame_of(model, accelerator=None, fabric=None)
-        output, self._close_output = loop_output(
-            frame, self._config, log_dir=self._log_dir, or_own=True, announce=self._announce
-        )
-        self._loop = LoopRun(
-            model,
-            (optimizer,),
-            config=self._config,
-            publish=lambda profile: None,
-            frame=frame,
-            output=output,
-            log_every_n_steps=_LOG_EVERY_N_STEPS,
-            steps_before=1,
-        )
+        output, self._close_output = loop_output(frame, self._config, log_dir=self._log_dir, or_own=True)
+        loop: dict[str, Any] = {"frame": frame, "output": output, "log_every_n_steps": 50, "steps_before": 1}
+        self._loop = LoopRun(model, (optimizer,), config=self._config, publish=lambda profile: None, **loop)
         self._loop.begin()
 
     @safe

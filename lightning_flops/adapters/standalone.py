@@ -5,16 +5,18 @@ Forwards that are timed are not those that are counted: only then are the times 
 
 from __future__ import annotations
 
+import platform
 import sys
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from lightning_flops.analysis.forward_profile import build_forward_profile, build_timed_calls
+from lightning_flops.analysis.forward_profile import ForwardMeasurement, build_forward_profile
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.instrument.batches import samples_in, tensor_shapes
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
@@ -22,11 +24,11 @@ from lightning_flops.instrument.deepspeed_groups import parallel_sizes
 from lightning_flops.instrument.module_scope import describe_modules, named_modules, require_module
 from lightning_flops.instrument.timing.clocks import Clock, clock_for
 from lightning_flops.instrument.timing.module_timer import ModuleTimer
+from lightning_flops.records import PhaseSeconds, RunContext
 from lightning_flops.report import deepspeed_units as units
-from lightning_flops.report.deepspeed_text import ForwardReportSettings, render_aggregated_text, render_forward_text
-from lightning_flops.run.safety import close_quietly
-from lightning_flops.schema.forward import EngineRecord, ForwardMeasurement, ForwardProfile, TimedCalls
-from lightning_flops.signals import is_of_signal_handler
+from lightning_flops.report.text import render_aggregated, render_forwards
+from lightning_flops.run.safety import safe
+from lightning_flops.schema.profile import Profile
 from lightning_flops.sinks.file import write_text_file
 from lightning_flops.text.json_text import shown
 from lightning_flops.text.printable import package_logger
@@ -35,19 +37,18 @@ __all__ = ["FlopsProfiler", "get_model_profile"]
 
 logger = package_logger(__name__)
 
+_NOTHING = "nothing was profiled: start_profile() comes first"
+
 
 class FlopsProfiler:
     """Profiles the forwards of a model between ``start_profile`` and ``stop_profile``.
 
     Everything that the model's modules run in between is counted and added up, in train and in eval mode. FLOPs of
-    another model or of a loss function are not counted. The model stays as it is. If a forward raises, the profiler
-    stops there and removes itself from torch. It also does so when it is no longer referenced.
-
-    Starting, resetting and stopping are called in a training loop, so an error of this package is only logged there. To
-    ask for figures before there are any raises an error.
+    another model or of a loss function are not counted. If a forward raises, the profiler stops there. Starting,
+    resetting and stopping are called in a training loop, so an error of this package is only logged there.
 
     Args:
-        model: the model.
+        model: the model, which stays as it is.
         ds_engine: the DeepSpeed engine that runs it, for the sizes and latencies that only the engine knows.
         recompute_fwd_factor: number of forwards that a backward repeats, for the estimated lines of the report.
 
@@ -55,90 +56,76 @@ class FlopsProfiler:
         TypeError: *model* is not a module.
     """
 
+    run = None  # as of whatever has safe methods
+
     def __init__(self, model: nn.Module, ds_engine: Any = None, recompute_fwd_factor: float = 0.0) -> None:
         require_module(model)
         self.model = model
         self.ds_engine = ds_engine
         self.recompute_fwd_factor = recompute_fwd_factor
-        self.flops: int | None = None
-        """FLOPs that the latest report printed; ``macs`` and ``params`` likewise."""
+        self.flops: int | None = None  # what the latest report printed
         self.macs: int | None = None
         self.params: int | None = None
         self.started = False
-        """Between ``start_profile`` and ``end_profile``."""
         self._ignored_types: Collection[type[nn.Module]] = ()
         self._counter: FlopCounter | None = None
         self._counted: ModuleTimer | None = None
-        self._timed: ModuleTimer | None = None
-        """Timed the latest calls; the same as ``_counted`` if no others were timed."""
-        self._calls: TimedCalls | None = None
+        self._timed: ModuleTimer | None = None  # timed the latest calls; often the same as ``_counted``
+        self._calls: tuple[tuple[float, ...], int | None] = ((), None)
+        """Seconds of calls to which nothing listened, and samples in each."""
         self._running = False
-        self._undo = ExitStack()
-        """Removes from torch what a start has put there."""
+        self._undo = ExitStack()  # removes from torch what a start has put there
         weakref.finalize(self, self._undo.close).atexit = False
 
+    @safe
     def start_profile(self, ignore_list: Collection[type[nn.Module]] | None = None, *, count: bool = True) -> None:
         """Starts from zero: forwards are counted and timed from here on.
 
         Args:
-            ignore_list: classes of modules that are not profiled by themselves; their work is booked to the module
-                around them. With ``count=False``, None keeps the list of the start before.
-            count: counting takes time, so latencies taken with it are upper bounds. False only times the forwards up
-                to ``stop_profile``, and keeps what was counted before. Use it for a second, similar forward.
+            ignore_list: classes of modules whose work is attributed to the module around them. With ``count=False``,
+                None keeps the list of the start before.
+            count: False only times the forwards up to ``stop_profile``, without the time that counting takes, and keeps
+                what was counted before.
         """
         count = count or self._counter is None
-        if ignore_list is not None:
-            self._ignored_types = tuple(ignore_list)
-        elif count:
-            self._ignored_types = ()
+        if ignore_list is not None or count:
+            self._ignored_types = tuple(ignore_list or ())
         self.started = self._running = True
-        with self._safely("it could not start"):
-            self._undo.close()
-            self._open(count)
-
-    def stop_profile(self) -> None:
-        """Stops; what was measured can still be read."""
-        self._running = False
-        with self._safely("it could not stop as it should"):
-            self._undo.close()
-
-    def reset_profile(self) -> None:
-        """Forgets what was measured. A running profiler goes on from zero."""
-        with self._safely("it could not start anew"):
-            self._undo.close()
-            self._counter = self._counted = self._timed = self._calls = None
-            if self._running:
-                self._open(count=True)
-
-    def end_profile(self) -> None:
-        """Stops for good; the figures can still be read until the next start."""
-        self.stop_profile()
-        self.started = False
-
-    @contextmanager
-    def _safely(self, what: str) -> Iterator[None]:
-        """Inside, an error of ours removes everything from torch, and is logged: the training loop goes on."""
-        try:
-            yield
-        except BaseException as error:
-            close_quietly(self._undo)
-            if not isinstance(error, Exception) or is_of_signal_handler(error):
-                raise
-            logger.warning("profiling failed, and %s: %s: %s", what, type(error).__name__, error, exc_info=error)
-
-    def _open(self, count: bool) -> None:
         undo = self._undo  # no reference to self: it is closed when nobody else has one
+        undo.close()
 
         def abandon() -> None:
             undo.close()
             logger.warning("the model's forward raised: profiling stopped, and what was counted so far is kept")
 
-        timer = ModuleTimer(self.model, _clock_of(self.model), abandon=abandon)
-        counter = undo.enter_context(FlopCounter(self.model)) if count else None
-        undo.enter_context(timer)  # after the counter, so that its hooks come last
-        self._timed, self._calls = timer, None
+        with ExitStack() as both:
+            counter = both.enter_context(FlopCounter(self.model)) if count else None
+            timer = ModuleTimer(self.model, _clock_of(self.model), abandon=abandon)
+            both.enter_context(timer)  # after the counter, so that its hooks come last
+            undo.enter_context(both.pop_all())
+        self._timed, self._calls = timer, ((), None)
         if counter is not None:
             self._counter, self._counted = counter, timer
+
+    @safe
+    def stop_profile(self) -> None:
+        """Stops; what was measured can still be read."""
+        self._running = False
+        self._undo.close()
+
+    @safe
+    def reset_profile(self) -> None:
+        """Forgets what was measured. A running profiler goes on from zero."""
+        self._undo.close()
+        self._counter = self._counted = self._timed = None
+        self._calls = ((), None)
+        if self._running:
+            self.start_profile(self._ignored_types)
+
+    def end_profile(self) -> None:
+        """Stops for good; the figures can still be read until the next start."""
+        self.stop_profile()
+        self.started = False
 
     # Any, as in DeepSpeed: with a union every typed caller would have to check which it got.
 
@@ -149,12 +136,13 @@ class FlopsProfiler:
 
     def get_total_macs(self, as_string: bool = False) -> Any:
         """Multiply-adds of the model's forward, as an int: half its FLOPs. With *as_string*: ``"3.14 GMACs"``."""
-        macs = self._profile().root.macs
+        macs = self._profile().flops.forward // 2
         return units.macs_to_string(macs) if as_string else macs
 
     def get_total_duration(self, as_string: bool = False) -> Any:
         """Seconds of the model's forward, as a float. None, or ``"n/a"``, on a device whose time cannot be read."""
-        seconds = self._profile().forward_sec
+        timing = self._profile().timing
+        seconds = None if timing is None else timing.forward_sec
         return units.duration_to_string(seconds) if as_string else seconds
 
     def get_total_params(self, as_string: bool = False) -> Any:
@@ -177,21 +165,14 @@ class FlopsProfiler:
             module_depth: deepest level of modules shown; the model is level 0; -1 shows all.
             top_modules: how many classes of modules are listed at each depth.
             detailed: whether the tree of modules is printed.
-            output_file: path or URL that is written instead of the standard output. If it cannot be written, a warning
-                says why and the report is printed.
+            output_file: path or URL to write instead; if that fails, a warning says why, and the report is printed.
         """
-        settings = ForwardReportSettings(
-            profile_step=profile_step,
-            module_depth=module_depth,
-            top_modules=top_modules,
-            detailed=detailed,
-            recompute_fwd_factor=self.recompute_fwd_factor,
-        )
-        if self._has_nothing_to_print():
+        if self._counter is None:  # no error, as in DeepSpeed: loops start the profiler on one rank and print on all
+            logger.warning(_NOTHING)
             return
-        profile = self._profile()
-        self.flops, self.macs, self.params = profile.flops.forward, profile.root.macs, profile.root.module.params
-        text = render_forward_text(profile, settings)
+        profile = self._profile(profile_step, module_depth=module_depth, top_modules=top_modules)
+        self.flops, self.macs, self.params = profile.flops.forward, profile.flops.forward // 2, profile.params
+        text = render_forwards(profile, detailed=detailed)
         if output_file:
             try:
                 write_text_file(output_file, text)
@@ -201,26 +182,20 @@ class FlopsProfiler:
         sys.stdout.write(text)
 
     def print_model_aggregated_profile(self, module_depth: int = -1, top_modules: int = 1) -> None:
-        """Prints the classes of modules with the largest figures at each depth.
+        """Prints the classes of modules with the largest figures at each depth; arguments as for the whole report."""
+        if self._counter is None:
+            logger.warning(_NOTHING)
+        else:
+            sys.stdout.write(render_aggregated(self._profile(module_depth=module_depth, top_modules=top_modules)))
 
-        Args:
-            module_depth: deepest level shown; the model is level 0; -1 shows all.
-            top_modules: how many classes are listed at each depth.
-        """
-        settings = ForwardReportSettings(module_depth=module_depth, top_modules=top_modules)
-        if not self._has_nothing_to_print():
-            sys.stdout.write(render_aggregated_text(self._profile(), settings))
-
-    def _has_nothing_to_print(self) -> bool:
-        if self._counter is None:  # no error, as in DeepSpeed: loops start the profiler on one rank and print on all
-            logger.warning("nothing was profiled, so nothing is printed: start_profile() comes first")
-        return self._counter is None
-
-    def _profile(self) -> ForwardProfile:
+    def _profile(self, step: int = 0, *, module_depth: int = -1, top_modules: int = 1) -> Profile:
         counter, counted, timed = self._counter, self._counted, self._timed
         if counter is None or counted is None or timed is None:
-            raise LightningFlopsError("nothing was profiled: start_profile() comes first")
-        return build_forward_profile(
+            raise LightningFlopsError(_NOTHING)
+        calls_sec, samples = self._calls
+        device = next(iter(_devices(self.model)), torch.device("cpu"))
+        context, engine_sec = _context(self.ds_engine, device, samples)
+        profile = build_forward_profile(
             records=describe_modules(self.model),
             measurement=ForwardMeasurement(
                 flops=counter.record(),
@@ -228,11 +203,16 @@ class FlopsProfiler:
                 counted_calls=counted.outermost_calls,
                 timed_calls=timed.outermost_calls,
                 timed_while_counted=timed is counted,
-                calls=self._calls,
+                calls_sec=calls_sec,
+                samples=context.micro_batch_size,
             ),
+            context=context,
+            recompute_fwd_factor=self.recompute_fwd_factor,
+            engine_sec=engine_sec,
             ignored={name for name, module in named_modules(self.model) if type(module) in self._ignored_types},
-            engine=None if self.ds_engine is None else _engine_record(self.ds_engine),
         )
+        settings = replace(profile.settings, module_depth=module_depth, top_modules=top_modules)
+        return replace(profile, profile_step=step, settings=settings)
 
 
 def get_model_profile(
@@ -268,12 +248,9 @@ def get_model_profile(
         warm_up: number of forwards before the first that is timed.
         as_string: return ``("6.28 G", "3.14 GMACs", "336.23 M")`` instead of numbers.
         output_file: path or URL of the report; None prints it.
-        ignore_modules: classes of modules whose work is booked to the module around them.
-        mode: ``"generate"`` calls ``model.generate``; all of that counts as the model's forward. Every call draws the
-            same random numbers, so every generation makes equally many tokens.
-        timed_runs: number of forwards that are timed, each by itself, from an idle device. From 2 on the report has
-            their mean and spread, and samples/s; 20 is a good number. The default is DeepSpeed's one, because a
-            forward, or a generation, may take long.
+        ignore_modules: classes of modules whose work is attributed to the module around them.
+        mode: ``"generate"`` calls ``model.generate``, always with the same random numbers; all of it is the forward.
+        timed_runs: forwards that are timed, each from an idle device; from 2 on the report has mean, spread and rate.
 
     Returns:
         FLOPs, MACs and parameters: ints, or text with *as_string*.
@@ -285,11 +262,37 @@ def get_model_profile(
     profiler = FlopsProfiler(model)
     if mode not in ("forward", "generate"):
         raise ValueError(f'mode must be "forward" or "generate", got {shown(mode)}')
-    given = _arguments(model, input_shape, args, kwargs)
-    ignored = tuple(ignore_modules or ())
+    if not (args is None or isinstance(args, (list, tuple))):  # a tensor would be split into its rows
+        raise TypeError(f"args must be a list or tuple of the model's positional arguments, got {type(args).__name__}")
+    given, named = tuple(args or ()), dict(kwargs or {})
+    if input_shape is not None:
+        like = next((one for one in model.parameters() if one.is_floating_point()), torch.ones(()))
+        given = (torch.ones(input_shape, dtype=like.dtype, device=like.device),)
+    if not given and not named:
+        raise ValueError("input_shape, args or kwargs must be given: the model is not called without arguments")
+    clock, devices = _clock_of(model), [one for one in _devices(model) if one.type == "cuda"]
+    function: Any = model.generate if mode == "generate" else model
+
+    def call() -> None:
+        with torch.random.fork_rng(devices=devices):
+            function(*given, **named)
+
     try:
         with _evaluating(model):
-            _measure(profiler, *given, generates=mode == "generate", ignored=ignored, warm_up=warm_up, runs=timed_runs)
+            for _ in range(warm_up):
+                call()
+            # First, while only the forward has filled the caches.
+            seconds = [] if clock is None else [_seconds_of(call, clock) for _ in range(timed_runs)]
+            for count in (True, False):
+                profiler.start_profile(tuple(ignore_modules or ()), count=count)
+                with ExitStack() as inside:
+                    for one in (profiler._counter if count else None, profiler._timed):
+                        if mode == "generate" and one is not None:  # what runs between forwards is the model's, too
+                            inside.enter_context(one.in_root())
+                    call()
+                profiler.stop_profile()
+            samples = samples_in(tensor_shapes([*given, *named.values()]))
+            profiler._calls = tuple(seconds), samples
     finally:
         profiler.end_profile()
     if print_profile:
@@ -301,39 +304,6 @@ def get_model_profile(
     )
 
 
-def _measure(
-    profiler: FlopsProfiler,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    *,
-    generates: bool,
-    ignored: Collection[type[nn.Module]],
-    warm_up: int,
-    runs: int,
-) -> None:
-    """Have *profiler* count one call of its model, time another by modules, and *runs* calls as a whole."""
-    model: Any = profiler.model
-    clock, devices = _clock_of(model), [one for one in _devices(model) if one.type == "cuda"]
-
-    def call() -> None:
-        with torch.random.fork_rng(devices=devices):
-            (model.generate if generates else model)(*args, **kwargs)
-
-    for _ in range(warm_up):
-        call()
-    # First, while only the forward has filled the caches.
-    seconds = [] if clock is None else [_seconds_of(call, clock) for _ in range(runs)]
-    for count in (True, False):
-        profiler.start_profile(ignored, count=count)
-        with ExitStack() as inside:
-            for one in (profiler._counter if count else None, profiler._timed):
-                if generates and one is not None:  # what runs between the forwards is the model's, too
-                    inside.enter_context(one.in_root())
-            call()
-        profiler.stop_profile()
-    profiler._calls = build_timed_calls(seconds, samples=samples_in(tensor_shapes([*args, *kwargs.values()])))
-
-
 def _seconds_of(call: Callable[[], None], clock: Clock[Any]) -> float:
     """How long one *call* takes alone, on an idle device."""
     clock.stamp()
@@ -343,24 +313,6 @@ def _seconds_of(call: Callable[[], None], clock: Clock[Any]) -> float:
     end = clock.stamp()
     clock.settle()
     return clock.seconds_between(start, end)
-
-
-def _arguments(
-    model: nn.Module,
-    input_shape: tuple[int, ...] | None,
-    args: Sequence[Any] | None,
-    kwargs: Mapping[str, Any] | None,
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What the model is called with."""
-    if not (args is None or isinstance(args, (list, tuple))):  # a tensor would be split into its rows
-        raise TypeError(f"args must be a list or tuple of the model's positional arguments, got {type(args).__name__}")
-    positional, named = tuple(args or ()), dict(kwargs or {})
-    if input_shape is not None:
-        like = next((parameter for parameter in model.parameters() if parameter.is_floating_point()), torch.ones(()))
-        positional = (torch.ones(input_shape, dtype=like.dtype, device=like.device),)
-    if not positional and not named:
-        raise ValueError("input_shape, args or kwargs must be given: the model is not called without arguments")
-    return positional, named
 
 
 @contextmanager
@@ -390,18 +342,31 @@ def _clock_of(model: nn.Module) -> Clock[Any] | None:
     return clock_for(next(iter(others), torch.device("cpu"))) if len(others) < 2 else None
 
 
-def _engine_record(engine: Any) -> EngineRecord:
-    """What the DeepSpeed *engine* knows about the run."""
-    seconds: dict[str, float | None] = {"bwd": None, "step": None}
+def _context(engine: Any, device: torch.device, samples: int | None) -> tuple[RunContext, PhaseSeconds | None]:
+    """What is known of the run, and the seconds of its step that only the DeepSpeed *engine*, if any, knows."""
+    context = RunContext(
+        framework="torch",
+        framework_version=torch.__version__,
+        torch_version=torch.__version__,
+        device_type=device.type,
+        device_name=platform.machine(),
+        precision="",
+        micro_batch_size=samples,
+        loop="predict",
+    )
+    if engine is None:
+        return context, None
+    sizes, seconds = parallel_sizes(engine), None
     # The engine's timers cover all micro-steps of a step; the profile may cover fewer.
     if engine.wall_clock_breakdown() and engine.gradient_accumulation_steps() == 1:
-        seconds = {name: engine.timers(name).elapsed(reset=False) / 1e3 for name in seconds}  # in milliseconds
-    sizes = parallel_sizes(engine)
-    return EngineRecord(
+        backward, optimizer = (engine.timers(name).elapsed(reset=False) / 1e3 for name in ("bwd", "step"))  # in ms
+        seconds = PhaseSeconds(backward=backward, optimizer=optimizer)
+    context = replace(
+        context,
         world_size=engine.world_size,
         dp_size=sizes.dp_size,
         tp_size=sizes.tp_size,
         micro_batch_size=engine.train_micro_batch_size_per_gpu(),
-        backward_sec=seconds["bwd"],
-        optimizer_sec=seconds["step"],
+        loop="predict" if seconds is None else "training",
     )
+    return context, seconds

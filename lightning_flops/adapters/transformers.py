@@ -16,7 +16,7 @@ from accelerate import Accelerator
 from accelerate import data_loader as accelerate_loaders
 from transformers.trainer_callback import CallbackHandler
 
-from lightning_flops.adapters.deepspeed_context import private_names, switch_off_builtin
+from lightning_flops.adapters.deepspeed_context import switch_off_builtin
 from lightning_flops.adapters.loop import LoopRun
 from lightning_flops.adapters.loop_context import optimizers_in, run_context
 from lightning_flops.adapters.transformers_context import (
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class TrainerRun(LoopRun):
-    """The adapter of one training on the batches of *loader*, on one rank; *over* is called if the training raises."""
+    """The adapter of one training on the batches of *loader*, on one rank; *over* is called when the training is."""
 
     counts_at_fetch = False  # a step's batches are all fetched before the first is used
 
@@ -57,8 +57,7 @@ class TrainerRun(LoopRun):
         self._engine = engine_of(trainer)
         self._over = over
         self.log = TrainerLog(trainer.callback_handler.callbacks)
-        self.logs: dict[str, float] | None = None
-        """What the Trainer logs now."""
+        self.logging = False  # the Trainer logs metrics of its training now
         self._is_between_epochs = False
         updated, frame = optimizers_in(trainer.optimizer), trainer_frame(trainer)
         ahead = 1 + fetched_ahead(getattr(loader, "base_dataloader", loader))  # accelerate fetches one more
@@ -80,20 +79,18 @@ class TrainerRun(LoopRun):
         self._place.told = True
         self._accumulate = accumulate
         self._reads_fetched = True  # accelerate moves them; what it skips in a training that goes on is dropped here
-        self._fetched = deque(maxlen=accumulate + 1)
+        self.run.tokens.fetched = deque(maxlen=accumulate + 1)
         self.run.tokens.reads = self._wants_tokens = config.tokens_per_sample is None
 
     def begin(self) -> None:
         """The first epoch begins."""
         run, trainer = self.run, self.trainer
         if self._engine is not None:
-            names = private_names()
-            names.tell(run.notes.add_for_run)
-            switch_off_builtin(self._engine, run.undo, names)
+            switch_off_builtin(self._engine, run)
         hear(self, type(trainer), "log", run.undo, begins=TrainerRun.log_begins, ends=_log_ends)
-        hear(self, CallbackHandler, "on_epoch_begin", run.undo, raises=TrainerRun.training_raises)
+        hear(self, CallbackHandler, "on_epoch_begin", run.undo, raises=TrainerRun.finish)
         if hasattr(trainer, "_run_epoch"):  # otherwise what is on torch after an error stays until it trains again
-            hear(self, type(trainer), "_run_epoch", run.undo, raises=TrainerRun.training_raises)
+            hear(self, type(trainer), "_run_epoch", run.undo, raises=TrainerRun.finish)
         super().begin()
         self.epoch_begins()
         self._goes_away("start")  # until the first batch is asked for
@@ -116,8 +113,7 @@ class TrainerRun(LoopRun):
             (Accelerator, "clip_grad_norm_", "optimizer"),
             (type(trainer.model_wrapped), "zero_grad", "optimizer"),
         ):
-            begins = partial(_part_begins, part)
-            hear(self, owner, name, stack, begins=begins, ends=TrainerRun.part_ends)
+            hear(self, owner, name, stack, begins=partial(_part_begins, part), ends=TrainerRun.part_ends)
 
     @safe
     def part_begins(self, part: str) -> None:
@@ -145,14 +141,9 @@ class TrainerRun(LoopRun):
         self._batch.updates = int(control is not None)
         self._batch_is_over(ends_step=control is not None)
         if control is not None:
-            self._between(control)
+            self.goes_on(control)
 
     # ---- between steps
-
-    @safe
-    def goes_on(self, control: TrainerControl) -> None:
-        """An evaluation or a checkpoint is done."""
-        self._between(control)
 
     @safe
     def epoch_begins(self) -> None:
@@ -163,11 +154,12 @@ class TrainerRun(LoopRun):
     @safe
     def epoch_ends(self, control: TrainerControl) -> None:
         """An epoch is over; a step that a callback has stopped in its middle goes on in the next one."""
-        self._fetched.clear()
+        self.run.tokens.fetched.clear()
         self._is_between_epochs = True
-        self._between(control)
+        self.goes_on(control)
 
-    def _between(self, control: TrainerControl) -> None:
+    @safe
+    def goes_on(self, control: TrainerControl) -> None:
         """Have what comes before the next batch in no step; the Trainer logs before it evaluates and saves."""
         may_save = control.should_save or (self._place.away and self.trainer.args.save_strategy == "best")
         if control.should_evaluate and not control.should_log:
@@ -183,25 +175,20 @@ class TrainerRun(LoopRun):
 
     @safe
     def log_begins(self, trainer: Any, logs: dict[str, float], *_: Any, **__: Any) -> None:
-        """The Trainer logs its own metrics: those that we have go along, but not with an evaluation's."""
+        """The Trainer logs its own metrics: those that we have follow, but not an evaluation's."""
         if trainer is not self.trainer or self.run.is_outside_for("validation"):
             return
-        self.logs = logs
+        self.logging = True
         if "train_runtime" in logs:  # its last
             self.run.finish()
         else:
             self.run.log()
-        self.log.log_begins(logs)
-
-    def training_raises(self, error: BaseException) -> None:
-        """The training has raised *error*."""
-        self.finish(error)
-        self._over()
 
     @safe
     def finish(self, error: BaseException | None = None) -> None:
         """The training is over, or has raised *error*: report what there is, if its last log has not said so."""
         self.run.finish(interrupted_by=error)
+        self._over()
 
 
 def _part_begins(part: str, adapter: TrainerRun, *_: Any, **__: Any) -> None:
@@ -210,7 +197,8 @@ def _part_begins(part: str, adapter: TrainerRun, *_: Any, **__: Any) -> None:
 
 def _log_ends(adapter: TrainerRun, _: Any) -> None:
     """The Trainer has logged, perhaps for the last time: the run may be closed."""
-    logs, adapter.logs = adapter.logs, None
-    if logs is not None:
-        adapter.log.log_ends(logs)
-        adapter.goes_on(adapter.trainer.control)
+    logging, adapter.logging = adapter.logging, False
+    if logging:
+        trainer = adapter.trainer
+        adapter.log.log_ends(trainer.args, trainer.state, trainer.control)
+        adapter.goes_on(trainer.control)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import transformers
 from transformers import Trainer
 
 from lightning_flops.adapters.loop_context import Frame, accelerate_frame
+from lightning_flops.adapters.place import announce_in_log, log_is_shown
 from lightning_flops.config import BLOCK
 from lightning_flops.instrument.deepspeed_groups import parallel_sizes
 from lightning_flops.run.output import LoggedOutput
@@ -68,11 +67,11 @@ def block_of(trainer: Trainer) -> object | None:
 def trainer_frame(trainer: Trainer) -> Frame:
     """What *trainer* knows of its run."""
     engine = engine_of(trainer)
-    frame = accelerate_frame(trainer.accelerator, trainer.model_wrapped)
+    frame = replace(accelerate_frame(trainer.accelerator, trainer.model_wrapped, framework="transformers"), writers=())
     if engine is not None:
         strategy = f"ZeRO-{int(engine.zero_optimization_stage())}"
         frame = replace(frame, sizes=parallel_sizes(engine), strategy=strategy)
-    return replace(frame, name="transformers", version=transformers.__version__, writers=())
+    return frame
 
 
 def training_output(trainer: Trainer, config: ProfilerConfig, *, log: TrainerLog) -> LoggedOutput:
@@ -91,8 +90,7 @@ def _announce(trainer: Trainer, sentence: str) -> None:
     That is above its progress bar, or on standard output without one, as in a notebook. If the user has taken both
     away, the log of transformers gets it, which does not show such lines by default.
     """
-    ours = logging.getLogger("lightning_flops")
-    if ours.isEnabledFor(logging.INFO) and ours.hasHandlers():  # its INFO lines have named each file
+    if log_is_shown():
         return
     callbacks = trainer.callback_handler.callbacks
     bars = [getattr(one, "training_bar", None) for one in callbacks]
@@ -102,4 +100,4 @@ def _announce(trainer: Trainer, sentence: str) -> None:
     elif any(type(one).__name__.endswith(("PrinterCallback", "ProgressCallback")) for one in callbacks):
         to_standard_output(page([sentence]))
     else:
-        logging.getLogger("transformers.trainer").info("%s", printable(sentence))
+        announce_in_log("transformers.trainer", sentence)

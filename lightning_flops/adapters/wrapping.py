@@ -17,37 +17,36 @@ import torch
 from lightning_flops.instrument.torch_private.compiler import hide_around
 from lightning_flops.instrument.torch_private.loading import iterator_class
 
+Make = Callable[[Callable[..., Any]], Callable[..., Any]]
+"""Returns a wrapper of a function, which holds no run and no object of the user's alive."""
+
 _users: dict[tuple[int, Any], list[Callable[[], None]]] = {}
 """By owner and name: how the wrapper is removed, once for each who needs it."""
 
 
-def wrap(owner: Any, name: Any, make: Callable[[Callable[..., Any]], Callable[..., Any]], undo: ExitStack) -> None:
+def wrap(owner: Any, name: Any, make: Make, undo: ExitStack) -> None:
     """Have what *make* returns in the place of a function until *undo* is closed; all who need it share one wrapper.
 
-    Args:
-        owner: a class or a module that has the function as an attribute, or a dict that has it as a value.
-        name: of the function, or its key.
-        make: gets the function, and returns a wrapper that holds no run and no object of the user's alive.
-        undo: of the one who needs it.
+    *owner* is a class or a module that has the function as the attribute *name*, or a dict that has it as a value.
     """
-    users = _users.setdefault((id(owner), name), [])
+    key = id(owner), name
+    users = _users.setdefault(key, [])
     users.append(users[0] if users else _put(owner, name, make))
-    undo.callback(_drop, (id(owner), name))
+
+    def drop() -> None:
+        remove = users.pop()
+        if not users:
+            del _users[key]
+            remove()
+
+    undo.callback(drop)
 
 
-def _drop(key: tuple[int, Any]) -> None:
-    users = _users[key]
-    remove = users.pop()
-    if not users:
-        del _users[key]
-        remove()
-
-
-def _put(owner: Any, name: Any, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[[], None]:
+def _put(owner: Any, name: Any, make: Make) -> Callable[[], None]:
     table = owner if isinstance(owner, dict) else vars(owner)
+    put = owner.__setitem__ if isinstance(owner, dict) else functools.partial(setattr, owner)
     original = table[name]
     wrapper = make(original)
-    put = owner.__setitem__ if isinstance(owner, dict) else functools.partial(setattr, owner)
     put(name, wrapper)
 
     def remove() -> None:
@@ -61,8 +60,6 @@ def _put(owner: Any, name: Any, make: Callable[[Callable[..., Any]], Callable[..
 
 
 class _Listener(NamedTuple):
-    """An object with a ``run``, and what hears of calls on the run's thread."""
-
     one: weakref.ref[Any]
     begins: Callable[..., object] | None
     ends: Callable[[Any, Any], object] | None
@@ -82,16 +79,11 @@ def hear(
     ends: Callable[[Any, Any], object] | None = None,
     raises: Callable[[Any, BaseException], object] | None = None,
 ) -> None:
-    """Have *listener*, which is held weakly, hear of the calls of a function until *undo* is closed.
+    """Have *listener*, which is held weakly, hear of calls on its run's training thread until *undo* is closed.
 
-    Args:
-        listener: has a ``run``, on whose training thread it hears.
-        owner: as for ``wrap``; of a class, the first of its bases that has the function.
-        name: of the function.
-        undo: ends it.
-        begins: a safe method of the listener's that gets the arguments before the function does.
-        ends: one that gets what the function has returned; None where it has raised.
-        raises: one that gets what the function has raised, in the place of *ends*.
+    *begins* gets the arguments before the function does, *ends* what it has returned, or None where it has raised;
+    where *raises* is given it gets what was raised. All are safe methods of the listener's. *owner* is as for ``wrap``;
+    of a class, the first of its bases that has the function.
     """
     if isinstance(owner, type):
         owner = next(kind for kind in owner.__mro__ if name in vars(kind))

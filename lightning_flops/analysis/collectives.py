@@ -2,23 +2,23 @@
 
 The i-th call of a collective in a process group and step on one rank belongs to the i-th on the others; ranks' clocks
 are never compared. Of the calls that belong together the shortest is the transfer: the rank that came last waited for
-nobody. What the others took longer was waiting. Needs the standard library alone, so that the rank that reports can
-match what the others sent it without reading a trace.
+nobody. What the others took longer was waiting.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
+import numpy as np
+
 from lightning_flops.analysis.rank_names import name_ranks
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.schema.communication import (
     CollectiveCalls,
-    Integers,
     Overlap,
     RankCollectiveRow,
     RankComparison,
@@ -113,7 +113,7 @@ def _refuse_doubles(traced: Sequence[TracedRank]) -> None:
 
 @dataclass(slots=True)
 class _Sums:
-    """What all calls of one name on one rank come to."""
+    """All calls of one name on one rank, added up."""
 
     calls: int = 0
     matched_calls: int = 0
@@ -123,42 +123,6 @@ class _Sums:
     wait_ns: int = 0
 
 
-_Key = tuple[str, str, int | None]
-
-
-def _match(ranks: Sequence[Iterable[CollectiveCalls]]) -> tuple[list[tuple[RankCollectiveRow, ...]], tuple[str, ...]]:
-    """The collectives of each rank by name, and sentences on what could not be matched."""
-    sums: list[defaultdict[str, _Sums]] = [defaultdict(_Sums) for _ in ranks]
-    together: defaultdict[_Key, list[_TakingPart]] = defaultdict(list)
-    unmatched, partial, groupless = _Counts(int), _Counts(int), _Counts(int)
-    for index, listed in enumerate(ranks):
-        for calls in listed:
-            one = sums[index][calls.name]
-            one.calls += calls.calls
-            one.bytes = None if one.bytes is None or calls.bytes is None else one.bytes + calls.bytes
-            one.latency_ns += calls.total_ns
-            if calls.group is None:
-                groupless[calls.name] += calls.calls
-            else:
-                together[_key(calls)].append(_TakingPart(index, calls))
-    for taking_part in together.values():
-        _match_one(taking_part, sums, unmatched=unmatched, partial=partial)
-    tables = [tuple(sorted((_row(*item) for item in one.items()), key=_by_latency)) for one in sums]
-    if len(ranks) < 2:
-        return tables, ()
-    return tables, (
-        *_notes("Calls of {} without a counterpart in the other traces, so their waiting is not known: {}.", unmatched),
-        *_notes(
-            "Calls of {} in groups that have ranks without a trace here, so waiting may be counted as transfer: {}.",
-            partial,
-        ),
-        *_notes("Calls of {} that do not say which ranks take part, so their waiting is not known: {}.", groupless),
-    )
-
-
-_Counts = defaultdict[str, int]
-
-
 class _TakingPart(NamedTuple):
     """One rank's calls among those that belong together."""
 
@@ -166,49 +130,61 @@ class _TakingPart(NamedTuple):
     calls: CollectiveCalls
 
 
-def _key(calls: CollectiveCalls) -> _Key:
-    """What calls that may belong together have in common: a send's counterpart is a receive."""
-    name = calls.name if calls.channel is None else f"from {calls.channel}"
-    assert calls.group is not None
-    return calls.group, name, calls.step
+_UNMATCHED = "Calls of {} without a counterpart in the other traces, so their waiting is not known: {}."
+_PARTIAL = "Calls of {} in groups that have ranks without a trace here, so waiting may be counted as transfer: {}."
+_GROUPLESS = "Calls of {} that do not say which ranks take part, so their waiting is not known: {}."
+
+
+def _match(ranks: Sequence[Iterable[CollectiveCalls]]) -> tuple[list[tuple[RankCollectiveRow, ...]], tuple[str, ...]]:
+    """The collectives of each rank by name, and sentences on what could not be matched."""
+    sums: list[defaultdict[str, _Sums]] = [defaultdict(_Sums) for _ in ranks]
+    together: defaultdict[tuple[str, str, int | None], list[_TakingPart]] = defaultdict(list)
+    counts: Counter[tuple[str, str]] = Counter()
+    for index, listed in enumerate(ranks):
+        for calls in listed:
+            one = sums[index][calls.name]
+            one.calls += calls.calls
+            one.bytes = None if one.bytes is None or calls.bytes is None else one.bytes + calls.bytes
+            one.latency_ns += calls.total_ns
+            if calls.group is None:
+                counts[_GROUPLESS, calls.name] += calls.calls
+            else:  # a send's counterpart is a receive
+                name = calls.name if calls.channel is None else f"from {calls.channel}"
+                together[calls.group, name, calls.step].append(_TakingPart(index, calls))
+    for taking_part in together.values():
+        _match_one(taking_part, sums, counts)
+    tables = [tuple(sorted((_row(*item) for item in one.items()), key=_by_latency)) for one in sums]
+    if len(ranks) < 2:
+        return tables, ()
+    notes = [
+        sentence.format(name, counts[kind, name])
+        for sentence in (_UNMATCHED, _PARTIAL, _GROUPLESS)
+        for kind, name in sorted(counts)
+        if kind == sentence
+    ]
+    return tables, tuple(notes)
 
 
 def _match_one(
-    taking_part: Sequence[_TakingPart],
-    sums: Sequence[Mapping[str, _Sums]],
-    *,
-    unmatched: _Counts,
-    partial: _Counts,
+    taking_part: Sequence[_TakingPart], sums: Sequence[Mapping[str, _Sums]], counts: Counter[tuple[str, str]]
 ) -> None:
     if len(taking_part) < 2 or len({one.calls.calls for one in taking_part}) > 1:
         for one in taking_part:
-            unmatched[one.calls.name] += one.calls.calls
+            counts[_UNMATCHED, one.calls.name] += one.calls.calls
         return
     first = taking_part[0].calls
     expected = first.group_size if first.channel is None else 2
     if len(taking_part) < (expected or 0):
-        partial[first.name] += first.calls
+        counts[_PARTIAL, first.name] += first.calls
     # The transfer of calls that one rank left out is not known.
     known = min(len(one.calls.latency_ns) for one in taking_part)
-    transfer_ns = _sum_of_least([one.calls.latency_ns for one in taking_part], known)
-    for place, calls in taking_part:
+    rows = [np.array(one.calls.latency_ns[:known], dtype=np.int64) for one in taking_part]
+    transfer_ns = int(np.minimum.reduce(rows).sum())
+    for (place, calls), row in zip(taking_part, rows, strict=True):
         total = sums[place][calls.name]
         total.matched_calls += known
         total.transfer_ns += transfer_ns
-        whole_ns = calls.total_ns if known == calls.calls else sum(calls.latency_ns[:known])
-        total.wait_ns += whole_ns - transfer_ns
-
-
-def _sum_of_least(rows: Sequence[Integers], length: int) -> int:
-    """The least number of each of the first *length* columns of *rows*, summed."""
-    if not length:
-        return 0
-    import numpy as np
-
-    least = np.array(rows[0][:length], dtype=np.int64)
-    for row in rows:
-        np.minimum(least, np.frombuffer(row, dtype=row.typecode, count=length), out=least)
-    return sum(least.tolist())
+        total.wait_ns += (calls.total_ns if known == calls.calls else int(row.sum())) - transfer_ns
 
 
 def _row(name: str, sums: _Sums) -> RankCollectiveRow:
@@ -231,7 +207,3 @@ def _by_latency(row: RankCollectiveRow) -> tuple[float, str]:
 def _sum_of_those_known(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) if known else None
-
-
-def _notes(sentence: str, counts: Mapping[str, int]) -> list[str]:
-    return [sentence.format(name, count) for name, count in sorted(counts.items())]

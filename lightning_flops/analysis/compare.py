@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast, get_args
 
 import numpy as np
 
-from lightning_flops.analysis.advice_rules import STARVED
 from lightning_flops.analysis.compare_modules import match_modules
 from lightning_flops.analysis.compare_noise import (
     CONFIDENCE,
@@ -27,7 +26,14 @@ from lightning_flops.analysis.compare_noise import (
     single_step_noise_ns,
     too_few,
 )
-from lightning_flops.analysis.compare_rules import EXACT, NO_NOISE, TOO_WIDE, figure_difference, setting_differences
+from lightning_flops.analysis.compare_rules import (
+    EXACT,
+    NO_NOISE,
+    TIMED,
+    TOO_WIDE,
+    figure_difference,
+    setting_differences,
+)
 from lightning_flops.analysis.compare_split import FLOPS_PER_BYTE, CauseSums, Work, shared_out, split, sum_of
 from lightning_flops.analysis.module_names import parent_name
 from lightning_flops.errors import ComparisonError
@@ -43,6 +49,7 @@ from lightning_flops.schema.comparison import (
 )
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import TimingProfile, phases_text
+from lightning_flops.units import percent
 
 _PHASES: tuple[TimePhase, ...] = get_args(TimePhase)
 _COMPUTING: tuple[TimePhase, ...] = ("forward", "backward", "optimizer")
@@ -51,6 +58,10 @@ _WAITING: Mapping[TimePhase, str] = {
     "data_wait": "data", "transfer": "loop", "bubble": "communication", "other": "loop"
 }  # fmt: skip
 """What a part of a step that computes nothing of the model is a wait for."""
+_STARVED = 0.05
+"""From this share of lost processor time on, the times of a run say little of its program."""
+_ALIKE = 2.0
+"""A traced step that took so many times as long as the timed ones, or as short, was held up in one place."""
 _NOT_OWNED = -1
 _Phases = tuple[TimePhase, ...]
 
@@ -73,16 +84,20 @@ def compare_profiles(a: Profile, b: Profile, *, sources: tuple[str, str] = ("A",
         ComparisonError: the two cannot be compared: one has no timed step, contradicts itself or has figures that no
             float holds, or one run trains and the other does not.
     """
-    runs = (_run(a, sources[0]), _run(b, sources[1]))
+    for profile, source in zip((a, b), sources, strict=True):
+        if profile.timing is None:
+            raise ComparisonError(f"the steps cannot be compared: {source} has no timed step")
     if a.context.loop != b.context.loop:
         raise ComparisonError(
             f"the steps cannot be compared: {sources[0]} is of a {a.context.loop} loop, {sources[1]} of a "
             f"{b.context.loop} loop"
         )
     try:
-        return _Comparing(runs).result()
-    except ArithmeticError:
-        raise ComparisonError("the steps cannot be compared: figures of theirs are beyond what floats hold") from None
+        return _Comparing((_Run(a, sources[0]), _Run(b, sources[1]))).result()
+    except (ArithmeticError, LookupError, ValueError) as error:
+        raise ComparisonError(
+            "the steps cannot be compared: a profile contradicts itself, or has figures beyond what floats hold"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,32 +105,34 @@ class _Run:
     """One of the two runs."""
 
     profile: Profile
-    timing: TimingProfile
     source: str
-    parts: tuple[frozenset[TimePhase], ...]
-    """Phases of each of the timing's parts."""
+
+    @property
+    def timing(self) -> TimingProfile:
+        """Its timed steps."""
+        assert self.profile.timing is not None
+        return self.profile.timing
 
     def identity(self) -> ComparedRun:
         """Which run it is."""
-        modules = self.profile.modules
+        modules, share = self.profile.modules, self.timing.starved_share or 0.0
+        starved = f"for {percent(share)} of the time in which its steps were timed it was ready to run and had to wait"
         return ComparedRun(
             source=self.source,
             profile_step=self.profile.profile_step,
             timed_steps=self.timing.timed_steps,
             model=modules[0].type_name if modules else "",
             device=self.profile.context.device_name,
-            starved=next((one.evidence for one in self.profile.advice if one.rule == STARVED), ""),
+            starved=f"{starved} for a processor." if share > _STARVED else "",
         )
 
     def ns(self, phases: _Phases) -> int:
         """Mean of *phases* together; zero where the run has none of them."""
-        parts = zip(self.parts, self.timing.parts, strict=True)
-        return sum(_ns(part.mean_sec) for names, part in parts if names <= set(phases))
+        return sum(_ns(part.mean_sec) for part in self.timing.parts if set(part.phases) <= set(phases))
 
     def steps(self, phases: _Phases) -> Floats:
         """Seconds of each timed step in *phases*."""
-        parts = zip(self.parts, self.timing.parts, strict=True)
-        columns = [np.array(part.steps_sec) for names, part in parts if names <= set(phases)]
+        columns = [np.array(part.steps_sec) for part in self.timing.parts if set(part.phases) <= set(phases)]
         return sum(columns, start=np.zeros(len(self.timing.global_step.steps_sec)))
 
     def work_of_phase(self, phase: TimePhase) -> Work:
@@ -144,28 +161,6 @@ class _Run:
         }
 
 
-def _run(profile: Profile, source: str) -> _Run:
-    """*profile*, which must have been timed, and whose file may have been edited."""
-    timing = profile.timing
-    if timing is None:
-        raise ComparisonError(f"the steps cannot be compared: {source} has no timed step")
-    parts = [frozenset(part.phases) for part in timing.parts]
-    steps, known, seen, wrong = len(timing.global_step.steps_sec), {""}, set[str](), ""
-    for place, module in enumerate(profile.modules):
-        if not wrong and (parent_name(module.name) not in known or bool(place) != bool(module.name)):
-            wrong = f"modules[{place}] is below no module before it"
-        known.add(module.name)
-    for place, (phases, part) in enumerate(zip(parts, timing.parts, strict=True)):
-        if not wrong and (seen & phases or not phases):
-            wrong = f"timing.parts[{place}].phases must be phases that no other part has"
-        if not wrong and len(part.steps_sec) != steps:
-            wrong = f"timing.parts[{place}].steps_sec must have as many steps as timing.global_step.steps_sec"
-        seen |= phases
-    if wrong:
-        raise ComparisonError(f"{source} cannot be compared, because it contradicts itself: {wrong}")
-    return _Run(profile, timing, source, tuple(parts))
-
-
 def _sides(amounts: PhaseAmounts) -> tuple[int, int]:
     """Forward, and backward with what it repeats of the forward."""
     return amounts.forward, amounts.backward + amounts.recompute
@@ -187,6 +182,11 @@ class _Traced:
     """Not hidden by computation."""
     idle: int = 0
     """The device had nothing to run."""
+
+    @property
+    def whole(self) -> int:
+        """All of it."""
+        return sum(self.modules.values()) + self.outside + self.communication + self.idle
 
 
 def _traced_parts(run: _Run) -> tuple[dict[TimePhase, _Traced], str]:
@@ -233,7 +233,7 @@ def _traced_parts(run: _Run) -> tuple[dict[TimePhase, _Traced], str]:
 def _common_parts(runs: Sequence[_Run]) -> list[_Phases]:
     """The finest parts that both runs can tell apart."""
     groups: list[frozenset[TimePhase]] = []
-    for one in (part for run in runs for part in run.parts):
+    for one in (frozenset(part.phases) for run in runs for part in run.timing.parts):
         joined = one.union(*(group for group in groups if group & one))
         groups = [group for group in groups if not group & one] + [joined]
     ordered = [tuple(phase for phase in _PHASES if phase in group) for group in groups]
@@ -251,20 +251,20 @@ class _Comparing:
         self._runs = runs
         self._notes: list[str] = []
         a, b = (run.profile for run in runs)
-        self._matches = match_modules(a.modules, b.modules)
-        taken = {name for name, _ in self._matches.values()}
-        partners = [self._matches.get(module.name, (None, ""))[0] for module in b.modules]
-        self._rows: list[tuple[str | None, str | None]] = list(
-            zip(partners, (one.name for one in b.modules), strict=True)
-        )
+        partners = match_modules(a.modules, b.modules)
+        taken = set(partners.values())
+        self._rows: list[tuple[str | None, str | None]] = [(partners.get(one.name), one.name) for one in b.modules]
         self._rows += [(module.name, None) for module in a.modules if module.name not in taken]
-        self._sums: defaultdict[tuple[int, _Phases], CauseSums] = defaultdict(CauseSums)
-        """Of each module, by its row, in each part."""
+        self._sums: defaultdict[int, CauseSums] = defaultdict(CauseSums)
+        """Of each module, by its row."""
         self._works = tuple(run.work_of_modules() for run in runs)
         self._traced = self._comparable_traces()
         self._flops_per_byte = _flops_per_byte(a, b)
         counts = [len(run.timing.global_step.steps_sec) for run in runs]
-        self._with_noise = self._knows_noise(counts)
+        self._with_noise = min(counts) >= LEAST_STEPS
+        for run, count in zip(runs, counts, strict=True):
+            if count < LEAST_STEPS:
+                self._notes.append(too_few(run.source, f"{count} timed steps"))
 
     def result(self) -> Comparison:
         """The comparison."""
@@ -275,11 +275,10 @@ class _Comparing:
             for row, wait, (a_ns, b_ns), works in self._pieces(phases):
                 if a_ns or b_ns:
                     one = {wait: b_ns - a_ns} if wait else self._split(a_ns, b_ns, works)
-                    for of in (sums, whole, self._sums[row, phases]):
+                    for of in (sums, whole, self._sums[row]):
                         of.add(a_ns, b_ns, one)
             parts.append(self._part(phases_text(phases), phases, sums, self._is_by_module(phases)))
         step = tuple(phase for phases in every for phase in phases)
-        name = "global step" if b.profile.context.trains else "batch"
         self._note_limits()
         return Comparison(
             schema_version=SCHEMA_VERSION,
@@ -288,23 +287,13 @@ class _Comparing:
             step_name=b.profile.step_name,
             settings=setting_differences(a.profile, b.profile),
             figures=self._figures(step),
-            step=self._part(name, step, whole, any(one.by_module for one in parts)),
+            step=self._part(b.profile.step_name, step, whole, any(one.by_module for one in parts)),
             parts=tuple(parts),
             modules=self._modules(),
             flops_per_byte=self._flops_per_byte,
             confidence=CONFIDENCE,
             notes=tuple(self._notes),
         )
-
-    def _knows_noise(self, counts: Sequence[int]) -> bool:
-        for run, count in zip(self._runs, counts, strict=True):
-            if not count:
-                self._notes.append(
-                    f"What is noise is not known: {run.source} keeps no single steps (it is of schema version 3)."
-                )
-            elif count < LEAST_STEPS:
-                self._notes.append(too_few(run.source, f"{count} timed steps"))
-        return min(counts) >= LEAST_STEPS
 
     def _comparable_traces(self) -> tuple[dict[TimePhase, _Traced], ...]:
         """What filled the parts in both runs; empty where one of them cannot tell."""
@@ -369,61 +358,45 @@ class _Comparing:
         return PartDifference(name=name, causes=causes, by_module=by_module, difference=noise)
 
     def _modules(self) -> tuple[ModuleDifference, ...]:
-        """Each row with what lies below it, and last what no module owns."""
-        noise_ns = self._module_noise()
-        every = {phases for _, phases in self._sums}
-
-        def of(place: int, wanted: Iterable[_Phases]) -> CauseSums:
-            total = CauseSums()
-            for phases in wanted:
-                if (place, phases) in self._sums:
-                    total.update(self._sums[place, phases])
-            return total
-
-        whole = [of(place, every) for place in range(len(self._rows))]
-        owns = [one.causes() for one in whole]
-        places = [{row[side]: place for place, row in enumerate(self._rows)} for side in (0, 1)]
-        for place in range(len(self._rows) - 1, 0, -1):  # a row comes after the one around it
-            a, b = self._rows[place]
-            around = places[0][parent_name(a or "")] if b is None else places[1][parent_name(b)]
-            if around < place:
-                whole[around].update(whole[place])
+        """Each row, and last what no module owns."""
         sides = [_sides_of(run, works) for run, works in zip(self._runs, self._works, strict=True)]
-        rows = [
-            ModuleDifference(
-                a=None if a is None else sides[0][a],
-                b=None if b is None else sides[1][b],
-                matched_by="nothing" if a is None or b is None else self._matches[b][1],
-                own=own,
-                forward=of(place, [("forward",)]).causes(),
-                backward=of(place, [("backward",)]).causes(),
-                whole=with_below.causes(),
-                noise_ns=noise_ns,
-                beyond_noise=None if noise_ns is None else abs(own.difference_ns) > noise_ns,
+        noise_of = self._module_noise()
+        rows = []
+        for place, (a, b) in enumerate(self._rows):
+            own = self._sums[place].causes()
+            noise_ns = noise_of(own.a_ns, own.b_ns)
+            rows.append(
+                ModuleDifference(
+                    a=None if a is None else sides[0][a],
+                    b=None if b is None else sides[1][b],
+                    own=own,
+                    noise_ns=noise_ns,
+                    beyond_noise=None if noise_ns is None else abs(own.difference_ns) > noise_ns,
+                )
             )
-            for place, ((a, b), own, with_below) in enumerate(zip(self._rows, owns, whole, strict=True))
-        ]
         nobody = ModuleSide(name=OUTSIDE, type_name="", params=0, flops=0, bytes=0)
-        rest = of(_NOT_OWNED, every).causes()
-        outside = ModuleDifference(
-            a=nobody,
-            b=nobody,
-            matched_by="name",
-            own=rest,
-            forward=of(_NOT_OWNED, [("forward",)]).causes(),
-            backward=of(_NOT_OWNED, [("backward",)]).causes(),
-            whole=rest,
-            noise_ns=None,
-            beyond_noise=None,
-        )
-        return (*rows, outside)
+        rest = self._sums[_NOT_OWNED].causes()
+        return (*rows, ModuleDifference(a=nobody, b=nobody, own=rest, noise_ns=None, beyond_noise=None))
 
-    def _module_noise(self) -> int | None:
-        """How far single steps stray in the parts that modules are told in; None if there is no such part."""
-        phases = tuple(phase for phase in _BY_MODULE if self._is_by_module((phase,)))
+    def _module_noise(self) -> Callable[[int, int], int | None]:
+        """How far a module that takes so long in A and in B may stray, which one traced step has told."""
+        phases = [phase for phase in _BY_MODULE if self._is_by_module((phase,))]
         if not phases or not self._with_noise:
-            return None
-        return single_step_noise_ns(*(run.steps(phases) for run in self._runs))
+            return lambda a_ns, b_ns: None
+        stray = single_step_noise_ns(*(run.steps(tuple(phases)) for run in self._runs))
+        wholes = [max(1, run.ns(tuple(phases))) for run in self._runs]
+        doubt_ns = 0
+        for run, traced in zip(self._runs, self._traced, strict=True):
+            for phase in phases:
+                timed, seen = max(1, run.ns((phase,))), max(1, traced[phase].whole)
+                if (times := max(timed, seen) / min(timed, seen)) > _ALIKE:
+                    doubt_ns += round(timed * (1 - 1 / times))
+                    self._notes.append(
+                        f"The traced step of {run.source} took {seen / 1e6:.3g} ms in its {phase}, the timed ones "
+                        f"{timed / 1e6:.3g} ms: which module a difference is in is uncertain."
+                    )
+
+        return lambda a_ns, b_ns: doubt_ns + stray(a_ns / wholes[0], b_ns / wholes[1])
 
     def _figures(self, step: _Phases) -> tuple[FigureDifference, ...]:
         """Each number of the summary, with the noise of the times that it is made of."""
@@ -431,8 +404,11 @@ class _Comparing:
 
         def noise(name: str) -> tuple[float, float] | str:
             """Factors from a ratio to its ends, or why the noise is not known."""
-            if name not in ("global_step_sec", "samples_per_sec", "tokens_per_sec", "mfu", "hfu", "data_wait_ratio"):
+            if name not in TIMED:
                 return EXACT
+            if name == "cpu_time_sec":
+                spent = [np.array(run.timing.processor_steps_sec) for run in self._runs]
+                return NO_NOISE if min(map(len, spent)) < LEAST_STEPS else ratio_ends(*spent) or TOO_WIDE
             if not self._with_noise:
                 return NO_NOISE
             whole = (self._runs[0].steps(step), self._runs[1].steps(step))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,8 @@ CONFIDENCE = 0.99
 LEAST_STEPS = 4
 """Timed steps of each run, below which nothing is said of noise."""
 _NORMAL = statistics.NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+_MIDDLE_HALF = 2 * statistics.NormalDist().inv_cdf(0.75)
+"""Standard deviations that the middle half of a normal distribution spans."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -59,9 +62,15 @@ def ratio_ends(a: Floats, b: Floats, *, over: tuple[Floats, Floats] | None = Non
     return (math.exp(-half), math.exp(half)) if half < 1 else None
 
 
-def single_step_noise_ns(a: Floats, b: Floats) -> int:
-    """How far one step of B less one of A strays from the difference of their means, in all but 1% of the pairs."""
-    return math.ceil(1e9 * _NORMAL * math.sqrt(float(a.var() + b.var())))
+def single_step_noise_ns(a: Floats, b: Floats) -> Callable[[float, float], int]:
+    """How far a share of one step of A and a share of one of B stray together, in all but 1% of the pairs.
+
+    The spread is that of the middle half, which a step that something held up does not widen. Pieces of a step stray
+    independently, so the variance of a piece is in proportion to its share.
+    """
+    quartiles = (np.quantile(one, (0.25, 0.75)) for one in (a, b))
+    of_a, of_b = ((1e9 * _NORMAL * float(high - low) / _MIDDLE_HALF) ** 2 for low, high in quartiles)
+    return lambda share_a, share_b: math.ceil(math.sqrt(share_a * of_a + share_b * of_b))
 
 
 def _batch_means(steps: Floats) -> Floats:

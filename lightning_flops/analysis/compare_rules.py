@@ -16,14 +16,20 @@ from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.trace_comparison import TraceComparison
 from lightning_flops.text.json_text import shown
 
-SETTING = "fail_if"
-"""The setting that a wrong condition is named by."""
+SETTING = "--fail-if"
+"""The option that a wrong condition is named by."""
 
 FIGURES = (
     "global_step_sec", "samples_per_sec", "tokens_per_sec", "mfu", "hfu", "forward_flops", "backward_flops",
-    "hardware_flops", "data_wait_ratio", "params",
+    "hardware_flops", "data_wait_ratio", "cpu_time_sec", "params",
 )  # fmt: skip
 """Numbers of ``Profile.summary()``."""
+
+WALL = ("global_step_sec", "samples_per_sec", "tokens_per_sec", "mfu", "hfu", "data_wait_ratio")
+"""Those of the wall clock, which say little of a run that was starved of processors."""
+
+TIMED = (*WALL, "cpu_time_sec")
+"""Those that have noise; the others are exact."""
 
 FIGURES_OF_TRACES = ("exposed_communication_ratio", "device_memory_peak_bytes", "host_memory_peak_bytes")
 """What traces tell beside some of these."""
@@ -92,6 +98,8 @@ class Verdict:
     """Whether a condition holds, and its figures in words."""
 
     holds: bool
+    inconclusive: bool
+    """A run was starved of processors, so its wall clock tells nothing of the program; or its steps stray too far."""
     words: str
 
 
@@ -119,12 +127,21 @@ def parse_condition(text: str) -> Condition:
 def judge(comparison: Comparison | TraceComparison, condition: Condition) -> Verdict:
     """Whether the ratio B / A of a figure keeps *condition* whatever value within its noise is the true one.
 
+    Of a figure by the wall clock that is inconclusive where a run was starved of processors, as it is of any figure
+    that strays so far that it may as well be zero.
+
     Raises:
         ComparisonError: the figure, or its noise, is not known.
     """
     figure = next((one for one in comparison.figures if one.name == condition.figure), None)
     if figure is None:
         raise ComparisonError(f"{condition.text}: {condition.figure} cannot be compared: it is no figure of theirs")
+    starved = [which for which, run in (("A", comparison.a), ("B", comparison.b)) if getattr(run, "starved", "")]
+    if figure.ratio is not None and starved and condition.figure in WALL:
+        waited = f"{' and '.join(starved)} had to wait for processors"
+        return Verdict(False, True, f"{figure.name} B/A is {figure.ratio:.4g}, but {waited}")
+    if figure.ratio is not None and figure.reason == TOO_WIDE:
+        return Verdict(False, True, f"{figure.name} B/A is {figure.ratio:.4g}, but {TOO_WIDE}")
     if figure.ratio is None or figure.ratio_low is None or figure.ratio_high is None:
         raise ComparisonError(f"{condition.text}: {figure.name} cannot be compared: {figure.reason}")
     keeps = _SIGNS[condition.sign]
@@ -135,7 +152,7 @@ def judge(comparison: Comparison | TraceComparison, condition: Condition) -> Ver
         words += f", by noise between {figure.ratio_low:.4g} and {figure.ratio_high:.4g}"
     if seems and not holds:
         words += ": within noise"
-    return Verdict(holds, words)
+    return Verdict(holds, False, words)
 
 
 _SETTINGS_FIRST = tuple(

@@ -23,12 +23,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from lightning_flops.schema.comparison import Causes
+from lightning_flops.schema.comparison import Causes, Detail
 
 FLOPS_PER_BYTE = 10
 """FLOPs that take as long as moving a byte, where nobody knows better: an A100 does 19.5 TFLOP/s on 2.0 TB/s."""
-_WORK = ("flops", "bytes", "modules")
-_WAITING = ("data", "communication", "idle", "loop")
+_WORK: tuple[Detail, ...] = ("flops", "bytes", "modules")
+_WAITING: tuple[Detail, ...] = ("data", "communication", "idle", "loop")
 
 
 class Work(NamedTuple):
@@ -108,6 +108,5 @@ class CauseSums(Counter[str]):
             work_ns=sum(self[name] for name in _WORK),
             efficiency_ns=self["efficiency"],
             waiting_ns=sum(self[name] for name in _WAITING),
-            **{f"work_{name}_ns": self[name] for name in _WORK},
-            **{f"waiting_{name}_ns": self[name] for name in _WAITING},
+            details={name: self[name] for name in (*_WORK, *_WAITING) if self[name]},
         )

@@ -40,7 +40,7 @@ from lightning_flops.schema.trace_comparison import (
 from lightning_flops.schema.trace_events import MemoryCurve
 from lightning_flops.schema.trace_flops import TracedStepFlops
 from lightning_flops.schema.trace_steps import STEP_PARTS
-from lightning_flops.trace.ranks import refuse_mixed_ranks
+from lightning_flops.trace.many import refuse_mixed_ranks
 from lightning_flops.trace.report import AnalyzedTrace
 from lightning_flops.trace.step_sums import OTHERS, Clock, TraceBySteps
 from lightning_flops.units import plural

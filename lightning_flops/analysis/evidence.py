@@ -28,6 +28,8 @@ from lightning_flops.units import plain
 
 ALIGNMENT_16_BITS = 8
 """Elements: tensor cores take 16-bit matrices in pieces of 16 bytes."""
+_LEAST_SEC = 1.0
+"""Of timed steps that took less, another process that wakes up for a moment has a large share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +157,7 @@ def gather_evidence(
         misaligned_modules=misaligned,
         optimizer_share=None if timing is None else ratio(part=timing.optimizer_sec, whole=timing.global_step_sec),
         mfu=None if lower_bound else rates.mfu,
-        processor_lost_share=None if processor is None else _most(processor.waited_share, processor.stolen_share),
+        processor_lost_share=None if processor is None or processor.seconds < _LEAST_SEC else processor.lost_share,
         without_flops=without_flops,
     )
     if energy is not None:
@@ -187,10 +189,6 @@ def _clock_words(energy: Energy) -> str | None:
     if energy.clock_mhz is None or energy.highest_clock_mhz is None:
         return None
     return f"{plain(round(energy.clock_mhz))} of at most {plain(energy.highest_clock_mhz)} MHz"
-
-
-def _most(*shares: float | None) -> float | None:
-    return max((share for share in shares if share is not None), default=None)
 
 
 def _single_tensor(optimizers: tuple[OptimizerFacts, ...] | None) -> tuple[str, ...] | None:
@@ -264,7 +262,8 @@ def with_trace(evidence: Evidence, trace: TraceReport, thresholds: AdviceThresho
         beside = max(0.0, (found.get("exposed_communication_share") or 0.0) * wall_us - (mean.communication_us or 0.0))
         found["exposed_copy_share"] = ratio(part=max(0.0, (mean.memcpy_us or 0.0) - beside), whole=wall_us)
     if trace.transfers is not None and trace.device_metrics:
-        pageable_us = sum(row.device.total_us for row in trace.transfers if "Pageable -> Device" in row.name)
+        pageable = [row for row in trace.transfers if "Pageable -> Device" in row.name]
+        pageable_us = sum(row.device.total_us for row in pageable if row.device is not None)
         found["pageable_copy_share"] = ratio(part=pageable_us, whole=wall_us * len(trace.step_times.steps))
     return replace(evidence, **found)  # type: ignore[arg-type]  # every field named here is a float or None
 

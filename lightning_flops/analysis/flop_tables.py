@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 
 from lightning_flops.analysis.flop_counts import FlopCounts, flops_by_phase, grouped
-from lightning_flops.records import OperatorCell, PhaseFlops, StepRecord
-from lightning_flops.schema.roofline import Roofline
-from lightning_flops.schema.step import DtypeFlops, FlopSpread, OperatorProfile, StepFlops
+from lightning_flops.records import OperatorCell
+from lightning_flops.schema.step import DtypeFlops, OperatorProfile, Roofline, StepFlops
 
 
 def total_flops(counts: FlopCounts, *, recompute_fwd_factor: float) -> StepFlops:
@@ -33,24 +32,6 @@ def mean_flops(total: StepFlops, *, steps: int) -> StepFlops:
     """*total* over *steps* counted steps as that of one, each figure to the nearest whole FLOP."""
     names = [field.name for field in fields(StepFlops)]
     return StepFlops(**{name: _rounded(getattr(total, name), steps) for name in names})
-
-
-def flop_spread(steps: Sequence[StepRecord]) -> FlopSpread | None:
-    """Least and most FLOPs of *steps*; None if there are fewer than two, or one was not counted apart."""
-    flops = [step.flops for step in steps if step.flops is not None]
-    if len(flops) < 2 or len(flops) < len(steps):
-        return None
-
-    def each(choose: Callable[[list[int]], int]) -> PhaseFlops:
-        return PhaseFlops(
-            forward=choose([one.forward for one in flops]),
-            backward=choose([one.backward for one in flops]),
-            recompute=choose([one.recompute for one in flops]),
-            optimizer=choose([one.optimizer for one in flops]),
-        )
-
-    model = [one.forward + one.backward for one in flops]
-    return FlopSpread(minimum=each(min), maximum=each(max), model_minimum=min(model), model_maximum=max(model))
 
 
 def flops_by_dtype(cells: Sequence[OperatorCell], *, peak_of: Callable[[str], float | None]) -> tuple[DtypeFlops, ...]:

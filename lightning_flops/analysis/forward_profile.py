@@ -1,46 +1,70 @@
-"""What the forwards of one model spent: FLOPs that were counted and seconds that were measured, module by module."""
+"""The forwards of one model as a profile of one step: FLOPs that were counted and seconds that were measured."""
 
 from __future__ import annotations
 
 import math
-import statistics
-from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 
-from lightning_flops.analysis.flop_counts import FlopCounts
-from lightning_flops.analysis.module_names import parent_name, with_those_below
-from lightning_flops.analysis.module_tree import build_modules
-from lightning_flops.records import OUTSIDE, ModuleRecord, PhaseFlops
-from lightning_flops.schema.forward import (
-    EngineRecord,
-    ForwardMeasurement,
-    ForwardModule,
-    ForwardProfile,
-    TimedCalls,
+from lightning_flops.analysis.flop_counts import flops_by_phase
+from lightning_flops.analysis.module_names import parent_name
+from lightning_flops.analysis.profile import build_profile
+from lightning_flops.config import ProfilerConfig
+from lightning_flops.records import (
+    OUTSIDE,
+    FlopRecord,
+    ModuleRecord,
+    PhaseSeconds,
+    RunContext,
+    StepRecord,
+    StepSignature,
+    WindowRecord,
 )
-from lightning_flops.schema.modules import ModuleProfile
+from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.trace import TracedStep
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardMeasurement:
+    """What was heard of one model's forwards, some of which were counted and some timed."""
+
+    flops: FlopRecord
+    own_sec: Mapping[str, float] | None
+    """Seconds of each module without those below it; None if the device's time cannot be read."""
+    counted_calls: int
+    """Outermost calls that were counted."""
+    timed_calls: int
+    """Outermost calls that were timed."""
+    timed_while_counted: bool
+    """The timed calls are the counted ones, which take longer than others."""
+    calls_sec: tuple[float, ...] = ()
+    """Seconds of calls to which nothing listened, if there were any, each like all of the counted ones together."""
+    samples: int | None = None
+    """Samples of the counted calls; None if their input does not tell."""
 
 
 def build_forward_profile(
     *,
     records: tuple[ModuleRecord, ...],
     measurement: ForwardMeasurement,
+    context: RunContext,
+    recompute_fwd_factor: float = 0.0,
+    engine_sec: PhaseSeconds | None = None,
     ignored: Collection[str] = (),
-    engine: EngineRecord | None = None,
-) -> ForwardProfile:
-    """The profile of a model whose modules are *records*.
+) -> Profile:
+    """The profile of a model whose modules are *records*; all calls together stand for one step.
 
     Args:
         records: every module of the model.
         measurement: what was counted and timed.
+        context: the run around the model; one that does not train has no backward and no optimizer.
+        recompute_fwd_factor: forwards that a backward repeats, for estimated figures.
+        engine_sec: seconds of the backward and the optimizer in the same step, if an engine knows them.
         ignored: names of modules that get nothing of their own: their work counts for the module around them. The
             root cannot be ignored.
-        engine: the run around the model, if an engine drives it.
     """
-    flops = measurement.flops
-    notes = list(flops.notes)
-    own_sec = measurement.own_sec
+    flops, own_sec = measurement.flops, measurement.own_sec
+    notes = []
     if own_sec is None:
         notes.append("Latencies are n/a: this package has no clock for this device, or for these devices together.")
     elif measurement.counted_calls != measurement.timed_calls:
@@ -55,38 +79,37 @@ def build_forward_profile(
             "bounds. get_model_profile() times a forward of its own; in a loop, start_profile(count=False) times the "
             "forwards up to stop_profile() and keeps the counts."
         )
-    if ignored:
-        cells = tuple(replace(cell, module=_not_ignored(cell.module, ignored)) for cell in flops.cells)
-        flops = replace(flops, cells=cells)
-    counts = FlopCounts(flops)
-    modules = build_modules(records, counts)
-    seconds = _total_seconds(modules, own_sec, ignored)
-    return ForwardProfile(
-        modules=tuple(
-            ForwardModule(module=module, seconds=None if seconds is None else seconds[module.name])
-            for module in modules
-        ),
-        outside=counts.own_by_module().get(OUTSIDE, PhaseFlops()),
-        uncounted=flops.uncounted,
+    outside = flops_by_phase([cell for cell in flops.cells if cell.module == OUTSIDE])
+    cells = tuple(
+        replace(cell, module=_not_ignored(cell.module, ignored)) for cell in flops.cells if cell.module != OUTSIDE
+    )
+    step = StepRecord(
+        index=0,
+        signature=StepSignature(batches=(), forwards=1, backwards=0, updates=0),
+        micro_steps=1,
+        samples=measurement.samples,
+    )
+    forward_sec = () if own_sec is None else measurement.calls_sec or (math.fsum(own_sec.values()),)
+    known = engine_sec or PhaseSeconds()
+    window = WindowRecord(
+        profile_step=0,
+        context=context,
+        modules=records,
+        flops=replace(flops, cells=cells),
+        counted_steps=(step,),
+        timed_steps=tuple(replace(step, seconds=replace(known, forward=seconds)) for seconds in forward_sec),
+        timing_steps=len(forward_sec),
         notes=tuple(notes),
-        timed_while_counted=measurement.timed_while_counted and seconds is not None,
-        calls=measurement.calls,
-        engine=engine,
     )
-
-
-def build_timed_calls(seconds: Sequence[float], *, samples: int | None) -> TimedCalls | None:
-    """Mean and spread of calls that took these *seconds*, with so many *samples* in each; None without calls."""
-    if not seconds:
-        return None
-    return TimedCalls(
-        number=len(seconds),
-        mean_sec=math.fsum(seconds) / len(seconds),
-        minimum_sec=min(seconds),
-        median_sec=statistics.median(seconds),
-        maximum_sec=max(seconds),
-        samples=samples,
-    )
+    traced = None
+    if own_sec is not None:
+        by_owner: dict[str, float] = {}
+        for name, seconds in own_sec.items():
+            owner = _not_ignored(name, ignored)
+            by_owner[owner] = by_owner.get(owner, 0.0) + seconds
+        traced = TracedStep(index=0, like_counted=True, files=(), tables=None, own_forward_sec=by_owner)
+    config = ProfilerConfig(recompute_fwd_factor=recompute_fwd_factor)
+    return replace(build_profile(window, config=config, traced=traced), outside=outside)
 
 
 def _not_ignored(name: str, ignored: Collection[str]) -> str:
@@ -94,20 +117,3 @@ def _not_ignored(name: str, ignored: Collection[str]) -> str:
     while name and name in ignored:
         name = parent_name(name)
     return name
-
-
-def _total_seconds(
-    modules: tuple[ModuleProfile, ...], own_sec: Mapping[str, float] | None, ignored: Collection[str]
-) -> dict[str, float] | None:
-    """Seconds of each module with those below it, so that a parent's are its own and its children's."""
-    if own_sec is None:
-        return None
-    known = {module.name for module in modules}
-    own: defaultdict[str, float] = defaultdict(float)
-    for name, spent in own_sec.items():
-        owner = _not_ignored(name, ignored)
-        while owner not in known:  # timed in a later call than the one that was described
-            owner = parent_name(owner)
-        own[owner] += spent
-    total = with_those_below(own, 0.0)
-    return {name: total.get(name, 0.0) for name in known}

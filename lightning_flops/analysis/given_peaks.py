@@ -2,27 +2,45 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
+from lightning_flops.analysis.budget import SecondsAtPeak, build_budget
 from lightning_flops.analysis.impossible import possible_operators, possible_times
+from lightning_flops.analysis.measured_peaks import COPY, measured_peaks
 from lightning_flops.analysis.peak_flops import peak_for
 from lightning_flops.analysis.rates import impossible, mean, per_second
 from lightning_flops.analysis.step_rates import seconds_at_peak
+from lightning_flops.schema.budget import Budget
 from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.roofline import Roofline
+from lightning_flops.schema.step import Roofline
 
 _NUMERATORS: Mapping[str, Literal["model", "hardware"]] = {"mfu": "model", "hfu": "hardware"}
+
+
+def with_measured_peaks(profile: Profile) -> Profile:
+    """*profile* with what ``lightning-flops peak`` has measured since, if it ran here and had no peak."""
+    measured = measured_peaks(profile.context.host, profile.context.device_name)
+    if not measured or profile.peaks_flops_per_sec or profile.context.host != platform.node():
+        return profile
+    given = profile.settings
+    held = with_given_peaks(
+        profile,
+        flops_per_sec={name: rate for name, rate in measured.items() if name != COPY},
+        memory_bytes_per_sec=profile.memory_bytes_per_sec or measured.get(COPY),
+    )
+    return replace(held, settings=replace(given, measured=True))
 
 
 def with_given_peaks(
     profile: Profile, *, flops_per_sec: float | Mapping[str, float] | None, memory_bytes_per_sec: float | None
 ) -> Profile:
-    """*profile* with MFU, HFU, shares of the peak and rooflines of these figures; advice stays that of the run.
+    """*profile* with MFU, HFU, breakdown, shares of the peak and rooflines of these figures; advice is still the run's.
 
-    What the profile does not keep by dtype is n/a where several dtypes have FLOPs, and so is the step time breakdown.
+    What the profile does not keep by dtype is n/a where several dtypes have FLOPs: shares, rooflines, the breakdown.
 
     Args:
         profile: as it was read.
@@ -58,12 +76,40 @@ def with_given_peaks(
         **_rates(profile, known),
         peaks_flops_per_sec=known,
         memory_bytes_per_sec=bandwidth,
-        budget=None,
+        budget=_budget(profile, known, bandwidth),
         settings=replace(profile.settings, **{name: here for name, here in given.items() if here}),
         modules=tuple(modules),
         operators=operators,
         notes=(*profile.notes, *notes, *more),
     )
+
+
+def _budget(profile: Profile, peaks: Mapping[str, float], bandwidth: float | None) -> Budget | None:
+    """The breakdown of a step at the peak of the one dtype that has FLOPs; padding is not told from other FLOPs."""
+    dtypes, flops = _dtypes(profile), profile.flops_total
+    peak = peaks.get(dtypes[0]) if len(dtypes) == 1 else None
+    if profile.budget is None or peak is None:
+        return None
+
+    def seconds(amount: int) -> float:
+        return profile.per_step(amount) / peak
+
+    moved = sum(one.bytes_read + one.bytes_written for one in profile.operators if not one.flops.total)
+    found = build_budget(
+        timing=profile.timing,
+        traced=profile.traced,
+        at_peak=SecondsAtPeak(
+            model=seconds(flops.model),
+            recompute=seconds(flops.recompute),
+            optimizer=seconds(flops.optimizer),
+            skipped=seconds(flops.skipped),
+        ),
+        memory_sec=None if bandwidth is None else profile.per_step(moved) / bandwidth,
+        advice=profile.advice,
+        lower_bound=profile.lower_bound,
+        step_word=profile.context.step_word,
+    )
+    return None if found is None else replace(found, run=profile.budget.run)
 
 
 def _dtypes(profile: Profile) -> tuple[str, ...]:

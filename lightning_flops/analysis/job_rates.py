@@ -17,7 +17,7 @@ from lightning_flops.analysis.rates import (
     ratio,
     sum_if_all_known,
 )
-from lightning_flops.analysis.step_rates import NO_SAMPLES, NO_TOKENS
+from lightning_flops.analysis.step_rates import GIVE_PEAK, NO_SAMPLES, NO_TOKENS
 from lightning_flops.records import RunContext
 from lightning_flops.schema.rank_record import RankSummary
 from lightning_flops.schema.ranks import DeviceGroup, JobRates
@@ -156,7 +156,7 @@ def _no_utilization(summaries: Sequence[RankSummary], flops: Mapping[str, float]
     dtypes = sorted({dtype for one in unknown for dtype in spending if dtype not in one.peaks_flops_per_sec})
     devices = sorted({one.context.device_name or one.context.device_type for one in unknown})
     whose = f" ({name_ranks(one.context.rank for one in unknown)})" if len(unknown) < len(summaries) else ""
-    return f"no dense peak is known for {', '.join(dtypes)} on {', '.join(devices)}{whose}; set peak_flops_per_sec"
+    return f"no dense peak is known for {', '.join(dtypes)} on {', '.join(devices)}{whose}; {GIVE_PEAK}"
 
 
 def _no_rate(

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 
 from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.analysis.module_names import parent_name, with_those_below
 from lightning_flops.records import OUTSIDE, ModuleRecord, PhaseBytes, PhaseFlops, UncountedOperator
 from lightning_flops.schema.modules import ModuleProfile, ModuleTimes
-from lightning_flops.schema.roofline import Roofline
+from lightning_flops.schema.step import Roofline
 
 _NONE = PhaseFlops()
 _NO_BYTES = PhaseBytes()
@@ -121,36 +119,25 @@ def depth_shown(modules: Iterable[ModuleProfile], *, limit: int) -> int:
 
 
 def heaviest_types(
-    modules: Iterable[ModuleProfile], *, depth: int, weight: Callable[[ModuleProfile], float], top: int
+    modules: Iterable[ModuleProfile], *, depth: int, weight: Callable[[ModuleProfile], float]
 ) -> list[tuple[str, float]]:
-    """The *top* classes of modules at *depth* levels below the root, and the weight of each, the heaviest first.
-
-    Args:
-        modules: in the model's order, which decides between classes of equal weight.
-        depth: the level; the root's is 0.
-        weight: what modules of one class are added up by.
-        top: how many classes.
-    """
+    """The classes of modules at *depth* levels below the root that weigh anything, and how much, the heaviest first."""
     sums: defaultdict[str, float] = defaultdict(int)
     for module in modules:
         if module.depth == depth:
             sums[module.type_name] += weight(module)
-    return sorted(sums.items(), key=lambda item: -item[1])[:top]
+    return sorted(((name, size) for name, size in sums.items() if size), key=lambda item: -item[1])
 
 
-def module_tree(
-    modules: Sequence[ModuleProfile], lower_bounds: Collection[str] = (), *, fold: bool = True
-) -> ModuleNode | None:
+def module_tree(modules: Sequence[ModuleProfile], lower_bounds: Collection[str] = ()) -> ModuleNode | None:
     """The tree of *modules*, runs of equal neighbours named 0, 1, 2 … folded into their first.
 
     Two neighbours are equal when their whole trees are: types, settings, parameters, calls, FLOPs, aliases, and whether
-    their FLOPs are lower bounds. Bytes and times may differ; but a module whose time stands out among its equals is a
-    node of its own, as no mean shows it.
+    their FLOPs are lower bounds. Bytes and times may differ.
 
     Args:
         modules: in tree order.
         lower_bounds: names of those whose FLOPs are lower bounds.
-        fold: False leaves every module a node of its own.
 
     Returns:
         The root's node; None without modules.
@@ -161,7 +148,6 @@ def module_tree(
     for module in modules:
         if module.name:
             children.setdefault(parent_name(module.name), []).append(module)
-    whole_sec = _seconds(modules[0]) or 0.0
     numbers: dict[object, int] = {}  # a number for every different tree, so that comparing two trees is comparing ints
     tree_numbers: dict[str, int] = {}
     nodes: dict[str, ModuleNode] = {}
@@ -173,31 +159,13 @@ def module_tree(
         nodes[module.name] = ModuleNode(
             module=module,
             children=tuple(
-                _folded(below, nodes, tree_numbers, whole_sec=whole_sec)
-                if fold
-                else [nodes[child.name] for child in below]
+                nodes[run[0].name] if len(run) == 1 else replace(nodes[run[0].name], last=run[-1], count=len(run))
+                for run in _runs(below, tree_numbers)
             ),
             size=1 + sum(nodes[child.name].size for child in below),
             called=module.calls > 0 or any(nodes[child.name].called for child in below),
         )
     return nodes[modules[0].name]
-
-
-def _folded(
-    siblings: Sequence[ModuleProfile],
-    nodes: Mapping[str, ModuleNode],
-    tree_numbers: Mapping[str, int],
-    *,
-    whole_sec: float,
-) -> list[ModuleNode]:
-    folded: list[ModuleNode] = []
-    for run in _runs(siblings, tree_numbers):
-        apart = _standing_out(run, whole_sec=whole_sec)
-        for alone, group in groupby(run, key=lambda module: module.name if module.name in apart else ""):
-            members = list(group)
-            first = nodes[members[0].name]
-            folded.append(first if alone or len(members) == 1 else replace(first, last=members[-1], count=len(members)))
-    return folded
 
 
 def _runs(siblings: Sequence[ModuleProfile], tree_numbers: Mapping[str, int]) -> Iterator[list[ModuleProfile]]:
@@ -210,34 +178,6 @@ def _runs(siblings: Sequence[ModuleProfile], tree_numbers: Mapping[str, int]) ->
         run.append(module)
     if run:
         yield run
-
-
-_STANDS_OUT = 2.0
-"""A time above this many times the median of its equals, or below the median over this ..."""
-
-_LEAST_SHARE = 0.01
-"""... and off by more than this share of the whole model's time: less is noise, and holds nobody back."""
-
-_MOST_APART = 3
-"""Of more that stand out, these are shown; the others are within the range that is printed."""
-
-
-def _standing_out(run: Sequence[ModuleProfile], *, whole_sec: float) -> frozenset[str]:
-    """Names of those in *run* whose time is far from that of their equals; of two, none can be called the odd one."""
-    seconds = {module.name: spent for module in run if (spent := _seconds(module)) is not None}
-    if len(seconds) < 3 or len(seconds) < len(run) or not whole_sec:
-        return frozenset()
-    usual = statistics.median(seconds.values())
-    far = {
-        name: abs(spent - usual)
-        for name, spent in seconds.items()
-        if not usual / _STANDS_OUT <= spent <= usual * _STANDS_OUT and abs(spent - usual) > _LEAST_SHARE * whole_sec
-    }
-    return frozenset(sorted(far, key=lambda name: -far[name])[:_MOST_APART])
-
-
-def _seconds(module: ModuleProfile) -> float | None:
-    return None if module.times is None else module.times.forward_sec + (module.times.backward_sec or 0.0)
 
 
 def _follows(before: ModuleProfile, module: ModuleProfile) -> bool:

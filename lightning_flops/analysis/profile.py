@@ -9,12 +9,13 @@ from collections.abc import Mapping, Sequence
 
 from lightning_flops.analysis.advice import advise
 from lightning_flops.analysis.budget import build_budget, own_seconds, seconds_at_peak
+from lightning_flops.analysis.devices import device_named, memory_bytes_per_sec
 from lightning_flops.analysis.energy import build_energy
 from lightning_flops.analysis.evidence import gather_evidence
 from lightning_flops.analysis.flop_counts import FlopCounts, bytes_by_phase
-from lightning_flops.analysis.flop_tables import flop_spread, flops_by_dtype, flops_by_operator, mean_flops, total_flops
+from lightning_flops.analysis.flop_tables import flops_by_dtype, flops_by_operator, mean_flops, total_flops
 from lightning_flops.analysis.impossible import possible_operators, possible_times
-from lightning_flops.analysis.memory_bandwidth import memory_bytes_per_sec
+from lightning_flops.analysis.measured_peaks import COPY, measured_peaks
 from lightning_flops.analysis.module_tree import build_modules
 from lightning_flops.analysis.peak_flops import peak_for
 from lightning_flops.analysis.rates import mean, per_second
@@ -42,13 +43,17 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
     """
 
     def peak_of(dtype: str) -> float | None:
-        return peak_for(device_name=window.context.device_name, dtype=dtype, given=config.peak_flops_per_sec)
+        context, given = window.context, config.peak_flops_per_sec
+        return peak_for(device_name=context.device_name, dtype=dtype, given=given, host=context.host)
 
+    measured = measured_peaks(window.context.host, window.context.device_name)
     counts = FlopCounts(window.flops)
     timed = [step for step in window.timed_steps if is_timed(step)]
     steps = max(1, len(window.counted_steps))
     total = total_flops(counts, recompute_fwd_factor=config.recompute_fwd_factor)
-    timing = build_timing(timed, mixed_phases=window.mixed_phases, trains=window.context.trains)
+    timing = build_timing(
+        timed, mixed_phases=window.mixed_phases, trains=window.context.trains, processor=window.processor
+    )
     dtypes = flops_by_dtype(window.flops.cells, peak_of=peak_of)
     samples = _mean_amount([step.samples for step in timed or window.counted_steps])
     tokens = _mean_amount([step.tokens for step in timed or window.counted_steps])
@@ -96,7 +101,7 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
     advice = advise(evidence, config.thresholds)
     bandwidth = config.memory_bytes_per_sec
     if bandwidth is None:
-        bandwidth = memory_bytes_per_sec(window.context.device_name)
+        bandwidth = memory_bytes_per_sec(window.context.device_name) or measured.get(COPY)
     roof = Roof(peak_of=peak_of, memory_bytes_per_sec=bandwidth)
     operators, more = possible_operators(
         flops_by_operator(
@@ -118,6 +123,7 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
             timing_steps=window.timing_steps,
             peak_given=config.peak_flops_per_sec is not None,
             memory_given=config.memory_bytes_per_sec is not None,
+            measured=device_named(window.context.device_name) is None and bool(measured),
         ),
         counted_steps=tuple(step.index for step in window.counted_steps),
         timed_steps=tuple(step.index for step in timed),
@@ -131,7 +137,6 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
         tokens=tokens,
         flops=flops,
         flops_total=total,
-        flops_spread=flop_spread(window.counted_steps),
         bytes_total=bytes_by_phase(window.flops.cells),
         dtypes=dtypes,
         peaks_flops_per_sec={

@@ -11,11 +11,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
 from fractions import Fraction
+from statistics import median
 from typing import get_args
 
 from lightning_flops.analysis.advice import advise
 from lightning_flops.analysis.advice_rules import RULES_ON_COMMUNICATION
 from lightning_flops.analysis.budget import link_advice
+from lightning_flops.analysis.collectives import TracedRank, compare
 from lightning_flops.analysis.evidence import Evidence
 from lightning_flops.analysis.job_rates import (
     build_job_rates,
@@ -25,13 +27,13 @@ from lightning_flops.analysis.job_rates import (
     of_different_data,
     ranks_of_one_copy,
 )
-from lightning_flops.analysis.rank_communication import compare_communication
 from lightning_flops.analysis.rank_names import name_ranks
 from lightning_flops.analysis.rates import ratio, sum_if_all_known
 from lightning_flops.analysis.spreads import spread_over
 from lightning_flops.analysis.stragglers import find_stragglers
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.records import TimePhase
+from lightning_flops.schema.communication import RankComparison
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.rank_record import RankRecord, RankSummary
 from lightning_flops.schema.ranks import RankAbsence, RankFigures, RanksPart, RanksProfile, StageProfile
@@ -75,16 +77,37 @@ def _evidence(ranks: RanksProfile) -> Evidence:
         straggler=ranks.stragglers[0] if ranks.stragglers else None,
         mfu=None if ranks.lower_bound else ranks.rates.mfu,
     )
-    traced = ranks.communication
-    if traced is None or traced.wait_sec is None:
+    if ranks.communication is None:
         return evidence
-    wall_sec, exposed_sec = traced.wall_sec.median, traced.exposed_sec.median
+    rows = ranks.communication.ranks
+    wall_us = median(row.overlap.wall_us / row.steps for row in rows)
+    exposed_us = median(row.overlap.exposed_us / row.steps for row in rows)
+    waits_us = [row.wait_us / row.steps for row in rows if row.wait_us is not None]
+    hidden = [row.overlap.overlap_ratio for row in rows if row.overlap.overlap_ratio is not None]
+    if not waits_us:
+        return evidence
     return replace(
         evidence,
-        exposed_communication_share=ratio(part=exposed_sec, whole=wall_sec),
-        waiting_share=ratio(part=min(exposed_sec, traced.wait_sec.median), whole=wall_sec),
-        overlap_ratio=None if traced.overlap_ratio is None else traced.overlap_ratio.median,
+        exposed_communication_share=ratio(part=exposed_us, whole=wall_us),
+        waiting_share=ratio(part=min(exposed_us, median(waits_us)), whole=wall_us),
+        overlap_ratio=median(hidden) if hidden else None,
     )
+
+
+def _communication(records: Iterable[RankRecord]) -> RankComparison | None:
+    """Communication in the ranks' traced steps; None if fewer than two have traces that show any."""
+    traced = [
+        TracedRank(
+            rank=record.rank,
+            source=f"rank {record.rank}",
+            steps=record.summary.traced_steps,
+            overlap=record.summary.overlap,
+            collectives=record.collectives,
+        )
+        for record in records
+        if record.summary.overlap is not None and record.summary.traced_steps
+    ]
+    return compare(traced) if len(traced) > 1 else None
 
 
 def _sorted_out(
@@ -156,7 +179,7 @@ def _merged(
         rates=rates,
         unavailable=unavailable,
         stages=stages if context.pp_size > 1 else (),
-        communication=compare_communication(records),
+        communication=_communication(records),
         stragglers=find_stragglers(records, thresholds=thresholds),
         left_out=_left_out(records),
         ranks=tuple(map(_figures, summaries)),

@@ -14,7 +14,7 @@ from lightning_flops.analysis.module_names import with_those_above
 from lightning_flops.analysis.rates import mean, per_second
 from lightning_flops.records import OUTSIDE, OperatorCell
 from lightning_flops.schema.modules import ModuleTimes
-from lightning_flops.schema.roofline import Roofline
+from lightning_flops.schema.step import Roofline
 from lightning_flops.schema.trace import TracedStep
 
 _US_PER_SEC = 1e6

@@ -21,6 +21,9 @@ ENOUGH = 3
 _MOST_SHAPES = 4096
 """More are kept as the sum of what is predicted of them."""
 
+_MOST_NOTED = 256
+"""Steps that are alike are noted as one; this many notes are kept in a run that is not read."""
+
 _MOST_NEAR = 32
 _RECENT = 16
 """Random checks that correct what is logged, which follows a run that changes; all of them correct the run's sum."""
@@ -171,6 +174,8 @@ class StepFlops:
         """As recent checks tell."""
         self._groups: dict[tuple[_Shape, bool], list[int]] = {}
         """Steps that were not counted, with their R and Q; True: the profiler slowed them down."""
+        self._noted: dict[tuple[Batches, Tokens, int, bool], int] = {}
+        """Steps that are in no group yet, by what ``ran`` was given: adding them up would cost each step some time."""
         self._folded = {profiled: _Sum() for profiled in (False, True)}
         """Steps that are in no group any more."""
         self._reading = _Sum()
@@ -202,6 +207,7 @@ class StepFlops:
 
         Where it was *data_dependent*, values in tensors decided sizes, and another step of its shape may cost more.
         """
+        self._add_noted()
         shape, *tokens_of_it = _shape(batches, tokens, updates)
         flops = {bucket: value for bucket, value in flops.items() if value}
         kind = self._kinds.setdefault(shape.form, _Kind())
@@ -229,15 +235,23 @@ class StepFlops:
 
     def ran(self, batches: Batches, tokens: Tokens, updates: int, *, seconds: float, profiled: bool = False) -> None:
         """A step ran that was not counted; a *profiled* one was slowed down, and is in no rate."""
-        shape, real, squares = _shape(batches, tokens, updates)
-        group = self._groups.setdefault((shape, profiled), [0, 0, 0])
-        group[0] += 1
-        group[1] += real
-        group[2] += squares
+        key = (batches, tokens, updates, profiled)
+        self._noted[key] = self._noted.get(key, 0) + 1
         if not profiled:
             self.schedule.ran(seconds)
-            if self._counts:
-                self._predict(self._reading, shape, 1, real, squares)
+        if len(self._noted) >= _MOST_NOTED:
+            self._add_noted()
+
+    def _add_noted(self) -> None:
+        noted, self._noted = self._noted, {}
+        for (batches, tokens, updates, profiled), steps in noted.items():
+            shape, real, squares = _shape(batches, tokens, updates)
+            group = self._groups.setdefault((shape, profiled), [0, 0, 0])
+            group[0] += steps
+            group[1] += steps * real
+            group[2] += steps * squares
+            if self._counts and not profiled:
+                self._predict(self._reading, shape, steps, steps * real, steps * squares)
         if len(self._groups) > _MOST_SHAPES:
             self._folded = self._sums()
             self._groups.clear()
@@ -302,6 +316,7 @@ class StepFlops:
 
     def reading(self) -> UnprofiledFlops | None:
         """The unprofiled steps since the last reading; None before a step was counted."""
+        self._add_noted()
         reading, self._reading = self._reading, _Sum()
         return reading.unprofiled(self._missed) if self._counts else None
 
@@ -316,6 +331,7 @@ class StepFlops:
         """All steps of the run; None before a step was counted."""
         if not self._counts:
             return None
+        self._add_noted()
         sums, differences = self._sums(), self._differences()
         missed, steps = _missed(differences), sums[False].steps + sums[True].steps
         whole: _Sums = {}

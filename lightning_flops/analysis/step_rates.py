@@ -10,6 +10,8 @@ from lightning_flops.records import RunContext
 from lightning_flops.schema.step import DtypeFlops, Rates, StepFlops, TimingProfile
 
 NO_SAMPLES = "the batch size is not known; set batch_size"
+GIVE_PEAK = "run `lightning-flops peak`, or set peak_flops_per_sec"
+"""What to do where no peak is known."""
 NO_TOKENS = "how to count tokens was not said; set tokens_per_sample"
 _NO_TIME = "no step was timed"
 _MIXED = "the times of these phases cannot be told apart"
@@ -135,7 +137,7 @@ def _missing(
         unknown = [one.dtype for one in dtypes if one.peak_flops_per_sec is None and (one.model or name == "hfu")]
         if unknown:
             device = context.device_name or context.device_type
-            return f"no dense peak is known for {', '.join(unknown)} on {device}; set peak_flops_per_sec"
+            return f"no dense peak is known for {', '.join(unknown)} on {device}; {GIVE_PEAK}"
     if name in ("samples_per_sec", "iter_samples_per_sec") and samples is None:
         return NO_SAMPLES
     if name in ("tokens_per_sec", "tokens_per_sec_per_device") and tokens is None:

@@ -25,7 +25,7 @@ def straggler_evidence(straggler: Straggler, *, name: str | None = None) -> str:
         cause = f": what is in no named part of its step takes {duration(straggler.part_sec)} longer than theirs"
     else:
         cause = ""  # the trace names no part
-    sentence = f"{late}{cause} ({straggler.shown_by})"
+    sentence = f"{late}{cause}"
     if straggler.module is not None:
         # Not by how much: that is of the traced step, and the part's figure may be of all timed ones.
         sentence += f", mostly in {straggler.module or 'the root module'}"

@@ -1,36 +1,27 @@
 """Ranks that the others wait for: who, by how much, and in what part of their step.
 
 In synchronous training every rank's step is as long as the slowest rank's. What tells the ranks apart is their *own*
-time: the step without the communication that no computation hides, in which a rank may be waiting for others. Own time
-is looked at in two ways.
-
-- Over all timed steps, in the parts in which neither the rank nor the others exposed much communication in the traced
-  step: a longer wait for data is then its own. This rests on many steps, and sees nothing of the parts in which ranks
-  wait for each other.
-- In the traced step, whole: its communication says how long the rank waited, in every part. This rests on one step. So
-  it counts only as far as the others may have waited so long in every one of their timed steps. If the rank was late
-  by chance, or if the ranks are late in turn, some of these steps were too short for that.
-
-The command that reads traces knows no timed steps: there the traced steps alone decide, by the same rule.
-
-Where the traces tell nothing, only waits for data and transfers to the device are a rank's own for certain. Steps that
-differ by chance make no straggler: a delay is named if it stands out from how far the steps lie apart, and the ranks.
+time: a part of a step without the communication in the traced step that no computation hides, in which a rank may be
+waiting for others. A rank is a straggler if its own time is longer than the median of the others' by more than the
+thresholds and by more than four standard errors of these means. Parts in which a rank's traced step shows no
+communication rest on all timed steps; so do waits for data and transfers where nothing was traced, and other parts are
+left out there, as work cannot be told from waiting. Where a trace is all there is, the thresholds alone decide.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
-from typing import Literal
+
+import numpy as np
 
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.schema.communication import RankComparison
 from lightning_flops.schema.rank_record import RankRecord
 from lightning_flops.schema.ranks import Straggler
-from lightning_flops.schema.step import PartTiming, TimingProfile, phases_text
+from lightning_flops.schema.step import TimingProfile
 from lightning_flops.schema.trace import TracedPart
 
 _NS_PER_SEC = 1e9
@@ -38,30 +29,30 @@ _NS_PER_SEC = 1e9
 _MAIN_SHARE = 0.5
 """A part, or a module, is named if it has at least this share of what a rank is late by."""
 
-_MANY_RANKS = 8
-"""From so many on the ranks' own spread says how late the latest of them usually is."""
-
-_RANKS_WITH_MODULES = 8
-"""Of a stage's stragglers so many are looked into module by module, the latest ones."""
-
-_TYPICAL_RANKS = 31
-"""Most ranks that a straggler's modules are held against."""
-
-_WAITING_SHARE = 0.1
-"""Parts of which at most this share is exposed communication, on a rank and on most others, are their own work."""
+_WITH_MODULES = 8
+"""So many stragglers, the latest ones, are looked into module by module."""
 
 _STANDARD_ERRORS = 4.0
-"""A difference of means over the timed steps that is more than so many standard errors is no chance."""
+"""A difference of means that is less than so many standard errors may be by chance."""
 
-_STANDARD_DEVIATIONS = 2.0
-"""A delay in a single step, as far as all timed steps leave room for it, may be by chance up to so many of their
-standard deviations."""
+_NEVER_WAITS = {"data_wait", "transfer"}
+"""Phases in which no rank waits for another."""
 
-_DEVIATION_OVER_MEDIAN = 1.4826
-"""Standard deviation of a normal distribution ÷ the median of the deviations from its middle."""
 
-_NEVER_WAITS = ("data wait", "transfer")
-"""Parts in which no rank waits for another, as far as anybody can tell without a trace."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rank:
+    """What is compared of one rank."""
+
+    rank: int
+    step_sec: float
+    own_sec: Mapping[str, float]
+    """By part; parts of which nobody knows whether the rank waited in them are left out."""
+    variance: float = 0.0
+    """Of the mean of all these parts together."""
+    exposed_sec: float | None = None
+    """Communication that no computation hides; None without a trace."""
+    record: RankRecord | None = None
+    """None where a trace is all there is."""
 
 
 def find_stragglers(
@@ -73,29 +64,32 @@ def find_stragglers(
         records: of the ranks of one job. Of a pipeline, each is held against the ranks of its own stage.
         thresholds: how late is late; None for the defaults.
     """
-    limits = AdviceThresholds() if thresholds is None else thresholds
     stages: defaultdict[int, list[_Rank]] = defaultdict(list)
-    for record in sorted(records, key=lambda one: one.rank):
+    for record in records:
         if record.summary.timing is not None:
             stages[record.summary.context.pp_rank].append(_of_record(record, record.summary.timing))
-    found = [one for peers in stages.values() for one in _of_peers(peers, limits)]
+    found = [one for peers in stages.values() for one in _of_peers(peers, thresholds or AdviceThresholds())]
     return tuple(sorted(found, key=_latest_first))
 
 
 def find_stragglers_in_traces(
     ranks: Sequence[Sequence[TracedPart]], *, thresholds: AdviceThresholds | None = None
 ) -> tuple[Straggler, ...]:
-    """The same, where nothing is known of the ranks but their traces.
-
-    Args:
-        ranks: the parts of each rank's traced steps.
-        thresholds: how late is late; None for the defaults.
+    """The same, where nothing is known of the ranks but the parts of their traced steps.
 
     Returns:
         Stragglers whose ``rank`` is a place in *ranks*.
     """
-    limits = AdviceThresholds() if thresholds is None else thresholds
-    return tuple(_of_peers([_of_trace(place, parts) for place, parts in enumerate(ranks)], limits))
+    peers = [
+        _Rank(
+            rank=place,
+            step_sec=sum(part.wall_sec for part in parts),
+            own_sec={part.name.replace("_", " "): part.wall_sec - part.exposed_sec for part in parts},
+            exposed_sec=sum(part.exposed_sec for part in parts),
+        )
+        for place, parts in enumerate(ranks)
+    ]
+    return tuple(_of_peers(peers, thresholds or AdviceThresholds()))
 
 
 def are_compared(comparison: RankComparison) -> bool:
@@ -116,227 +110,64 @@ def _latest_first(straggler: Straggler) -> tuple[float, int]:
     return -straggler.late_sec, straggler.rank
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Rank:
-    """What is compared of one rank, taken from its record once: a job may have thousands of ranks."""
-
-    rank: int
-    record: RankRecord | None = None
-    """None where a trace is all there is."""
-    timed_steps: int = 0
-    step: PartTiming | None = None
-    """The timed steps, whole; None if no step was timed."""
-    timed: Mapping[str, PartTiming]
-    """The timed steps by part."""
-    traced_step: int | None = None
-    """Index of the traced step; None where it is taken for that of the other ranks."""
-    traced_sec: float | None
-    """Wall time of the traced step; None if no step was traced."""
-    own_sec: Mapping[str, float]
-    """By part, in the traced step: without exposed communication."""
-    exposed_sec: Mapping[str, float]
-    """By part."""
-
-    @property
-    def step_sec(self) -> float:
-        """Wall time of a step: the mean of the timed ones, or the traced one."""
-        return (self.traced_sec or 0.0) if self.step is None else self.step.mean_sec
-
-
 def _of_record(record: RankRecord, timing: TimingProfile) -> _Rank:
-    traced = {part.name.replace("_", " "): part for part in record.summary.traced_parts}
-    timed = {part.name: part for part in timing.parts}
-    own_sec = {name: part.wall_sec - part.exposed_sec for name, part in traced.items()}
-    exposed_sec = {name: part.exposed_sec for name, part in traced.items()}
-    for name in timed.keys() - traced.keys():
-        # Parts that the timed steps do not tell apart stand together.
-        inside = [one for one in (phases_text([phase]) for phase in timed[name].phases) if one in traced]
-        if len(inside) > 1:
-            own_sec[name] = sum(own_sec.pop(one) for one in inside)
-            exposed_sec[name] = sum(exposed_sec.pop(one) for one in inside)
+    traced = {part.name: part for part in record.summary.traced_parts}
+    own_sec, variance = {}, 0.0
+    for part in timing.parts:
+        if not traced and not _NEVER_WAITS.issuperset(part.phases):
+            continue
+        inside = [traced[phase] for phase in part.phases if phase in traced]
+        own = part.mean_sec
+        if any(one.exposed_sec for one in inside):  # of a traced step that was late by chance, no more than usual
+            own = min(own, sum(one.wall_sec - one.exposed_sec for one in inside))
+        own_sec[part.name] = own
+        variance += part.deviation_sec**2 / timing.timed_steps
     return _Rank(
         rank=record.rank,
-        record=record,
-        timed_steps=timing.timed_steps,
-        step=timing.global_step,
-        timed=timed,
-        traced_step=record.summary.traced_step,
-        traced_sec=sum(part.wall_sec for part in traced.values()) if traced else None,
+        step_sec=timing.global_step_sec,
         own_sec=own_sec,
-        exposed_sec=exposed_sec,
+        variance=variance,
+        exposed_sec=sum(part.exposed_sec for part in traced.values()) if traced else None,
+        record=record,
     )
-
-
-def _of_trace(place: int, parts: Sequence[TracedPart]) -> _Rank:
-    traced = {part.name.replace("_", " "): part for part in parts}
-    return _Rank(
-        rank=place,
-        timed={},
-        traced_sec=sum(part.wall_sec for part in parts),
-        own_sec={name: part.wall_sec - part.exposed_sec for name, part in traced.items()},
-        exposed_sec={name: part.exposed_sec for name, part in traced.items()},
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Delay:
-    """How much longer one rank's own work takes than that of the median of the others."""
-
-    total_sec: float
-    by_part: Mapping[str, float]
-    chance_sec: float
-    """What it can be by chance."""
 
 
 def _of_peers(peers: Sequence[_Rank], limits: AdviceThresholds) -> list[Straggler]:
-    """The stragglers among ranks that do the same work; none of a rank alone."""
+    """The stragglers among ranks that do the same work, the latest first; none of a rank alone."""
     if len(peers) < 2:
         return []
-    timed, traced = _timed_delays(peers), _traced_delays(peers)
+    delays: list[dict[str, float]] = [{} for _ in peers]
+    for name in {name: None for one in peers for name in one.own_sec}:
+        having = [place for place, one in enumerate(peers) if name in one.own_sec]
+        mine = [peers[place].own_sec[name] for place in having]
+        for place, own_sec, others_sec in zip(having, mine, _medians_of_others(mine), strict=True):
+            delays[place][name] = own_sec - others_sec
     steps = _medians_of_others([one.step_sec for one in peers])
-    exposed = {place: sum(one.exposed_sec.values()) for place, one in enumerate(peers) if one.traced_sec is not None}
-    others_exposed: dict[int, float] = {}
-    if len(exposed) > 1:
-        others_exposed.update(zip(exposed, _medians_of_others(list(exposed.values())), strict=True))
+    variances = _medians_of_others([one.variance for one in peers])
+    exposed = {one.rank: one.exposed_sec for one in peers if one.exposed_sec is not None}
+    others_exposed = dict(zip(exposed, _medians_of_others(list(exposed.values())), strict=True))
     found: list[tuple[Straggler, _Rank]] = []
-    for place, one in enumerate(peers):
-        limit_sec = max(limits.straggler_sec, (limits.straggler - 1.0) * steps[place])
-        delay, shown_by = _worth_naming(timed.get(place), traced.get(place), limit_sec)
-        if delay is None:
+    for one, by_part, others_sec, others_variance in zip(peers, delays, steps, variances, strict=True):
+        late_sec, chance_sec = sum(by_part.values()), _STANDARD_ERRORS * math.sqrt(one.variance + others_variance)
+        if late_sec <= max(limits.straggler_sec, (limits.straggler - 1.0) * others_sec, chance_sec):
             continue
-        part, part_sec = _main(delay.by_part, delay.total_sec)
+        part, part_sec = _main(by_part, late_sec)
         straggler = Straggler(
             rank=one.rank,
-            late_sec=delay.total_sec,
-            share=delay.total_sec / steps[place],
-            shown_by=shown_by,
+            late_sec=late_sec,
+            share=late_sec / others_sec,
             part=part,
             part_sec=part_sec,
             module=None,
-            exposed_sec=exposed.get(place),
-            others_exposed_sec=others_exposed.get(place),
+            exposed_sec=one.exposed_sec,
+            others_exposed_sec=others_exposed.get(one.rank) if len(exposed) > 1 else None,
         )
         found.append((straggler, one))
     found.sort(key=lambda pair: _latest_first(pair[0]))
     return [
-        _with_module(straggler, one, peers) if number < _RANKS_WITH_MODULES else straggler
+        replace(straggler, module=_module(straggler, one, peers)) if number < _WITH_MODULES else straggler
         for number, (straggler, one) in enumerate(found)
     ]
-
-
-def _worth_naming(
-    timed: _Delay | None, traced: _Delay | None, limit_sec: float
-) -> tuple[_Delay | None, Literal["timed steps", "traced step"]]:
-    """The delay that the timed steps show, or the traced step's if it is longer by more than the limit."""
-    seen = [
-        one if one is not None and one.total_sec > max(limit_sec, one.chance_sec) else None for one in (timed, traced)
-    ]
-    if seen[1] is not None and (seen[0] is None or seen[1].total_sec > seen[0].total_sec + limit_sec):
-        return seen[1], "traced step"
-    return seen[0], "timed steps"
-
-
-# ---- the two ways to look at it
-
-
-def _timed_delays(peers: Sequence[_Rank]) -> dict[int, _Delay]:
-    """Of each rank, by its place, over the timed steps, in the parts in which it does not wait for others."""
-    delays: defaultdict[int, dict[str, float]] = defaultdict(dict)
-    variances: defaultdict[int, float] = defaultdict(float)
-    for name in _names(one.timed for one in peers):
-        having = [place for place, one in enumerate(peers) if name in one.timed]
-        if len(having) < 2:
-            continue
-        mine = [_usual_sec(peers[place].timed[name], peers[place].timed_steps) for place in having]
-        squares = [peers[place].timed[name].deviation_sec ** 2 / peers[place].timed_steps for place in having]
-        waits = [_waiting_share(peers[place], name) for place in having]
-        for place, own_sec, others_sec, square, others_square, share, others_share in zip(
-            having,
-            mine,
-            _medians_of_others(mine),
-            squares,
-            _medians_of_others(squares),
-            waits,
-            _medians_of_others(waits),
-            strict=True,
-        ):
-            if max(share, others_share) <= _WAITING_SHARE:
-                delays[place][name] = own_sec - others_sec
-                variances[place] += square + others_square
-    totals = {place: sum(by_part.values()) for place, by_part in delays.items()}
-    usual_sec = _usual_extreme(list(totals.values()))
-    return {
-        place: _Delay(totals[place], by_part, chance_sec=max(usual_sec, _STANDARD_ERRORS * math.sqrt(variances[place])))
-        for place, by_part in delays.items()
-    }
-
-
-def _traced_delays(peers: Sequence[_Rank]) -> dict[int, _Delay]:
-    """Of each rank, by its place, in the traced step, as far as every timed step leaves room for it."""
-    by_step: defaultdict[int | None, list[int]] = defaultdict(list)
-    for place, one in enumerate(peers):
-        if one.traced_sec is not None:
-            by_step[one.traced_step].append(place)
-    delays = {}
-    for places in by_step.values():
-        if len(places) < 2:
-            continue
-        traced = [peers[place] for place in places]
-        own = {name: [one.own_sec.get(name, 0.0) for one in traced] for name in _names(one.own_sec for one in traced)}
-        others = {name: _medians_of_others(values) for name, values in own.items()}
-        sums = [sum(values) for values in zip(*own.values(), strict=True)]
-        whole = [mine - of_others for mine, of_others in zip(sums, _medians_of_others(sums), strict=True)]
-        room = _rooms(traced)
-        # What made the traced step longer than the others' fastest step may belong to this one step alone.
-        longer = _medians_of_others([_longer_than_fastest(one) for one in traced])
-        apart = _medians_of_others([0.0 if one.step is None else one.step.deviation_sec for one in traced])
-        usual_sec = _usual_extreme(whole)
-        for index, place in enumerate(places):
-            delays[place] = _Delay(
-                min(whole[index] - longer[index], room[index]),
-                {name: values[index] - others[name][index] for name, values in own.items()},
-                chance_sec=max(usual_sec, _STANDARD_DEVIATIONS * apart[index]),
-            )
-    return delays
-
-
-def _rooms(traced: Sequence[_Rank]) -> list[float]:
-    """For each rank, how long the others may have waited for it in every one of their timed steps.
-
-    That is the least that they took for a part, less the work of the part, less the communication that the rank itself
-    exposed there: the rank came last, so its communication was no waiting. Without timed steps there is no limit.
-    """
-    if any(one.step is None for one in traced):
-        return [math.inf] * len(traced)
-    rooms = [0.0] * len(traced)
-    for name in _names(one.timed for one in traced):
-        free = [
-            (one.timed[name].minimum_sec if name in one.timed else 0.0) - one.own_sec.get(name, 0.0) for one in traced
-        ]
-        for index, free_sec in enumerate(_medians_of_others(free)):
-            rooms[index] += max(0.0, free_sec - traced[index].exposed_sec.get(name, 0.0))
-    return rooms
-
-
-def _longer_than_fastest(one: _Rank) -> float:
-    """By how much the traced step was longer than the fastest timed one; zero where no step was timed."""
-    return 0.0 if one.step is None else max(0.0, (one.traced_sec or 0.0) - one.step.minimum_sec)
-
-
-def _waiting_share(one: _Rank, part: str) -> float:
-    """The share of *part* in which the rank may have waited for others, by its traced step."""
-    if one.traced_sec is None:
-        return 0.0 if part in _NEVER_WAITS else 1.0
-    own_sec, exposed_sec = one.own_sec.get(part, 0.0), one.exposed_sec.get(part, 0.0)
-    return exposed_sec / (own_sec + exposed_sec) if exposed_sec else 0.0
-
-
-def _usual_sec(part: PartTiming, steps: int) -> float:
-    """Mean over the timed steps without the longest: one hiccup makes no straggler."""
-    return part.mean_sec if steps < 3 else max(0.0, part.mean_sec * steps - part.maximum_sec) / (steps - 1)
-
-
-# ---- what stands out
 
 
 def _main(delays: Mapping[str, float], total_sec: float) -> tuple[str | None, float | None]:
@@ -347,63 +178,31 @@ def _main(delays: Mapping[str, float], total_sec: float) -> tuple[str | None, fl
     return name, delays[name]
 
 
-def _with_module(straggler: Straggler, one: _Rank, peers: Sequence[_Rank]) -> Straggler:
-    """*straggler* with the module that stands out against the same module of the other ranks, if there is one."""
-    part, part_sec, mine = straggler.part, straggler.part_sec, one.record
-    times = _MODULE_TIMES.get(part or "")
-    if times is None or part is None or part_sec is None or mine is None:
-        return straggler
-    alike = [
-        (peer.own_sec.get(part, 0.0), times(peer.record))
+def _module(straggler: Straggler, one: _Rank, peers: Sequence[_Rank]) -> str | None:
+    """The module that stands out against the same module of the other ranks, if there is one."""
+    mine, field = one.record, f"own_{straggler.part}_ns"
+    if mine is None or straggler.part_sec is None or straggler.part not in ("forward", "backward"):
+        return None
+    others = [
+        getattr(peer.record, field)
         for peer in peers
         if peer is not one
         and peer.record is not None
         and peer.record.module_names == mine.module_names
         and peer.record.summary.modules_clock == mine.summary.modules_clock
-        and len(times(peer.record)) == len(mine.module_names)
+        and getattr(peer.record, field)
     ]
-    if not alike or len(times(mine)) != len(mine.module_names):
-        return straggler
-    alike.sort(key=lambda peer: peer[0])
-    first = max(0, (len(alike) - _TYPICAL_RANKS) // 2)
-    usual = map(median, zip(*(of_peer for _, of_peer in alike[first : first + _TYPICAL_RANKS]), strict=True))
-    delays = {
-        name: (own_ns - others_ns) / _NS_PER_SEC
-        for name, own_ns, others_ns in zip(mine.module_names, times(mine), usual, strict=True)
-    }
-    module, _ = _main(delays, part_sec)
-    return replace(straggler, module=module)
-
-
-_MODULE_TIMES: Mapping[str, Callable[[RankRecord], Sequence[int]]] = {
-    "forward": lambda record: record.own_forward_ns,
-    "backward": lambda record: record.own_backward_ns,
-}
-
-
-# ---- small things
-
-
-def _names(mappings: Iterable[Mapping[str, object]]) -> dict[str, None]:
-    """The keys of all *mappings*, in the order in which they come first."""
-    return {name: None for one in mappings for name in one}
-
-
-def _usual_extreme(delays: Sequence[float]) -> float:
-    """How late the latest of so many ranks is by chance, if the delays of most are normally distributed.
-
-    Outliers hardly move the median of the deviations. It says nothing about a few ranks; among few, it is rare that
-    in every step one of them is late.
-    """
-    if len(delays) < _MANY_RANKS:
-        return 0.0
-    middle = median(delays)
-    deviation = _DEVIATION_OVER_MEDIAN * median(abs(one - middle) for one in delays)
-    return deviation * math.sqrt(2.0 * math.log(len(delays)))
+    if not others or not getattr(mine, field):
+        return None
+    delays_ns = np.array(getattr(mine, field)) - np.median(np.array(others), axis=0)
+    delays = dict(zip(mine.module_names, (delays_ns / _NS_PER_SEC).tolist(), strict=True))
+    return _main(delays, straggler.part_sec)[0]
 
 
 def _medians_of_others(values: Sequence[float]) -> list[float]:
-    """For each of two or more values the median of all others, sorted once: a job may have thousands of ranks."""
+    """For each value the median of all others, of a single one its own; sorted once, for jobs of thousands."""
+    if len(values) < 2:
+        return list(values)
     ordered = sorted(values)
     low, high = (len(values) - 2) // 2, (len(values) - 1) // 2
     left, after_left, right, after_right = (ordered[place] for place in (low, low + 1, high, high + 1))

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import get_args
 
-from lightning_flops.records import PhaseSeconds, StepRecord, TimePhase
+from lightning_flops.records import PhaseSeconds, ProcessorLoss, StepRecord, TimePhase
 from lightning_flops.schema.step import PartTiming, TimingProfile
 
 _PHASES: tuple[TimePhase, ...] = get_args(TimePhase)
@@ -31,7 +31,11 @@ _OF_TRAINING: tuple[TimePhase, ...] = ("backward", "bubble", "optimizer")
 
 
 def build_timing(
-    steps: Sequence[StepRecord], *, mixed_phases: Iterable[TimePhase], trains: bool = True
+    steps: Sequence[StepRecord],
+    *,
+    mixed_phases: Iterable[TimePhase],
+    trains: bool = True,
+    processor: ProcessorLoss | None = None,
 ) -> TimingProfile | None:
     """Means and spread over *steps*.
 
@@ -39,6 +43,7 @@ def build_timing(
         steps: steps for which ``is_timed`` holds.
         mixed_phases: phases whose seconds cannot be told apart; only their sum is given.
         trains: the run trains. If not, the phases of training that took no time are not there, instead of taking 0 s.
+        processor: processor time of these steps, in each batch.
 
     Returns:
         None without steps.
@@ -68,6 +73,8 @@ def build_timing(
         # If the wait was not timed apart, the host did not see it either.
         reader_sec=None if "data_wait" in mixed else _mean([step.reader_sec for step in steps]),
         excluded_sec=_excluded(steps),
+        processor_steps_sec=() if processor is None else _by_step(processor.batches_sec, len(seconds)),
+        starved_share=None if processor is None else processor.lost_share,
     )
 
 
@@ -81,6 +88,14 @@ def _part(phases: tuple[TimePhase, ...], times: Sequence[float], *, mean_sec: fl
         deviation_sec=statistics.stdev(times) if len(times) > 1 else 0.0,
         steps_sec=tuple(times),
     )
+
+
+def _by_step(batches_sec: Sequence[float], steps: int) -> tuple[float, ...]:
+    """Sums over the batches of each of so many *steps*; none if the batches are not those of these steps."""
+    size, odd = divmod(len(batches_sec), steps)
+    if odd or not size or not all(map(_is_duration, batches_sec)):
+        return ()
+    return tuple(math.fsum(batches_sec[at : at + size]) for at in range(0, len(batches_sec), size))
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.analysis.module_names import with_those_above, with_those_below
 from lightning_flops.analysis.rates import mean, per_second, ratio
-from lightning_flops.errors import LightningFlopsError
 from lightning_flops.records import (
     OUTSIDE,
     PhaseFlops,
@@ -96,21 +95,9 @@ class _Read:
 
 
 def _read(record: TracedStepRecord, context: RunContext, *, counted: Collection[str]) -> _Read:
-    from lightning_flops.trace import (
-        analyze_trace,
-        collective_calls,
-        load_trace,
-        step_filling,
-        step_parts,
-        trace_from_columns,
-    )
+    from lightning_flops.trace import analyze_trace, collective_calls, load_trace, step_filling, step_parts
 
-    if record.columns is not None:
-        trace = trace_from_columns(record.columns, process=record.process, metadata=record.metadata)
-    elif record.path is not None:
-        trace = load_trace(record.path)
-    else:
-        raise LightningFlopsError("the traced step left no events")
+    trace = load_trace(record.path)
     tables = replace(analyze_trace(trace), rank=context.rank, source="(this run)")
     filling: StepFilling | None = step_filling(trace, counted=counted)
     if context.device_type != "cpu" and not trace.has_device:
@@ -123,13 +110,11 @@ def _read(record: TracedStepRecord, context: RunContext, *, counted: Collection[
 
 
 def counter_tracks_of(record: TracedStepRecord) -> tuple[CounterTrack, ...]:
-    """Memory and use of the device over the time of a trace file; none where there is no file.
+    """Memory and use of the device over the time of a trace file.
 
     Raises:
         LightningFlopsError: the file cannot be read.
     """
-    if record.path is None:
-        return ()
     from lightning_flops.trace import load_trace
     from lightning_flops.trace.counters import counter_tracks
 

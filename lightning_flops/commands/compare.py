@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import argparse
 import functools
-import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-from lightning_flops.commands.terminal import AS_WRITTEN, PROGRAM, Commands, complain, print_whole, terminal_width
-from lightning_flops.commands.traces import add_peaks, formulas, held_against, peaks, processors
-from lightning_flops.errors import ComparisonError, ConfigError, LightningFlopsError
+from lightning_flops.commands.terminal import (
+    AS_WRITTEN,
+    PROGRAM,
+    Commands,
+    add_forms,
+    complain,
+    print_whole,
+    terminal_width,
+)
+from lightning_flops.commands.traces import add_peaks, analyzed, held_against
+from lightning_flops.errors import ComparisonError
 
 if TYPE_CHECKING:
-    from lightning_flops.schema.comparison import Comparison
     from lightning_flops.schema.profile import Profile
-    from lightning_flops.schema.trace_comparison import TraceComparison
 
-_complain = functools.partial(complain, command="compare")
+_INCONCLUSIVE = {None: 3, "fail": 1, "pass": 0}
+"""Exit status of a condition that a starved run leaves open, by ``--starved``."""
 
 
 def add(commands: Commands) -> None:
@@ -39,7 +45,7 @@ def add(commands: Commands) -> None:
             f"  {PROGRAM} compare --fail-if 'global_step_sec > 1.05' --fail-if 'hardware_flops > 1' main branch\n"
             "\n"
             "exit status: 0: done. 1: a condition of --fail-if holds. 2: something cannot be read or compared, and\n"
-            "standard error says why."
+            "standard error says why. 3: a condition is inconclusive: a run was starved of processors."
         ),
         formatter_class=AS_WRITTEN,
         allow_abbrev=False,
@@ -48,8 +54,8 @@ def add(commands: Commands) -> None:
     where = "profile.json of a run or its folder of logs; or a trace, or a folder with one of each rank; path or URL"
     compare.add_argument("a", metavar="A", help=f"what is compared with: {where}")
     compare.add_argument("b", metavar="B", help="what is compared, likewise")
-    compare.add_argument("--json", action="store_true", help="print the whole comparison as JSON")
-    compare.add_argument("--html", metavar="FILE", help="write it also as a page, to a path or URL")
+    add_forms(compare, "the whole comparison")
+    compare.add_argument("--quiet", action="store_true", help="print nothing but the verdicts on conditions")
     add_peaks(compare)
     compare.add_argument(
         "--fail-if",
@@ -61,91 +67,67 @@ def add(commands: Commands) -> None:
             "B / A, one of > >= < <=, and a number; may be given several times"
         ),
     )
+    compare.add_argument(
+        "--starved",
+        choices=("fail", "pass"),
+        help="what a condition on the wall clock comes to if a run was starved of processors: status 1 or 0, not 3",
+    )
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from lightning_flops.analysis.compare_rules import SETTING, judge, parse_condition
+    from lightning_flops.analysis.compare_rules import judge, parse_condition
     from lightning_flops.sinks.file import write_text_file
 
-    try:
-        conditions = [parse_condition(text) for text in options.fail_if]
-        comparison, text, page = _compared(options)
-    except ConfigError as wrong:
-        _complain(str(wrong).replace(SETTING, "--fail-if", 1))
-        return 2
-    except LightningFlopsError as error:
-        _complain(str(error))
-        return 2
-    print_whole(comparison.to_json() if options.json else text)
-    status = 0
-    if options.html is not None:
-        try:
-            write_text_file(options.html, page)
-        except OSError as error:
-            _complain(str(error))
-            status = 2
+    conditions = [parse_condition(text) for text in options.fail_if]
+    comparison, render, render_page = _compared(options)
+    if not options.quiet:
+        print_whole(comparison.to_json() if options.json else render(comparison, width=terminal_width()))
+    statuses = {0}
     for condition in conditions:
         try:
             verdict = judge(comparison, condition)
         except ComparisonError as error:
-            _complain(f"--fail-if {error}")
-            status = 2
+            complain(f"--fail-if {error}", command="compare")
+            statuses.add(2)
             continue
-        _complain(f"--fail-if '{condition.text}' {'holds' if verdict.holds else 'does not hold'}: {verdict.words}")
-        status = max(status, int(verdict.holds))
-    return status
+        holds = "is inconclusive" if verdict.inconclusive else "holds" if verdict.holds else "does not hold"
+        complain(f"--fail-if '{condition.text}' {holds}: {verdict.words}", command="compare")
+        statuses.add(_INCONCLUSIVE[options.starved] if verdict.inconclusive else int(verdict.holds))
+    if options.html is not None:
+        write_text_file(options.html, render_page(comparison))
+    return next(status for status in (2, 1, 3, 0) if status in statuses)
 
 
-def _compared(options: argparse.Namespace) -> tuple[Comparison | TraceComparison, str, str]:
-    """The comparison, its text, and its page if one is wanted.
+def _compared(options: argparse.Namespace) -> tuple[Any, Callable[..., str], Callable[..., str]]:
+    """The comparison of two profiles, or of the traces of two runs, and what makes its text and its page.
 
     Raises:
         LightningFlopsError: the two cannot be read or compared.
     """
     from lightning_flops.sinks.trace_files import traces_at
 
-    traces = [traces_at(path) for path in (options.a, options.b)]
-    if traces[0] is not None and traces[1] is not None:
-        return _compared_traces(options, traces[0], traces[1])
+    sources = (options.a, options.b)
+    a, b = (traces_at(path) for path in sources)
+    if a is not None and b is not None:
+        from lightning_flops.analysis.compare_traces import compare_traces
+        from lightning_flops.report.compare_traces_text import render_trace_comparison
+        from lightning_flops.report.html_page import render_trace_comparison_page
+        from lightning_flops.trace.many import analyze_each
+
+        each = analyzed(analyze_each, [*a, *b], options, stepwise=True)
+        comparison = compare_traces(each[: len(a)], each[len(a) :], sources=sources)
+        return comparison, render_trace_comparison, functools.partial(render_trace_comparison_page, sources=sources)
     from lightning_flops.analysis.compare import compare_profiles
     from lightning_flops.report.compare_text import render_comparison
+    from lightning_flops.report.html_page import render_comparison_page
     from lightning_flops.sinks.profile_files import read_profile
 
-    if any(files is not None for files in traces):
-        trace, profile = (options.b, options.a) if traces[0] is None else (options.a, options.b)
+    if a is not None or b is not None:
+        trace, profile = sources if b is None else (options.b, options.a)
         raise ComparisonError(_why_not_both_kinds(trace, *read_profile(profile)))
-    (a, source_a), (b, source_b) = read_profile(options.a), read_profile(options.b)
-    a, b = held_against(options, a), held_against(options, b)
-    comparison = compare_profiles(a, b, sources=(source_a, source_b))
-    page = "" if options.html is None else comparison.to_html()
-    return comparison, render_comparison(comparison, width=terminal_width()), page
-
-
-def _compared_traces(
-    options: argparse.Namespace, a: Sequence[str], b: Sequence[str]
-) -> tuple[TraceComparison, str, str]:
-    from lightning_flops.analysis.compare_traces import compare_traces
-    from lightning_flops.report.compare_traces_text import render_trace_comparison
-    from lightning_flops.report.html_page import render_trace_comparison_page
-    from lightning_flops.sinks.progress import ProgressLine
-    from lightning_flops.trace.many import analyze_each
-
-    progress = ProgressLine(sys.stderr)
-    try:
-        analyzed = analyze_each(
-            [*a, *b],
-            stepwise=True,
-            formulas=formulas(),
-            peaks=peaks(options),
-            processes=processors(),
-            progress=progress,
-        )
-    finally:
-        progress.end()
-    sources = (options.a, options.b)
-    comparison = compare_traces(analyzed[: len(a)], analyzed[len(a) :], sources=sources)
-    page = "" if options.html is None else render_trace_comparison_page(comparison, sources=sources)
-    return comparison, render_trace_comparison(comparison, width=terminal_width()), page
+    (first, source_a), (second, source_b) = map(read_profile, sources)
+    first, second = held_against(options, first), held_against(options, second)
+    return compare_profiles(first, second, sources=(source_a, source_b)), render_comparison, render_comparison_page
 
 
 def _why_not_both_kinds(trace: str, profile: Profile, source: str) -> str:

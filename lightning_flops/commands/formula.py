@@ -10,7 +10,7 @@ import runpy
 import sys
 from typing import Any
 
-from lightning_flops.commands.terminal import AS_WRITTEN, PROGRAM, Commands, complain, print_whole
+from lightning_flops.commands.terminal import AS_WRITTEN, PROGRAM, Commands, print_whole
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.text.json_text import shown
 
@@ -75,17 +75,13 @@ def _print_formula(options: argparse.Namespace) -> int:
     from lightning_flops.pytorch import flops_formula
     from lightning_flops.report.formula_text import render_formula
 
-    try:
-        model, batch = _example(options.example)
-        formula = flops_formula(model, batch, vary=dict(options.vary), causal_attention=options.causal_attention)
-        for sizes in options.at:
-            try:
-                formula(**sizes)
-            except TypeError as error:
-                raise LightningFlopsError(f"--at: {error}") from error
-    except LightningFlopsError as error:
-        complain(str(error))
-        return 2
+    model, batch = _example(options.example)
+    formula = flops_formula(model, batch, vary=dict(options.vary), causal_attention=options.causal_attention)
+    for sizes in options.at:
+        try:
+            formula(**sizes)
+        except TypeError as error:
+            raise LightningFlopsError(f"--at: {error}") from error
     print_whole(formula.to_json() if options.json else render_formula(formula.report()))
     return 0
 

@@ -1,4 +1,4 @@
-"""``lightning-flops report PATH``: profiles as one HTML page."""
+"""``lightning-flops show PATH`` prints a profile, ``lightning-flops report PATH`` writes profiles as one HTML page."""
 
 from __future__ import annotations
 
@@ -7,23 +7,28 @@ import contextlib
 import os
 import sys
 
-from lightning_flops.commands.terminal import Commands, complain, say
+from lightning_flops.commands.terminal import Commands, print_whole, say
 from lightning_flops.commands.traces import add_peaks, held_against
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.text.printable import printable
 
+_PATH = "a profile.json, or a folder of logs with such files below it; path or URL"
+
 
 def add(commands: Commands) -> None:
-    """Add the command to *commands*."""
+    """Add both commands to *commands*."""
+    show = commands.add_parser("show", help="print a profile", description="Print the report on a profile.")
+    show.set_defaults(act=_show)
+    show.add_argument("path", metavar="PATH", help=f"{_PATH}: the latest")
+    show.add_argument("--detailed", action="store_true", help="append everything else that was measured")
+    add_peaks(show)
     report = commands.add_parser(
         "report",
         help="write profiles as one HTML page",
         description="Write profiles as one HTML page, which needs no network and opens from disk.",
     )
     report.set_defaults(act=_write_page)
-    report.add_argument(
-        "path", metavar="PATH", help="a profile.json, or a folder of logs with such files below it; path or URL"
-    )
+    report.add_argument("path", metavar="PATH", help=_PATH)
     report.add_argument(
         "-o",
         "--output",
@@ -34,28 +39,29 @@ def add(commands: Commands) -> None:
     add_peaks(report)
 
 
+def _show(options: argparse.Namespace) -> int:
+    from lightning_flops.report.text import render_text
+    from lightning_flops.sinks.profile_files import read_profile
+
+    profile, _ = read_profile(options.path)
+    print_whole(render_text(held_against(options, profile), detailed=options.detailed))
+    return 0
+
+
 def _write_page(options: argparse.Namespace) -> int:
     from lightning_flops.report.html_page import ShownRun, render_page
     from lightning_flops.sinks.file import write_text_file
     from lightning_flops.sinks.profile_files import read_runs
 
-    output = options.output or _page_of(options.path)
-    try:
-        runs = read_runs(options.path)
-        problems = [problem for run in runs for problem in run.problems]
-        if not any(run.windows for run in runs):
-            raise LightningFlopsError("; ".join(problems))
-        shown = [
-            ShownRun(
-                name=one.name, windows=tuple(held_against(options, it) for it in one.windows), problems=one.problems
-            )
-            for one in runs
-        ]
-        page = render_page(shown)
-        write_text_file(output, page)
-    except (LightningFlopsError, OSError) as error:
-        complain(str(error))
-        return 2
+    runs, output = read_runs(options.path), options.output or _page_of(options.path)
+    problems = [problem for run in runs for problem in run.problems]
+    if not any(run.windows for run in runs):
+        raise LightningFlopsError("; ".join(problems))
+    shown = [
+        ShownRun(name=one.name, windows=tuple(held_against(options, it) for it in one.windows), problems=one.problems)
+        for one in runs
+    ]
+    write_text_file(output, render_page(shown))
     for problem in problems:
         say(problem)
     with contextlib.suppress(BrokenPipeError):

@@ -183,8 +183,6 @@ class _Profiled:
         self._settings = settings
         self._log_dir = log_dir
         self._finder: LoopFinder | None = None
-        self._is_told = False
-        """A line has said where a report is."""
 
     def begin(self, given: Mapping[str, object], undo: ExitStack) -> None:
         """The program begins; it and what it starts see our environment, which *undo* makes as it was."""
@@ -217,27 +215,18 @@ class _Profiled:
         from lightning_flops.adapters.run_program import LoopFinder
         from lightning_flops.config import config_from
 
-        self._finder = LoopFinder(
-            config_from(dict(self._settings), owner="run"), log_dir=self._log_dir, announce=self._announce
-        )
+        self._finder = LoopFinder(config_from(dict(self._settings), owner="run"), log_dir=self._log_dir)
         self._finder.begin()
-
-    def _announce(self, sentence: str) -> None:
-        self._is_told = True
-        say(sentence)
 
     def end(self, error: BaseException | None) -> None:
         """The program is over, or *error* ends it: report what was measured, and say if nothing was."""
         if self._finder is not None:
             self._finder.end(error)
         rank = next((os.environ[name] for name in _RANKS_OF_LAUNCHERS if name in os.environ), "0")
-        if rank != "0" or self._is_told:
-            return
         reports = sys.modules.get("lightning_flops.run.reports")  # not imported here: it would import torch
-        if reports is not None and reports.OUTCOMES.profiles:
-            say(f"FLOPs of {reports.OUTCOMES.latest}")
-        else:
-            say(f"nothing was profiled: {self._reason(None if reports is None else reports.OUTCOMES)}")
+        outcomes: Outcomes | None = None if reports is None else reports.OUTCOMES
+        if rank == "0" and (outcomes is None or not (outcomes.profiles or outcomes.warned)):
+            say(f"nothing was profiled: {self._reason(outcomes)}")
 
     def _reason(self, outcomes: Outcomes | None) -> str:
         """Why nothing was profiled, and what to write."""

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import io
 import os
 import shutil
 import sys
 from typing import Any
 
+from lightning_flops.sinks.console import PROGRAM
+from lightning_flops.sinks.console import say as say
 from lightning_flops.text.printable import printable
-
-PROGRAM = "lightning-flops"
 
 Commands = Any
 """What ``add_subparsers`` returns; argparse has no public name for its class."""
@@ -25,12 +24,6 @@ def complain(words: str, *, command: str = "") -> None:
     """Say on standard error what is wrong."""
     who = f"{PROGRAM} {command}".rstrip()
     sys.stderr.write(f"{who}: {printable(words)}\n")
-
-
-def say(sentence: str) -> None:
-    """Tell the user *sentence*, beside what the program itself prints."""
-    with contextlib.suppress(Exception):  # standard error may be closed
-        sys.stderr.write(f"{PROGRAM}: {printable(sentence)}\n")
 
 
 def print_whole(text: str) -> None:
@@ -48,3 +41,9 @@ def print_whole(text: str) -> None:
 def terminal_width() -> int | None:
     """Columns of the terminal; None where the output goes elsewhere."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def add_forms(command: argparse.ArgumentParser, what: str) -> None:
+    """Add the options for *what* the command prints in other forms."""
+    command.add_argument("--json", action="store_true", help=f"print {what} as JSON")
+    command.add_argument("--html", metavar="FILE", help="write it also as a page, to a path or URL")

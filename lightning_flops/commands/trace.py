@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from lightning_flops.commands.terminal import Commands, complain, print_whole, terminal_width
-from lightning_flops.commands.traces import add_peaks, formulas, peaks, processors
+from lightning_flops.commands.terminal import Commands, add_forms, print_whole, terminal_width
+from lightning_flops.commands.traces import add_peaks, analyzed
 from lightning_flops.errors import ConfigError, LightningFlopsError
 from lightning_flops.text.json_text import MOST_DIGITS, shown
-
-if TYPE_CHECKING:
-    from lightning_flops.schema.trace import TracesReport
 
 SORT_KEYS = ("total", "self", "mean", "max", "min", "calls", "name", "flops", "rate", "bytes")
 """Columns by which tables can be sorted."""
@@ -37,8 +32,7 @@ def add(commands: Commands) -> None:
         metavar="FILE",
         help="trace, .json or .json.gz, path or URL, or a folder; several: one of each rank",
     )
-    trace.add_argument("--json", action="store_true", help="print every table whole, as JSON")
-    trace.add_argument("--html", metavar="FILE", help="write them also as a page, to a path or URL")
+    add_forms(trace, "every table whole")
     trace.add_argument(
         "--rows", type=_rows, default=20, metavar="N", help="rows of each long table, 0 for all (default: %(default)s)"
     )
@@ -83,68 +77,30 @@ def _rows(text: str) -> int:
 
 
 def _print_trace(options: argparse.Namespace) -> int:
-    try:
-        report = _analyzed(options)
-        print_whole(report.to_json() if options.json else _trace_text(report, options))
-        if options.html is not None:
-            _write_traces_page(report, options.html)
-    except (LightningFlopsError, OSError) as error:
-        complain(str(error))
-        return 2
+    from lightning_flops.config import AdviceThresholds
+    from lightning_flops.report.html_page import render_traces_page
+    from lightning_flops.report.trace_text import render_traces
+    from lightning_flops.sinks.file import write_text_file
+    from lightning_flops.trace.many import analyze_files
+
+    files, thresholds = _trace_files(options.files), AdviceThresholds(**dict(options.threshold))
+    report = analyzed(analyze_files, files, options, thresholds=thresholds)
+    shown = {"top_rows": options.rows or None, "sort": options.sort, "width": terminal_width()}
+    print_whole(report.to_json() if options.json else render_traces(report, **shown))
+    if options.html is not None:
+        write_text_file(options.html, render_traces_page(report))
     return 0
 
 
-def _analyzed(options: argparse.Namespace) -> TracesReport:
-    files = _trace_files(options.files)
-    _refuse_repeated(files)
-    from lightning_flops.config import AdviceThresholds
-    from lightning_flops.sinks.progress import ProgressLine
-    from lightning_flops.trace.many import analyze_files
-
-    progress = ProgressLine(sys.stderr)
-    try:
-        return analyze_files(
-            files,
-            thresholds=AdviceThresholds(**dict(options.threshold)),
-            formulas=formulas(),
-            peaks=peaks(options),
-            processes=processors(),
-            progress=progress,
-        )
-    finally:
-        progress.end()
-
-
 def _trace_files(paths: Sequence[str]) -> list[str]:
-    """*paths* with the trace files of each folder in its place."""
+    """*paths* with the trace files of each folder in its place; a file given twice would stand for two ranks."""
     from lightning_flops.sinks.trace_files import traces_in
 
-    return [file for path in paths for file in (traces_in(path) if os.path.isdir(path) else (path,))]
-
-
-def _refuse_repeated(files: Sequence[str]) -> None:
-    """Refuse a file that is given twice: it would stand for two ranks."""
+    files = [file for path in paths for file in (traces_in(path) if os.path.isdir(path) else (path,))]
     seen: set[str] = set()
     for file in files:
         whole = file if "://" in file or "::" in file else os.path.realpath(file)
         if whole in seen:
             raise LightningFlopsError(f"{file}: given twice; give one trace for each rank")
         seen.add(whole)
-
-
-def _trace_text(report: TracesReport, options: argparse.Namespace) -> str:
-    from lightning_flops.report.trace_text import render_traces
-
-    return render_traces(
-        report,
-        top_rows=options.rows or None,
-        sort=options.sort,
-        width=terminal_width(),
-    )
-
-
-def _write_traces_page(report: TracesReport, path: str) -> None:
-    from lightning_flops.report.html_page import render_traces_page
-    from lightning_flops.sinks.file import write_text_file
-
-    write_text_file(path, render_traces_page(report))
+    return files

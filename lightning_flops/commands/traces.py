@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lightning_flops.errors import ConfigError
 
@@ -15,10 +16,21 @@ if TYPE_CHECKING:
     from lightning_flops.trace import Peaks
     from lightning_flops.trace.recorded import RecordedCall, RecordedWork
 
+T = TypeVar("T")
 
-def formulas() -> Callable[[RecordedCall], RecordedWork] | None:
-    """What works out the FLOPs of a call in a trace; None without torch."""
-    return recorded_work if importlib.util.find_spec("torch") else None
+
+def analyzed(analyze: Callable[..., T], files: Sequence[str], options: argparse.Namespace, **settings: Any) -> T:
+    """What *analyze* makes of trace *files*: with the figures that were given, on all processors, with its progress."""
+    from lightning_flops.sinks.progress import ProgressLine
+
+    progress = ProgressLine(sys.stderr)
+    formulas = recorded_work if importlib.util.find_spec("torch") else None
+    processes = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    given = {"formulas": formulas, "peaks": peaks(options), "processes": processes, "progress": progress}
+    try:
+        return analyze(files, **given, **settings)
+    finally:
+        progress.end()
 
 
 def recorded_work(call: RecordedCall) -> RecordedWork:
@@ -54,10 +66,12 @@ def peaks(options: argparse.Namespace) -> Peaks:
 
 
 def held_against(options: argparse.Namespace, profile: Profile) -> Profile:
-    """*profile* with the figures that were given."""
-    from lightning_flops.analysis.given_peaks import with_given_peaks
+    """*profile* with the figures that were given, or, if none were, with those that this machine has measured."""
+    from lightning_flops.analysis.given_peaks import with_given_peaks, with_measured_peaks
 
     given = peaks(options)
+    if given.flops_per_sec is None and given.memory_bytes_per_sec is None:
+        return with_measured_peaks(profile)
     return with_given_peaks(profile, flops_per_sec=given.flops_per_sec, memory_bytes_per_sec=given.memory_bytes_per_sec)
 
 
@@ -81,8 +95,3 @@ def _number(text: str) -> float:
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"must be a number > 0, got {text!r}")
     return value
-
-
-def processors() -> int:
-    """How many this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

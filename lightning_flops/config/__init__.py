@@ -3,33 +3,19 @@
 Each setting is written once, as a field of ``ProfilerConfig``: its default, what values it may have, what it does.
 """
 
-from lightning_flops.config.arguments import ARGUMENTS, SettingArguments, config_from, takes_settings
-from lightning_flops.config.settings import (
-    OF_DEEPSPEED,
-    SETTINGS,
-    ProfilerConfig,
-    TakenBlock,
-    given_settings,
-    with_settings_described,
-)
-from lightning_flops.config.unknown_names import refuse_unknown
-from lightning_flops.config.values import BLOCK, DTYPE_NAMES, OWN_FOLDER, AdviceThresholds, TraceSchedule
-
-__all__ = [
-    "ARGUMENTS",
-    "BLOCK",
-    "DTYPE_NAMES",
-    "OF_DEEPSPEED",
-    "OWN_FOLDER",
-    "SETTINGS",
-    "AdviceThresholds",
-    "ProfilerConfig",
-    "SettingArguments",
-    "TakenBlock",
-    "TraceSchedule",
-    "config_from",
-    "given_settings",
-    "refuse_unknown",
-    "takes_settings",
-    "with_settings_described",
-]
+from lightning_flops.config.rules import refuse_unknown as refuse_unknown
+from lightning_flops.config.settings import ARGUMENTS as ARGUMENTS
+from lightning_flops.config.settings import OF_DEEPSPEED as OF_DEEPSPEED
+from lightning_flops.config.settings import SETTINGS as SETTINGS
+from lightning_flops.config.settings import ProfilerConfig as ProfilerConfig
+from lightning_flops.config.settings import SettingArguments as SettingArguments
+from lightning_flops.config.settings import TakenBlock as TakenBlock
+from lightning_flops.config.settings import config_from as config_from
+from lightning_flops.config.settings import given_settings as given_settings
+from lightning_flops.config.settings import takes_settings as takes_settings
+from lightning_flops.config.settings import with_settings_described as with_settings_described
+from lightning_flops.config.values import BLOCK as BLOCK
+from lightning_flops.config.values import DTYPE_NAMES as DTYPE_NAMES
+from lightning_flops.config.values import OWN_FOLDER as OWN_FOLDER
+from lightning_flops.config.values import AdviceThresholds as AdviceThresholds
+from lightning_flops.config.values import TraceSchedule as TraceSchedule

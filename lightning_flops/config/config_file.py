@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_flops.errors import ConfigError
-from lightning_flops.text.json_text import JsonSyntaxError, JsonTextError, object_of_keys, read_json, shown
+from lightning_flops.text.json_text import JsonTextError, read_json, shown
 
 _LONGEST_CONFIG = 1 << 20
 """Bytes. A DeepSpeed config has some thousand."""
@@ -44,25 +44,8 @@ def read_config(path: str | Path) -> Mapping[str, Any]:
         raise ConfigError(f"cannot read the DeepSpeed config {path}: {reason}") from error
     try:
         value = read_json(text, most_chars=_LONGEST_CONFIG, constants=True)
-    except JsonSyntaxError as error:
-        value = _read_by_hjson(text, error, path)
     except JsonTextError as error:
         raise ConfigError(f"the DeepSpeed config {path} {error}") from error
     if not isinstance(value, dict):
         raise ConfigError(f"the DeepSpeed config {path} must hold a JSON object, got {shown(value, chars=80)}")
-    return value
-
-
-def _read_by_hjson(text: str, syntax: JsonSyntaxError, path: str | Path) -> object:
-    """What DeepSpeed's own reader makes of *text*: JSON with comments, in which commas and quotes may be missing."""
-    try:
-        import hjson  # comes with DeepSpeed
-
-        value = hjson.loads(text, object_pairs_hook=object_of_keys)
-    except JsonTextError as error:
-        raise ConfigError(f"the DeepSpeed config {path} {error}") from error
-    except Exception:  # hjson is not installed, or cannot read it either
-        value = None
-    if not isinstance(value, dict):
-        raise ConfigError(f"the DeepSpeed config {path} {syntax}") from syntax
     return value

@@ -1,16 +1,19 @@
-"""Rules: which values a setting may have, and in which form they are kept."""
+"""Rules: which values a setting may have, and in which form they are kept; and names that are no settings."""
 
 from __future__ import annotations
 
+import difflib
 import math
 import numbers
 import posixpath
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, fields
 from typing import Any, NamedTuple
 
-from lightning_flops.config.values import PEAK_DTYPES, AdviceThresholds, TraceSchedule
+from lightning_flops.config.values import BLOCK, PEAK_DTYPES, AdviceThresholds, TraceSchedule
+from lightning_flops.errors import ConfigError
+from lightning_flops.text.json_text import shown
 
 _TOO_LARGE = 10**15
 """No run has so many steps or samples, and every report can show an integer below it."""
@@ -140,3 +143,36 @@ BOOLEAN = _checked("true or false", lambda value: isinstance(value, bool))
 FULL_OR_HALF = _checked("'full' or 'half'", lambda value: isinstance(value, str) and value in ("full", "half"))
 PATH_OR_NONE = _or_none(_checked("a path or URL as text", lambda value: isinstance(value, str) and value.strip()))
 TAG_PREFIX = _checked("letters, digits, spaces and _ - . with single / only between them", _is_tag_prefix)
+
+
+# ---- names
+
+
+_LONGEST = 300
+"""Characters of a warning about a block. A value in it may be as long as a file."""
+
+
+def clipped(text: str) -> str:
+    """*text*, cut short where it is too long for a warning."""
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+def nearest(name: object, known: Iterable[str]) -> str:
+    """The one of *known* that is most like *name*; the first one if several are."""
+    text = clipped(name if isinstance(name, str) else shown(name))
+    return max(known, key=lambda other: difflib.SequenceMatcher(None, text, other).ratio())
+
+
+def refuse_unknown(names: Iterable[object], *, known: Iterable[str], owner: str = "") -> None:
+    """Raise an error if one of *names* is not in *known*.
+
+    Raises:
+        ConfigError: one is not. The message names the nearest setting, and *owner*, which knows only some settings.
+    """
+    known = list(known)
+    for name in names:
+        if name not in known:
+            named = str(name) if isinstance(name, str) and re.fullmatch(r"[ -~]{1,60}", name) else shown(name, chars=60)
+            near = difflib.get_close_matches(named, known, n=1)
+            hint = f", did you mean {near[0]}?" if near else f"; the settings are {', '.join(known)}"
+            raise ConfigError(f"{BLOCK}.{named} is not a setting{f' of {owner}' if owner else ''}{hint}")

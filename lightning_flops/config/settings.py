@@ -3,41 +3,26 @@
 from __future__ import annotations
 
 import inspect
-import os
 import textwrap
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypedDict, TypeVar
 
 from lightning_flops.config import rules
 from lightning_flops.config.config_file import read_config
-from lightning_flops.config.unknown_names import clipped, nearest, refuse_unknown
+from lightning_flops.config.rules import clipped, nearest, refuse_unknown
 from lightning_flops.config.values import BLOCK, AdviceThresholds, TraceSchedule
 from lightning_flops.errors import ConfigError
 from lightning_flops.text.json_text import shown
 
 _T = TypeVar("_T")
+F = TypeVar("F", bound=Callable[..., Any])
 
-OF_DEEPSPEED: Mapping[str, Callable[[Any], Any]] = {
-    "enabled": lambda value: bool(False | value),  # as in `wall_clock_breakdown | enabled`
-    "profile_step": lambda value: _integer_in_deepspeed(value),
-    "module_depth": lambda value: _integer_in_deepspeed(value),
-    "top_modules": lambda value: _integer_in_deepspeed(value),
-    "detailed": bool,
-    "output_file": lambda value: os.fspath(value) if isinstance(value, os.PathLike) else value or None,
-    "recompute_fwd_factor": lambda value: float(value) if isinstance(value, bool) else value,
-}
-"""DeepSpeed's settings, and how it reads a value of each.
-
-DeepSpeed does not check the values of its block. From 0.16 to 0.19 it compares the step, counts up to the depth and to
-the number of modules, asks whether ``detailed`` and ``output_file`` are true, and multiplies by the factor. A value
-that does not allow this fails there or has no effect.
-"""
-
-
-def _integer_in_deepspeed(value: Any) -> Any:
-    return int(value) if isinstance(value, bool) or (isinstance(value, float) and value.is_integer()) else value
+OF_DEEPSPEED = (
+    "enabled", "profile_step", "module_depth", "top_modules", "detailed", "output_file", "recompute_fwd_factor"
+)  # fmt: skip
+"""DeepSpeed's settings."""
 
 
 class Setting(NamedTuple):
@@ -226,14 +211,7 @@ class ProfilerConfig:
         return AdviceThresholds(**(self.advice_thresholds or {}))
 
     def next_profile_step(self, *, steps_done: int) -> int | None:
-        """The next step to profile, given as the number of steps of the run before it.
-
-        Args:
-            steps_done: how many steps of the run are done.
-
-        Returns:
-            None if no further step will be profiled.
-        """
+        """The next step to profile, given as the number of steps before it, after *steps_done*; None: there is none."""
         if self.timer_only:
             return None
         steps = (self.profile_step,) if isinstance(self.profile_step, int) else self.profile_step
@@ -251,9 +229,6 @@ class ProfilerConfig:
     def from_block(cls, block: object) -> ProfilerConfig:
         """Settings from a ``"flops_profiler"`` block. As in DeepSpeed, it is not enabled unless it says so.
 
-        Args:
-            block: the block's JSON object as a mapping. It may hold DeepSpeed's keys and ours.
-
         Raises:
             ConfigError: the block is not an object, has an unknown key, or a setting breaks its rule.
         """
@@ -264,13 +239,9 @@ class ProfilerConfig:
 
     @classmethod
     def from_deepspeed_config(cls, config: Mapping[str, Any] | str | Path) -> ProfilerConfig:
-        """Settings from the ``"flops_profiler"`` block of a DeepSpeed config; DeepSpeed need not be installed.
+        """Settings from the ``"flops_profiler"`` block of a DeepSpeed config; not enabled if it has none.
 
-        Args:
-            config: the config as a mapping, or the path or URL (anything fsspec opens) of its JSON file.
-
-        Returns:
-            The settings of the block. They are not enabled if the config has no such block.
+        *config* is a mapping, or the path or URL (anything fsspec opens) of a JSON file.
 
         Raises:
             ConfigError: the file cannot be read or is not a JSON object, or the block is wrong (see ``from_block``).
@@ -284,15 +255,10 @@ class ProfilerConfig:
         """Settings from a ``"flops_profiler"`` block that was written for DeepSpeed. Nothing is raised.
 
         A block that DeepSpeed accepts must not end the training here. An unknown key is ignored. A value that breaks
-        its rule means that nothing is profiled. The caller warns of both. A value that DeepSpeed reads as a number or
-        as true or false is read so here.
-
-        Args:
-            block: the value that the config has under this name.
-            given: settings from elsewhere, which have been checked. They win over the block's.
-            enabled: whether a block without the key ``enabled`` is enabled.
+        its rule means that nothing is profiled. The caller warns of both. Settings *given* elsewhere win over the
+        block's; without the key ``enabled`` it is *enabled* or not.
         """
-        says_enabled = builtin_on = False
+        says_enabled = False
         unknown: list[str] = []
         wrong: str | None = None
         settings: dict[str, Any] = {"enabled": enabled}
@@ -302,18 +268,17 @@ class ProfilerConfig:
                 raise ConfigError(f"{BLOCK} must be an object, got {shown(block)}")
             says_enabled = "enabled" in block
             settings["detailed"] = bool(block)
-            builtin_on = _read_as_deepspeed("enabled", block.get("enabled", False)) is True
             for name, value in block.items():
                 if name not in SETTINGS:
                     named = name if isinstance(name, str) and name.isprintable() else shown(name)
                     unknown.append(f"{BLOCK}.{named} is not a setting, did you mean {nearest(name, SETTINGS)}?")
                 else:
-                    settings[name] = _read_as_deepspeed(name, value)
+                    settings[name] = None if value == "" else value  # as DeepSpeed takes an empty ``output_file``
             taken = cls(**{**settings, **given})
         except Exception as error:  # comparing, converting or showing a user's object may raise anything
             wrong = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
             taken = cls(**{**given, "enabled": False})
-        return TakenBlock(taken, tuple(map(clipped, unknown)), wrong and clipped(wrong), says_enabled, builtin_on)
+        return TakenBlock(taken, tuple(map(clipped, unknown)), wrong and clipped(wrong), says_enabled)
 
 
 class TakenBlock(NamedTuple):
@@ -327,20 +292,10 @@ class TakenBlock(NamedTuple):
     """Why this block profiles nothing: the setting, its rule and the value. None if nothing is wrong."""
     says_enabled: bool
     """Whether the block has the key ``enabled``."""
-    builtin_on: bool
-    """Whether the block turns on DeepSpeed's own profiler."""
 
 
 SETTINGS: Mapping[str, Setting] = {one.name: one.metadata["setting"] for one in fields(ProfilerConfig)}
 """Every setting by its name, in the order of the fields."""
-
-
-def _read_as_deepspeed(name: str, value: Any) -> Any:
-    """*value* as DeepSpeed reads it; unchanged if DeepSpeed fails with it or does not know the setting."""
-    try:
-        return OF_DEEPSPEED[name](value) if name in OF_DEEPSPEED else value
-    except Exception:  # an operator of the value may raise anything; the rule will say what is wrong
-        return value
 
 
 def given_settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -378,6 +333,61 @@ def with_settings_described(docstring: str | None, names: Iterable[str]) -> str 
 _ARGUMENT = textwrap.TextWrapper(
     110, initial_indent=" " * 4, subsequent_indent=" " * 8, break_on_hyphens=False, break_long_words=False
 )
+
+
+class SettingArguments(TypedDict, total=False):
+    """Every setting that a program gives as an argument. None means that it is not given."""
+
+    profile_step: int | Sequence[int] | None
+    module_depth: int | None
+    top_modules: int | None
+    detailed: bool | None
+    output_file: str | Path | None
+    recompute_fwd_factor: float | None
+    timing_steps: int | None
+    trace: bool | None
+    trace_dir: str | Path | None
+    record_shapes: bool | None
+    profile_memory: bool | None
+    with_stack: bool | None
+    monitor: bool | None
+    batch_size: int | Callable[[Any], int] | None
+    tokens_per_sample: int | Callable[[Any], int] | None
+    causal_attention: Literal["full", "half"] | None
+    peak_flops_per_sec: float | Mapping[str, float] | None
+    memory_bytes_per_sec: float | None
+    advice_thresholds: Mapping[str, float] | None
+    every: int | None
+    timer_only: bool | None
+    trace_schedule: Mapping[str, int] | None
+    ranks_timeout_sec: float | None
+    all_ranks: bool | None
+    html: bool | None
+    tag_prefix: str | None
+
+
+ARGUMENTS = tuple(name for name, setting in SETTINGS.items() if not setting.in_a_block_only)
+"""The names of the settings that are arguments."""
+
+
+def takes_settings(function: F) -> F:
+    """Show each setting in the signature and the docstring of *function*, which takes them as ``**settings``."""
+    function.__doc__ = with_settings_described(function.__doc__, ARGUMENTS)
+    signature = inspect.signature(function)
+    own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+    settings = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in ARGUMENTS]
+    function.__signature__ = signature.replace(parameters=[*own, *settings])  # type: ignore[attr-defined]
+    return function
+
+
+def config_from(arguments: Mapping[str, Any], *, owner: str) -> ProfilerConfig:
+    """The settings that *owner* was given as *arguments*; None has not been given.
+
+    Raises:
+        ConfigError: an argument is not a setting, or breaks its rule.
+    """
+    refuse_unknown(arguments, known=ARGUMENTS, owner=owner)
+    return ProfilerConfig(**given_settings(arguments))
 
 
 ProfilerConfig.__doc__ = with_settings_described(ProfilerConfig.__doc__, SETTINGS)

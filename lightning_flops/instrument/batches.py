@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.nn.utils.rnn import PackedSequence
@@ -15,9 +15,6 @@ from lightning_flops.instrument.torch_private.dispatch import modes_off
 from lightning_flops.instrument.torch_private.tensors import nested_sizes
 from lightning_flops.records import Shapes
 from lightning_flops.text.json_text import is_too_long, shown
-
-if TYPE_CHECKING:
-    from lightning_flops.config import ProfilerConfig
 
 UNKNOWN = (-1,)
 """Stands for the shape of a tensor that has none."""
@@ -44,8 +41,7 @@ def tensor_shapes(batch: Any) -> Shapes:
     ``HIDDEN_SHAPE`` if there are none, but other things, as texts or a class of the user's, whose sizes are not seen.
     """
     try:
-        # By far the most common batches. This is asked at every step, when its code is no longer in the processor's
-        # cache: the fewer functions, the quicker. A torch.Size is a tuple, and equal to a plain one.
+        # By far the most common batches, asked at every step: the fewer functions, the quicker.
         kind = type(batch)
         if kind is torch.Tensor:
             return (batch.shape,)
@@ -62,8 +58,11 @@ def tensor_shapes(batch: Any) -> Shapes:
                 return tuple(shapes)
     except RuntimeError:  # one of them has no shape
         pass
-    found = tuple(shape for tensor in _tensors(batch, _MAX_DEPTH) for shape in _shapes_of(tensor))
-    return found or ((HIDDEN_SHAPE,) if _holds_anything(batch, _MAX_DEPTH) else ())
+    leaves = list(_leaves(batch, _MAX_DEPTH))
+    found = tuple(
+        shape for leaf in leaves if isinstance(leaf, (torch.Tensor, PackedSequence)) for shape in _shapes_of(leaf)
+    )
+    return found or ((HIDDEN_SHAPE,) if leaves else ())
 
 
 def _shapes_of(tensor: torch.Tensor | PackedSequence) -> Shapes:
@@ -148,15 +147,6 @@ class BatchMeter:
         self._declared = declared
         self._last: tuple[Shapes, int | None] | None = None
 
-    @classmethod
-    def by_settings(
-        cls, config: ProfilerConfig, note: Callable[[str], None], *, declared: Callable[[], int] | None = None
-    ) -> BatchMeter:
-        """The meter of a run with these settings; the other arguments are as for the class."""
-        return cls(
-            batch_size=config.batch_size, tokens_per_sample=config.tokens_per_sample, note=note, declared=declared
-        )
-
     def samples(self, batch: Any, shapes: Shapes) -> int | None:
         """Samples in *batch*, whose tensors have these *shapes*; None if that is not known."""
         if isinstance(self._batch_size, int):
@@ -199,29 +189,26 @@ class BatchMeter:
         return answer
 
 
-def _tensors(value: Any, depth: int) -> Iterator[torch.Tensor | PackedSequence]:
-    if isinstance(value, torch.Tensor) or (isinstance(value, PackedSequence) and _is_on_host(value.batch_sizes)):
-        yield value
-    elif depth == 0 or isinstance(value, (str, bytes)):
-        return
+def _leaves(value: Any, depth: int) -> Iterator[Any]:
+    """Every tensor and packed sequence in *value*, and everything else in it that is not None."""
+    inside: Any = None
+    if (
+        depth == 0
+        or isinstance(value, torch.Tensor)
+        or (isinstance(value, PackedSequence) and _is_on_host(value.batch_sizes))
+    ):
+        pass
     elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item, depth - 1)
+        inside = value.values()
     elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item, depth - 1)
+        inside = value
     elif is_dataclass(value) and not isinstance(value, type):
-        for name in fields(value):
-            yield from _tensors(getattr(value, name.name, None), depth - 1)
-
-
-def _holds_anything(value: Any, depth: int) -> bool:
-    """Whether there is anything in a batch without tensors."""
-    if isinstance(value, Mapping):
-        value = tuple(value.values())
-    if isinstance(value, (list, tuple)) and depth:
-        return any(_holds_anything(item, depth - 1) for item in value)
-    return value is not None
+        inside = [getattr(value, field.name, None) for field in fields(value)]
+    if inside is not None:
+        for item in inside:
+            yield from _leaves(item, depth - 1)
+    elif value is not None:
+        yield value
 
 
 def _is_on_host(tensor: Any) -> bool:

@@ -8,13 +8,10 @@ have had different names over the years.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-
-_EXPERT_GROUP_PREFIX = "ep_size_"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,44 +36,39 @@ def parallel_sizes(engine: Any) -> ParallelSizes:
     None, and without one it counts ranks that share a sequence. Where there are none, in a process that has left its
     groups or with a stand-in for an engine, the engine's own words are all there is.
     """
-    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    mpu = getattr(engine, "mpu", None)
+
+    def said(name: str) -> int | None:
+        size = getattr(engine, name, None)
+        return size if isinstance(size, int) else None
+
+    mpu, module = getattr(engine, "mpu", None), getattr(engine, "module", None)
     tp_size = tensor_parallel_size(mpu)
     pp_size = _first_size(mpu, "get_pipeline_model_parallel_world_size", "get_pipe_parallel_world_size")
     cp_size = _first_size(mpu, "get_context_parallel_world_size")
-    sp_size = int(getattr(engine, "sequence_parallel_size", 1) or 1)
-    if distributed:
+    sp_size = said("sequence_parallel_size") or 1
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
         dp_size = torch.distributed.get_world_size() // (tp_size * pp_size * cp_size * sp_size)
     else:
-        tp_size = tp_size if mpu is not None else _said(engine, "mp_world_size") or 1
+        tp_size = tp_size if mpu is not None else said("mp_world_size") or 1
         # The second is the size of data and sequences together.
-        dp_size = _said(engine, "dp_world_size") or (_said(engine, "seq_dp_world_size") or 1) // sp_size
+        dp_size = said("dp_world_size") or (said("seq_dp_world_size") or 1) // sp_size
+    parameters = module.parameters() if isinstance(module, torch.nn.Module) else ()
     return ParallelSizes(
         dp_size=max(1, dp_size),
         tp_size=tp_size,
         pp_size=pp_size,
         cp_size=cp_size,
         sp_size=sp_size,
-        ep_size=max(map(expert_parallel_size, _parameters(engine)), default=1),
+        ep_size=max(map(expert_parallel_size, parameters), default=1),
     )
-
-
-def _said(engine: Any, name: str) -> int | None:
-    """What *engine* wrote down when it was made; None if that is no size."""
-    size = getattr(engine, name, None)
-    return size if isinstance(size, int) else None
 
 
 def tensor_parallel_size(mpu: Any) -> int:
     """Ranks that hold different parts of the same weights, as the model-parallel unit *mpu* says; 1 without one."""
     if hasattr(mpu, "initialize_sequence_parallel"):
         return 1  # DeepSpeed's sequence-parallel groups, which answer to "model parallel" too
-    return _first_size(
-        mpu,
-        "get_tensor_model_parallel_world_size",
-        "get_slice_parallel_world_size",
-        "get_model_parallel_world_size",
-    )
+    kinds = ("tensor_model", "slice", "model")
+    return _first_size(mpu, *(f"get_{kind}_parallel_world_size" for kind in kinds))
 
 
 def tensor_parallel_size_of_process() -> int:
@@ -91,20 +83,10 @@ def expert_parallel_size(parameter: torch.Tensor) -> int:
     """
     if getattr(parameter, "allreduce", True):
         return 1
-    name = getattr(parameter, "group_name", None)
-    digits = name.removeprefix(_EXPERT_GROUP_PREFIX) if isinstance(name, str) else ""
+    digits = str(getattr(parameter, "group_name", "")).removeprefix("ep_size_")
     return max(1, int(digits)) if digits.isdecimal() else 1
 
 
 def _first_size(mpu: Any, *names: str) -> int:
     """What the first of the methods that *mpu* has answers; 1 if it has none."""
-    for name in names:
-        method: Callable[[], int] | None = getattr(mpu, name, None)
-        if method is not None:
-            return int(method())
-    return 1
-
-
-def _parameters(engine: Any) -> Iterable[torch.Tensor]:
-    module = getattr(engine, "module", None)
-    return module.parameters() if isinstance(module, torch.nn.Module) else ()
+    return next((int(getattr(mpu, name)()) for name in names if hasattr(mpu, name)), 1)

@@ -11,7 +11,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
@@ -42,14 +43,6 @@ class MemoryReading(NamedTuple):
     reserved_peak: int | None = None
 
 
-@dataclass(slots=True)
-class _Phase:
-    current: int | None = None
-    reserved: int | None = None
-    peak: int | None = None
-    reserved_peak: int | None = None
-
-
 class MemoryWatch:
     """Follows the parts of one step.
 
@@ -65,7 +58,8 @@ class MemoryWatch:
         self._on_device = on_device
         self._open: list[tuple[str, MemoryReading]] = []
         self._last: MemoryReading | None = None
-        self._phases: dict[str, _Phase] = {}
+        self._phases: dict[str, MemoryReading] = {}
+        """What each phase held when it ended, and the new peaks that it set."""
         self._peak: int | None = None
         self._reserved_peak: int | None = None
         self._kept: int | None = None
@@ -81,11 +75,7 @@ class MemoryWatch:
             return
         now = self._border()
         part, before = self._open.pop()
-        if part not in _PHASES:
-            return
-        phase = self._phases.setdefault(part, _Phase())
-        phase.current = _larger(phase.current, now.current)
-        phase.reserved = _larger(phase.reserved, now.reserved)
+        self._add(part, MemoryReading(now.current, None, now.reserved))
         if part == "forward" and self._on_device and now.current is not None and before.current is not None:
             self._kept = _larger(self._kept, now.current - before.current)
         if part == "backward":
@@ -95,13 +85,15 @@ class MemoryWatch:
         """Read the memory; a new peak since the last border belongs to the part that was running."""
         now, last = self._look(), self._last
         self._last = now
-        if self._on_device and last is not None and self._open and self._open[-1][0] in _PHASES:
-            phase = self._phases.setdefault(self._open[-1][0], _Phase())
-            if _rose(last.peak, now.peak):
-                phase.peak = _larger(phase.peak, now.peak)
-            if _rose(last.reserved_peak, now.reserved_peak):
-                phase.reserved_peak = _larger(phase.reserved_peak, now.reserved_peak)
+        if self._on_device and last is not None and self._open:
+            peak, reserved_peak = _if_risen(last.peak, now.peak), _if_risen(last.reserved_peak, now.reserved_peak)
+            self._add(self._open[-1][0], MemoryReading(None, peak, None, reserved_peak))
         return now
+
+    def _add(self, part: str, reading: MemoryReading) -> None:
+        if part in _PHASES:
+            known = self._phases.get(part, reading)
+            self._phases[part] = MemoryReading._make(map(_larger, known, reading))
 
     def _look(self) -> MemoryReading:
         """Read the memory, and keep the highest peaks, because the user may reset the allocator's."""
@@ -127,13 +119,13 @@ class MemoryWatch:
             phases=tuple(
                 PhaseMemory(
                     name=name,
-                    current_bytes=phase.current,
-                    peak_bytes=phase.peak,
-                    reserved_bytes=phase.reserved,
-                    reserved_peak_bytes=phase.reserved_peak,
+                    current_bytes=held.current,
+                    peak_bytes=held.peak,
+                    reserved_bytes=held.reserved,
+                    reserved_peak_bytes=held.reserved_peak,
                 )
                 for name in _PHASES
-                if (phase := self._phases.get(name)) is not None
+                if (held := self._phases.get(name)) is not None
             ),
             run_peak_bytes=self._peak,
             run_reserved_peak_bytes=self._reserved_peak,
@@ -149,18 +141,12 @@ def memory_reader(device: torch.device) -> Callable[[], MemoryReading]:
     """A function that reads the memory that this process uses for training on *device*."""
     if device.type == "cuda":
         return lambda: _of_allocator(torch.cuda.memory_stats_as_nested_dict(device))
-    resident = _resident_reader()
-
-    def of_process() -> MemoryReading:
-        now = resident()
-        return MemoryReading(current=now, peak=_larger(_resident_peak(), now))  # the system's peak may lag behind
-
-    return of_process
+    return _of_process
 
 
 def _of_allocator(stats: Mapping[str, Any]) -> MemoryReading:
-    def of(book: str, what: str) -> int | None:
-        value = stats.get(book, {}).get("all", {}).get(what)
+    def of(kind: str, what: str) -> int | None:
+        value = stats.get(kind, {}).get("all", {}).get(what)
         return value if isinstance(value, int) else None
 
     return MemoryReading(
@@ -171,29 +157,18 @@ def _of_allocator(stats: Mapping[str, Any]) -> MemoryReading:
     )
 
 
-def _resident_reader() -> Callable[[], int | None]:
+def _of_process() -> MemoryReading:
+    """Resident memory; None on a system that is no Linux, without psutil."""
+    current, peak = None, None
     try:
-        import psutil
-    except ImportError:
-
-        def from_proc() -> int | None:
-            try:
-                page = os.sysconf("SC_PAGE_SIZE")
-                with open("/proc/self/statm", encoding="ascii") as file:
-                    return int(file.read().split()[1]) * page
-            except (OSError, ValueError, IndexError, AttributeError):
-                return None  # no Linux, and no psutil
-
-        return from_proc
-    process = psutil.Process()
-    return lambda: int(process.memory_info().rss)
-
-
-def _resident_peak() -> int | None:
-    if resource is None:
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return int(peak) if sys.platform == "darwin" else int(peak) * 1024
+        with open("/proc/self/statm", encoding="ascii") as file:
+            current = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        with suppress(ImportError):
+            current = int(import_module("psutil").Process().memory_info().rss)
+    if resource is not None:
+        peak = int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * (1 if sys.platform == "darwin" else 1024)
+    return MemoryReading(current, _larger(peak, current))  # the system's peak may lag behind
 
 
 def _larger(one: int | None, other: int | None) -> int | None:
@@ -202,8 +177,8 @@ def _larger(one: int | None, other: int | None) -> int | None:
     return max(one, other)
 
 
-def _rose(before: int | None, now: int | None) -> bool:
-    return before is not None and now is not None and now > before
+def _if_risen(before: int | None, now: int | None) -> int | None:
+    return now if before is not None and now is not None and now > before else None
 
 
 # ---- bytes of tensors
@@ -211,13 +186,7 @@ def _rose(before: int | None, now: int | None) -> bool:
 
 def _bytes(tensors: Iterable[torch.Tensor | None]) -> int:
     """Bytes of this rank's part of *tensors*; each tensor counts once."""
-    seen: set[int] = set()
-    total = 0
-    for tensor in tensors:
-        if tensor is not None and id(tensor) not in seen:
-            seen.add(id(tensor))
-            total += _local_bytes(tensor)
-    return total
+    return sum(map(_local_bytes, {id(tensor): tensor for tensor in tensors if tensor is not None}.values()))
 
 
 def _local_bytes(tensor: torch.Tensor) -> int:
@@ -255,9 +224,8 @@ def _optimizer_bytes(root: nn.Module, optimizers: Iterable[Any]) -> int | None:
         if not isinstance(state, Mapping) or groups is None:
             return None
         tensors += _tensors_in(list(state.values()))
-        updated = [one for group in groups for one in group["params"]]
         # ZeRO-3 gives its optimizer only one of them at a time, during the update.
-        updated += _tensors_in(getattr(optimizer, _ZERO_3_UPDATES, None))
+        updated = _tensors_in([[group["params"] for group in groups], getattr(optimizer, _ZERO_3_UPDATES, None)])
         tensors += [one for one in updated if _storage(one) not in own]
     return _bytes(tensors)
 
@@ -265,9 +233,6 @@ def _optimizer_bytes(root: nn.Module, optimizers: Iterable[Any]) -> int | None:
 def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
-    elif isinstance(value, Mapping):
-        for inner in value.values():
-            yield from _tensors_in(inner)
-    elif isinstance(value, (list, tuple)):
-        for inner in value:
+    elif isinstance(value, (Mapping, list, tuple)):
+        for inner in value.values() if isinstance(value, Mapping) else value:
             yield from _tensors_in(inner)

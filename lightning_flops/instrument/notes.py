@@ -1,32 +1,26 @@
-"""The sentences that a report says beside its figures, kept in one place for the whole run."""
+"""The sentences that a report says in addition to its figures, kept in one place for the whole run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
-
-def _to_nobody(sentence: str) -> None:
-    pass
+from lightning_flops.records import TimePhase, WindowRecord
 
 
 class Notes:
     """Notes of one run of training. Some hold for every report of the run, the others for its present window only."""
 
     def __init__(self) -> None:
-        self._speak: Callable[[str], None] = _to_nobody
-        """Is told each note of the whole run, once."""
+        self._speak: Callable[[str], object] = str
+        """Gets each note of the whole run, once."""
         self._of_run: list[str] = []
         self._of_window: list[str] = []
         self._reported: set[str] = set()
         """Those that the report of a window has."""
 
     def goes_on(self, speak: Callable[[str], None]) -> None:
-        """The run goes on, and *speak* is told its notes from here on."""
+        """The run begins or goes on, and *speak* gets its notes from here on."""
         self._speak = speak
-
-    def let_go(self) -> None:
-        """Nobody is told any notes until the run goes on."""
-        self._speak = _to_nobody
 
     def of_report(self) -> tuple[str, ...]:
         """What the report of the present window, which is made now, has to say, in the order in which it was noted."""
@@ -35,24 +29,62 @@ class Notes:
 
     @property
     def unreported(self) -> tuple[str, ...]:
-        """What was noted for the whole run, and stands in no window's report."""
+        """What was noted for the whole run, and is in no window's report."""
         return tuple(sentence for sentence in self._of_run if sentence not in self._reported)
 
-    def add(self, sentence: str) -> bool:
-        """Note *sentence* for the report of the present window; False if it is there already."""
-        if sentence in self._of_window:
-            return False
-        self._of_window.append(sentence)
-        return True
+    def add(self, sentence: str) -> None:
+        """Note *sentence* for the report of the present window, once."""
+        if sentence not in self._of_window:
+            self._of_window.append(sentence)
 
     def add_for_run(self, sentence: str) -> None:
         """Note *sentence* for this window's report and for those of later windows, and say it once."""
-        if sentence in self._of_run:
-            return
-        self._of_run.append(sentence)
-        self.add(sentence)
-        self._speak(sentence)
+        if sentence not in self._of_run:
+            self._of_run.append(sentence)
+            self.add(sentence)
+            self._speak(sentence)
 
     def begin_window(self) -> None:
         """The report that comes next is of a new window."""
         self._of_window = list(self._of_run)
+
+
+def notes_on_times(
+    window: WindowRecord, *, watched: int, clocked: bool, mixed: Sequence[TimePhase], complete: bool
+) -> Iterator[str]:
+    """Sentences on the times of *window*, for whoever reads rates made of them.
+
+    Args:
+        window: what was measured.
+        watched: steps that ran while some were timed.
+        clocked: the device can be timed.
+        mixed: phases whose work ran, in part, while the loop was in another of them.
+        complete: the window did not end before counts and times were complete.
+    """
+    timed = len(window.timed_steps)
+    if not complete:
+        yield f"{window.context.activity} ended before the window closed."
+    if mixed:
+        names = " and ".join(mixed)
+        yield (
+            f"In the counted step, work of one phase ran where the loop was in another ({names}), as with "
+            "autograd.grad in a forward, a backward the loop does not see, or a forward in a callback: these times "
+            "cannot be told apart, their sum is true."
+        )
+    if not clocked:
+        yield "This device has no clock this profiler can read without stopping it, so no phase was timed."
+        return
+    if window.variable:
+        yield (
+            "Batch shapes or the numbers of forwards, backwards and updates keep changing from step to step: FLOPs are "
+            f"of {len(window.counted_steps)} steps and times of {timed} other steps of the same run, so rates compare "
+            "averages."
+        )
+        return
+    if timed < watched:
+        yield (
+            f"Steps differ: only {timed} of the {watched} steps watched had the counted step's batch shapes and "
+            "numbers of forwards, backwards and updates. FLOPs, times and rates are of such steps."
+        )
+    if timed < window.timing_steps:
+        yield f"{timed} of the {window.timing_steps} steps asked for were timed: the run was too short."

@@ -7,7 +7,7 @@ something of ours fails there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from lightning_flops.instrument.torch_private.compiler import hide, leave_compiled_code
 
-Heard = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], None]
+OnStep = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], None]
 """Gets an optimizer and the arguments of its step."""
 
 _running: list[Any] = []
@@ -23,7 +23,6 @@ _running: list[Any] = []
 
 _retired: list[Any] = []
 """The handles of hooks that do nothing any more, and could not be removed yet."""
-
 
 _MOST_WRAPPERS = 5
 """Wrappers around an optimizer that are looked into: an object that answers to any name never comes to an end."""
@@ -41,62 +40,53 @@ def with_inner(optimizer: Any) -> list[Any]:
 
 
 class OptimizerHooks:
-    """Hears of every step of every optimizer. Torch fires twice if a subclass's step calls its parent's.
+    """Calls us at every step of every optimizer. Torch fires twice if a subclass's step calls its parent's.
 
     Args:
-        begins: is called before the step; None: nobody needs to know.
+        begins: is called before the step.
         ends: is called after it, if it has returned.
-        failed: is told what these two raised, and what was raised here; it never raises an ``Exception``.
-        but: optimizers whose steps are not heard of; they live as long as this.
+        failed: gets what these two raised, and what was raised here; it never raises an ``Exception``.
     """
 
-    def __init__(
-        self, begins: Heard | None, ends: Heard, *, failed: Callable[[Exception], None], but: Iterable[Any] = ()
-    ) -> None:
-        self._but = frozenset(map(id, but))
-        self._begins = begins
-        self._ends: Heard | None = ends
+    def __init__(self, begins: OnStep, ends: OnStep, *, failed: Callable[[Exception], None]) -> None:
+        self._calls: list[OnStep | None] = [begins, ends]
         self._failed = failed
-        self._hears_begins = begins is not None  # a hook of ours costs a small step nearly a microsecond
         self._handles: list[Any] = []
-        self._hooks: list[Any] = []
-        """The same, that of ``_after`` first; also when they are removed."""
 
     def put_up(self) -> None:
-        """Hear of the steps from here on."""
-        _remove_retired()
-        self._handles.append(register_optimizer_step_post_hook(self._after))
-        if self._hears_begins:
-            self._handles.append(register_optimizer_step_pre_hook(self._before))
-        self._hooks = self._handles[:]
+        """Call us from here on."""
+        remove_retired()
+        self._handles = [
+            register_optimizer_step_pre_hook(self._before),
+            register_optimizer_step_post_hook(self._after),
+        ]
 
     def remove(self) -> None:
-        """Hear of no step any more; may be called twice.
+        """Call us no more; may be called twice.
 
-        If torch goes through them now, they do nothing any more, and are removed at a later step, or when hooks of ours
-        are put up or removed.
+        If torch goes through its hooks now, ours do nothing any more, and are removed at a later step, or when hooks of
+        ours are put up or removed.
         """
-        self._begins = self._ends = None
-        _retired.extend(self._handles)
-        self._handles.clear()
-        _remove_retired()
+        if self._calls[0] is not None:
+            self._calls = [None, None]
+            _retired.extend(self._handles)
+        remove_retired()
 
     def _before(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._run(self._begins, 1, optimizer, args, kwargs)
+        self._run(0, optimizer, args, kwargs)
 
     def _after(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._run(self._ends, 0, optimizer, args, kwargs)
+        self._run(1, optimizer, args, kwargs)
 
-    def _run(self, heard: Heard | None, place: int, optimizer: Any, args: tuple[Any, ...], kwargs: Any) -> None:
-        if id(optimizer) in self._but:
-            return
+    def _run(self, place: int, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         leave_compiled_code()  # a step that is compiled has our hooks in it
-        with calling(self._hooks[place]):
+        with calling(self._handles[place]):
             try:
-                if heard is None:
-                    _remove_retired()
+                call = self._calls[place]
+                if call is None:
+                    remove_retired()
                 else:
-                    heard(optimizer, args, kwargs)
+                    call(optimizer, args, kwargs)
             except Exception as error:
                 self._failed(error)
 
@@ -117,14 +107,9 @@ def calling(handle: Any) -> Iterator[None]:
 
 def remove_retired() -> None:
     """Remove what could not be removed while torch went through a table."""
-    _remove_retired()
-
-
-def _remove_retired() -> None:
     if all(map(_is_last, _running)):
         while _retired:
-            _retired[-1].remove()
-            _retired.pop()
+            _retired.pop().remove()
 
 
 def _is_last(handle: Any) -> bool:

@@ -3,92 +3,72 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
 from lightning_flops.instrument.deepspeed_groups import expert_parallel_size, tensor_parallel_size_of_process
-from lightning_flops.instrument.torch_private.modules import flat_parameter, flat_parts
+from lightning_flops.instrument.torch_private.modules import FlatPiece, flat_parts, parameters_of
 from lightning_flops.instrument.torch_private.tensors import local_shard
 
 
-@dataclass(frozen=True, slots=True)
-class FlatPiece:
-    """One parameter as it was before FullyShardedDataParallel put it into a flat one."""
+class Held(NamedTuple):
+    """A parameter that a module holds."""
 
-    key: tuple[int, int]
-    """The same for every module that shares the parameter, and for no other parameter."""
-    shape: tuple[int, ...]
+    shape: tuple[int, ...] | None
+    """None for a lazy one."""
+    size: int
+    """Elements of it in the whole model."""
     trainable: bool
     local: int
-    """Elements that this rank's shard has of it."""
+    """Elements of it in this rank's memory."""
     dtype: torch.dtype
 
-    @property
-    def size(self) -> int:
-        """Elements of the whole parameter."""
-        return math.prod(self.shape)
 
-
-class FlatParameters:
-    """What torch's FullyShardedDataParallel has made of a model's parameters; nothing in a model without it.
+class Parameters:
+    """The parameters of a model's modules, as they were before torch's FullyShardedDataParallel made flat ones of them.
 
     It puts the parameters of some modules into a flat one and gives each rank a part of that, wherever the cuts fall.
-    With ``use_orig_params`` the old parameters are left to see, as views of this rank's part (empty ones, too);
-    without, they are gone. How large they were, only the flat parameter tells, which the wrapper holds.
+    How large they were, only the flat parameter tells, which the wrapper holds.
 
     Args:
         whole: the model in all its wrappers; those around it hold flat parameters as well as those inside.
-        note: told in a sentence what cannot be known; under a torch that keeps this in another way, most of it.
+        note: gets a sentence on what cannot be known.
     """
 
     def __init__(self, whole: nn.Module, *, note: Callable[[str], object]) -> None:
         self._pieces: dict[nn.Module, list[FlatPiece]] = {}
-        self._made_of: set[int] = set()
-        wrappers = [module for module in whole.modules() if _is_fsdp(module)]
+        self._flat: set[int] = set()
         try:
-            for wrapper in wrappers:
-                flat = flat_parameter(wrapper)
-                if flat is not None:
-                    self._add(flat)
+            for wrapper in filter(_is_fsdp, whole.modules()):
+                tensors, pieces = flat_parts(wrapper)
+                self._flat.update(map(id, tensors))
+                for module, piece in pieces:
+                    self._pieces.setdefault(module, []).append(piece)
         except Exception as error:
             self._pieces.clear()
-            self._made_of.clear()
+            self._flat.clear()
             note(
                 "Parameters are those of this rank's shards: what FullyShardedDataParallel made them of could not be "
                 f"read ({type(error).__name__}: {error})."
             )
 
-    def _add(self, flat: Any) -> None:
-        self._made_of.add(id(flat))
-        parts = flat_parts(flat)
-        originals = parts.originals
-        self._made_of.update(map(id, originals or ()))
-        pieces = {}
-        for index, (info, shape, shard) in enumerate(zip(parts.infos, parts.shapes, parts.shards, strict=True)):
-            piece = FlatPiece(
-                key=(id(flat), index),
-                shape=tuple(shape),
-                trainable=bool((flat if originals is None else originals[index]).requires_grad),
-                local=shard.numel_in_shard or 0,
-                dtype=flat.dtype,
-            )
-            pieces[info.module, info.param_name] = piece
-            self._pieces.setdefault(info.module, []).append(piece)
-        for shared in parts.shared:
-            self._pieces.setdefault(shared.module, []).append(pieces[shared.prim_module, shared.prim_param_name])
-
-    def of(self, module: nn.Module) -> list[FlatPiece]:
-        """What *module* itself had for parameters that are in a flat one now."""
-        return self._pieces.get(module, [])
-
-    def __contains__(self, parameter: torch.Tensor) -> bool:
-        """Whether *parameter* is a flat one, or what is left of one that is in it."""
-        return id(parameter) in self._made_of
+    def of(self, module: nn.Module) -> dict[Hashable, Held]:
+        """What *module* itself holds; the key of a parameter is the same for all that share it."""
+        found: dict[Hashable, Held] = {}
+        for key, shape, trainable, local, dtype in self._pieces.get(module, ()):
+            found[key] = Held(shape, math.prod(shape), trainable, local, dtype)
+        for parameter in parameters_of(module).values():
+            if parameter is not None and id(parameter) not in self._flat:
+                # ZeRO-3 empties parameters not in use.
+                shape = None if is_lazy(parameter) else getattr(parameter, "ds_shape", None) or parameter.shape
+                found[id(parameter)] = Held(
+                    shape and tuple(map(int, shape)), *parameter_sizes(parameter), parameter.dtype
+                )
+        return found
 
 
 def _is_fsdp(module: nn.Module) -> bool:
@@ -113,7 +93,12 @@ def parameter_sizes(parameter: torch.Tensor) -> tuple[int, bool, int]:
     size, local = _unsharded_size(parameter)
     if getattr(parameter, "ds_pipe_replicated", False):
         return 0, trainable, local
-    return _model_parallel_size(parameter, size), trainable, local
+    # Megatron's mark, which DeepSpeed's automatic tensor parallelism sets as well.
+    if getattr(parameter, "tensor_model_parallel", False):
+        whole = _whole_shape(getattr(parameter, "ds_autotp_universal_checkpoint_meta", None))
+        # Where nobody kept the whole shape, shards are taken to be equally large.
+        size = size * tensor_parallel_size_of_process() if whole is None else math.prod(whole)
+    return size * expert_parallel_size(parameter), trainable, local
 
 
 def _unsharded_size(parameter: torch.Tensor) -> tuple[int, int]:
@@ -126,16 +111,6 @@ def _unsharded_size(parameter: torch.Tensor) -> tuple[int, int]:
         return partitioned, shard.numel() if isinstance(shard, torch.Tensor) else local
     shard = local_shard(parameter)
     return local, local if shard is None else shard.numel()  # a DTensor's own size is the global one
-
-
-def _model_parallel_size(parameter: torch.Tensor, size: int) -> int:
-    """*size* of what one rank of a tensor- or expert-parallel group has, put together over the group."""
-    # Megatron's mark, which DeepSpeed's automatic tensor parallelism sets as well.
-    if getattr(parameter, "tensor_model_parallel", False):
-        whole = _whole_shape(getattr(parameter, "ds_autotp_universal_checkpoint_meta", None))
-        # Where nobody kept the whole shape, shards are taken to be equally large.
-        size = size * tensor_parallel_size_of_process() if whole is None else math.prod(whole)
-    return size * expert_parallel_size(parameter)
 
 
 def _whole_shape(meta: Any) -> tuple[int, ...] | None:

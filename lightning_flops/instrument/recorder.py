@@ -1,46 +1,168 @@
 """Owns the window: micro-steps go in, one ``WindowRecord`` comes out.
 
-An adapter's events reach a ``Recorder`` by the ``Run``. The window's states, and nothing else, decide which step is
+An adapter's events reach a ``Recorder`` by the ``Run``. The recorder's phase, and nothing else, decides which step is
 counted, which are timed, and when the window is over::
 
-    waiting ── N steps ──> counting ──> settling ──> timing ─────────────────────┬──> tracing ──> closed
-                                                       │                         │
-                              signatures keep changing └──> counting more ───────┘
+    waiting ── open() ──> counting ──> settling ──> timing ──────────────────────┬──> tracing ──> closed
+                             ^                        │                          │
+                             └── signatures keep changing: as many are counted ──┘
 """
 
 from __future__ import annotations
 
+from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import Any, get_args
 
 from torch import nn
 
 from lightning_flops import host_clock
 from lightning_flops.config import TraceSchedule
-from lightning_flops.instrument.border import UndoLedger
-from lightning_flops.instrument.counting.part_counter import Counter
-from lightning_flops.instrument.notes import Notes
+from lightning_flops.instrument.batches import never_alike, shapes_text
+from lightning_flops.instrument.counting.part_counter import Counter, PartCounter
+from lightning_flops.instrument.module_scope import describe_modules
+from lightning_flops.instrument.notes import Notes, notes_on_times
 from lightning_flops.instrument.timing.clocks import Clock
-from lightning_flops.instrument.timing.phase_timer import PhaseTimer
+from lightning_flops.instrument.timing.phase_timer import Mark, PhaseTimer, StepMarks
+from lightning_flops.instrument.torch_private.profiling import profiler_is_recording
 from lightning_flops.instrument.tracing.trace_cycles import TraceCycles
-from lightning_flops.instrument.window_notes import notes_on_times
-from lightning_flops.instrument.window_parts import CountedStep, Measured, RunningStep, WindowParts
-from lightning_flops.instrument.window_states import Closed, State, Waiting
-from lightning_flops.records import RunContext, Shapes, TimePhase, WindowRecord
+from lightning_flops.records import (
+    BucketFlops,
+    ModuleRecord,
+    RunContext,
+    Shapes,
+    StepRecord,
+    StepSignature,
+    TimePhase,
+    WindowRecord,
+)
 
 _TIME_PHASES: tuple[TimePhase, ...] = get_args(TimePhase)
+
+_SEEN_BY_PROFILER = (
+    "Another profiler recorded the counted step: its trace has the counter's own work in that step, which takes longer "
+    "there than the others."
+)
+
+_FEW_MATCHES = 10
+"""Signatures "keep changing" when fewer than one in this many of the steps that were watched has the counted step's.
+That is asked whenever as many more were watched as are to be timed, and at least so many. So it is known at the latest
+when this many times ``timing_steps`` were watched."""
+
+
+class Phase(Enum):
+    """What a recorder does with the running step."""
+
+    WAITING = "waiting"
+    """The step to count is still to come."""
+    SAMPLING = "sampling"
+    """One step is counted outside of every window, for the FLOPs of the run; then the recorder waits again."""
+    COUNTING = "counting"
+    SETTLING = "settling"
+    """Steps are left alone until the loader's queue has drained."""
+    TIMING = "timing"
+    TRACING = "tracing"
+    CLOSED = "closed"
+
+    @property
+    def idle(self) -> bool:
+        """Whether steps pass by, neither counted, timed nor traced."""
+        return self is Phase.WAITING or self is Phase.SETTLING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountedStep:
+    """FLOPs of one step."""
+
+    flops: BucketFlops
+    lower_bound: bool
+    """An operator that may have FLOPs was not counted."""
+    data_dependent: bool = False
+    """Values in its tensors decided sizes: another step of its shapes may have other FLOPs."""
+
+
+@dataclass(slots=True)
+class _RunningStep:
+    """What is known of the step that is running."""
+
+    batches: list[Shapes] = field(default_factory=list)
+    samples: int | None = 0
+    tokens: int | None = 0
+    parts: Tally[str] = field(default_factory=Tally)
+    """How often each part began that is a forward, a backward or an update by itself."""
+
+    def add_batch(self, shapes: Shapes, *, samples: int | None, tokens: int | None) -> None:
+        """A batch of this step went through the loop; None for samples or tokens that are not known."""
+        self.batches.append(never_alike(shapes))
+        self.samples = None if self.samples is None or samples is None else self.samples + samples
+        self.tokens = None if self.tokens is None or tokens is None else self.tokens + tokens
+
+    def record(self, index: int) -> StepRecord:
+        """The step's record; *index* steps of the run came before it."""
+        parts = self.parts
+        return StepRecord(
+            index=index,
+            signature=StepSignature(
+                batches=tuple(map(shapes_text, self.batches)),
+                forwards=parts["forward"],
+                backwards=parts["backward"],
+                updates=parts["optimizer"],
+            ),
+            micro_steps=len(self.batches),
+            samples=self.samples,
+            tokens=self.tokens,
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class _Measured:
+    """What a window has measured since its first step was counted."""
+
+    counter: PartCounter
+    counted: list[StepRecord]
+    """One step; several where signatures keep changing."""
+    modules: tuple[ModuleRecord, ...]
+    timer: PhaseTimer | None
+    """None where the device cannot be timed."""
+    watched: list[tuple[StepRecord, StepMarks]] = field(default_factory=list)
+    """The steps that ran while some were timed."""
+    matches: int = 0
+    """How many of them have the counted step's signature."""
+    settled: int = 0
+    """Steps that were left alone."""
+    variable: bool = False
+    """Steps keep changing in their signatures."""
+    complete: bool = False
+    """Whether counts and times are."""
+
+    def is_comparable(self, signature: StepSignature) -> bool:
+        """Whether a step of this signature can be compared with what was counted."""
+        return self.variable or signature == self.counted[0].signature
+
+    def timed(self, clock: Clock[Any] | None) -> tuple[StepRecord, ...]:
+        """The steps that can be compared with what was counted, with their seconds."""
+        if clock is None or self.timer is None or not self.watched:
+            return ()
+        clock.settle()
+        steps = []
+        for step, marks in self.watched:
+            if self.is_comparable(step.signature):
+                seconds, reader_sec, excluded_sec = self.timer.read(marks)
+                steps.append(replace(step, seconds=seconds, reader_sec=reader_sec, excluded_sec=excluded_sec))
+        return tuple(steps)
 
 
 class Recorder:
     """One window over the steps of one training run, on one rank.
 
-    The caller tells it when a batch is done (``end_batch``), and when an epoch ends and begins. While ``marking`` is
-    true it also runs each batch inside ``batch_scope`` and calls ``enter``/``leave`` around each part of a step.
+    The caller tells it when a batch is done (``end_batch``). While ``marking`` is true it also runs each batch inside
+    ``batch_scope`` and calls ``enter``/``leave`` around each part of a step.
 
     Args:
         root: the model whose modules own the work.
-        profile_step: the step to count, given as the number of steps before it.
         timing_steps: how many steps of the counted step's signature to time.
         settle_steps: steps left alone after the counted one, for the data loader's queue to drain.
         clock: stamps the parts of a step; None if the device cannot be timed.
@@ -48,7 +170,7 @@ class Recorder:
         notes: gets what the report must say of this window.
         tracing: traces steps after the timed ones; None: none is traced.
         whole: returns *root* with all its wrappers, which may know more about its parameters; None: it has no wrapper.
-        counted: is told of every step that was counted to its end.
+        counted: gets every step that was counted to its end.
         now: the host's clock, in seconds.
     """
 
@@ -56,111 +178,91 @@ class Recorder:
         self,
         root: nn.Module,
         *,
-        profile_step: int,
         timing_steps: int,
         settle_steps: int,
         clock: Clock[Any] | None,
         new_counter: Callable[[nn.Module], Counter],
         notes: Notes,
         tracing: TraceCycles | None = None,
-        whole: Callable[[], nn.Module] | None = None,
+        whole: Callable[[], nn.Module | None] = lambda: None,
         counted: Callable[[CountedStep], None] = lambda step: None,
         now: Callable[[], float] = host_clock.now,
     ) -> None:
-        self._now = now
-        self._slowed_batches = 0
-        self._slowed_sec = 0.0
-        self._undo = UndoLedger()
-        self._scope = ExitStack()  # of the batch that runs
-        self._window = window = WindowParts(
-            root=root,
-            whole=whole or (lambda: None),
-            profile_step=profile_step,
-            timing_steps=timing_steps,
-            settle_steps=min(settle_steps, timing_steps),
-            clock=clock,
-            new_counter=new_counter,
-            tracing=TraceCycles((), TraceSchedule()) if tracing is None else tracing,
-            notes=notes,
-            undo=self._undo,
-            counted=counted,
-        )
-        # abandon() runs these, the last one first. They remove things directly, with no line of ours that could fail
-        # before.
-        self._undo.add(window.tracing.give_up)
-        self._undo.add(self._scope.close)
+        self._root, self._whole, self._new_counter = root, whole, new_counter
+        self._timing_steps, self._clock, self._now = timing_steps, clock, now
+        self._notes, self._tell_counted = notes, counted
+        self._traces = TraceCycles((), TraceSchedule()) if tracing is None else tracing
+        self._settle_steps = min(settle_steps, timing_steps)
+        self.state = Phase.WAITING
+        self._step = _RunningStep()
+        self._ended: _RunningStep | None = None
+        """A step that is over, until its last batch's scope is left."""
+        self._steps_done = self._profile_step = 0
+        self._counter: PartCounter | None = None
+        """Counts the running step, where one is counted."""
+        self._sampler: PartCounter | None = None
+        self._seen_by_profiler = False
+        self._measured: _Measured | None = None
         self._unseen: set[TimePhase] = set()
-        self._reached = False
-        waiting = Waiting(window)
-        self._state: State = waiting.open() if profile_step == 0 else waiting
-
-    @property
-    def state(self) -> State:
-        """The state of the window."""
-        return self._state
-
-    @property
-    def waiting(self) -> bool:
-        """Whether the step to count is still to come."""
-        return self._state.waiting
+        self._slowed_batches, self._slowed_sec = 0, 0.0
+        self._scope = ExitStack()  # of the batch that runs
+        self._undo = ExitStack()
+        self._undo.callback(self._traces.give_up)
+        self._undo.callback(self._scope.close)
 
     @property
     def counting(self) -> bool:
         """Whether the running step is counted; its time is then not usable."""
-        return self._state.counting
+        return self.state is Phase.COUNTING or self.state is Phase.SAMPLING
 
     @property
     def timer(self) -> PhaseTimer | None:
-        """If the running step is timed, the timer to call directly instead of ``enter`` and ``leave``.
-
-        These do the same through several calls, and some of the calls would be in the time of the part.
-        """
-        return self._state.timer
+        """Takes the marks of the running step if it is timed."""
+        return self._measured.timer if self.state is Phase.TIMING and self._measured is not None else None
 
     @property
     def tracing(self) -> bool:
         """Whether the running step is traced, or is the warm-up for it; its time is then not usable."""
-        return self._state.tracing
+        return self.state is Phase.TRACING and not self._traces.waits
 
     @property
     def marking(self) -> bool:
         """Whether the running step's phases must be marked."""
-        state = self._state
-        return state.counting or state.timer is not None or state.tracing
+        return self.counting or self.state is Phase.TIMING or self.tracing
 
     @property
     def closed(self) -> bool:
         """Whether nothing more is measured."""
-        return self._state.closed
-
-    @property
-    def reached(self) -> bool:
-        """Whether a batch of the step to count has begun."""
-        return self._reached
+        return self.state is Phase.CLOSED
 
     @property
     def has_counted(self) -> bool:
-        """Whether a step was counted to its end."""
-        return self._state.measured is not None
+        """Whether a step of the window was counted to its end."""
+        return self._measured is not None
 
     def open(self, *, steps_done: int) -> None:
         """The step that begins now is the one to count; *steps_done* steps of the run came before it."""
-        self._window.steps_done = steps_done
-        self._go_on(self._state.open())
+        if self.state is Phase.WAITING:
+            self._steps_done = self._profile_step = steps_done
+            self._counter = self._part_counter()
+            self.state = Phase.COUNTING
 
     def sample(self, *, steps_done: int) -> None:
-        """The running step, of which no batch has run, is counted beside every window.
+        """The running step, of which no batch has run, is counted outside of every window.
 
-        It must be told of the batches like a window's, inside ``batch_scope``; *steps_done* as for ``open``.
+        The caller tells of its batches as of a window's, inside ``batch_scope``; *steps_done* as for ``open``.
         """
-        self._window.steps_done = steps_done
-        self._window.step = RunningStep()
-        self._go_on(self._state.sample())
+        if self.state is Phase.WAITING:
+            self._steps_done, self._step = steps_done, _RunningStep()
+            if self._sampler is None:
+                self._sampler = self._part_counter()
+            self._counter = self._sampler
+            self.state = Phase.SAMPLING
 
-    @property
-    def sampling(self) -> bool:
-        """Whether the running step is counted beside every window."""
-        return self._state.counting and self._state.waiting
+    def _part_counter(self) -> PartCounter:
+        counter = PartCounter(self._new_counter(self._root))
+        self._undo.callback(counter.give_up)
+        return counter
 
     # ---- the parts of a step
 
@@ -172,18 +274,24 @@ class Recorder:
         belongs to it. After ``abandon`` or ``close``, leaving a scope only removes what torch has put back since; torch
         does so if they were called inside a backward.
         """
-        state, began = self._state, self._now()
-        slowed = (state.counting and not state.waiting) or state.tracing
-        self._reached |= state.counting and not state.waiting
+        state, counter, began = self.state, self._counter if self.counting else None, self._now()
+        slowed = state is Phase.COUNTING or self.tracing
         with self._scope:
-            state.batch_begins(self._scope)
+            if counter is not None:
+                self._seen_by_profiler = profiler_is_recording()
+                self._scope.enter_context(counter.on())
+            elif state is Phase.TRACING:
+                self._traces.batch_begins(self._steps_done)
             yield
         if slowed:
             self._slowed_sec += self._now() - began
-        if state is self._state:
-            self._go_on(state.batch_ends())
-        elif self.closed:
-            state.batch_was_abandoned()
+        if self.closed:
+            if counter is not None:
+                counter.sweep()
+        elif counter is not None:
+            self._counted_batch_ends(counter)
+        elif state is Phase.TRACING and self._ended is not None:
+            self._traced_step_ends(self._ended)
 
     def enter(self, part: TimePhase | str, *, counts: bool = True) -> None:
         """*part* of the step begins, inside whatever part is running.
@@ -194,19 +302,34 @@ class Recorder:
             part: its name.
             counts: whether it is a forward, a backward or an update by itself, and not only a part of one.
         """
-        self._state.enter(part, counts=counts)
+        if (timer := self.timer) is not None:
+            timer.enter(Mark(part, counts))
+            return
+        if self.counting and self._counter is not None:
+            self._counter.enter(part)
+        elif self.state is Phase.TRACING:
+            self._traces.enter(part)
+        self._step.parts[part] += counts
 
     def leave(self) -> None:
         """The part entered last ends."""
-        self._state.leave()
+        if (timer := self.timer) is not None:
+            timer.leave()
+        elif self.state is Phase.TRACING:
+            self._traces.leave()
+        elif self._counter is not None and not self.closed:  # a part that began while its step was counted may go on
+            self._counter.leave()
 
     def claim(self, part: TimePhase) -> None:
-        """Book what ran since the last part was left to *part*, if no part is running now."""
-        self._state.claim(part)
+        """Attribute what ran since the last part was left to *part*, if no part is running now."""
+        if (timer := self.timer) is not None:
+            timer.claim(part)
+        elif self.counting and self._counter is not None:
+            self._counter.claim(part)
 
     def optimizer_work(self) -> AbstractContextManager[Any]:
         """Inside, what is counted is the optimizer's, whatever part of the step is running."""
-        return self._state.optimizer_work()
+        return self._counter.in_optimizer() if self.counting and self._counter is not None else nullcontext()
 
     def cannot_tell_apart(self, phases: Iterable[TimePhase]) -> None:
         """These phases are not seen apart in this run: their seconds are known as one sum."""
@@ -214,10 +337,9 @@ class Recorder:
 
     def settle_for(self, steps: int) -> None:
         """Leave at least *steps* steps alone after the counted one, but not more than are timed."""
-        window = self._window
-        window.settle_steps = min(max(window.settle_steps, steps), window.timing_steps)
+        self._settle_steps = min(max(self._settle_steps, steps), self._timing_steps)
 
-    # ---- the borders
+    # ---- steps end
 
     def end_batch(self, *, shapes: Shapes, samples: int | None, tokens: int | None, ends_step: bool) -> None:
         """A batch went through the loop.
@@ -228,31 +350,118 @@ class Recorder:
             tokens: tokens in it; None if not known.
             ends_step: an optimizer attempt belongs to this batch, so a global step ends here.
         """
-        self._slowed_batches += (self.counting and not self.waiting) or self.tracing
-        self._window.step.add_batch(shapes, samples=samples, tokens=tokens)
-        if ends_step:
-            self._go_on(self._state.step_ends())
+        self._slowed_batches += self.state is Phase.COUNTING or self.tracing
+        self._step.add_batch(shapes, samples=samples, tokens=tokens)
+        if not ends_step:
+            return
+        step, self._step = self._step, _RunningStep()
+        if self.counting or self.tracing:
+            self._ended = step
+        elif self.state is Phase.TRACING:  # the schedule leaves it alone: it has no scope, and is over now
+            self._traced_step_ends(step)
+        elif self._measured is not None and self.state is Phase.TIMING:
+            self._timed_step_ends(step, self._measured)
+        elif self._measured is not None and self.state is Phase.SETTLING:
+            self._steps_done += 1
+            self._measured.settled += 1
+            self._settles_or_times(self._measured)
 
-    def _go_on(self, state: State) -> None:
-        """Change to *state*, unless the window was abandoned meanwhile."""
-        if not self._state.closed:
-            self._state = state
+    def _counted_batch_ends(self, counter: PartCounter) -> None:
+        """The scope of a counted batch was left: if its step is over, too, take what was counted."""
+        in_window = self.state is Phase.COUNTING
+        if in_window and (self._seen_by_profiler or profiler_is_recording()):
+            self._notes.add(_SEEN_BY_PROFILER)
+        ended, self._ended = self._ended, None
+        if ended is None:
+            return
+        step = replace(ended.record(self._steps_done), flops=counter.step_ends())
+        self._steps_done += 1
+        lower_bound = any(one.heavy for one in counter.flops.uncounted.values())
+        self._tell_counted(
+            CountedStep(
+                flops=counter.step_buckets, lower_bound=lower_bound, data_dependent=counter.step_is_data_dependent
+            )
+        )
+        if not in_window:
+            self._go_on(Phase.WAITING)
+        elif (measured := self._measured) is None:
+            self._first_was_counted(counter, step)
+        else:
+            measured.counted.append(step)
+            if len(measured.counted) >= len(measured.watched):
+                self._traces_or_closes(measured)
+
+    def _first_was_counted(self, counter: PartCounter, step: StepRecord) -> None:
+        modules = describe_modules(self._root, whole=self._whole(), note=self._notes.add)
+        if self.closed:  # asking the user's modules may have ended the run
+            return
+        timer = None if self._clock is None else PhaseTimer(self._clock)
+        self._measured = measured = _Measured(counter=counter, counted=[step], modules=modules, timer=timer)
+        if timer is None:
+            self._traces_or_closes(measured)
+        else:
+            self._settles_or_times(measured)
+
+    def _settles_or_times(self, measured: _Measured) -> None:
+        if measured.settled < self._settle_steps:
+            self._go_on(Phase.SETTLING)
+        elif measured.timer is not None:
+            measured.timer.begin()
+            self._go_on(Phase.TIMING)
+
+    def _timed_step_ends(self, step: _RunningStep, measured: _Measured) -> None:
+        """What follows depends on how many of the timed steps are like the counted one."""
+        assert measured.timer is not None
+        marks = measured.timer.cut()
+        step.parts.update(marks.entered)
+        record = step.record(self._steps_done)
+        self._steps_done += 1
+        measured.watched.append((record, marks))
+        measured.matches += measured.is_comparable(record.signature)
+        wanted, watched = self._timing_steps, len(measured.watched)
+        if measured.matches >= wanted:
+            self._traces_or_closes(measured)
+        elif watched % max(wanted, _FEW_MATCHES) == 0 and measured.matches * _FEW_MATCHES < watched:
+            measured.variable = True
+            del measured.watched[:-wanted]
+            if len(measured.counted) < len(measured.watched):
+                self._go_on(Phase.COUNTING)
+            else:
+                self._traces_or_closes(measured)
+
+    def _traced_step_ends(self, step: _RunningStep) -> None:
+        self._ended = None
+        self._steps_done += 1
+        self._traces.step_ends(step.record(self._steps_done).signature)
+        if self._traces.over:
+            self._go_on(Phase.CLOSED)
+
+    def _traces_or_closes(self, measured: _Measured) -> None:
+        """Counts and times are complete."""
+        measured.complete = True
+        flops = measured.counter.flops
+        calls = sum(one.calls for one in (*flops.cells, *flops.uncounted.values()))
+        self._traces.begin(measured.is_comparable, operators=calls // len(measured.counted))
+        self._go_on(Phase.CLOSED if self._traces.over else Phase.TRACING)
+
+    def _go_on(self, phase: Phase) -> None:
+        """Change to *phase*, unless the window was abandoned meanwhile."""
+        if not self.closed:
+            self.state = phase
 
     # ---- the result
 
     def abandon(self) -> None:
-        """Remove everything of this window from torch, in any state; nothing more is measured.
+        """Remove everything of this window from torch, in any phase; nothing more is measured.
 
         The scope of a batch that is still entered is left, too. If something raises, or the user's Ctrl-C arrives, the
         rest is still removed, and then the exception is raised. This may be called again.
         """
-        try:
-            self._state = Closed(self._window, self._state.measured)
-        finally:
-            self._undo.close()
+        self.state = Phase.CLOSED
+        self._undo.close()
 
     def close(self, *, context: RunContext) -> WindowRecord | None:
-        """End the window, in any state, and return what it measured.
+        """End the window, in any phase, and return what it measured.
 
         Args:
             context: where the run takes place.
@@ -260,45 +469,38 @@ class Recorder:
         Returns:
             None if no step was counted to its end.
         """
-        if self._state.left_undone is not None:
-            self._window.notes.add(f"{context.activity} {self._state.left_undone}")
+        if self.state is Phase.TRACING:
+            self._notes.add(f"{context.activity} ended before all was traced that was to be.")
         self.abandon()
-        measured = self._state.measured
-        return None if measured is None else self._record(measured, context)
+        return None if self._measured is None else self._record(self._measured, context)
 
-    def _record(self, measured: Measured, context: RunContext) -> WindowRecord:
-        window, times, mixed = self._window, measured.times, measured.counter.mixed
-        timed = () if times is None else times.read()
-        for sentence in notes_on_times(
-            counted=len(measured.counted),
-            watched=0 if times is None else len(times.watched),
-            timed=len(timed),
-            wanted=measured.timing_steps,
-            clocked=times is not None,
-            variable=measured.variable,
-            same_shapes=measured.signatures_are_alike,
-            mixed=_in_order(mixed),
-            closed_early=not measured.complete,
-            activity=context.activity,
-        ):
-            window.notes.add(sentence)
-        return WindowRecord(
-            profile_step=window.profile_step,
+    def _record(self, measured: _Measured, context: RunContext) -> WindowRecord:
+        mixed, traces = measured.counter.mixed, self._traces
+        window = WindowRecord(
+            profile_step=self._profile_step,
             context=context,
             modules=measured.modules,
             flops=measured.counter.flops,
             counted_steps=tuple(measured.counted),
-            timed_steps=timed,
-            timing_steps=measured.timing_steps,
-            settle_steps=window.settle_steps,
+            timed_steps=measured.timed(self._clock),
+            timing_steps=self._timing_steps,
+            settle_steps=self._settle_steps,
             variable=measured.variable,
-            traces=window.tracing.traces,
-            module_seconds=window.tracing.module_seconds,
+            traces=traces.traces,
+            module_seconds=traces.module_seconds,
             mixed_phases=_in_order(mixed | self._unseen),
             slowed_batches=self._slowed_batches,
             slowed_sec=self._slowed_sec,
-            notes=(*window.notes.of_report(), *window.tracing.notes),
         )
+        for sentence in notes_on_times(
+            window,
+            watched=len(measured.watched),
+            clocked=measured.timer is not None,
+            mixed=_in_order(mixed),
+            complete=measured.complete,
+        ):
+            self._notes.add(sentence)
+        return replace(window, notes=(*self._notes.of_report(), *traces.notes))
 
 
 def _in_order(phases: set[TimePhase]) -> tuple[TimePhase, ...]:

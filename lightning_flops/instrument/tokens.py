@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
-from typing import Any, TypeGuard, cast
+from typing import Any, TypeGuard
 
 import torch
 from torch.nn.utils.rnn import PackedSequence
@@ -31,7 +30,7 @@ TOKEN_OR_PADDING = (
 
 
 class OnDeviceError(Exception):
-    """What tells the tokens can only be read by waiting for a device."""
+    """The tokens can only be read by waiting for a device."""
 
 
 def tokens_in(batch: Any, *, note: Callable[[str], object] = str) -> BatchTokens | None:
@@ -63,7 +62,7 @@ def tokens_in(batch: Any, *, note: Callable[[str], object] = str) -> BatchTokens
     fields = _fields_of(batch)
     if fields is not None and (found := _named(fields, note)) is not None:
         return found
-    items = _items_of(batch) if fields is None else fields.values()
+    items: Iterable[Any] = fields.values() if fields is not None else batch if isinstance(batch, (tuple, list)) else ()
     parts = []
     for item in items:
         if _is_packed(item):
@@ -74,38 +73,17 @@ def tokens_in(batch: Any, *, note: Callable[[str], object] = str) -> BatchTokens
                 parts.append(found)
             elif "input_ids" in item:  # the tokens of the others alone would be too few
                 return None
-    return _together(parts)
-
-
-def _together(parts: Sequence[BatchTokens]) -> BatchTokens | None:
-    """The tokens of a batch that consists of these *parts*."""
-    if len(parts) < 2:
-        return parts[0] if parts else None
-    found = parts[0].plus(*parts[1:])
-    if len({part.real == part.processed for part in parts}) > 1:
-        # In which of them there is padding, one figure does not tell: such batches are like none but each other.
-        return found._replace(sequences=None, squares=None, longest=None)
-    return found
+    return parts[0].plus(*parts[1:]) if parts else None
 
 
 def _fields_of(batch: Any) -> Mapping[Any, Any] | None:
     """What *batch* holds, by name; None if that has no names."""
-    kind = type(batch)
-    if kind in (tuple, list):
-        return None
     if isinstance(batch, Mapping):
         return batch
     if isinstance(batch, tuple):
-        names = getattr(kind, "__match_args__", ())  # those of a named tuple's fields
+        names = getattr(type(batch), "__match_args__", ())  # those of a named tuple's fields
         return dict(zip(names, batch, strict=False)) if names else None
-    if is_dataclass(kind):
-        return vars(batch) if hasattr(batch, "__dict__") else {}
-    return None
-
-
-def _items_of(batch: Any) -> Iterable[Any]:
-    """What *batch* holds, without names."""
-    return cast("Iterable[Any]", batch) if isinstance(batch, (tuple, list)) else ()
+    return vars(batch) if is_dataclass(batch) and hasattr(batch, "__dict__") else None
 
 
 def _is_packed(value: Any) -> TypeGuard[PackedSequence | torch.Tensor]:
@@ -119,51 +97,43 @@ def _packed(batch: PackedSequence | torch.Tensor) -> BatchTokens:
             processed, borders, lengths = int(jagged.values().shape[0]), jagged.offsets(), jagged.lengths()
         with out_of_sight():
             told = _on_host(borders).diff() if lengths is None else _on_host(lengths)
-            return _of_lengths(told.tolist(), processed=processed, trained=None)
+            return _of_lengths(told.tolist(), processed, None)
     # Of each time step so many sequences are in it; their numbers are always on the host.
-    tokens = int(batch.data.shape[0])
     sizes = batch.batch_sizes.tolist()
     ends = [now - then for now, then in zip(sizes, [*sizes[1:], 0], strict=True)]
     lengths = [length for length, ending in enumerate(ends, 1) for _ in range(ending)]
-    return _of_lengths(lengths, processed=tokens, trained=None)
+    return _of_lengths(lengths, int(batch.data.shape[0]), None)
 
 
 def _named(batch: Mapping[Any, Any], note: Callable[[str], object]) -> BatchTokens | None:
     if not isinstance(batch, dict):  # in what a tokenizer makes, names are looked up by Python code
         batch = dict(batch.items())
-    ids, mask, labels = batch.get("input_ids"), batch.get("attention_mask"), batch.get("labels")
+    ids, mask, labels, places = map(batch.get, ("input_ids", "attention_mask", "labels", "position_ids"))
     if _is_packed(ids):
         return _packed(ids)
-    told = ids if _is_grid(ids) else mask if _is_grid(mask) else None
-    if told is None:
+    grid = ids if _is_grid(ids) else mask if _is_grid(mask) else None
+    if grid is None:
         return None
-    processed, trained = told.numel(), None
+    processed, trained = grid.numel(), None
     counts: torch.Tensor | None = None
     rows: list[list[int]] | None = None
     with out_of_sight():  # nobody counts what we ask
-        if _is_grid(labels) and labels.shape == told.shape:
+        if _is_grid(labels) and labels.shape == grid.shape:
             counts = _on_host(labels) != _IGNORED
             trained = int(torch.count_nonzero(counts))
-        borders = None
-        if not batch.keys().isdisjoint(_BORDERS):  # few batches have one of them
-            borders = next((one for name in _BORDERS if (one := batch.get(name)) is not None), None)
-            borders = borders if _are_borders(borders) else None
-        if borders is None and _is_grid(mask):
-            if mask.shape != told.shape:
-                return None
-            return _of_lengths(_lengths_in(_on_host(mask)), processed=processed, trained=trained)
-        places = batch.get("position_ids")
+        borders = next((one for name in _BORDERS if _are_borders(one := batch.get(name))), None)
         if borders is not None:
-            rows = _between(_on_host(borders), told.shape)
-        elif _is_grid(places) and places.shape == told.shape and processed:
+            rows = _between(_on_host(borders), grid.shape)
+        elif _is_grid(mask):
+            return _of_lengths(_lengths_in(_on_host(mask)), processed, trained) if mask.shape == grid.shape else None
+        elif _is_grid(places) and places.shape == grid.shape and processed:
             rows = _counted_up(_on_host(places))
         if rows is not None and _may_be_padding(rows, processed // len(rows), counts):
             note(TOKEN_OR_PADDING)
             rows = None
     if rows is None:
-        real = processed if trained == processed else None
-        return BatchTokens(processed=processed, real=real, trained=trained, sequences=None, squares=None, longest=None)
-    return _of_lengths([length for row in rows for length in row], processed=processed, trained=trained)
+        return BatchTokens(processed, processed if trained == processed else None, trained, None)
+    return _of_lengths([length for row in rows for length in row], processed, trained)
 
 
 def _are_borders(value: Any) -> bool:
@@ -203,23 +173,17 @@ def _counted_up(places: torch.Tensor) -> list[list[int]] | None:
 
 
 def _may_be_padding(rows: list[list[int]], length: int, counts: torch.Tensor | None) -> bool:
-    """Whether what looks like a sequence of one token, at the begin or the end of a row, may be a place of padding.
+    """Whether what looks like a sequence of one token, at the begin or the end of a full row, may be padding.
 
     Collators that pad packed rows count its places from 0, too, and make a sequence of each. A token that is trained on
-    is no padding.
-
-    Args:
-        rows: the lengths of the sequences in each row, or in all rows together.
-        length: of a row.
-        counts: which tokens are trained on; None if that is not told.
+    is no padding: *counts* tells, if anything does.
     """
-    for place, row in enumerate(rows):
-        if len(row) < 2 or sum(row) < length:
-            continue
-        for sequence, token in ((0, place * length), (-1, (place + 1) * length - 1)):
-            if row[sequence] == 1 and (counts is None or not counts.flatten()[token]):
-                return True
-    return False
+    return any(
+        row[end] == 1 and (counts is None or not counts.flatten()[token])
+        for place, row in enumerate(rows)
+        if len(row) > 1 and sum(row) >= length
+        for end, token in ((0, place * length), (-1, (place + 1) * length - 1))
+    )
 
 
 def _lengths_in(mask: torch.Tensor) -> list[int]:
@@ -232,17 +196,9 @@ def _lengths_in(mask: torch.Tensor) -> list[int]:
     return [length for row in mask for length in row[row != 0].unique(return_counts=True)[1].tolist()]
 
 
-def _of_lengths(lengths: Sequence[int], *, processed: int, trained: int | None) -> BatchTokens:
-    if min(lengths, default=1) <= 0:
-        lengths = [length for length in lengths if length > 0]
-    return BatchTokens(
-        processed=processed,
-        real=sum(lengths),
-        trained=trained,
-        sequences=len(lengths),
-        squares=sum(map(operator.mul, lengths, lengths)),
-        longest=max(lengths, default=0),
-    )
+def _of_lengths(lengths: Sequence[int], processed: int, trained: int | None) -> BatchTokens:
+    known = [length for length in lengths if length > 0]
+    return BatchTokens(processed, sum(known), trained, sum(length * length for length in known))
 
 
 def _is_grid(value: Any) -> TypeGuard[torch.Tensor]:

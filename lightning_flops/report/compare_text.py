@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from lightning_flops.records import OUTSIDE
 from lightning_flops.report.compare_words import Scale, difference_sentence, figures_section, settings_table
 from lightning_flops.report.document import Figure, Section, Table, cells, draw
-from lightning_flops.report.layout import shortened
-from lightning_flops.report.trace_view import View
+from lightning_flops.report.layout import View, shortened
 from lightning_flops.schema.comparison import (
     Causes,
     ComparedRun,
@@ -105,7 +104,7 @@ class _Report:
         parts = [
             f"{words} {self._scale.signed(value)}"
             for name, words in _DETAILS.get(kind, ())
-            if (value := getattr(causes, f"{kind}_{name}_ns"))
+            if (value := causes.details.get(name))
         ]
         if kind == "efficiency" and causes.efficiency_ns:
             parts.append(f"the same work, {'slower' if causes.efficiency_ns > 0 else 'faster'}")
@@ -113,20 +112,24 @@ class _Report:
 
     def _named(self) -> Iterator[str]:
         """The parts and modules that most of the difference comes from, if it is no noise."""
-        found: list[tuple[int, str, Causes | None]]
-        found = [(one.own.difference_ns, _name(one), one.own) for one in self._comparison.modules if one.beyond_noise]
+        found: list[tuple[int, str, str]] = []
+        for module in self._comparison.modules:
+            if module.beyond_noise:
+                found.append((module.own.difference_ns, _name(module), f" ({_main_cause(module.own)})"))
+            elif module.other_counts:
+                found.append((module.own.work_ns, _name(module), f" ({_counts(module)})"))
         for part in self._comparison.parts:
             if part.difference is None or not part.difference.beyond:
                 continue
             if not part.by_module:
-                found.append((part.causes.difference_ns, part.name, part.causes))
+                found.append((part.causes.difference_ns, part.name, f" ({_main_cause(part.causes)})"))
             elif part.causes.waiting_ns:
-                found.append((part.causes.waiting_ns, f"waiting in {part.name}", None))
+                found.append((part.causes.waiting_ns, f"waiting in {part.name}", ""))
         found.sort(key=lambda item: -abs(item[0]))
         if found:
             words = (
-                f"{name} {self._scale.signed(value)}" + ("" if causes is None else f" ({_main_cause(causes)})")
-                for value, name, causes in found[:_CAUSES_NAMED]
+                f"{name}{f' {self._scale.signed(value)}' if value else ''}{why}"
+                for value, name, why in found[:_CAUSES_NAMED]
             )
             yield f"Most of it: {', '.join(words)}."
 
@@ -159,22 +162,19 @@ class _Report:
             yield from self._module_table(owned)
         else:
             yield "No times of modules in both runs; the notes say why."
-        renamed = [one for one in owned if one.matched_by == "structure"]
+        renamed = [one for one in owned if one.a and one.b and one.a.name != one.b.name]
         new, gone = [one for one in owned if one.a is None], [one for one in owned if one.b is None]
+        if not any(one.own.a_ns or one.own.b_ns for one in owned):
+            both = [one for one in owned if one.other_counts and one.a and one.b]
+            yield from _names("Other counts", [f"{_name(one)} ({_counts(one)})" for one in both])
         yield from _names("Renamed", [f"{_of(one.a)} -> {_of(one.b)}" for one in _outermost(renamed)])
         yield from _names("New in B", [_described(one) for one in _outermost(new)])
         yield from _names("Gone from A", [_described(one) for one in _outermost(gone)])
 
     def _module_table(self, owned: Sequence[ModuleDifference]) -> Iterator[Table | str]:
-        noise_ns = next((one.noise_ns for one in owned if one.noise_ns is not None), None)
         yield (
             "Forward and backward of each module without those below it; the parts are means over the timed steps, "
-            "their shares from the traced step. "
-            + (
-                "What is noise is not known."
-                if noise_ns is None
-                else f"Up to {self._scale.time(noise_ns)} may be the chance of that one step."
-            )
+            "their shares from the traced step."
         )
         ranked = sorted(owned, key=lambda one: -abs(one.own.difference_ns))
         shown, rest = ranked[:_MODULES_SHOWN], ranked[_MODULES_SHOWN:]
@@ -191,7 +191,9 @@ class _Report:
 
     def _module_row(self, one: ModuleDifference) -> list[str]:
         verdict = {None: "", False: "noise", True: _main_cause(one.own)}[one.beyond_noise]
-        if not one.own.difference_ns:
+        if one.other_counts and not one.beyond_noise:
+            verdict = _counts(one)
+        elif not one.own.difference_ns:
             verdict = ""
         return [shortened(_name(one), chars=_NAME_CHARS), *self._bare(one.own), "", verdict]
 
@@ -235,6 +237,15 @@ def _main_cause(causes: Causes) -> str:
     sign = 1 if causes.difference_ns > 0 else -1
     kind = max(_WORDS, key=lambda kind: sign * int(getattr(causes, f"{kind}_ns")))
     return _WORDS[kind][sign < 0]
+
+
+def _counts(one: ModuleDifference) -> str:
+    """How many FLOPs, or else bytes, a step of B has more, or less; they are exact, whatever the times are."""
+    for unit, name in (("FLOPs", "flops"), ("B", "bytes")):
+        more = getattr(one.b, name, 0) - getattr(one.a, name, 0)
+        if more:
+            return f"{'+' if more > 0 else ''}{si(more, unit)}"
+    return "new" if one.a is None else "gone"
 
 
 def _is_outside(one: ModuleDifference) -> bool:

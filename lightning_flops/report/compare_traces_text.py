@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from lightning_flops.analysis.rank_names import name_files
 from lightning_flops.report.compare_words import Scale, difference_sentence, figures_section, settings_table
 from lightning_flops.report.document import Column, Figure, Section, Table, cells, draw, table
-from lightning_flops.report.layout import shortened_apart
-from lightning_flops.report.trace_view import View
+from lightning_flops.report.layout import View, shortened_apart
 from lightning_flops.schema.trace_comparison import (
     ComparedTraces,
     TableName,

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import accumulate
 
 from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.analysis.module_tree import ModuleNode, build_modules, lower_bound_modules, module_tree
 from lightning_flops.records import OUTSIDE, ModuleRecord, PhaseFlops
 from lightning_flops.report.document import Section, cells, draw
-from lightning_flops.report.layout import rule, shortened, some_of
-from lightning_flops.report.trace_view import View
+from lightning_flops.report.layout import View, rule, shortened, some_of
 from lightning_flops.text.printable import page
 from lightning_flops.units import NOT_AVAILABLE, bytes_by_dtype, plain, plural, si
 
@@ -48,8 +49,10 @@ def counts_section(counts: FlopCounts, *, most: int = _ROWS) -> Section:
     remarks = []
     root = module_tree(modules, lower_bound_modules(record.uncounted))
     if root is not None:
-        nodes = list(_down_to(root, _deepest(root, most=most)))
-        for node in nodes[:most]:
+        nodes = list(_nodes(root))
+        at_depth = accumulate(count for _, count in sorted(Counter(node.module.depth for node in nodes).items()))
+        deepest = max(1, sum(rows_down_to <= most for rows_down_to in at_depth) - 1)
+        for node in [node for node in nodes if node.module.depth <= deepest][:most]:
             described = bool(node.module.type_name)
             rows.append(
                 (
@@ -59,7 +62,7 @@ def counts_section(counts: FlopCounts, *, most: int = _ROWS) -> Section:
                     *flops(node.module.total),
                 )
             )
-        left_out = _size(root) - len(rows)
+        left_out = len(nodes) - len(rows)
         if left_out > 0:
             remarks.append(f"And {plain(left_out)} more {plural('row', left_out)}; by_module() has every module.")
         sizes = next((one.parameter_bytes for one in records if not one.name), {})
@@ -89,34 +92,11 @@ def _shapes(record: ModuleRecord) -> str:
     return some_of(texts, most=_SHAPES_SHOWN)
 
 
-def _down_to(node: ModuleNode, deepest: int) -> Iterator[ModuleNode]:
+def _nodes(node: ModuleNode) -> Iterator[ModuleNode]:
     waiting = [node]
     while waiting:
-        one = waiting.pop()
-        yield one
-        if one.module.depth < deepest:
-            waiting.extend(reversed(one.children))
-
-
-def _deepest(root: ModuleNode, *, most: int) -> int:
-    """The deepest level down to which there are at most *most* rows; at least the one below the root."""
-    at_depth: dict[int, int] = {}
-    for node in _down_to(root, _NO_LIMIT):
-        at_depth[node.module.depth] = at_depth.get(node.module.depth, 0) + 1
-    rows, deepest = 0, 1
-    for depth in sorted(at_depth):
-        rows += at_depth[depth]
-        if rows > most:
-            break
-        deepest = max(deepest, depth)
-    return deepest
-
-
-_NO_LIMIT = 1 << 62
-
-
-def _size(root: ModuleNode) -> int:
-    return sum(1 for _ in _down_to(root, _NO_LIMIT))
+        yield (one := waiting.pop())
+        waiting.extend(reversed(one.children))
 
 
 def _not_counted(counts: FlopCounts) -> Iterator[str]:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.records import MemoryRecord, PhaseMemory
 from lightning_flops.report.document import Column, Figure, Section, Table, table
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.trace import TracedStep, TraceReport
-from lightning_flops.schema.trace_steps import STEP_PARTS, ModuleTable
+from lightning_flops.schema.trace import TracedStep
 from lightning_flops.units import NOT_AVAILABLE, bytes_by_dtype, duration, percent, plain, plural, si
 
 _PHASES = {"forward": "fwd", "backward": "bwd", "optimizer": "optimizer"}
@@ -117,85 +113,22 @@ def _peak(value: int | None, *, before: int | None) -> str:
 
 
 def traced_section(profile: Profile) -> Section | None:
-    """The traced step in a few figures, and where all of its tables are; None if no step was traced."""
-    traced, word = profile.traced, profile.context.step_word
+    """What was traced, and where all of its tables are; None if no step was traced."""
+    traced, timing, word = profile.traced, profile.timing, profile.context.step_word
     if traced is None:
         return None
-    tables = traced.tables
-    about = (
-        f"No profiler could run. In {word} {traced.index}, a clock was read at each module's hooks, so latencies are "
-        "of the fwd alone."
-        if tables is None
-        else f"{word.title()} {traced.index} ran under torch.profiler, apart from the counted and the timed "
-        f"{plural(word, 2)}."
-    )
+    if traced.tables is None:
+        about = (
+            f"No profiler could run. In {word} {traced.index}, a clock was read at each module's hooks, so latencies "
+            "are of the fwd alone."
+        )
+    else:
+        wall_sec = traced.tables.step_times.mean.wall_us * _US
+        times = None if timing is None else ratio(part=wall_sec, whole=timing.global_step_sec)
+        about = (
+            f"{word.title()} {traced.index} ran under torch.profiler, apart from the counted and the timed "
+            f"{plural(word, 2)}, in {duration(wall_sec)}" + (f": {times:.2f} x their mean." if times else ".")
+        )
     if not traced.like_counted:
         about += " Its batch shapes, or its numbers of forwards, backwards and updates, are not the counted step's."
-    items: list[Figure | Table | str] = [f"Every table: lightning-flops trace {file}" for file in traced.files]
-    if tables is not None:
-        items += [*_wall(tables, profile), *_devices(tables)]
-        if tables.modules is not None:
-            items += _phases(tables.modules, profile)
-    return Section(f"Traced {word}", about, items)
-
-
-def _wall(tables: TraceReport, profile: Profile) -> Iterator[Figure | str]:
-    mean = tables.step_times.mean
-    wall = duration(mean.wall_us * _US)
-    if profile.timing is not None and (times := ratio(part=mean.wall_us * _US, whole=profile.timing.global_step_sec)):
-        wall += f" ({times:.2f} x the timed {plural(profile.context.step_word, 2)}' mean)"
-    yield Figure("wall time", wall)
-    known = [(name, getattr(mean, name_of)) for name, name_of in STEP_PARTS]
-    parts = ", ".join(f"{name} {percent(ratio(part=value, whole=mean.wall_us))}" for name, value in known if value)
-    yield f"Of it, the first that ran at each moment: {parts}."
-
-
-def _devices(tables: TraceReport) -> Iterator[Figure]:
-    for device in tables.device_metrics or ():
-        occupancy = None if device.occupancy_percent is None else device.occupancy_percent / 100
-        yield Figure(f"GPU {device.device} utilization (a kernel ran)", percent(device.utilization))
-        figures = f"{percent(device.sm_efficiency)}, {percent(occupancy)}, {plain(device.blocks_per_sm)}"
-        yield Figure("SM efficiency, achieved occupancy (estimated), blocks per SM", figures)
-    for idle in tables.idle or ():
-        if idle.stream is None:
-            kinds = (idle.host_wait_us, idle.kernel_gap_us, idle.other_us)
-            times = ", ".join(duration(time_us * _US) for time_us in kinds)
-            yield Figure(f"GPU {idle.device} idle: waiting for the host, between kernels, other", times)
-    if tables.overlap is not None:
-        exposed_us = (tables.overlap.communication_us - tables.overlap.overlap_us) / len(tables.step_times.steps)
-        hidden = percent(tables.overlap.overlap_ratio)
-        yield Figure("communication not hidden", f"{duration(exposed_us * _US)} ({hidden} is hidden)")
-    if tables.kernel_summary is not None:
-        yield Figure("kernel time on tensor cores", percent(tables.kernel_summary.tensor_core_ratio))
-    summary = tables.device_summary
-    if summary.cpu_process_ratio is not None:
-        yield Figure("CPU time of this process / wall time", percent(summary.cpu_process_ratio))
-    if summary.cpu_system_ratio is not None:
-        yield Figure("CPU of the machine, busy / (busy + idle)", percent(summary.cpu_system_ratio))
-
-
-def _phases(modules: ModuleTable, profile: Profile) -> Iterator[Figure]:
-    """Each phase as it was traced, beside the mean of the timed steps."""
-    seconds, timing = _US / max(1, modules.steps), profile.timing
-    where = "on the device" if modules.clock == "device" else "on the host"
-    phases: list[tuple[str, Any, Any, Any]] = [
-        ("forward", modules.forward_us, timing and timing.forward_sec, modules.unattributed_forward_us)
-    ]
-    if profile.has_backward:
-        phases += [
-            ("backward", modules.backward_us, timing and timing.backward_sec, modules.unattributed_backward_us),
-            ("  of it gradient accumulation", modules.gradient_accumulation_us, None, 0),
-            ("  of it communication", modules.backward_communication_us, None, 0),
-            ("  of it operators outside of autograd's nodes", modules.backward_outside_nodes_us, None, 0),
-            ("optimizer", modules.optimizer_us, timing and timing.optimizer_sec, 0),
-        ]
-    for name, time_us, timed_sec, lost_us in phases:
-        if name.startswith("  "):
-            if time_us:
-                yield Figure(name, duration(time_us * seconds))
-            continue
-        timed = "" if timed_sec is None else f", {duration(timed_sec)} timed"
-        yield Figure(f"{name} {where}", f"{duration(time_us * seconds)} traced{timed}")
-        if lost_us:
-            share = percent(ratio(part=lost_us, whole=time_us))
-            yield Figure("  of it unattributed", f"{duration(lost_us * seconds)} ({share})")
+    return Section(f"Traced {word}", about, [f"Every table: lightning-flops trace {file}" for file in traced.files])

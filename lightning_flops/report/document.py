@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lightning_flops.report import layout
-from lightning_flops.report.trace_view import View
+from lightning_flops.report.layout import View
 from lightning_flops.schema.trace_steps import Durations
 from lightning_flops.text.printable import printable
 from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain
@@ -99,17 +99,20 @@ def cells(
     return table(rows, columns, whole=True, least_width=least_width)
 
 
-def statistics(of: Callable[[Any], Durations | None], *, sorts: bool = True, labels: str = "") -> list[Column]:
-    """Total, mean, longest, shortest and part of the whole of what *of* finds in a row."""
+def statistics(
+    of: Callable[[Any], Durations | None], *, sorts: bool = True, labels: str = "", prefix: str = ""
+) -> list[Column]:
+    """Total, mean, longest, shortest and part of the whole of what *of* finds in a row; *prefix* of the first label."""
 
     def column(label: str, field: str, show: Callable[[Any], str]) -> Column:
         sort = label if sorts and label != "ratio" else ""
-        return Column(label, lambda row: getattr(of(row), field, None), show, sort)
+        shown = f"{prefix}{label}" if label == chosen[0] else label
+        return Column(shown, lambda row: getattr(of(row), field, None), show, sort)
 
-    fields = ("total", "mean", "max", "min", "ratio")
+    chosen = labels.split() or ["total", "mean", "max", "min", "ratio"]
     return [
         column(label, label if label == "ratio" else f"{label}_us", percent if label == "ratio" else us)
-        for label in (labels.split() or fields)
+        for label in chosen
     ]
 
 

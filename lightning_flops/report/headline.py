@@ -35,17 +35,18 @@ _LEAST_ADVICE = 120
 """Characters of an advice that are shown in any case."""
 
 
-def answer_lines(profile: Profile, *, advice: bool = True) -> list[str]:
+def answer_lines(profile: Profile, *, advice: bool = True, whole: bool = False) -> list[str]:
     """The summary in plain words: what ran where, a step's time and its parts, MFU, FLOPs, the top modules, advice.
 
-    At most ``MOST_LINES`` lines of ``layout.TITLE_WIDTH`` columns, names of the user's apart.
+    At most ``MOST_LINES`` lines of ``layout.TITLE_WIDTH`` columns, names of the user's apart; with *whole* a line for
+    each part, however long, where something else breaks the lines.
     """
     answer = profile.answer
     lines = [
-        *(line for sentences in opening(profile) for line in _sentences(sentences)),
+        *(line for sentences in opening(profile) for line in _sentences(sentences, whole=whole)),
         *_bar(answer),
-        *_sentences(_flops(profile, answer)),
-        *_sentences(_longest(answer, lower_bound=profile.lower_bound)),
+        *_sentences(_flops(profile, answer), whole=whole),
+        *_sentences(_longest(answer, lower_bound=profile.lower_bound), whole=whole),
     ]
     if not advice:
         return lines
@@ -79,7 +80,9 @@ def opening(profile: Profile) -> tuple[str, str]:
     )
 
 
-def _sentences(text: str) -> list[str]:
+def _sentences(text: str, *, whole: bool) -> list[str]:
+    if whole:
+        return [printable(text)] if text else []
     return cut(wrapped(text, width=TITLE_WIDTH, first="", rest="  "), most=2, width=TITLE_WIDTH)
 
 
@@ -154,7 +157,7 @@ def _utilization(profile: Profile, answer: Answer) -> str:
         return f"{known}{'MFU and HFU' if answer.mfu is None else 'HFU'} {NOT_AVAILABLE}: {reason}."
     least = "at least " if profile.lower_bound else ""
     values = f"MFU {least}{percent(answer.mfu)}, HFU {least}{percent(answer.hfu)}"
-    given = ", as given" if profile.settings.peak_given else ""
+    given = ", as given" if profile.settings.peak_given else ", measured" if profile.settings.measured else ""
     if profile.ranks is not None:
         return f"{values} of {si(profile.ranks.peak_flops_per_sec, 'FLOP/s')} of all ranks{given}."
     peaks = [
@@ -255,8 +258,8 @@ def counted(profile: Profile) -> str:
     return _indexes(profile.context.step_word, profile.counted_steps or (profile.profile_step,)).lower()
 
 
-def figures(profile: Profile) -> str:
-    """FLOPs and time of a step, samples/s, and MFU or why there is none, in one line."""
+def figures(profile: Profile, *, reasons: bool = True) -> str:
+    """FLOPs and time of a step, samples/s, and MFU or why there is none, in one line; without *reasons*, not why."""
     context, ranks, answer = profile.context, profile.ranks, profile.answer
     word = context.step_word
     of_rank = in_all = of_whom = ""
@@ -271,7 +274,7 @@ def figures(profile: Profile) -> str:
         known.append(f"{plain(answer.samples_per_sec)} samples/s{in_all}")
     if answer.mfu is not None:
         known.append(f"MFU {'at least ' if profile.lower_bound else ''}{percent(answer.mfu)}{of_whom}")
-    return ", ".join((*known, *_missing(answer)))
+    return ", ".join((*known, *(_missing(answer) if reasons else ())))
 
 
 def _missing(answer: Answer) -> Iterator[str]:

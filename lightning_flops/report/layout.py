@@ -1,10 +1,12 @@
-"""Lines, tables and paragraphs of a text report."""
+"""Lines, tables and paragraphs of a text report, and how much of them a reader asked to see."""
 
 from __future__ import annotations
 
 import os
 import textwrap
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
 
 from lightning_flops.text.printable import printable
 
@@ -17,6 +19,85 @@ TITLE_WIDTH = 100
 _LABEL_WIDTH = 70
 _VALUE_CHARS = 30
 _LEAST_NAME_CHARS = 16
+
+SortKey = Literal["name", "calls", "total", "self", "mean", "max", "min", "flops", "rate", "bytes"]
+
+_Row = TypeVar("_Row")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """What a reader asked to see of each table, and the width that everything must fit."""
+
+    rows: int | None
+    """The most of each table; None for all."""
+    sort: SortKey | None = None
+    """None for each table's own order."""
+    width: int | None = None
+    """Of the terminal, in columns; None for no limit."""
+
+    @property
+    def text_width(self) -> int:
+        """Columns of a paragraph."""
+        return min(WIDTH, self.width or WIDTH)
+
+    def sorted(self, rows: Sequence[_Row], /, **keys: Callable[[_Row], Any]) -> list[_Row]:
+        """*rows* by what was asked for, the largest first, names by the alphabet; as they are if there is no such key.
+
+        Args:
+            rows: of a table.
+            keys: what a row has under each key that the table knows; None sorts last.
+        """
+        key = None if self.sort is None else keys.get(self.sort)
+        if key is None:
+            return list(rows)
+        if self.sort == "name":
+            return sorted(rows, key=lambda row: str(key(row)))
+        return sorted(rows, key=lambda row: -(key(row) or 0.0))
+
+    def more(self, rows: Sequence[object]) -> list[str]:
+        """What stands below a table that does not show all of *rows*."""
+        return and_more(0 if self.rows is None else len(rows) - self.rows)
+
+    def table(
+        self,
+        head: Sequence[str],
+        rows: Sequence[Sequence[str]],
+        *,
+        least_width: int = 10,
+        left: Collection[int] = (0,),
+    ) -> list[str]:
+        """As the function ``table`` where that fits, else narrower, with all of its numbers."""
+        lines = table(head, rows, least_width=least_width, left=left)
+        if self.width is None or max(map(len, lines)) <= self.width:
+            return lines
+        return _narrow_table(head, rows, left=left, width=self.width)
+
+    def title(self, text: str) -> str:
+        """*text* in the middle of a rule."""
+        return title(text, width=min(TITLE_WIDTH, self.width or TITLE_WIDTH))
+
+    def rule(self) -> str:
+        """The rule that ends a report."""
+        return rule()[: self.width]
+
+    def line(self, label: str, value: str) -> list[str]:
+        """As the function ``line``; what does not fit goes on below the label, indented."""
+        if self.width is None:
+            return [line(label, value)]
+        label, value = f"{printable(label)}:", printable(value)
+        for column in (_LABEL_WIDTH, max(self.width - _VALUE_CHARS, self.width // 2), self.width - 2 - len(value)):
+            if max(column, len(label)) + 2 + len(value) <= self.width:
+                return [f"{label:<{column}}  {value}".rstrip()]
+        return [*self.paragraph(label, rest="  "), *self.paragraph(value, first="    ", rest="    ")]
+
+    def paragraph(self, text: str, *, first: str = "", rest: str = "") -> list[str]:
+        """*text* wrapped, the first line beginning with *first*, all others with *rest*."""
+        return wrapped(text, width=self.text_width, first=first, rest=rest)
+
+
+WHOLE = View(rows=None)
+"""Everything, as wide as it is."""
 
 
 def title(text: str, *, width: int = TITLE_WIDTH) -> str:
@@ -32,15 +113,6 @@ def rule() -> str:
 def line(label: str, value: str) -> str:
     """``label: value`` with the values of all lines in one column."""
     return f"{printable(label) + ':':<{_LABEL_WIDTH}}  {printable(value)}".rstrip()
-
-
-def narrow_line(label: str, value: str, *, width: int) -> list[str]:
-    """As ``line`` in *width* columns; what does not fit goes on below the label, indented."""
-    label, value = f"{printable(label)}:", printable(value)
-    for column in (_LABEL_WIDTH, max(width - _VALUE_CHARS, width // 2), width - 2 - len(value)):
-        if max(column, len(label)) + 2 + len(value) <= width:
-            return [f"{label:<{column}}  {value}".rstrip()]
-    return [*wrapped(label, width=width, first="", rest="  "), *wrapped(value, width=width, first="    ", rest="    ")]
 
 
 def paragraph(text: str, *, first: str = "", rest: str = "") -> list[str]:
@@ -77,11 +149,6 @@ def cut(lines: list[str], *, most: int, width: int) -> list[str]:
     return [*lines[: most - 1], f"{last} …"]
 
 
-def marked(text: str, *words: str) -> str:
-    """*text* with *words* in brackets, if there are any: ``6.28 G (measured, lower bound)``."""
-    return f"{text.rstrip()} ({', '.join(words)})" if words else text
-
-
 def marked_before(text: str, *words: str) -> str:
     """*words* in brackets, if there are any, and then *text*, so that it ends its line: ``(measured) 6.28 G``."""
     return f"({', '.join(words)}) {text}" if words else text
@@ -109,65 +176,39 @@ def table(
     ]
 
 
-def narrow_table(
-    head: Sequence[str], rows: Sequence[Sequence[str]], *, width: int, left: Collection[int] = (0,)
+def _narrow_table(
+    head: Sequence[str], rows: Sequence[Sequence[str]], *, width: int, left: Collection[int]
 ) -> list[str]:
-    """As ``table`` in *width* columns, with all of its numbers.
+    """A table in *width* columns, with all of its numbers.
 
-    First the columns move together, then the texts on the left are cut, the widest first. If that is not enough, the
-    table is cut into several below one another, each of which begins with the first column.
+    First the texts on the left are cut, the widest first. If that is not enough, the table is cut into several below
+    one another, each of which begins with the first column.
     """
-    rows = [[printable(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    excess = sum(widths) + 2 * (len(widths) - 1) - width
-    widths = _cut_widths(widths, left, excess)
-    if sum(widths) + 2 * (len(widths) - 1) <= width:
-        return table(*_cut_columns(head, rows, widths, left), least_width=0, left=left)
-    whole = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    widths = [min(own, max(_LEAST_NAME_CHARS, width // 3)) if place in left else own for place, own in enumerate(whole)]
-    head, rows = _cut_columns(head, rows, widths, left)
-    lines: list[str] = []
-    for columns in _blocks(widths, width):
-        shown = [[row[place] for place in columns] for row in (head, *rows)]
-        on_left = [at for at, place in enumerate(columns) if place in left]
-        lines += [*([""] if lines else []), *table(shown[0], shown[1:], least_width=0, left=on_left)]
-    return lines
-
-
-def _cut_widths(widths: Sequence[int], left: Collection[int], excess: int) -> list[int]:
-    """*widths* less *excess*, as far as the texts in *left* can give way: always the widest of them."""
-    found = list(widths)
-    while excess > 0:
-        widest = max(left, key=found.__getitem__, default=None)
-        if widest is None or found[widest] <= _LEAST_NAME_CHARS:
-            break
-        found[widest] -= 1
-        excess -= 1
-    return found
-
-
-def _cut_columns(
-    head: Sequence[str], rows: Sequence[Sequence[str]], widths: Sequence[int], left: Collection[int]
-) -> tuple[list[str], list[list[str]]]:
-    heads = [shortened(cell, chars=widths[place]) if place in left else cell for place, cell in enumerate(head)]
-    columns = [
-        shortened_apart(column, chars=widths[place]) if place in left else list(column)
-        for place, column in enumerate(zip(*rows, strict=True))
-    ]
-    return heads, [list(row) for row in zip(*columns, strict=True)]
-
-
-def _blocks(widths: Sequence[int], width: int) -> list[list[int]]:
-    """The columns of each of the tables that one is cut into."""
-    blocks = [[0]]
-    room = width - widths[0]
+    columns = [[printable(cell) for cell in column] for column in zip(head, *rows, strict=True)]
+    whole = [max(map(len, column)) for column in columns]
+    widths, room = list(whole), width - 2 * (len(whole) - 1)
+    while sum(widths) > room and max(widths[place] for place in left) > _LEAST_NAME_CHARS:
+        widths[max(left, key=widths.__getitem__)] -= 1
+    if sum(widths) > room:  # cut into several there is more room
+        most = max(_LEAST_NAME_CHARS, width // 3)
+        widths = [min(own, most) if place in left else own for place, own in enumerate(whole)]
+    for place in left:
+        first, *others = columns[place]
+        chars = widths[place]
+        columns[place] = [shortened(first, chars=chars), *shortened_apart(others, chars=chars)]
+    blocks, used = [[0]], widths[0]
     for place, own in enumerate(widths[1:], 1):
-        if own + 2 > room and len(blocks[-1]) > 1:
+        if used + own + 2 > width and len(blocks[-1]) > 1:
             blocks.append([0])
-            room = width - widths[0]
+            used = widths[0]
         blocks[-1].append(place)
-        room -= own + 2
-    return blocks
+        used += own + 2
+    lines: list[str] = []
+    for block in blocks:
+        shown, *below = zip(*(columns[place] for place in block), strict=True)
+        on_left = [at for at, place in enumerate(block) if place in left]
+        lines += [*([""] if lines else []), *table(shown, below, least_width=0, left=on_left)]
+    return lines
 
 
 def and_more(number: int) -> list[str]:

@@ -26,46 +26,38 @@ _NOT_DESCRIBED = "(not described)"
 
 def aggregated_lines(profile: Profile) -> list[str]:
     """The classes of modules that weigh most at each depth; a shared module's parameters count once."""
-    top, limit = profile.settings.top_modules, profile.settings.module_depth
+    top, limit, modules = profile.settings.top_modules, profile.settings.module_depth, profile.modules
+    if not modules:
+        return []
     columns: list[tuple[str, Callable[[float], str], Callable[[ModuleProfile], float]]] = [
         ("params", si, lambda module: module.params if module.alias_of is None else 0),
         ("MACs", lambda macs: si(macs, "MACs"), lambda module: profile.per_step(module.total.forward) / 2),
     ]
+    terms = "params, MACs"
     if profile.has_backward:
         columns.append(("bwd FLOPs", si, lambda module: profile.per_step(module.total.backward)))
-    timed = any(module.times is not None for module in profile.modules)
-    if timed:
+        terms += ", bwd FLOPs"
+    times = [module.times for module in modules if module.times is not None]
+    if times:
         columns.append(("fwd latency", duration, lambda module: module.times.forward_sec if module.times else 0.0))
-    if any(module.times is not None and module.times.backward_sec is not None for module in profile.modules):
-        columns.append(
-            ("bwd latency", duration, lambda module: (module.times and module.times.backward_sec) or 0.0),
-        )
-    if not profile.modules:
-        return []
-    terms = ["params", "MACs"]
-    if profile.has_backward:
-        terms.append("bwd FLOPs")
-    if timed:
-        terms.append(f"latency (of the traced {profile.context.step_word})")
+        terms += f", latency (of the traced {profile.context.step_word})"
+    if any(one.backward_sec is not None for one in times):
+        columns.append(("bwd latency", duration, lambda module: (module.times and module.times.backward_sec) or 0.0))
     lines = [
         title(f"Aggregated Profile per {profile.context.device_word}"),
         *_paragraph(
-            f"Top {top} modules in terms of {', '.join(terms[:-1])} or {terms[-1]}"
-            + " at different model depths, modules of one class at one depth added up"
-            + ("; FLOPs and MACs are lower bounds:" if profile.lower_bound else ":")
+            f"Top {top} modules in terms of {' or '.join(terms.rsplit(', ', 1))} at different model depths, modules of "
+            f"one class at one depth added up{'; FLOPs and MACs are lower bounds' if profile.lower_bound else ''}:"
         ),
     ]
-    shown, deepest = depth_shown(profile.modules, limit=limit), depth_shown(profile.modules, limit=-1)
+    shown, deepest = depth_shown(modules, limit=limit), depth_shown(modules, limit=-1)
     for depth in range(shown + 1):
         lines.append(f"depth {depth}:")
         for label, words, weight in columns:
-            found = heaviest_types(profile.modules, depth=depth, weight=weight, top=len(profile.modules))
-            heaviest = [(name, words(value)) for name, value in found if value]
-            entries = ", ".join(f"'{name or _NOT_DESCRIBED}': '{value}'" for name, value in heaviest[:top])
-            more = f" and {len(heaviest) - top} more" if len(heaviest) > top else ""
-            lines += _paragraph(
-                f"{{{entries}}}{more}" if entries else "none", first=f"    {label:<11} - ", rest=" " * 19
-            )
+            found = heaviest_types(modules, depth=depth, weight=weight)
+            entries = ", ".join(f"'{name or _NOT_DESCRIBED}': '{words(value)}'" for name, value in found[:top])
+            text = f"{{{entries}}}" + (f" and {len(found) - top} more" if len(found) > top else "")
+            lines += _paragraph(text if found else "none", first=f"    {label:<11} - ", rest=" " * 19)
     if shown == limit < deepest:
         levels = f"{deepest} {plural('level', deepest)}"
         lines.append(f"(module_depth is {limit}; the model has {levels} below the root)")
@@ -79,42 +71,24 @@ def detailed_lines(profile: Profile) -> list[str]:
     root = module_tree(profile.modules, lower_bounds)
     if root is None:
         return [*lines, "No module was described."]
-    lines += _paragraph(
+    backward = "bwd FLOPs (measured), recomputed FLOPs where there are any, " if profile.has_backward else ""
+    about = (
         "Each module profile is listed after its name in the following order: params, percentage of total params, "
-        "fwd MACs, percentage of total MACs, fwd FLOPs, "
-        + (
-            "bwd FLOPs (measured), recomputed FLOPs where there are any, percentage of total FLOPs (fwd, bwd and "
-            "recomputed). "
-            if profile.has_backward
-            else "percentage of total FLOPs. "
-        )
-        + _about_times(profile)
-        + f"All of one {profile.step_name}, the modules inside included. "
-        "(0-11): 12 x Block stands for 12 modules in a row that are equal in everything shown; the figures are those "
-        "of each"
-        + (
-            ", the times their mean, with the least and the greatest in brackets; one whose time stands out among "
-            "them is shown by itself."
-            if profile.modules[0].times
-            else "."
-        )
-        + (
-            " Lower bound: FLOPs, MACs and FLOP/s of a module in which something could not be counted."
-            if lower_bounds
-            else ""
-        )
+        f"fwd MACs, percentage of total MACs, fwd FLOPs, {backward}percentage of total FLOPs. {_about_times(profile)}"
+        f"All of one {profile.step_name}, the modules inside included. (0-11): 12 x Block stands for 12 modules in a "
+        "row that are equal but for their times, of which the mean is shown, with the least and the greatest."
     )
-    lines += ["", *_Tree(profile, lower_bounds).lines(root, names=[""], indent="")]
+    if lower_bounds:
+        about += " Lower bound: figures of a module in which something could not be counted."
+    lines += [*_paragraph(about), "", *_Tree(profile, lower_bounds).lines(root, names=[""], indent="")]
     if profile.outside.total:
-        spent = (
-            ("fwd", profile.outside.forward),
-            ("bwd", profile.outside.backward),
-            ("recomputed", profile.outside.recompute),
-            ("optimizer", profile.outside.optimizer),
-        )
+        spent = [(word, getattr(profile.outside, phase)) for phase, word in _PHASES.items()]
         figures = ", ".join(f"{name} {si(profile.per_step(flops))}" for name, flops in spent if flops)
         lines.append(f"FLOPs outside the model: {figures}")
     return lines
+
+
+_PHASES = {"forward": "fwd", "backward": "bwd", "recompute": "recomputed", "optimizer": "optimizer"}
 
 
 def _about_times(profile: Profile) -> str:
@@ -161,19 +135,14 @@ class _Tree:
         extra = " ".join(printable_lines(module.extra_repr).split())
         figures = printable(self._figures(node))
         times = self._times_text([self._times.get(one) for one in names])
+        parts = [part for part in (figures, times, extra) if part]
         if not node.children:
-            if times:
-                yield from _timed_leaf_lines(opening, figures, times, extra, indent=indent)
-            else:
-                yield from _leaf_lines(opening, figures, extra, indent=indent)
+            yield from _leaf_lines(opening, parts, indent=indent)
             return
         inside = indent + _STEP
         yield opening
-        yield from _wrapped(figures, indent=inside)
-        if times:
-            yield from _wrapped(times, indent=inside)
-        if extra:
-            yield from _wrapped(extra, indent=inside)
+        for part in parts:
+            yield from _wrapped(part, indent=inside)
         if module.depth >= self._depth_shown:
             yield f"{inside}... {node.size - 1} modules inside, deeper than module_depth"
         else:
@@ -186,73 +155,54 @@ class _Tree:
         times = mean_times(all_times)
         if times is None or self._root.times is None:
             return ""
-        root, known = self._root.times, [one for one in all_times if one is not None]
-        sides = (
-            (
-                "fwd",
-                times.forward_sec,
-                [one.forward_sec for one in known],
-                root.forward_sec,
-                times.forward_flops_per_sec,
-                times.forward_utilization,
-            ),
-            (
-                "bwd",
-                times.backward_sec,
-                [one.backward_sec for one in known if one.backward_sec is not None],
-                root.backward_sec,
-                times.backward_flops_per_sec,
-                times.backward_utilization,
-            ),
-        )
         parts = []
-        for name, seconds, each, whole, flops_per_sec, utilization in sides:
+        for name, phase in (("fwd", "forward"), ("bwd", "backward")):
+            seconds, rate, share = (getattr(times, f"{phase}_{of}") for of in ("sec", "flops_per_sec", "utilization"))
             if seconds is None:
                 continue
+            each = [getattr(one, f"{phase}_sec") or 0.0 for one in all_times]
             part = f"{name} latency {duration(seconds)}"
-            if each and duration(min(each)) != duration(max(each)):
+            if duration(min(each)) != duration(max(each)):
                 part += f" ({duration(min(each))} to {duration(max(each))})"
+            whole = getattr(self._root.times, f"{phase}_sec")
             part += f", {percent(ratio(part=seconds, whole=whole))} {name} latency"
-            if flops_per_sec is not None:
-                part += f", {si(flops_per_sec, 'FLOP/s')}"
-            if utilization is not None:
-                part += f", {percent(utilization)} of peak"
-            parts.append(part)
+            part += "" if rate is None else f", {si(rate, 'FLOP/s')}"
+            parts.append(part if share is None else f"{part}, {percent(share)} of peak")
         return f"<{'; '.join(parts)}>"
 
     def _figures(self, node: ModuleNode) -> str:
-        module, total, root = node.module, node.module.total, self._root
+        module, total, root, per_step = node.module, node.module.total, self._root, self._profile.per_step
         parts = []
         if module.alias_of is not None:
             parts.append(f"the same module as {module.alias_of or 'the root'}")
         elif not node.called:
             parts.append("no call seen")
         at_least = module.name in self._lower_bounds
-        share_of_params = f"{percent(ratio(part=module.params, whole=root.params))} Params"
-        if module.params and not total.total:
-            parts += [si(module.params), share_of_params, "no FLOPs counted" if at_least else "no FLOPs"]
-        elif total.total:
-            per_step = self._profile.per_step
-            spent = total.forward + total.backward + total.recompute
-            root_spent = root.total.forward + root.total.backward + root.total.recompute
+        if module.params or total.total:
+            parts += [si(module.params), f"{percent(ratio(part=module.params, whole=root.params))} Params"]
+        else:
+            parts.append("no params")
+        if total.total:
+            spent = total.total - total.optimizer
+            root_spent = root.total.total - root.total.optimizer
             parts += [
-                si(module.params),
-                share_of_params,
                 si(per_step(total.forward) / 2, "MACs"),
                 f"{percent(ratio(part=total.forward, whole=root.total.forward))} MACs",
-                f"fwd {si(per_step(total.forward))}",
-                *([f"bwd {si(per_step(total.backward))}"] if self._profile.has_backward else []),
-                *([f"recomputed {si(per_step(total.recompute))}"] if total.recompute else []),
-                *([f"optimizer {si(per_step(total.optimizer))}"] if total.optimizer else []),
+                *(
+                    f"{word} {si(per_step(getattr(total, phase)))}"
+                    for phase, word in _PHASES.items()
+                    if getattr(total, phase)
+                    or phase == "forward"
+                    or (phase == "backward" and self._profile.has_backward)
+                ),
                 f"{percent(ratio(part=spent, whole=root_spent))} FLOPs",
             ]
         else:
-            parts.append("no params, no FLOPs counted" if at_least else "no params, no FLOPs")
+            parts.append("no FLOPs counted" if at_least else "no FLOPs")
         if at_least and total.total:
             parts.append("lower bound")
-        micro_steps = self._profile.micro_steps
-        calls = self._profile.per_step(module.calls)
-        if module.calls and calls != micro_steps:
+        calls = per_step(module.calls)
+        if module.calls and calls != self._profile.micro_steps:
             parts.append(f"{si(calls)} {plural('call', calls)}")
         return ", ".join(parts)
 
@@ -265,32 +215,17 @@ def _names_below(names: Sequence[str], child: ModuleNode) -> list[str]:
     return [f"{name}.{one}" if name else one for name in names for one in short]
 
 
-def _leaf_lines(opening: str, figures: str, extra: str, *, indent: str) -> Iterator[str]:
-    """A module without modules inside: on one line if it fits, else its settings on lines of their own."""
-    whole = f"{opening}{figures}{', ' if extra else ''}{extra})"
+def _leaf_lines(opening: str, parts: Sequence[str], *, indent: str) -> Iterator[str]:
+    """A module without modules inside: on one line if it fits, else each part on lines of its own."""
+    whole = f"{opening}{', '.join(parts)})"
     if len(whole) <= TITLE_WIDTH:
         yield whole
-    elif len(opening) + len(figures) < TITLE_WIDTH:
-        yield f"{opening}{figures}{',' if extra else ')'}"
-        if extra:
-            yield from _wrapped(f"{extra})", indent=indent + 2 * _STEP)
-    else:
-        yield opening
-        yield from _wrapped(f"{figures}{', ' if extra else ''}{extra})", indent=indent + 2 * _STEP)
-
-
-def _timed_leaf_lines(opening: str, figures: str, times: str, extra: str, *, indent: str) -> Iterator[str]:
-    """A module without modules inside: its times and its settings on lines of their own."""
-    inside = indent + 2 * _STEP
-    head = f"{opening}{figures},"
-    if len(head) <= TITLE_WIDTH:
-        yield head
-    else:
-        yield opening
-        yield from _wrapped(f"{figures},", indent=inside)
-    yield from _wrapped(f"{times}{',' if extra else ')'}", indent=inside)
-    if extra:
-        yield from _wrapped(f"{extra})", indent=inside)
+        return
+    first, *rest = [f"{part}{',' if at < len(parts) - 1 else ')'}" for at, part in enumerate(parts)]
+    fits = len(opening) + len(first) <= TITLE_WIDTH
+    yield f"{opening}{first}" if fits else opening
+    for part in rest if fits else (first, *rest):
+        yield from _wrapped(part, indent=indent + 2 * _STEP)
 
 
 def _wrapped(text: str, *, indent: str) -> list[str]:

@@ -39,8 +39,7 @@ def text(report: _Shown | Comparison | FormulaReport) -> str:
 def html(report: _Shown) -> str:
     """The short report on a profile, and counts, as plain tables; of anything else, its text."""
     if isinstance(report, Profile):
-        summary = "\n".join(answer_lines(report, advice=False)).replace("\n  ", " ").split("\n")  # whole sentences
-        return as_html(short_sections(report), summary)
+        return as_html(short_sections(report), answer_lines(report, advice=False, whole=True))
     if isinstance(report, FlopCounts):
         return as_html([counts_section(report)], [])
     return f"<pre>{markup.escape(render_text(report))}</pre>\n"

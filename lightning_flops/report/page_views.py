@@ -10,11 +10,14 @@ from lightning_flops.analysis.module_names import parent_name
 from lightning_flops.analysis.rank_names import name_files
 from lightning_flops.report.document import Column, Section, as_data, quantity, share, table
 from lightning_flops.report.headline import answer_lines
+from lightning_flops.report.layout import WHOLE
 from lightning_flops.report.profile_document import (
     advice_section,
     breakdown_section,
     modules_section,
     notes_section,
+    roofline_columns,
+    share_of_peak,
     times_section,
 )
 from lightning_flops.report.ranks_document import rank_section
@@ -23,10 +26,10 @@ from lightning_flops.report.text import detailed_sections
 from lightning_flops.report.trace_answer_text import answer_lines as traces_answer
 from lightning_flops.report.trace_answer_text import name_of
 from lightning_flops.report.trace_document import trace_sections
-from lightning_flops.report.trace_view import WHOLE
 from lightning_flops.report.work_document import job_section
 from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.step import Roofline
 from lightning_flops.schema.trace import TraceReport, TracesReport
 from lightning_flops.text.printable import printable
 from lightning_flops.units import plain
@@ -101,7 +104,7 @@ def profile_view(profile: Profile) -> View:
         title=name or "FLOPs profile",
         where=" · ".join(filter(None, parts)),
         summary=[
-            *whole_sentences(answer_lines(profile, advice=False)),
+            *whole_sentences(answer_lines(profile, advice=False, whole=True)),
             *(f"Try first: {one.evidence} {one.action}" for one in profile.answer.advice[:1]),
         ],
         sections=sections,
@@ -132,8 +135,8 @@ def traces_views(report: TracesReport) -> list[tuple[str, View]]:
     if report.ranks is not None:
         straggles = any(advice.rule == "straggler" for advice in report.advice)
         together.append(rank_section(report.ranks, files, straggles=straggles))
-    if report.job_flops is not None and report.job_flops.reason is None:
-        together.append(job_section(report.job_flops))
+    if report.job_steps is not None:
+        together.append(job_section(report.job_steps))
     summary = whole_sentences(traces_answer(report, files, WHOLE)[1:])
     views = []
     for trace, file in zip(report.traces, files, strict=True):
@@ -204,103 +207,60 @@ def _all_modules(profile: Profile) -> Any:
         ]
     columns += [
         Column("bytes", lambda one: per_step(one.total_bytes.total)),
+        *roofline_columns(profile.modules),
         Column("calls", lambda one: per_step(one.calls)),
         Column("", lambda one: one.extra_repr, str, left=True),
     ]
     return table(profile.modules, columns, whole=True)
 
 
-def _module(
-    name: str,
-    kind: str,
-    detail: str,
-    parent: int | None,
-    *,
-    own: Sequence[float | None],
-    total: Sequence[float | None],
-    achieved: float | None,
-    of_peak: float | None,
-    calls: float,
-) -> list[Any]:
-    """One module for the icicle: times, FLOPs, bytes, parameters and kept memory of it, and with those inside."""
+def _module(name: str, kind: str, detail: str, parent: int | None) -> list[Any]:
+    """What begins a module of the icicle; times, FLOPs, bytes, parameters and kept memory of it follow."""
     label = name if parent is None else name.rpartition(".")[2]
-    return [printable(one) for one in (name, label, kind, detail)] + [parent, own, total, achieved, of_peak, calls]
+    return [*map(printable, (name, label, kind, detail)), parent]
 
 
 def _profile_modules(profile: Profile) -> list[list[Any]]:
-    kept = _kept(None if profile.traced is None else profile.traced.tables)
+    kept, per_step = _kept(None if profile.traced is None else profile.traced.tables), profile.per_step
     place = {module.name: at for at, module in enumerate(profile.modules)}
-    below: dict[str, list[ModuleProfile]] = {}
+    inside: dict[str, list[ModuleProfile]] = {}
     for module in profile.modules:
         if module.name and module.alias_of is None:
-            below.setdefault(parent_name(module.name), []).append(module)
+            inside.setdefault(parent_name(module.name), []).append(module)
     rows = []
     for module in profile.modules:
-        inside, times = below.get(module.name, []), module.times
-        bytes_inside = sum(one.total_bytes.total for one in inside)
-        own_params = 0 if module.alias_of is not None else max(0, module.params - sum(one.params for one in inside))
+        below, times = inside.get(module.name, []), module.times
+        moved = module.total_bytes.total
+        own_bytes = per_step(max(0, moved - sum(one.total_bytes.total for one in below)))
+        own_params = 0 if module.alias_of is not None else max(0, module.params - sum(one.params for one in below))
         seconds = own_sec = None
         if times is not None:
             seconds = times.forward_sec + (times.backward_sec or 0.0)
             own_sec = times.own_forward_sec + (times.own_backward_sec or 0.0)
-        per_step, memory = profile.per_step, kept.get(module.name, (None, None))
-        own_bytes = per_step(max(0, module.total_bytes.total - bytes_inside))
-        achieved, of_peak = _reached(module)
+        memory = kept.get(module.name, (None, None))
+        parent = place.get(parent_name(module.name)) if module.name else None
         rows.append(
-            _module(
-                module.name,
-                module.type_name,
-                module.extra_repr,
-                place.get(parent_name(module.name)) if module.name else None,
-                own=[own_sec, per_step(module.own.total), own_bytes, own_params, memory[1]],
-                total=[
-                    seconds,
-                    per_step(module.total.total),
-                    per_step(module.total_bytes.total),
-                    module.params,
-                    memory[0],
-                ],
-                achieved=achieved,
-                of_peak=of_peak,
-                calls=per_step(module.calls),
-            )
+            [
+                *_module(module.name, module.type_name, module.extra_repr, parent),
+                [own_sec, per_step(module.own.total), own_bytes, own_params, memory[1]],
+                [seconds, per_step(module.total.total), per_step(moved), module.params, memory[0]],
+                None if module.roofline is None else module.roofline.achieved_flops_per_sec,
+                share_of_peak([module]),
+                per_step(module.calls),
+            ]
         )
     return rows
-
-
-def _reached(module: ModuleProfile) -> tuple[float | None, float | None]:
-    """FLOP/s and share of the peak over the phases that have FLOPs; None where one of them is not known."""
-    times = module.times
-    if times is None:
-        return None, None
-    sides = [(module.total.forward, times.forward_sec, times.forward_flops_per_sec, times.forward_utilization)]
-    spent = module.total.backward + module.total.recompute
-    if times.backward_sec is not None:
-        sides.append((spent, times.backward_sec, times.backward_flops_per_sec, times.backward_utilization))
-    seconds = flops = at_peak = 0.0
-    knows_peak = True
-    for amount, took, rate, utilization in sides:
-        if not amount:
-            continue
-        if rate is None:
-            return None, None
-        seconds, flops = seconds + took, flops + rate * took
-        knows_peak &= utilization is not None
-        at_peak += (utilization or 0.0) * took
-    if seconds <= 0:
-        return None, None
-    return flops / seconds, at_peak / seconds if knows_peak else None
 
 
 def _kept(tables: TraceReport | None) -> Mapping[str, tuple[float, float]]:
     """Bytes that each module's forward keeps in one step, with and without the modules inside."""
     rows = [] if tables is None else [one for one in tables.module_memory or () if one.part == "forward"]
-    device = "device" if any(one.device_type == "device" for one in rows) else "host"
+    on_device = any(one.device >= 0 for one in rows)
     steps = 1 if tables is None else max(1, len(tables.step_times.steps))
     return {
         one.name: (one.size_increase_bytes / steps, one.self_size_increase_bytes / steps)
         for one in rows
-        if one.name is not None and one.device_type == device
+        if one.name is not None and (one.device >= 0) == on_device
     }
 
 
@@ -308,41 +268,33 @@ def _profile_points(profile: Profile, rows: Sequence[list[Any]]) -> dict[str, An
     """The roofline: what modules and operators reach over how many FLOPs a byte."""
     known = [(one.peak_flops_per_sec, one.dtype) for one in profile.dtypes if one.peak_flops_per_sec and one.hardware]
     peaks = [[dtype, peak] for peak, dtype in sorted(known, reverse=True)]
-    found: dict[str, Any] = {"peaks": peaks, "bandwidth": profile.memory_bytes_per_sec, "modules": [], "operators": []}
+    bandwidth = profile.memory_bytes_per_sec
+    found: dict[str, Any] = {"peaks": peaks, "bandwidth": bandwidth, "modules": [], "operators": []}
     if profile.traced is None or not profile.traced.like_counted:
         return found
-    own = {row[0]: row[5] for row in rows}
-    for module in profile.modules:
-        seconds, flops, moved, *_ = own[printable(module.name)]
+
+    def add(kind: str, name: str, words: str, amounts: Sequence[Any], known: Roofline | None) -> None:
+        seconds, flops, moved = amounts
+        if flops and moved and seconds:
+            limits = [*(peak for _, peak in peaks[:1]), *([] if bandwidth is None else [bandwidth * flops / moved])]
+            limit = (known and known.attainable_flops_per_sec) or min(limits, default=None)
+            point = [printable(name), printable(words), flops / moved, flops / seconds, seconds, flops, moved, limit]
+            found[kind].append(point)
+
+    for module, row in zip(profile.modules, rows, strict=True):
         roof = module.roofline if module.own == module.total else None
-        found["modules"].append(_point(found, module.name or "(root)", module.type_name, flops, moved, seconds, roof))
+        add("modules", module.name or "(root)", module.type_name, row[5][:3], roof)
     tables = profile.traced.tables
     seconds_of = {}
     if tables is not None:
         steps = max(1, len(tables.step_times.steps))
-        for row in tables.operators or ():
-            seconds_of[row.name.replace("::", ".")] = (row.device_self or row.host_self).total_us * _US / steps
-    for one in profile.operators:
-        flops, moved = profile.per_step(one.flops.total), profile.per_step(one.bytes_read + one.bytes_written)
-        seconds = seconds_of.get(one.operator)
-        found["operators"].append(_point(found, one.operator, "operator", flops, moved, seconds, one.roofline))
-    for kind in ("modules", "operators"):
-        found[kind] = [point for point in found[kind] if point is not None]
+        for one in tables.operators or ():
+            seconds_of[one.name.replace("::", ".")] = (one.device_self or one.host_self).total_us * _US / steps
+    for spent in profile.operators:
+        flops, moved = profile.per_step(spent.flops.total), profile.per_step(spent.bytes_read + spent.bytes_written)
+        amounts = (seconds_of.get(spent.operator), flops, moved)
+        add("operators", spent.operator, "operator", amounts, spent.roofline)
     return found
-
-
-def _point(
-    roof: Mapping[str, Any], name: str, kind: str, flops: float, moved: float, seconds: float | None, known: Any
-) -> list[Any] | None:
-    """Name, kind, FLOPs a byte, FLOP/s, seconds, FLOPs, bytes and what is attainable; None without one of them."""
-    if not (flops and moved and seconds):
-        return None
-    limits = [peak for _, peak in roof["peaks"][:1]]
-    if roof["bandwidth"] is not None:
-        limits.append(roof["bandwidth"] * flops / moved)
-    attainable = None if known is None else known.attainable_flops_per_sec
-    limit = attainable or min(limits, default=None)
-    return [printable(name), printable(kind), flops / moved, flops / seconds, seconds, flops, moved, limit]
 
 
 def trace_pictures(trace: TraceReport) -> dict[str, Any]:
@@ -366,45 +318,30 @@ def _trace_modules(trace: TraceReport) -> list[list[Any]]:
     named = {one.name: one for one in rows}
     if "" not in named:
         seconds = sum(one.own_forward_us + one.own_backward_us for one in rows) * _US / steps
-        made.append(
-            _module(
-                "",
-                "",
-                "",
-                None,
-                own=[0.0, 0, None, None, None],
-                total=[seconds, None, None, None, None],
-                achieved=None,
-                of_peak=None,
-                calls=0,
-            )
-        )
+        nothing = [None] * 3
+        made.append([*_module("", "", "", None), [0.0, 0, *nothing], [seconds, None, *nothing], None, None, 0])
         place[""] = 0
     for name in sorted(named, key=_by_parts):
         row, counted = named[name], flops.get(name)
         above = parent_name(name)
         while above and above not in place:
             above = parent_name(above)
-        spent = None if trace.flops is None else 0
-        total_flops = spent if counted is None else (counted.forward + counted.backward + counted.recompute) / steps
+        own_flops = total_flops = None if trace.flops is None else 0.0
+        if counted is not None:
+            own_flops = counted.own / steps
+            total_flops = counted.counted / steps
         memory = kept.get(name, (None, None))
+        parent = place[above] if made else None
         place[name] = len(made)
         made.append(
-            _module(
-                name,
-                "",
-                row.source or "",
-                None if not made else place[above],
-                own=[
-                    (row.own_forward_us + row.own_backward_us) * _US / steps,
-                    spent if counted is None else counted.own / steps,
-                    *(None, None, memory[1]),
-                ],
-                total=[(row.forward_us + row.backward_us) * _US / steps, total_flops, None, None, memory[0]],
-                achieved=None if counted is None else counted.flops_per_sec,
-                of_peak=None if counted is None else counted.peak_share,
-                calls=row.calls / steps,
-            )
+            [
+                *_module(name, "", row.source or "", parent),
+                [(row.own_forward_us + row.own_backward_us) * _US / steps, own_flops, None, None, memory[1]],
+                [(row.forward_us + row.backward_us) * _US / steps, total_flops, None, None, memory[0]],
+                None if counted is None else counted.flops_per_sec,
+                None if counted is None else counted.peak_share,
+                row.calls / steps,
+            ]
         )
     return made
 
@@ -422,12 +359,11 @@ def _trace_points(trace: TraceReport) -> dict[str, Any]:
     points = []
     for one in () if flops is None else flops.operators:
         if one.flops_per_sec and one.flops_per_byte and one.time_us and one.bytes:
-            spent = one.forward + one.backward + one.recompute + one.optimizer
             points.append(
                 [
-                    *(printable(f"{one.operator} ({one.dtype})"), "operator"),
+                    *(printable(f"{one.name} ({one.dtype})"), "operator"),
                     *(one.flops_per_byte, one.flops_per_sec, one.time_us * _US / steps),
-                    *(spent / steps, one.bytes / steps, one.attainable_flops_per_sec),
+                    *(one.counted / steps, one.bytes / steps, one.attainable_flops_per_sec),
                 ]
             )
     bandwidth = None if flops is None else flops.memory_bytes_per_sec

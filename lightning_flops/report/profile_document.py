@@ -14,6 +14,8 @@ from lightning_flops.report.layout import some_of
 from lightning_flops.schema.advice import Advice
 from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.ranks import RanksProfile
+from lightning_flops.schema.step import OperatorProfile
 from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, plural, si
 
 NO_ADVICE = "Nothing that was measured is above its threshold."
@@ -104,75 +106,71 @@ def breakdown_section(profile: Profile) -> Section:
     return Section(heading, "", [table(rows, columns, whole=True, after=[" ".join((*about, *budget.notes))])])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Group:
     """Modules of one class at one place in equal layers, added up, without the modules inside them."""
 
     name: str
-    members: Sequence[ModuleProfile]
-
-    def _sum(self, of: Any) -> float | None:
-        values = [of(one.times) for one in self.members if one.times is not None]
-        known = [value for value in values if value is not None]
-        return math.fsum(known) if known else None
-
-    @property
-    def forward_sec(self) -> float | None:
-        return self._sum(lambda times: times.own_forward_sec)
-
-    @property
-    def backward_sec(self) -> float | None:
-        return self._sum(lambda times: times.own_backward_sec)
-
-    @property
-    def self_sec(self) -> float:
-        return (self.forward_sec or 0.0) + (self.backward_sec or 0.0)
-
-    @property
-    def flops(self) -> int:
-        return sum(one.own.total for one in self.members)
-
-    @property
-    def kind(self) -> str:
-        many = f"{len(self.members)} x " if len(self.members) > 1 else ""
-        return f"{many}{self.members[0].type_name or '(not described)'}"
-
-    @property
-    def of_peak(self) -> float | None:
-        """Share of the peak; None where a module's FLOPs are not all its own, or its peak is not known."""
-        reached = seconds = 0.0
-        for one in self.members:
-            times = one.times
-            if times is None or one.own != one.total:
-                return None
-            sides = (
-                (one.own.forward, times.forward_sec, times.forward_utilization),
-                (one.own.total - one.own.forward, times.backward_sec, times.backward_utilization),
-            )
-            for flops, spent, utilization in sides:
-                if flops and (spent is None or utilization is None):
-                    return None
-                reached += (spent or 0.0) * (utilization or 0.0)
-                seconds += spent or 0.0
-        return ratio(part=reached, whole=seconds) if reached else None
+    kind: str
+    size: int
+    forward_sec: float | None
+    backward_sec: float | None
+    self_sec: float
+    flops: int
+    of_peak: float | None
+    """None where a module's FLOPs are not all its own, or its peak is not known."""
 
 
-def module_groups(modules: Sequence[ModuleProfile]) -> list[_Group]:
+def _groups(modules: Sequence[ModuleProfile]) -> list[_Group]:
     """*modules* added up where their names differ in numbers alone and their classes do not differ."""
-    members: dict[tuple[str, str], list[ModuleProfile]] = {}
+    alike: dict[tuple[str, str], list[ModuleProfile]] = {}
     for module in modules:
         if module.alias_of is None:
             pattern = ".".join("*" if part.isdecimal() else part for part in module.name.split("."))
-            members.setdefault((pattern, module.type_name), []).append(module)
-    return [
-        _Group((group[0].name if len(group) == 1 else pattern) or "(root)", group)
-        for (pattern, _), group in members.items()
-    ]
+            alike.setdefault((pattern, module.type_name), []).append(module)
+    found = []
+    for (pattern, kind), members in alike.items():
+        times = [one.times for one in members if one.times is not None]
+        backward = [one.own_backward_sec for one in times if one.own_backward_sec is not None]
+        forward_sec = math.fsum(one.own_forward_sec for one in times) if times else None
+        backward_sec = math.fsum(backward) if backward else None
+        many = f"{len(members)} x " if len(members) > 1 else ""
+        group = _Group(
+            name=(pattern if many else members[0].name) or "(root)",
+            kind=f"{many}{kind or '(not described)'}",
+            size=len(members),
+            forward_sec=forward_sec,
+            backward_sec=backward_sec,
+            self_sec=(forward_sec or 0.0) + (backward_sec or 0.0),
+            flops=sum(one.own.total for one in members),
+            of_peak=share_of_peak(members) if all(one.own == one.total for one in members) else None,
+        )
+        found.append(group)
+    return found
+
+
+def share_of_peak(modules: Sequence[ModuleProfile]) -> float | None:
+    """Share of the peak that *modules* reach, over the phases that have FLOPs; None where one of them is not known."""
+    reached = seconds = 0.0
+    for one in modules:
+        times, forward = one.times, one.total.forward
+        if times is None:
+            return None
+        sides = (
+            (forward, times.forward_sec, times.forward_utilization),
+            (one.total.backward + one.total.recompute, times.backward_sec, times.backward_utilization),
+        )
+        for flops, spent, part in sides:
+            if flops and (spent is None or part is None):
+                return None
+            if flops and spent is not None and part is not None:
+                reached, seconds = reached + spent * part, seconds + spent
+    return ratio(part=reached, whole=seconds) if reached else None
 
 
 def modules_section(profile: Profile, *, most: int | None = MODULES_SHOWN) -> Section:
     """The modules with most self time, or with most FLOPs where no step was traced; repeated layers added up."""
-    groups = module_groups(profile.modules)
+    groups = _groups(profile.modules)
     timed = any(group.self_sec for group in groups)
 
     def weight(group: _Group) -> float:
@@ -186,20 +184,16 @@ def modules_section(profile: Profile, *, most: int | None = MODULES_SHOWN) -> Se
     columns = [
         Column("module", lambda group: group.name, str, chars=_NAME_CHARS),
         Column("class", lambda group: group.kind, str, left=True, chars=_CLASS_CHARS),
-    ]
-    if timed:
-        columns.append(quantity("fwd", lambda group: group.forward_sec, "s"))
-        if any(group.backward_sec is not None for group in found):
-            columns.append(quantity("bwd", lambda group: group.backward_sec, "s"))
-    columns += [
+        *([quantity("fwd", lambda group: group.forward_sec, "s")] if timed else []),
+        quantity("bwd", lambda group: group.backward_sec, "s"),
         share("share", lambda group: shares(weight(group))),
         quantity("", lambda group: profile.per_step(group.flops), "FLOPs"),
+        share("of peak", lambda group: group.of_peak),
     ]
-    if any(group.of_peak is not None for group in found):
-        columns.append(share("of peak", lambda group: group.of_peak))
+    columns = [column for column in columns if any(column.of(group) is not None for group in found)]
     more = len(found) - len(found[:most])
     words = [f"And {plain(more)} more."] if more else []
-    if any(len(group.members) > 1 for group in found[:most]):
+    if any(group.size > 1 for group in found[:most]):
         words.append("A star stands for any number: these modules are added up.")
     if profile.lower_bound:
         words.append("FLOPs are lower bounds.")
@@ -258,9 +252,14 @@ def missing_rates(unavailable: Mapping[str, str]) -> list[str]:
     return [f"{NOT_AVAILABLE}: {', '.join(words)}: {reason}." for reason, words in reasons.items()]
 
 
+def whose(ranks: RanksProfile) -> str:
+    """Which ranks a figure is of: "3 of 4 ranks"; nothing where all answered."""
+    return f"{plain(ranks.answered)} of {plain(ranks.world_size)} ranks" if ranks.absences else ""
+
+
 def flops_section(profile: Profile) -> Section:
     """Every bucket of FLOPs, to the last one."""
-    mean, total, spread = profile.flops, profile.flops_total, profile.flops_spread
+    mean, total = profile.flops, profile.flops_total
     half = profile.settings.causal_attention == "half"
     factor = f"{2 + profile.settings.recompute_fwd_factor:g}"
     rows: list[tuple[str, str]] = [
@@ -272,19 +271,10 @@ def flops_section(profile: Profile) -> Section:
         ("optimizer", "optimizer"),
         ("skipped: masked attention" + (", counted less executed" if half else ""), "skipped"),
         ("model FLOPs = fwd + bwd", "model"),
-        ("hardware FLOPs = fwd + bwd + recomputed + optimizer - skipped", "hardware"),
+        ("hardware FLOPs = all of these phases - skipped", "hardware"),
     ]
     if not profile.has_backward:
         rows = [("fwd = model FLOPs", "forward"), rows[6], ("hardware FLOPs = fwd - skipped", "hardware")]
-
-    def of_spread(which: str) -> Any:
-        def value(row: tuple[str, str]) -> Any:
-            assert spread is not None
-            if row[1] == "model":
-                return getattr(spread, f"model_{which}")
-            return getattr(getattr(spread, which), row[1], None)
-
-        return value
 
     several, moved = len(profile.counted_steps) > 1, profile.bytes_total
     steps = f"{len(profile.counted_steps)} {plural(profile.context.step_word, 2)}"
@@ -293,8 +283,12 @@ def flops_section(profile: Profile) -> Section:
         Column("FLOPs", lambda row: getattr(mean, row[1]), si),
         Column(f"all {steps}" if several else "exact", lambda row: getattr(total, row[1])),
     ]
-    if spread is not None:
-        columns += [Column("min", of_spread("minimum"), si), Column("max", of_spread("maximum"), si)]
+    if profile.ranks is not None:
+        of_all, of_model = profile.ranks.flops, profile.ranks.flops_of_model
+        columns += [
+            Column(whose(profile.ranks) or "all ranks", lambda row: getattr(of_all, row[1]), si),
+            Column("of model", lambda row: None if of_model is None else getattr(of_model, row[1]), si),
+        ]
     if moved.total:
         bytes_of = {name: profile.per_step(getattr(moved, name)) for name in ("forward", "backward", "recompute")}
         bytes_of["optimizer"] = profile.per_step(moved.optimizer)
@@ -309,6 +303,8 @@ def flops_section(profile: Profile) -> Section:
     note = f"Matrix products, convolutions, attention and recurrent layers, two FLOPs a multiply-add. {attention}"
     if moved.total:
         note += " Bytes are what all operators read and write, elementwise ones included."
+    if profile.ranks is not None:
+        note += " Of model: of one copy of it."
     if profile.lower_bound:
         note += f" {lower_bound_words(profile)}"
     title = f"FLOPs of a {profile.step_name} per {profile.context.device_word}"
@@ -342,12 +338,13 @@ def throughput_section(profile: Profile) -> Section:
         Figure(f"data wait, share of the {name}", percent(rates.data_wait_ratio)),
     ]
     if context.world_size > 1 and profile.ranks is not None:
-        items.append(f"MFU, HFU and times are those of rank {context.rank}; samples and tokens those of all ranks.")
+        answered = whose(profile.ranks) or "all ranks"
+        items.append(f"MFU, HFU and times are those of rank {context.rank}; samples and tokens those of {answered}.")
     elif context.world_size > 1:
-        whose = "that all ranks work on together"
+        together = "that all ranks work on together"
         if context.dp_size > 1:
-            whose = f"of all {context.dp_size} ranks that see different data, as {context.dp_size} times this rank's"
-        items.append(f"MFU, HFU and times are those of rank {context.rank}; samples and tokens are those {whose}.")
+            together = f"of all {context.dp_size} ranks that see different data, as {context.dp_size} times this rank's"
+        items.append(f"MFU, HFU and times are those of rank {context.rank}; samples and tokens are those {together}.")
     unavailable = profile.unavailable
     if not profile.has_backward:
         unavailable = {rate: why for rate, why in unavailable.items() if rate not in RATES_OF_TRAINING}
@@ -355,11 +352,19 @@ def throughput_section(profile: Profile) -> Section:
 
 
 def operators_section(profile: Profile) -> Section | None:
-    """Every operator that spent FLOPs, the most first."""
+    """Every operator that spent FLOPs, the most first, and what could be reached with its bytes."""
     spending = [operator for operator in profile.operators if operator.flops.total]
     if not spending:
         return None
-    whole, per_step = sum(operator.flops.total for operator in spending), profile.per_step
+    whole, per_step, word = (
+        sum(operator.flops.total for operator in spending),
+        profile.per_step,
+        profile.context.step_word,
+    )
+    total = profile.flops_total
+    phases = {"fwd": "forward"} | ({"bwd": "backward"} if profile.has_backward else {})
+    rarer = {"recomputed": "recompute", "optimizer": "optimizer"}
+    phases |= {label: phase for label, phase in rarer.items() if getattr(total, phase)}
 
     def of(phase: str) -> Any:
         return lambda one: per_step(getattr(one.flops, phase))
@@ -367,51 +372,47 @@ def operators_section(profile: Profile) -> Section | None:
     columns = [
         field("operator", "operator", str),
         Column("calls", lambda one: per_step(one.calls), si),
-        quantity("fwd", of("forward"), "FLOPs"),
-        *([quantity("bwd", of("backward"), "FLOPs")] if profile.has_backward else []),
-        *([quantity("recomputed", of("recompute"), "FLOPs")] if profile.flops_total.recompute else []),
-        *([quantity("optimizer", of("optimizer"), "FLOPs")] if profile.flops_total.optimizer else []),
+        *(quantity(label, of(phase), "FLOPs") for label, phase in phases.items()),
         share("share", lambda one: ratio(part=one.flops.total, whole=whole)),
         Column("dtype", lambda one: ", ".join(one.dtypes), str, left=True),
+        *roofline_columns(spending),
     ]
+    note = ""
+    if any(one.roofline is not None and one.roofline.flops_per_byte is not None for one in spending):
+        note = f"Achieved: FLOPs of the counted {word} over the time of the traced one. {_attainable(profile)}"
     after = ["Shares are of what was counted, a lower bound."] if profile.lower_bound else []
     title = f"Operators with most FLOPs in a {profile.step_name}"
-    return Section(title, "", [table(spending, columns, least_width=5, after=after)])
+    return Section(title, note, [table(spending, columns, least_width=5, after=after)])
 
 
-def intensity_section(profile: Profile) -> Section | None:
-    """FLOPs per byte of modules and operators, and what can be reached with it; None where no bytes were counted."""
-    of_modules = [(one.name or "(root)", one.own.total, one.roofline) for one in profile.modules if one.own.total]
-    of_operators = [(one.operator, one.flops.total, one.roofline) for one in profile.operators]
-    tables = []
-    for what, found in (("module", of_modules), ("operator", of_operators)):
-        known = [row for row in found if row[2] is not None and row[2].flops_per_byte is not None]
-        known.sort(key=lambda row: -row[1])
-        columns = [
-            Column(what, lambda row: row[0], str, chars=_NAME_CHARS),
-            quantity("", lambda row: profile.per_step(row[1]), "FLOPs"),
-            Column("FLOP/byte", lambda row: row[2].flops_per_byte),
-        ]
-        if any(row[2] is not None and row[2].achieved_flops_per_sec is not None for row in known):
-            columns.append(quantity("achieved", lambda row: row[2].achieved_flops_per_sec, "FLOP/s"))
-        if any(row[2] is not None and row[2].attainable_flops_per_sec is not None for row in known):
-            columns.append(quantity("attainable", lambda row: row[2].attainable_flops_per_sec, "FLOP/s"))
-        if known:
-            tables.append(table(known, columns, least_width=5))
-    if not tables:
-        return None
-    bandwidth, word = profile.memory_bytes_per_sec, profile.context.step_word
-    attainable = (
-        "What is attainable is n/a: the memory's bandwidth is not known for this device; set memory_bytes_per_sec."
-        if bandwidth is None
-        else f"Attainable: the least of the peak and FLOP/byte x {si(bandwidth, 'B/s')}, the memory's bandwidth"
-        f"{', as given' if profile.settings.memory_given else ''}; what stays in a cache or is fused can be faster."
+def roofline_columns(rows: Sequence[ModuleProfile] | Sequence[OperatorProfile]) -> Iterator[Column]:
+    """The columns of their rooflines that some of *rows* have a figure for."""
+
+    def of(name: str) -> Any:
+        return lambda one: None if one.roofline is None else getattr(one.roofline, name)
+
+    for column in (
+        Column("FLOP/byte", of("flops_per_byte")),
+        quantity("achieved", of("achieved_flops_per_sec"), "FLOP/s"),
+        quantity("attainable", of("attainable_flops_per_sec"), "FLOP/s"),
+    ):
+        if any(column.of(row) is not None for row in rows):
+            yield column
+
+
+def _attainable(profile: Profile) -> str:
+    bandwidth = profile.memory_bytes_per_sec
+    if bandwidth is None:
+        return (
+            "What is attainable is n/a: the memory's bandwidth is not known for this device; run "
+            "`lightning-flops peak`, or set memory_bytes_per_sec."
+        )
+    given = profile.settings
+    origin = ", as given" if given.memory_given else ", measured" if given.measured else ""
+    return (
+        f"Attainable: the least of the peak and FLOP/byte x {si(bandwidth, 'B/s')}, the memory's bandwidth"
+        f"{origin}; what stays in a cache or is fused can be faster."
     )
-    note = (
-        f"FLOPs and bytes of the counted {word}, forward, backward and recomputation together; achieved: these FLOPs "
-        f"over the time of the traced {word}. {attainable}"
-    )
-    return Section("Arithmetic intensity", note, tables)
 
 
 def uncounted_section(profile: Profile) -> Section:

@@ -6,43 +6,39 @@ value, that it is estimated, say, stands before it; what DeepSpeed does not prin
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
-from lightning_flops.report.job_document import whose
 from lightning_flops.report.layout import TITLE_WIDTH, line, marked_before, title, wrapped
+from lightning_flops.report.profile_document import whose
 from lightning_flops.schema.profile import Profile
 from lightning_flops.units import duration, plain, plural, run_text, runs_of, si
 
 _NOTATIONS = (
-    "data parallel size (dp_size: ranks that see different data), model parallel size (mp_size: tensor-parallel "
-    "ranks), number of parameters (params), number of multiply-adds of matmul-like operators (MACs), number of "
-    "floating-point operations (flops: two a MAC), floating-point operations per second (FLOPS), fwd and bwd latency "
-    "(forward and backward passes), step latency (optimizer), iter latency (sum of fwd, bwd and step latency). "
-    "Counts are those of one counted global step, latencies means of the timed ones: all micro-steps, up to one "
-    "optimizer attempt. Estimated "
-    "lines take the bwd flops from the fwd flops, as DeepSpeed does; measured lines take those that autograd ran, "
+    # No label is followed by a colon: a search for "data parallel size:" finds the line with its value.
+    "dp_size (data parallel size, ranks that see different data), mp_size (model parallel size, tensor-parallel "
+    "ranks), params (number of parameters), MACs (number of multiply-adds of matmul-like operators), flops (number of "
+    "floating-point operations, two a MAC), FLOPS (floating-point operations per second), fwd and bwd latency (forward "
+    "and backward passes), step latency (optimizer), iter latency (sum of fwd, bwd and step latency). Estimated lines "
+    "take the bwd flops from the fwd flops, as DeepSpeed does; measured lines take those that autograd ran, "
     "recomputation included."
 )
 
-_NOTATIONS_WITHOUT_TRAINING = (
-    "data parallel size (dp_size: ranks that see different data), model parallel size (mp_size: tensor-parallel "
-    "ranks), number of parameters (params), number of multiply-adds of matmul-like operators (MACs), number of "
-    "floating-point operations (flops: two a MAC), floating-point operations per second (FLOPS), fwd latency (forward "
-    "pass). Counts are those of one counted batch, latencies means of the timed ones. This loop does not train."
-)
-"""The same for a loop that only runs the model forward."""
 
+def summary_lines(profile: Profile, *, of_run: bool = True) -> list[str]:
+    """DeepSpeed's lines, labels and order; between them the measured lines and the trainable parameters.
 
-def summary_lines(profile: Profile) -> list[str]:
-    """DeepSpeed's lines, labels and order; between them the measured lines and the trainable parameters."""
+    Args:
+        profile: what was measured.
+        of_run: say of which steps of which run the figures are.
+    """
     context, flops, rates, timing = profile.context, profile.flops, profile.rates, profile.timing
     factor = f"{2 + profile.settings.recompute_fwd_factor:g}"
     bwd_flops = f"{factor} * fwd flops per GPU"
     fwd_bwd_flops = f"{3 + profile.settings.recompute_fwd_factor:g} * fwd flops per GPU"
     if flops.without_backward:  # DeepSpeed's formulas would not give these figures
         bwd_flops, fwd_bwd_flops = f"{factor} * fwd flops with bwd", f"(fwd + {factor} * fwd with bwd)"
-    model = _of_model(profile)
+    params_lines, forward_line = _model_lines(profile)
 
     def rate(value: float | None, *words: str) -> str:
         return marked_before(si(value, "FLOPS"), *words, *_bound(profile)) if value is not None else si(None)
@@ -52,11 +48,9 @@ def summary_lines(profile: Profile) -> list[str]:
 
     lines = [
         title("Flops Profiler"),
-        f"Profile Summary at {context.step_word} {profile.profile_step}:",
-        *_when_lines(profile),
-        *_where_lines(profile),
-        *_paragraph(_about_rates(profile)),
-        *_paragraph(_NOTATIONS if context.trains else _NOTATIONS_WITHOUT_TRAINING, first="Notations: "),
+        f"Profile Summary at {context.step_word if of_run else 'step'} {profile.profile_step}:",
+        *([*_when_lines(profile), *_where_lines(profile), *_paragraph(_about_rates(profile))] if of_run else []),
+        *_paragraph(_NOTATIONS, first="Notations: "),
         "",
         line("world size", plain(context.world_size)),
         line("data parallel size", plain(context.dp_size)),
@@ -64,15 +58,16 @@ def summary_lines(profile: Profile) -> list[str]:
         line("batch size per GPU", plain(context.micro_batch_size)),
         *_micro_step_lines(profile),
         line("params per GPU", si(profile.local_params)),
-        line(model.params_label, marked_before(si(model.params), *model.marks)),
-        line(f"trainable params {model.words}", marked_before(si(model.trainable_params), *model.marks)),
+        *params_lines,
         line("fwd MACs per GPU", count(si(flops.forward / 2, "MACs"))),
         line("fwd flops per GPU", count(si(flops.forward))),
-        line(model.forward_label, marked_before(si(model.forward), *model.marks, *_bound(profile))),
+        forward_line,
         line("fwd latency", duration(timing.forward_sec if timing else None)),
         line("fwd FLOPS per GPU = fwd flops per GPU / fwd latency", rate(rates.forward_flops_per_sec)),
     ]
     if not context.trains:
+        measured = (("bwd", flops.backward), ("recomputed", flops.recompute))
+        lines += [line(f"{name} flops per GPU", count(f"(measured) {si(spent)}")) for name, spent in measured if spent]
         return [*lines, line("samples/second", _samples_per_sec(profile))]
     return [
         *lines,
@@ -106,53 +101,34 @@ def summary_lines(profile: Profile) -> list[str]:
     ]
 
 
-class _OfModel(NamedTuple):
-    """What the report says of the whole model, or of a pipeline's stage where the other stages are not known."""
-
-    words: str
-    marks: tuple[str, ...]
-    """Stand before each figure."""
-    params_label: str
-    params: int | None
-    trainable_params: int | None
-    forward_label: str
-    forward: int | None
-
-
-def _of_model(profile: Profile) -> _OfModel:
-    context, ranks = profile.context, profile.ranks
-    words = "of model"
+def _model_lines(profile: Profile) -> tuple[list[str], str]:
+    """Parameters and forward of the whole model, or of a pipeline's stage where the other stages are not known."""
+    context, ranks, words = profile.context, profile.ranks, "of model"
+    params, trainable = profile.params, profile.trainable_params
     marks: tuple[str, ...] = ()
+    forward: int | None
     if ranks is not None:
         marks = (whose(ranks),) if ranks.absences else ()
-        params, trainable_params = ranks.params, ranks.trainable_params
-    else:
-        params, trainable_params = profile.params, profile.trainable_params
-        if context.pp_size > 1:
-            words, marks = "of stage", (f"stage {context.pp_rank} of {context.pp_size}",)
-    local = profile.local_params
-    params_label = f"params {words}"
-    if local is not None and params == local * context.tp_size:
-        params_label += " = params per GPU * mp_size"
-    factor, factor_words = context.tp_size, "mp_size"
-    for size, word in ((context.cp_size, "cp_size"), (context.sp_size, "sp_size")):
-        if size > 1:
-            factor, factor_words = factor * size, f"{factor_words} * {word}"
-    forward: int | None = profile.flops.forward * factor
-    forward_words = f"fwd flops per GPU * {factor_words}"
+        params, trainable = ranks.params, ranks.trainable_params
+    elif context.pp_size > 1:
+        words, marks = "of stage", (f"stage {context.pp_rank} of {context.pp_size}",)
+    label = f"params {words}"
+    if profile.local_params is not None and params == profile.local_params * context.tp_size:
+        label += " = params per GPU * mp_size"
+    sizes = {"cp_size": context.cp_size, "sp_size": context.sp_size}
+    factors = {"mp_size": context.tp_size} | {word: size for word, size in sizes.items() if size > 1}
+    forward = profile.flops.forward * math.prod(factors.values())
+    forward_words = f"fwd flops per GPU * {' * '.join(factors)}"
     if ranks is not None:
         of_model = None if ranks.flops_of_model is None else ranks.flops_of_model.forward
         if of_model != forward:  # ranks differ: stages, or uneven batches
             forward, forward_words = of_model, "fwd flops of all GPUs / dp_size"
-    return _OfModel(
-        words=words,
-        marks=marks,
-        params_label=params_label,
-        params=params,
-        trainable_params=trainable_params,
-        forward_label=f"fwd flops {words} = {forward_words}",
-        forward=forward,
-    )
+    params_lines = [
+        line(label, marked_before(si(params), *marks)),
+        line(f"trainable params {words}", marked_before(si(trainable), *marks)),
+    ]
+    text = marked_before(si(forward), *marks, *_bound(profile))
+    return params_lines, line(f"fwd flops {words} = {forward_words}", text)
 
 
 def _about_rates(profile: Profile) -> str:
@@ -164,41 +140,30 @@ def _about_rates(profile: Profile) -> str:
     )
     return (
         f"As DeepSpeed prints it, under its labels: GPU is whatever device the run is on, FLOPS a rate (FLOP/s), and "
-        f"samples/second are over the {latency}{wall}."
+        f"samples/second are over the {latency}{wall}. Counts are those of one counted {profile.step_name}, latencies "
+        "means of the timed ones."
     )
 
 
 def _when_lines(profile: Profile) -> list[str]:
-    word, run = profile.context.step_word, profile.context.run_word
+    word = profile.context.step_word
     many = plural(word, 2)
     timing = f"no {word}"
     if profile.timed_steps:
         timing = f"{len(profile.timed_steps)} of {profile.settings.timing_steps} {many}, {_ranges(profile.timed_steps)}"
-    counted = f"{many} {_ranges(profile.counted_steps)}" if len(profile.counted_steps) > 1 else f"{word} "
-    if len(profile.counted_steps) == 1:
-        counted += plain(profile.counted_steps[0])
-    elif not profile.counted_steps:
-        counted = f"no whole {word}"
+    counted = f"no whole {word}"
+    if profile.counted_steps:
+        counted = f"{plural(word, len(profile.counted_steps))} {_ranges(profile.counted_steps)}"
     return _paragraph(
         f"The report came out at {word} {profile.report_step}. Counted: {counted}. Timed: {timing}. ({many.title()} of "
-        f"this {run}; the first is 0.)"
+        f"this {profile.context.run_word}; the first is 0.)"
     )
 
 
 def _where_lines(profile: Profile) -> list[str]:
     context = profile.context
-    parallel = [
-        f"{name} {size}"
-        for name, size in (
-            ("dp", context.dp_size),
-            ("tp", context.tp_size),
-            ("pp", context.pp_size),
-            ("cp", context.cp_size),
-            ("sp", context.sp_size),
-            ("ep", context.ep_size),
-        )
-        if size != 1
-    ]
+    sizes = {name: getattr(context, f"{name}_size") for name in ("dp", "tp", "pp", "cp", "sp", "ep")}
+    parallel = [f"{name} {size}" for name, size in sizes.items() if size != 1]
     parts = [
         f"{context.device_name or 'unknown device'} ({context.device_type})",
         *([f"precision {context.precision}"] if context.precision else []),

@@ -12,24 +12,23 @@ from lightning_flops.report.device_document import energy_section, memory_sectio
 from lightning_flops.report.document import Section, draw
 from lightning_flops.report.formula_text import render_formula
 from lightning_flops.report.headline import answer_lines
-from lightning_flops.report.job_document import ranks_section
-from lightning_flops.report.layout import TITLE_WIDTH
+from lightning_flops.report.layout import TITLE_WIDTH, View
 from lightning_flops.report.module_text import aggregated_lines, detailed_lines
 from lightning_flops.report.profile_document import (
     MODULES_SHOWN,
     advice_section,
     flops_section,
-    intensity_section,
     notes_section,
     operators_section,
     short_sections,
     throughput_section,
+    times_section,
     uncounted_section,
 )
+from lightning_flops.report.ranks_document import ranks_section
 from lightning_flops.report.summary_text import summary_lines
 from lightning_flops.report.throughput_text import render_throughput
 from lightning_flops.report.trace_document import MEMORY_TITLES, trace_sections
-from lightning_flops.report.trace_view import View
 from lightning_flops.schema.advice import Advice
 from lightning_flops.schema.comparison import Comparison
 from lightning_flops.schema.formula import FormulaReport
@@ -74,7 +73,7 @@ def render_text(profile: Renderable, *, detailed: bool | None = None) -> str:
     lines = _short_lines(profile)
     if profile.settings.detailed if detailed is None else detailed:
         lines += ["", *summary_lines(profile)]
-        for section in (*detailed_sections(profile), *_memory_of_trace(profile)):
+        for section in (*detailed_sections(profile), *_traced(profile)):
             lines += draw(section, VIEW)
         lines += ["", *aggregated_lines(profile), "", *detailed_lines(profile)]
     return page([*lines, VIEW.rule()])
@@ -96,16 +95,35 @@ def _short_lines(profile: Profile) -> list[str]:
     return lines[: MOST_LINES - 1]
 
 
+def render_forwards(profile: Profile, *, detailed: bool) -> str:
+    """The forwards of one model under DeepSpeed's labels, beginning with an empty line and ending in a line break."""
+    lines = ["", *summary_lines(profile, of_run=False)]
+    if profile.timing is not None and profile.timing.timed_steps > 1:
+        lines += draw(times_section(profile), VIEW)
+    lines += ["", *aggregated_lines(profile), *(["", *detailed_lines(profile)] if detailed else ())]
+    lines += draw(uncounted_section(profile), VIEW) if profile.uncounted else ()
+    lines += draw(notes_section(profile.notes), VIEW) if profile.notes else ()
+    return page([*lines, VIEW.rule()])
+
+
+def render_aggregated(profile: Profile) -> str:
+    """The classes of modules that weigh most at each depth, alone."""
+    return page(aggregated_lines(profile))
+
+
 def render_advice(advice: Sequence[Advice]) -> str:
     """The *advice* with its rules, ending in a line break."""
     return page(list(draw(advice_section(advice, rules=True), VIEW))[2:])
 
 
-def _memory_of_trace(profile: Profile) -> Iterator[Section]:
-    """Who allocated memory in the traced step: of its tables, those that were asked for by ``profile_memory``."""
+_TRACED = ("Step time", "Devices", "Modules", "Communication", "Idle", *MEMORY_TITLES)
+"""Tables of the traced step that the detailed report has; of the others, ``lightning-flops trace`` and the page."""
+
+
+def _traced(profile: Profile) -> Iterator[Section]:
     tables = None if profile.traced is None else profile.traced.tables
     if tables is not None:
-        yield from (one for one in trace_sections(tables) if one.title in MEMORY_TITLES)
+        yield from (one for one in trace_sections(tables) if one.title in _TRACED)
 
 
 def detailed_sections(profile: Profile) -> Iterator[Section]:
@@ -121,8 +139,7 @@ def detailed_sections(profile: Profile) -> Iterator[Section]:
         ranks_section(profile),
         memory_section(profile),
         operators_section(profile),
-        intensity_section(profile),
-        traced_section(profile),
         uncounted_section(profile),
+        traced_section(profile),
     )
     yield from (section for section in sections if section is not None)

@@ -8,15 +8,15 @@ from lightning_flops.analysis.no_mfu import why_no_mfu
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.report.document import short, us
 from lightning_flops.report.headline import try_first
-from lightning_flops.report.layout import and_more
-from lightning_flops.report.trace_view import View
+from lightning_flops.report.layout import View, and_more
 from lightning_flops.schema.trace import TraceReport, TracesReport
-from lightning_flops.schema.trace_flops import JobFlops
+from lightning_flops.schema.trace_flops import TracedStepFlops, of_all
 from lightning_flops.schema.trace_steps import STEP_PARTS
 from lightning_flops.units import percent, plain, si
 
 _TRACES = 4
 _PARTS = 4
+_KERNELS = 3
 _ADVICE = 3
 _ADVICE_LINES = 9
 
@@ -30,12 +30,14 @@ def answer_lines(report: TracesReport, files: Sequence[str], view: View) -> list
         view: how wide it is.
     """
     lines = [view.title("The answer")]
-    if report.job_flops is not None:
-        lines += view.paragraph(_of_job(report.job_flops), first="All ranks: ", rest="  ")
+    if report.job_steps is not None:
+        lines += view.paragraph(_of_job(report.job_steps), first="All ranks: ", rest="  ")
     alone = len(report.traces) == 1
     for trace, file in list(zip(report.traces, files, strict=True))[:_TRACES]:
         lines += view.paragraph(_time(trace), first="" if alone else f"{name_of(trace, file)}: ", rest="  ")
         lines += view.paragraph(_mfu(trace), first="" if alone else "  ", rest="  ")
+        if alone and trace.kernels:
+            lines += view.paragraph(_kernels(trace), rest="  ")
     lines += and_more(len(report.traces) - _TRACES)
     return [*lines, *try_first(report.advice[:_ADVICE], room=_ADVICE_LINES, width=view.text_width)]
 
@@ -54,10 +56,26 @@ def _mfu(trace: TraceReport) -> str:
     return f"{_shares(flops.mfu, flops.hfu, lower_bound=least)} of the device's dense peak, {peaks}."
 
 
-def _of_job(job: JobFlops) -> str:
-    if job.mfu is None:
-        return f"MFU is n/a: {job.reason or 'that of a rank is not known'}."
-    return f"{_shares(job.mfu, job.hfu, lower_bound=any(step.lower_bound for step in job.steps))}."
+def _kernels(trace: TraceReport) -> str:
+    """The kernels that took most time, which are those to begin with."""
+    from lightning_flops.trace.names import own_name  # which loads numpy
+
+    shares = {row.name: row.peak_share for row in (trace.flops.kernels if trace.flops else None) or ()}
+    first = (trace.kernels or ())[:_KERNELS]
+    names = [short(own_name(row.name)) for row in first]
+    told = [
+        f"{name} {percent(row.device.ratio)}"
+        + ("" if (peak := shares.get(row.name)) is None else f" (at {percent(peak)} of the peak)")
+        for name, row in zip(names, first, strict=True)
+    ]
+    return f"Most kernel time: {', '.join(told)}."
+
+
+def _of_job(steps: Sequence[TracedStepFlops]) -> str:
+    mfu, hfu = (of_all([(getattr(step, name), step.wall_us) for step in steps]) for name in ("mfu", "hfu"))
+    if mfu is None:
+        return "MFU is n/a: that of a rank is not known."
+    return f"{_shares(mfu, hfu, lower_bound=any(step.lower_bound for step in steps))}."
 
 
 def _shares(mfu: float, hfu: float | None, *, lower_bound: bool) -> str:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-from lightning_flops.analysis.rates import ratio
-from lightning_flops.report import layout
 from lightning_flops.report.document import (
     CALLS,
     NAME_CHARS,
@@ -22,23 +20,32 @@ from lightning_flops.report.document import (
     table,
     us,
 )
-from lightning_flops.report.work_document import flops_section, kernel_section, operator_section
+from lightning_flops.report.layout import shortened
+from lightning_flops.report.work_document import (
+    by_key,
+    flops_section,
+    joined,
+    kernel_section,
+    operator_section,
+    sorted_by_flops,
+)
 from lightning_flops.schema.trace import TraceReport
 from lightning_flops.schema.trace_events import KERNEL_GAP_LIMIT_US, HeldMemory, MemoryCurve
-from lightning_flops.schema.trace_steps import STEP_PARTS, Durations, PhaseRow, StepTime
-from lightning_flops.units import NOT_AVAILABLE, percent, plain, si
-
-_PHASES = {"forward": "fwd", "backward": "bwd"}
-
+from lightning_flops.schema.trace_steps import STEP_PARTS, StepTime
+from lightning_flops.units import NOT_AVAILABLE, percent, si
 
 MEMORY_TITLES = ("Memory over time", "Memory (bytes)", "Memory by module (bytes)")
 """Sections of which a trace has what it needs with ``profile_memory`` alone."""
+
+_PHASES = {"forward": "fwd", "backward": "bwd"}
 
 
 def trace_sections(report: TraceReport) -> Iterator[Section]:
     """All that one trace says, in the order of a report; what it has nothing for is left out."""
     yield _steps(report)
     yield _devices(report)
+    if report.kernels is not None:
+        yield kernel_section(report)
     if report.flops is not None:
         yield flops_section(report.flops)
     yield _phases(report)
@@ -46,19 +53,39 @@ def trace_sections(report: TraceReport) -> Iterator[Section]:
         yield _modules(report)
     if report.overlap is not None:
         yield _communication(report)
-    if report.kernels is not None:
-        yield kernel_section(report)
     if report.operators is not None:
         yield operator_section(report)
     yield from _memory(report)
     if report.transfers:
-        yield _transfers(report)
+        note = "Copies and memsets: the calls that launched them, and they themselves."
+        columns = [
+            named("kind"),
+            CALLS,
+            field("bytes", "bytes", sort="bytes"),
+            *statistics(lambda row: row.host, sorts=False, prefix="call "),
+            *statistics(lambda row: row.device),
+        ]
+        yield Section("Memory manipulation", note, [table(report.transfers, columns, least_width=6)])
     if report.user_scopes is not None:
-        yield _scopes(report)
+        columns = [named("scope"), CALLS, *statistics(lambda row: row.host)]
+        if any(row.device is not None for row in report.user_scopes):
+            columns += statistics(lambda row: row.device, sorts=False, labels="total ratio", prefix="device ")
+        note = "record_function and the like; device: work launched in them."
+        yield Section("User-defined scopes", note, [table(report.user_scopes, columns, least_width=6)])
     if report.idle is not None:
         yield _idle(report)
     if report.launches:
-        yield _launches(report)
+        columns = [
+            Column("", lambda row: row.name, str, "name"),
+            CALLS,
+            field("launched", "events"),
+            *statistics(lambda row: row.host, sorts=False, labels="mean max", prefix="call "),
+            *statistics(lambda row: row.device, labels="mean max", prefix="device "),
+            *statistics(lambda row: row.delay, sorts=False, labels="mean max", prefix="delay "),
+            field("shorter than the call", "shorter_than_launch"),
+        ]
+        note = "Delay: from the end of the call to the start on the device."
+        yield Section("Launches", note, [table(report.launches, columns, whole=True, least_width=6)])
 
 
 def _steps(report: TraceReport) -> Section:
@@ -76,80 +103,52 @@ def _steps(report: TraceReport) -> Section:
     wall, mean = times.mean.wall_us, "mean" if many else name(times.steps[0])
     parts = [getattr(times.mean, part) for _, part in STEP_PARTS]
     shares = [percent(None if part is None or not wall else part / wall) for part in (wall, *parts)]
+    foot = [[mean, *map(us, (wall, *parts))], ["ratio", *shares]]
     return Section(
         "Step time",
         "Each moment of a step counts once: under the first name from the left that ran then. The parts add up to the "
         "wall time. A step lasts to the end of the last kernel that was launched in it.",
-        [
-            table(
-                times.steps if many else (),
-                columns,
-                foot=[[mean, *map(us, (wall, *parts))], ["ratio", *shares]],
-                least_width=8,
-            )
-        ],
+        [table(times.steps if many else (), columns, foot=foot, least_width=8)],
     )
 
 
 def _devices(report: TraceReport) -> Section:
-    items = []
-    for device in report.device_metrics or ():
-        name = f"device {device.device}"
-        described = device.name or "not described in the trace"
-        occupancy = ratio(part=device.occupancy_percent, whole=100.0)
-        items += [
-            Figure(name, described + (f", {device.sm_count} SMs" if device.sm_count else "")),
-            Figure(f"{name}: GPU utilization (a kernel ran)", percent(device.utilization)),
-            Figure(f"{name}: SM efficiency (estimated)", percent(device.sm_efficiency)),
-            Figure(f"{name}: achieved occupancy (estimated)", percent(occupancy)),
-            Figure(f"{name}: mean blocks per SM", plain(device.blocks_per_sm)),
-        ]
     if report.device_metrics is None:
-        items.append(Figure("GPU utilization, SM efficiency, occupancy", f"{NOT_AVAILABLE} (no device events)"))
-    summary = report.device_summary
-    items += [
-        Figure("elapsed, first event to last", us(summary.elapsed_us)),
-        Figure("CPU (process) = CPU time / elapsed", percent(summary.cpu_process_ratio)),
-        Figure("CPU (system) = busy / (busy + idle)", percent(summary.cpu_system_ratio)),
-        *(Figure(f"GPU {use.device} = kernels / elapsed", percent(use.utilization)) for use in summary.devices or ()),
+        nothing = Figure("GPU utilization, SM efficiency, occupancy", f"{NOT_AVAILABLE} (no device events)")
+        return Section("Devices", "", [nothing])
+
+    def occupancy(row: Any) -> float | None:
+        return None if row.occupancy_percent is None else row.occupancy_percent / 100
+
+    columns = [
+        Column("", lambda row: f"device {row.device}", str),
+        Column("", lambda row: row.name or "not described in the trace", str, left=True),
+        field("SMs", "sm_count"),
+        field("GPU utilization", "utilization", percent),
+        field("SM efficiency", "sm_efficiency", percent),
+        Column("occupancy", occupancy, percent),
+        field("blocks/SM", "blocks_per_sm"),
     ]
-    return Section("Devices", 'Within the steps; from "elapsed" on, over the whole trace.', items)
+    return Section(
+        "Devices",
+        "Within the steps. Utilization: a kernel ran. SM efficiency and occupancy are estimated from launches.",
+        [table(report.device_metrics, columns, least_width=6)],
+    )
 
 
 def _phases(report: TraceReport) -> Section:
-    summary = report.model_summary
-    phases = [
-        ("data loader", summary.data_loader),
-        ("forward", summary.forward),
-        ("backward", summary.backward),
-        ("optimizer", summary.optimizer),
-    ]
-
-    def of(clock: str, rest_us: float | None, rest: float | None) -> Table:
-        def times(row: PhaseRow | None) -> Durations | None:
-            return None if row is None else getattr(row, clock)
-
-        def name(one: tuple[str, PhaseRow | None]) -> str:
-            return f"{one[0]} *" if one[1] is not None and one[1].source == "operators" else one[0]
-
-        shown = statistics(lambda one: times(one[1]))
+    tables = []
+    for clock in ("host", "device") if report.device_metrics is not None else ("host",):
         columns = [
-            Column(clock, name, str),
-            Column("calls", lambda one: None if one[1] is None else one[1].calls, plain, "calls"),
-            *shown,
+            Column(clock, lambda row: f"{row.name} *" if row.source == "operators" else row.name, str, "name"),
+            CALLS,
+            *statistics(lambda row, clock=clock: getattr(row, clock)),  # type: ignore[misc]  # of this turn
         ]
-        step = ["step", plain(summary.step.calls), *(one.show(one.of(("", summary.step))) for one in shown)]
-        others = ["others", "", us(rest_us), "", "", "", percent(rest)]
-        return table(phases, columns, name=lambda one: one[0], top=[step], foot=[others], whole=True)
-
-    others = summary.others
-    tables = [of("host", others.host_us, others.host_ratio)]
-    if summary.step.device is not None:
-        tables.append(of("device", others.device_us, others.device_ratio))
+        tables.append(table(report.phases, columns, whole=True))
     return Section(
-        "Model summary",
-        "Phases on the host's clock, and the device work launched in them. A phase with * has no scope in the trace "
-        "and is found by its operators. A phase that is n/a cannot be found; its time is in others.",
+        "Phases",
+        "On the host's clock, and the device work launched in them. A phase with * has no scope in the trace and is "
+        "found by its operators. What is in no phase is in others, once for each step.",
         tables,
     )
 
@@ -157,12 +156,7 @@ def _phases(report: TraceReport) -> Section:
 def _modules(report: TraceReport) -> Section:
     modules = report.modules
     assert modules is not None  # asked before
-    known = report.flops is not None and report.flops.modules is not None
-    flops = {row.name: row for row in (report.flops.modules if report.flops else None) or ()}
-
-    def of_flops(label: str, of: Callable[[Any], Any], show: Callable[[Any], str], absent: str = "") -> Column:
-        return Column(label, lambda row: flops.get(row.name), lambda one: absent if one is None else show(of(one)))
-
+    flops = by_key(report.flops.modules if report.flops else None)
     columns = [
         Column("module", lambda row: row.name or "(root)", short),
         CALLS,
@@ -173,32 +167,28 @@ def _modules(report: TraceReport) -> Section:
     ]
     if modules.clock == "device":
         columns += [field("fwd kernels", "forward_kernels"), field("bwd kernels", "backward_kernels")]
-    if known:
+    if flops:
         columns += [
-            of_flops("FLOPs", lambda one: one.forward + one.backward + one.recompute, si, "0"),
-            of_flops("FLOP/s", lambda one: one.flops_per_sec, si),
-            of_flops("of peak", lambda one: one.peak_share, percent),
+            joined("FLOPs", flops, lambda one: one.counted, si),
+            joined("FLOP/s", flops, lambda one: one.flops_per_sec, si),
+            joined("of peak", flops, lambda one: one.peak_share, percent),
         ]
     if any(row.source is not None for row in modules.rows):
         columns.append(field("forward is in", "source", place))
+    sorts: dict[str, Any] = {
+        "name": lambda row: row.name,
+        "total": lambda row: row.forward_us + row.backward_us,
+        "self": lambda row: row.own_forward_us + row.own_backward_us,
+    }
     items: list[Figure | Table | str] = [
         Figure("forward", us(modules.forward_us)),
         Figure("  of it unattributed", us(modules.unattributed_forward_us)),
         Figure("backward", us(modules.backward_us)),
         Figure("  of it gradient accumulation", us(modules.gradient_accumulation_us)),
         Figure("  of it communication", us(modules.backward_communication_us)),
-        Figure("  of it operators outside of autograd's nodes", us(modules.backward_outside_nodes_us)),
         Figure("  of it unattributed", us(modules.unattributed_backward_us)),
         Figure("optimizer", us(modules.optimizer_us)),
-        table(
-            sorted(modules.rows, key=lambda row: -(row.own_forward_us + row.own_backward_us)),
-            columns,
-            name=lambda row: row.name,
-            total=lambda row: row.forward_us + row.backward_us,
-            self=lambda row: row.own_forward_us + row.own_backward_us,
-            flops=lambda row: flops[row.name].forward + flops[row.name].backward if row.name in flops else 0,
-            rate=lambda row: flops[row.name].flops_per_sec if row.name in flops else 0,
-        ),
+        table(sorted(modules.rows, key=lambda row: -sorts["self"](row)), columns, **sorts, **sorted_by_flops(flops)),
     ]
     return Section(
         "Modules",
@@ -213,16 +203,10 @@ def _communication(report: TraceReport) -> Section:
     assert share is not None  # asked before
 
     def part(label: str, time_us: float) -> Figure:
-        return Figure(
-            label, f"{us(time_us)} ({percent(time_us / share.wall_us if share.wall_us else None)} of the steps)"
-        )
+        of_steps = percent(time_us / share.wall_us if share.wall_us else None)
+        return Figure(label, f"{us(time_us)} ({of_steps} of the steps)")
 
-    columns = [
-        named("collective"),
-        CALLS,
-        field("bytes", "bytes", sort="bytes"),
-        *statistics(lambda row: row.latency),
-    ]
+    columns = [named("collective"), CALLS, field("bytes", "bytes", sort="bytes"), *statistics(lambda row: row.latency)]
     return Section(
         "Communication",
         "Overlapping events are merged. Computation is every kernel that does not communicate.",
@@ -242,6 +226,8 @@ def _memory(report: TraceReport) -> Iterator[Section]:
         items = [item for curve in report.memory_curves for item in _peak_of(curve)]
         yield Section("Memory over time", "The most that was allocated at once, and what had allocated it.", items)
     sizes = [
+        Column("where", lambda row: "host" if row.device < 0 else f"device {row.device}", str, left=True),
+        CALLS,
         field("size increase", "size_increase_bytes"),
         field("self", "self_size_increase_bytes"),
         field("allocation", "allocation_bytes"),
@@ -254,26 +240,17 @@ def _memory(report: TraceReport) -> Iterator[Section]:
         "self": lambda row: row.self_allocation_bytes,
     }
 
-    def where(row: Any) -> str:
-        return row.device_type if row.device < 0 else f"{row.device_type} {row.device}"
-
     def cut(name: str) -> str:
-        return layout.shortened(name, chars=NAME_CHARS)
+        return shortened(name, chars=NAME_CHARS)
 
     if report.memory is not None:
-        columns = [
-            Column("operator", lambda row: "(outside operators)" if row.name is None else row.name, cut),
-            Column("where", where, str, left=True),
-            CALLS,
-            *sizes,
-        ]
+        columns = [Column("operator", lambda row: "(outside operators)" if row.name is None else row.name, cut), *sizes]
         note = "Size increase: allocated less freed. Allocation: frees left out. Self: without operators it called."
         yield Section("Memory (bytes)", note, [table(report.memory, columns, least_width=6, **sorts)])
     if report.module_memory:
         columns = [
             Column("module", lambda row: f"({row.part})" if row.name is None else row.name or "(root)", cut),
             Column("", lambda row: "" if row.name is None else _PHASES[row.part], str, left=True),
-            Column("where", where, str, left=True),
             *sizes,
         ]
         note = "As above, by the module whose forward or backward was running. Self: without the modules inside."
@@ -307,25 +284,6 @@ def _peak_of(curve: MemoryCurve) -> Iterator[Figure | Table]:
     yield table(curve.held, columns, total=lambda one: one.bytes)
 
 
-def _transfers(report: TraceReport) -> Section:
-    def of(clock: str, *, more: bool) -> Table:
-        shown = [named(clock), CALLS, field("bytes", "bytes", sort="bytes")]
-        sorts: dict[str, Any] = {one.sort: one.of for one in statistics(lambda row: row.device) if one.sort}
-        return table(report.transfers, [*shown, *statistics(lambda row: getattr(row, clock))], more=more, **sorts)
-
-    note = "Copies and memsets: the calls that launched them, and they themselves."
-    return Section("Memory manipulation", note, [of("host", more=False), of("device", more=True)])
-
-
-def _scopes(report: TraceReport) -> Section:
-    columns = [named("scope"), CALLS, *statistics(lambda row: row.host)]
-    if report.user_scopes and report.user_scopes[0].device is not None:
-        found = statistics(lambda row: row.device, sorts=False, labels="total ratio")
-        columns += [Column("device", found[0].of, us), found[1]]
-    note = "record_function and the like; device: work launched in them."
-    return Section("User-defined scopes", note, [table(report.user_scopes, columns, least_width=6)])
-
-
 def _idle(report: TraceReport) -> Section:
     def name(row: Any) -> str:
         return f"device {row.device}" if row.stream is None else f"device {row.device} stream {row.stream}"
@@ -343,21 +301,3 @@ def _idle(report: TraceReport) -> Section:
         f"begun. Kernel gap: launched in time, under {KERNEL_GAP_LIMIT_US} us. Other: the rest.",
         [table(report.idle, columns)],
     )
-
-
-def _launches(report: TraceReport) -> Section:
-    def two(of: str, label: str, *, sorts: bool = False) -> list[Column]:
-        mean, most = statistics(lambda row: getattr(row, of), sorts=sorts, labels="mean max")
-        return [Column(f"{label} mean", mean.of, us, mean.sort), most]
-
-    columns = [
-        Column("", lambda row: row.kind, str, "name"),
-        field("calls", "launches", sort="calls"),
-        field("launched", "events"),
-        *two("host", "call"),
-        *two("device", "device", sorts=True),
-        *two("delay", "delay"),
-        field("shorter than the call", "shorter_than_launch"),
-    ]
-    note = "Delay: from the end of the call to the start on the device."
-    return Section("Launches", note, [table(report.launches, columns, whole=True, least_width=6)])

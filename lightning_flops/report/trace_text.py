@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from lightning_flops.analysis.rank_names import name_files
 from lightning_flops.report.document import draw
+from lightning_flops.report.layout import SortKey, View
 from lightning_flops.report.profile_document import advice_section
 from lightning_flops.report.ranks_document import rank_section
 from lightning_flops.report.trace_answer_text import answer_lines, name_of
 from lightning_flops.report.trace_document import trace_sections
-from lightning_flops.report.trace_view import SortKey, View
 from lightning_flops.report.work_document import job_section
 from lightning_flops.schema.trace import TraceReport, TracesReport
 from lightning_flops.text.printable import page
@@ -40,10 +40,11 @@ def render_traces(
     if report.ranks is not None:
         straggles = any(advice.rule == "straggler" for advice in report.advice)
         lines += draw(rank_section(report.ranks, files, straggles=straggles), view)
-        if report.job_flops is not None and report.job_flops.reason is not None:
-            lines += ["", *view.line("FLOPs of all ranks", f"n/a ({report.job_flops.reason})")]
-        elif report.job_flops is not None:
-            lines += draw(job_section(report.job_flops), view)
+        if report.job_steps is not None:
+            lines += draw(job_section(report.job_steps), view)
+        elif any(trace.flops is not None for trace in report.traces):
+            reason = "it takes a trace of each rank, with FLOPs and marks of steps"
+            lines += ["", *view.line("FLOPs of all ranks", f"n/a ({reason})")]
     lines += draw(advice_section(report.advice, rules=True), view)
     return page([*lines, view.rule()])
 

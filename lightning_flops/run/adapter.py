@@ -23,29 +23,22 @@ def _nothing(stack: ExitStack) -> None:
 class Facts:
     """One run as its framework knows it."""
 
-    root: nn.Module
-    """The model whose modules own the work."""
-    device: torch.device
-    """Where the model is."""
-    output: LoggedOutput
-    """Where rank 0 shows its reports."""
-    context: Callable[[], RunContext]
-    """Returns where the run takes place, as it is now."""
-    x_axis: Callable[[], int]
-    """Returns the run's own step, which its loggers use as x-axis."""
-    optimizers: Callable[[], Iterable[Any] | None]
-    """Returns the optimizers that update the model; None if not known."""
-    whole_model: Callable[[], nn.Module]
-    """Returns the model with all its wrappers."""
+    root: nn.Module  # the model whose modules own the work
+    device: torch.device  # where the model is
+    output: LoggedOutput  # where rank 0 shows its reports
+    context: Callable[[], RunContext]  # returns where the run takes place, as it is now
+    x_axis: Callable[[], int]  # returns the run's own step, which its loggers use as x-axis
+    optimizers: Callable[[], Iterable[Any] | None]  # returns the optimizers that update the model; None if not known
+    whole_model: Callable[[], nn.Module]  # returns the model with all its wrappers
     rank: int = 0
     world_size: int = 1
     loop: Loop = "training"
-    profile_step: int | None
-    """The first step to profile, given as the number of steps before it; None: there is none."""
-    settle_steps: int = 2
-    """Steps left alone after a counted one, until batches that were fetched ahead are used up."""
+    profile_step: int | None  # the first step to profile, given as the number of steps before it; None: there is none
+    settle_steps: int = 2  # steps left alone after a counted one, until batches that were fetched ahead are used up
     loader_workers: Callable[[], int | None] = lambda: None
     """Returns the fewest worker processes of the training DataLoaders; None if not known."""
+    logged_at: Callable[[], int] | None = None
+    """Returns what the loggers have on their x-axis, as DeepSpeed's samples; None: the step."""
     declared_batch_size: Callable[[], int] | None = None
     """Returns the batch size that the framework's settings name; None: they name none."""
     unseen: tuple[TimePhase, ...] = ()

@@ -9,22 +9,38 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from lightning_flops import host_clock
 from lightning_flops.records import NO_TOKENS, UNKNOWN_TOKENS, BatchTokens, BatchTotals, Extremes
 
+_MOST_KEPT = 256
+"""Batches that are kept before they are added up, in a run that is not read."""
+
+
+class _Batch(NamedTuple):
+    seconds: float
+    wait: float | None
+    samples: int | None
+    tokens: BatchTokens | None
+    profiled: bool
+
 
 @dataclass(slots=True)
-class MonitorReading:
+class _Sums:
+    """Of unprofiled batches."""
+
+    samples: int | None = 0  # none if the size of a batch is not known
+    tokens: BatchTokens = NO_TOKENS
+
+
+@dataclass(slots=True)
+class MonitorReading(_Sums):
     """The unprofiled batches since the last reading."""
 
     seconds: float = 0.0
-    data_wait_sec: float | None = None
-    """Of these seconds, inside the data loader; None if no wait was seen."""
+    data_wait_sec: float | None = None  # of these seconds, inside the data loader; None if no wait was seen
     batches: int = 0
-    samples: int | None = 0
-    """None if the size of a batch is not known."""
-    tokens: BatchTokens = NO_TOKENS
 
 
 @dataclass(slots=True)
@@ -36,12 +52,6 @@ class _Spread:
     least: float = math.inf
     greatest: float = -math.inf
 
-    def add(self, value: float) -> None:
-        self.number += 1
-        self.total += value
-        self.least = min(self.least, value)
-        self.greatest = max(self.greatest, value)
-
     def record(self) -> Extremes | None:
         if not self.number:
             return None
@@ -50,22 +60,18 @@ class _Spread:
 
 @dataclass(slots=True)
 class Monitor:
-    """Adds up batches until it is read, and over the whole run."""
+    """Keeps batches until it is read, and adds them up then."""
 
-    now: Callable[[], float] = host_clock.now
-    """The host's clock, in seconds."""
-    all_tokens: BatchTokens = NO_TOKENS
-    """Of every batch, profiled ones as well."""
+    now: Callable[[], float] = host_clock.now  # the host's clock, in seconds
     _since: float = 0.0
     _step_sec: float = 0.0
-    _wait: float = 0.0
-    _fetches: int = 0
+    _wait: float | None = None
     _fetch_since: float | None = None
     _outside_since: float | None = None
+    _batches: list[_Batch] = field(default_factory=list)  # not added up yet
     _reading: MonitorReading = field(default_factory=MonitorReading)
-    _tokens: BatchTokens = NO_TOKENS
-    """Of the unprofiled batches of the readings before; the samples likewise."""
-    _samples: int | None = 0
+    _total: _Sums = field(default_factory=_Sums)
+    _all_tokens: BatchTokens = NO_TOKENS
     _batch_sec: _Spread = field(default_factory=_Spread)
     _waits: _Spread = field(default_factory=_Spread)
     _rates: _Spread = field(default_factory=_Spread)
@@ -78,7 +84,7 @@ class Monitor:
         """What runs from here, or since the last batch ended, until ``inside`` belongs to no step."""
         self._outside_since = self._since if since_batch else self.now()
         if since_batch:
-            self._wait, self._fetches = 0.0, 0
+            self._wait = None
 
     def inside(self) -> None:
         """Steps go on."""
@@ -93,8 +99,7 @@ class Monitor:
     def fetch_ends(self) -> None:
         """The data loader has delivered the batch."""
         if self._fetch_since is not None:
-            self._wait += self.now() - self._fetch_since
-            self._fetches += 1
+            self._wait = (self._wait or 0.0) + self.now() - self._fetch_since
             self._fetch_since = None
 
     def batch(self, *, samples: int | None, tokens: BatchTokens | None, profiled: bool, ends_step: bool) -> float:
@@ -111,46 +116,57 @@ class Monitor:
             self.outside()
         now = self.now()
         seconds, self._since = now - self._since, now
-        self.all_tokens = UNKNOWN_TOKENS if tokens is None else self.all_tokens.plus(tokens)
-        if not profiled:
-            self._add(seconds, samples, tokens)
-        self._wait, self._fetches = 0.0, 0
-        self._step_sec += seconds
-        step_sec = self._step_sec
-        if ends_step:
-            self._step_sec = 0.0
+        self._batches.append(_Batch(seconds, self._wait, samples, tokens, profiled))
+        self._wait = None
+        if len(self._batches) >= _MOST_KEPT:
+            self._add_up()
+        step_sec = self._step_sec + seconds
+        self._step_sec = 0.0 if ends_step else step_sec
         return step_sec
 
-    def _add(self, seconds: float, samples: int | None, tokens: BatchTokens | None) -> None:
+    def _add_up(self) -> None:
+        batches, self._batches = self._batches, []
         reading = self._reading
-        reading.seconds += seconds
-        reading.batches += 1
-        reading.samples = None if samples is None or reading.samples is None else reading.samples + samples
-        reading.tokens = UNKNOWN_TOKENS if tokens is None else reading.tokens.plus(tokens)
-        self._batch_sec.add(seconds)
-        if self._fetches:
-            reading.data_wait_sec = (reading.data_wait_sec or 0.0) + self._wait
-            self._waits.add(self._wait)
-        if samples is not None and seconds > 0:
-            self._rates.add(samples / seconds)
+        for seconds, wait, samples, tokens, profiled in batches:
+            self._all_tokens = UNKNOWN_TOKENS if tokens is None else self._all_tokens.plus(tokens)
+            if profiled:
+                continue
+            reading.batches += 1
+            reading.seconds += seconds
+            if wait is not None:
+                reading.data_wait_sec = (reading.data_wait_sec or 0.0) + wait
+            for sums in (reading, self._total):
+                sums.samples = None if samples is None or sums.samples is None else sums.samples + samples
+                sums.tokens = UNKNOWN_TOKENS if tokens is None else sums.tokens.plus(tokens)
+            rate = samples / seconds if samples is not None and seconds > 0 else None
+            for spread, value in ((self._batch_sec, seconds), (self._waits, wait), (self._rates, rate)):
+                if value is not None:
+                    spread.number += 1
+                    spread.total += value
+                    spread.least = min(spread.least, value)
+                    spread.greatest = max(spread.greatest, value)
 
     def read(self) -> MonitorReading:
         """The batches since the last reading; the next reading begins here."""
+        self._add_up()
         reading, self._reading = self._reading, MonitorReading()
-        unknown = reading.tokens is UNKNOWN_TOKENS
-        self._tokens = UNKNOWN_TOKENS if unknown else self._tokens.plus(reading.tokens)
-        known = self._samples is not None and reading.samples is not None
-        self._samples = (self._samples or 0) + (reading.samples or 0) if known else None
         return reading
 
+    @property
+    def all_tokens(self) -> BatchTokens:
+        """Of every batch, profiled ones as well."""
+        self._add_up()
+        return self._all_tokens
+
     def totals(self) -> BatchTotals:
-        """All unprofiled batches of the run; what was not read is added up."""
-        self.read()
+        """All unprofiled batches of the run."""
+        self._add_up()
+        total = self._total
         return BatchTotals(
             batches=self._batch_sec.number,
             seconds=self._batch_sec.record(),
             reader_sec=self._waits.record(),
-            samples=self._samples,
-            samples_per_sec=None if self._samples is None else self._rates.record(),
-            tokens=self._tokens,
+            samples=total.samples,
+            samples_per_sec=None if total.samples is None else self._rates.record(),
+            tokens=total.tokens,
         )

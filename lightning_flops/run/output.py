@@ -9,12 +9,12 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections import deque
+import textwrap
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from lightning_flops.config import OWN_FOLDER
-from lightning_flops.report.headline import headline
+from lightning_flops.report.headline import figures
 from lightning_flops.report.html_page import RunPages, packed, window_figures
 from lightning_flops.report.markdown import fenced
 from lightning_flops.report.scalars import MONITOR_PREFIX, profile_scalars
@@ -34,16 +34,18 @@ if TYPE_CHECKING:
 
 logger = package_logger(__name__)
 
+_LINE = 200
+"""Characters of the line that says what came out and where it is, unless the place is longer."""
+
 WINDOWS_KEPT = 8
 """The page and the tab show so many windows of a run, the latest ones: their files do not grow for ever."""
 
 _JSON, _PAGE, _TEXT, _THROUGHPUT = _NAMES = ("profile.json", "profile.html", "profile.txt", "throughput.json")
 
-
 class RunFiles:
     """The files that one rank writes about its run, in a folder of ours. No file of another run is replaced.
 
-    Each file is there once, and is written anew for each window. Ranks other than 0 have their number in the names.
+    Each file is written anew for each window. Ranks other than 0 have their number in the names.
 
     Args:
         config: the settings.
@@ -55,15 +57,13 @@ class RunFiles:
     def __init__(
         self, config: ProfilerConfig, folder: Callable[[], str | None], *, rank: int = 0, part: str = ""
     ) -> None:
-        self.folder = functools.cache(folder)
-        """Returns the folder of the run's logs."""
+        self.folder = functools.cache(folder)  # returns the folder of the run's logs
         self._output_file = config.output_file
         self._suffix = (f".{part}" if part else "") + (f".rank{rank}" if rank else "")
         self._writes_throughput = config.timer_only  # otherwise only beside a profile
         self._pages = RunPages(WINDOWS_KEPT) if config.html and not rank else None
         self._number: int | None = None
-        self._tabs: deque[str] = deque()
-        self._tabs_written = 0
+        self._tabs: list[str] = []
 
     def report(self, profile: Profile) -> None:
         """Write the files of *profile*."""
@@ -95,12 +95,11 @@ class RunFiles:
             events = tab_events(tag=tag, figures=figures, packed=packed(profile), step=profile.report_step)
         except ImportError:  # the run's writer is another package's
             return
-        self._tabs_written += 1
-        path = f"{place}/{event_file_name(self._tabs_written)}"
-        if _written(path, lambda: write_own_file(path, events)):
-            self._tabs.append(path)
-        while len(self._tabs) > WINDOWS_KEPT:
-            remove_file(self._tabs.popleft())
+        path = f"{place}/{event_file_name(len(self._tabs) + 1)}"
+        self._tabs.append(path)
+        _written(path, lambda: write_own_file(path, events))
+        if len(self._tabs) > WINDOWS_KEPT:
+            remove_file(self._tabs[-1 - WINDOWS_KEPT])
 
     def _write(self, name: str, content: Callable[[], str]) -> str | None:
         if (place := self._place()) is None:
@@ -135,17 +134,14 @@ class RunFiles:
 class LoggedOutput:
     """Where rank 0 shows the reports of one run: in its loggers, on the console and in files.
 
-    If one of them refuses a report, the others still get it.
-
     Args:
         config: the settings.
         loggers: those of the run.
         folder: as of ``RunFiles``.
         console: shows a report if no file was named for it.
         text_file: a report that no logger shows, and that no file was named for, gets a file of its own.
-        x_axis: the loggers' x-axis value, given the step of a report.
-        announce: says on a line what came out and where the report is, for a user who may see nothing else of it.
-        nowhere: what to say, once, of a report that no file keeps and no logger shows; empty: nothing.
+        announce: says on a line what came out and where it is, once, for a user who may see nothing else of it.
+        nowhere: what to say in the place of where it is, if no file keeps the report and no logger shows it.
         part: a word that tags have below their prefix if the run is not the first training of its program.
     """
 
@@ -157,77 +153,62 @@ class LoggedOutput:
         folder: Callable[[], str | None],
         console: Callable[[str], None] = to_log,
         text_file: bool = True,
-        x_axis: Callable[[int], int] = lambda step: step,
         announce: Callable[[str], None] = lambda sentence: None,
         nowhere: str = "",
         part: str = "",
     ) -> None:
         self.files, self.part = RunFiles(config, folder, part=part), part
         self._config = config
-        self._loggers = loggers
+        self.loggers = loggers
         self._console = console
         self._text_file = text_file
-        self._x_axis = x_axis
         self._announce = announce
         self._nowhere = nowhere
         # The tags of a training run and of another loop never meet.
-        self._prefix, self._monitor_prefix = (
+        self._prefix, self.monitor_prefix = (
             f"{prefix}/{part}" if part else prefix for prefix in (config.tag_prefix, MONITOR_PREFIX)
         )
 
     def report(self, profile: Profile) -> Callable[[int], None]:
         """Write the files of *profile*; what is returned shows it everywhere else, given the run's step."""
-        text, context, board = render_text(profile), profile.context, self._loggers.has_board
+        text, context, board = render_text(profile), profile.context, self.loggers.has_board
         if board:
             self.files.write_tab(profile, prefix=self._prefix)
         paths = self.files.write_profile(profile, text, keep_text=self._text_file and not board)
         scalars, advice = profile_scalars(profile, prefix=self._prefix), fenced(render_advice(profile.advice))
         whose = "" if context.trains else f" of the {context.run_word}"
-        sentence = f"FLOPs of {context.step_word} {profile.profile_step}{whose}: {headline(profile)}"
+        sentence = f"FLOPs of {context.step_word} {profile.profile_step}{whose}: {figures(profile, reasons=False)}"
 
         def show(step: int) -> None:
-            at, tag = self._x_axis(step), f"{self._prefix}/profile"
-            self._loggers.write_scalars(scalars, step=at)
-            shown = self._loggers.write_text(tag, fenced(text), step=at)
-            self._loggers.write_text(f"{self._prefix}/advice", advice, step=at)
+            tag = f"{self._prefix}/profile"
+            self.loggers.write_scalars(scalars, step=step)
+            shown = self.loggers.write_text(tag, fenced(text), step=step)
+            self.loggers.write_text(f"{self._prefix}/advice", advice, step=step)
             if self._config.output_file is None:
                 self._console(text)
             if (page := paths["page"]) is not None:
-                self._loggers.keep_file(page)
+                self.loggers.keep_file(page)
             self._say(sentence, {**paths, "tag": tag if shown else None})
 
         return show
 
     def _say(self, sentence: str, places: Mapping[str, str | None]) -> None:
-        words = {
-            "page": "the page is in",
-            "text": "the report is in",
-            "tag": "the loggers show the report as the text",
-            "json": "every number is in",
-        }
-        where = ", ".join(f"{words[name]} {places[name]}" for name in words if places[name] is not None)
-        if not where:
-            where, self._nowhere = self._nowhere, ""
-        if where:
-            self._announce(f"{sentence} {where[0].upper()}{where[1:]}")
+        """Announce the first report and the place that has most of it: later ones are in the same files."""
+        words = {"page": "Page: ", "text": "Report: ", "tag": "In the loggers, the text ", "json": "Profile: "}
+        where = next((f"{words[name]}{shown_path(place)}" for name in words if (place := places[name])), self._nowhere)
+        announce, self._announce = self._announce, lambda sentence: None
+        announce(f"{textwrap.shorten(sentence, max(20, _LINE - len(where) - 2), placeholder=' …')}. {where}".rstrip())
 
     def summary(self, summary: ThroughputSummary) -> Callable[[int], None]:
         """Write the file of the run's *summary*; what is returned shows it everywhere else, given the run's step."""
         self.files.summary(summary)
-        text, tag = render_throughput(summary), f"{self._monitor_prefix}/summary"
+        text, tag = render_throughput(summary), f"{self.monitor_prefix}/summary"
 
         def show(step: int) -> None:
-            self._loggers.write_text(tag, fenced(text), step=self._x_axis(step))
+            self.loggers.write_text(tag, fenced(text), step=step)
             to_log(text)
 
         return show
-
-    def show_reading(self, scalars: Mapping[str, float], *, step: int) -> None:
-        """Give the loggers a reading of the monitor, as ``monitor_scalars`` makes it; on the training thread."""
-        if self.part:
-            prefix = self._monitor_prefix
-            scalars = {prefix + tag.removeprefix(MONITOR_PREFIX): value for tag, value in scalars.items()}
-        self._loggers.write_scalars(scalars, step=self._x_axis(step))
 
 
 def files_of_rank(rank: int, output: LoggedOutput, *, ranks: Ranks | None, config: ProfilerConfig) -> RunFiles | None:
@@ -235,6 +216,14 @@ def files_of_rank(rank: int, output: LoggedOutput, *, ranks: Ranks | None, confi
     if not config.all_ranks:
         return None
     return RunFiles(config, output.files.folder if ranks is None else ranks.folder, rank=rank, part=output.part)
+
+
+def shown_path(path: str) -> str:
+    """*path* from the working directory, if it lies below it."""
+    if "://" in path or not os.path.isabs(path):
+        return path
+    relative = os.path.relpath(path)
+    return path if relative.startswith("..") else relative
 
 
 def _written(path: str, write: Callable[[], str | None]) -> str | None:

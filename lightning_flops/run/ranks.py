@@ -1,26 +1,22 @@
 """One report for all ranks: the others write what they measured into the process group's store, rank 0 reads it there.
 
 No collective is used: where one rank is absent, a collective waits, and after its timeout training's group is broken,
-too. No call waits inside the store either: a key is read only after it was seen there, and until all have left none is
-deleted that another rank may read. Keys, all below ``lightning_flops/{number of the run}/``:
+too. No call waits inside the store either: a key is read only after it was seen there. Keys, all below
+``lightning_flops/{number of the run}/``:
 
-    id                      drawn by rank 0; a store may outlive its job, and hold records of ranks that have died
-    {id}/{step}/{rank}      the rank's record of that window, or why there is none; rank 0 deletes what it has read
-    {id}/{step}             how many ranks have written one
-    {id}/out/{rank}         why nothing more comes from the rank
-    {id}/out                how many ranks are out
-    {id}/folder             where rank 0's files go
-    {id}/closed             rank 0 reads nothing any more
-    {id}/left               how many ranks have closed; the last one deletes all of these
+    {step}/{rank}    the rank's record of that window, or why there is none; rank 0 deletes what it has read
+    {step}           how many ranks have written one
+    out/{rank}       why nothing more comes from the rank
+    out              how many ranks are out
+    folder           where rank 0's files go
+    left             how many ranks have closed; the last one deletes all of these
 """
 
 from __future__ import annotations
 
-import collections
-import contextlib
 import itertools
 import logging
-import os
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -47,17 +43,14 @@ logger = package_logger(__name__)
 Store: TypeAlias = Any
 """A ``torch.distributed.Store``, whose methods torch gives no types."""
 
-_ABSENCES_LOGGED = 8
-"""Most absent ranks that one log line names."""
-
 _SEC_FOR_RANK_0, _PAUSE_SEC = 2.0, 0.02
-"""How long another rank waits for rank 0 to begin the run or to tell its folder; pause between two looks."""
+"""How long another rank waits for rank 0 to tell its folder; pause between two looks."""
 
 _run_numbers = itertools.count()
 
 
 class NoStoreError(RuntimeError):
-    """The ranks cannot exchange anything; the message says why, in words that end a sentence."""
+    """The ranks cannot exchange anything; the message says why."""
 
 
 def default_store() -> Store:
@@ -76,7 +69,7 @@ def default_store() -> Store:
 
 @dataclass
 class _Window:
-    """A window of rank 0 that waits for the records of the others."""
+    """A window of rank 0, which waits for the records of the others."""
 
     profile: Profile
     began: float
@@ -87,8 +80,8 @@ class _Window:
 class Ranks:
     """One rank's part in the reports of one run; the worker's thread sends, the training thread does the rest.
 
-    Only ``finish`` and ``folder`` wait, and not for long. The first error of the store ends the exchange: rank 0 then
-    reports on the ranks that it has heard of, with the error as the reason why the others are missing.
+    The first error of the store ends the exchange: rank 0 then reports on the ranks that it has heard of, and names the
+    error as the reason why the others are missing.
 
     Raises:
         NoStoreError: the ranks cannot exchange anything.
@@ -110,68 +103,42 @@ class Ranks:
         self._find_store = find_store
         self._clock = clock
         # All ranks of a program begin the same runs in the same order, so that each can number them by itself.
-        self._folder = f"lightning_flops/{next(_run_numbers) if number is None else number}"
-        self._id = os.urandom(8).hex()  # another rank reads that of rank 0
-        self._unsent: collections.deque[tuple[str, bytes]] = collections.deque()
-        self._waiting: collections.deque[_Window] = collections.deque()
+        self._keys = f"lightning_flops/{next(_run_numbers) if number is None else number}"
+        self._waiting: deque[_Window] = deque()
         self._last_step: int | None = None
         self._out = False
         self._failure: str | None = None
-        self._ask(lambda store: None if rank else store.set(f"{self._folder}/id", self._id.encode()))
+        self._ask(lambda store: None)
         if self._failure is not None:
             raise NoStoreError(self._failure)
 
     @property
     def pending(self) -> bool:
-        """Whether ``ready`` has something to look for: others' records, or rank 0's beginning of the run."""
-        return bool(self._waiting or (self._unsent and self._failure is None))
+        """Whether ``ready`` has something to look for."""
+        return bool(self._waiting)
 
     def send(self, profile: Profile) -> None:
         """Send rank 0 the record of *profile*."""
-        try:
-            packed = pack(make_rank_record(profile))
-        except Exception as error:  # tell rank 0, so that it does not wait for a record that will not come
-            packed = self._absence(f"its measurements could not be packed: {words_of(error)}")
         self._last_step = profile.profile_step
-        self._say(str(profile.profile_step), packed)
+        try:
+            self._say(str(profile.profile_step), pack(make_rank_record(profile)))
+        except Exception as error:  # tell rank 0, so that it does not wait for a record that will not come
+            self.say_absent(profile.profile_step, f"its measurements could not be packed: {words_of(error)}")
 
-    def say_absent(self, step: int, reason: str) -> None:
-        """Tell rank 0 that no record of the window of *step* comes, and the *reason*."""
-        self._say(str(step), self._absence(reason))
-
-    def say_out(self, reason: str) -> None:
-        """Tell rank 0 that nothing more comes; the first *reason* counts."""
-        if not self._out:
-            self._out = True
-            self._say("out", self._absence(reason))
-
-    def _absence(self, reason: str) -> bytes:
-        return pack(RankAbsence(rank=self._rank, reason=reason))
+    def say_absent(self, step: int | None, reason: str) -> None:
+        """Tell rank 0 that no record of the window of *step* comes, or none any more (the first *reason* counts)."""
+        if step is not None or not self._out:
+            self._out |= step is None
+            absence = pack(RankAbsence(rank=self._rank, reason=reason))
+            self._say("out" if step is None else str(step), absence)
 
     def _say(self, about: str, packed: bytes) -> None:
-        if self._rank and self._failure is None:
-            self._unsent.append((about, packed))
-            self._ask(self._send_unsent)
+        def write(store: Store) -> None:
+            store.set(f"{self._keys}/{about}/{self._rank}", packed)
+            store.add(f"{self._keys}/{about}", 1)
 
-    def _send_unsent(self, store: Store) -> None:
-        run = self._run(store)
-        if run is None:
-            return
-        if store.check([f"{run}/closed"]):
-            self._unsent.clear()
-        with contextlib.suppress(IndexError):  # all is sent, here or on the worker's thread
-            while True:
-                about, packed = self._unsent.popleft()
-                store.set(f"{run}/{about}/{self._rank}", packed)
-                store.add(f"{run}/{about}", 1)
-
-    def _run(self, store: Store) -> str | None:
-        """The folder of the run's keys; None if rank 0 has not begun it."""
-        if self._rank:  # looked up each time: a job that was started anew may first find the id of the one that died
-            if not store.check([f"{self._folder}/id"]):
-                return None
-            self._id = store.get(f"{self._folder}/id").decode()
-        return f"{self._folder}/{self._id}"
+        if self._rank:
+            self._ask(write)
 
     def await_reports(self, profile: Profile) -> None:
         """Let *profile*, of a window that has closed on rank 0, wait for the records of the other ranks."""
@@ -181,9 +148,7 @@ class Ranks:
         logger.info(words, profile.profile_step, timeout_sec, self._world_size - 1)
 
     def ready(self) -> list[Profile]:
-        """The job's profiles whose ranks are all there or out of time; on another rank, what waited is sent."""
-        if self._unsent:
-            self._ask(self._send_unsent)
+        """The job's profiles whose ranks are all there or out of time."""
         merged = []
         while self._waiting and self._is_complete(self._waiting[0]):
             merged.append(self._merged(self._waiting.popleft()))
@@ -191,16 +156,16 @@ class Ranks:
 
     def finish(self, within_sec: float) -> list[Profile]:
         """The rest of the job's profiles, after at most *within_sec*."""
-        ends = self._clock() + (min(within_sec, _SEC_FOR_RANK_0) if self._rank else within_sec)
+        ends = self._clock() + within_sec
         for window in self._waiting:
             window.deadline = min(window.deadline, ends)
         merged = self.ready()
         if self._waiting:
             logger.info("waiting %.1f s at most for the measurements of the other ranks", within_sec)
-        while self.pending and self._clock() < ends:
+        while self._waiting:
             host_clock.sleep(_PAUSE_SEC)
             merged += self.ready()
-        return merged + self.ready()
+        return merged
 
     def _is_complete(self, window: _Window) -> bool:
         late = self._clock() >= window.deadline
@@ -209,7 +174,7 @@ class Ranks:
 
     def _read_records(self, window: _Window, store: Store, *, late: bool) -> None:
         """Read the records of *window* once the counters say that all are there, or it is *late*."""
-        run, step = self._run(store), window.profile.profile_step
+        run, step = self._keys, window.profile.profile_step
         if not late and store.add(f"{run}/{step}", 0) + store.add(f"{run}/out", 0) < self._world_size - 1:
             return
         for rank in range(1, self._world_size):
@@ -236,9 +201,8 @@ class Ranks:
         others = range(1, self._world_size)
         answers = [window.answers.get(rank) or RankAbsence(rank=rank, reason=why) for rank in others]
         if missing := [f"rank {one.rank}: {one.reason}" for one in answers if isinstance(one, RankAbsence)]:
-            there, more = self._world_size - len(missing), len(missing) - _ABSENCES_LOGGED
-            words = "; ".join(missing[:_ABSENCES_LOGGED]) + (f"; and {more} more" if more > 0 else "")
-            step = profile.profile_step
+            words = "; ".join([*missing[:8], *([f"and {len(missing) - 8} more"] if len(missing) > 8 else [])])
+            there, step = self._world_size - len(missing), profile.profile_step
             logger.warning("the report of step %d is of %d of %d ranks; %s", step, there, self._world_size, words)
         waited_sec, limits = self._clock() - window.began, self._config.thresholds
         try:
@@ -251,7 +215,7 @@ class Ranks:
 
     def tell_folder(self, folder: str) -> None:
         """Let all ranks know where rank 0's files go; empty if it writes none."""
-        self._ask(lambda store: store.set(f"{self._run(store)}/folder", folder.encode()))
+        self._ask(lambda store: store.set(f"{self._keys}/folder", folder.encode()))
 
     def folder(self) -> str | None:
         """Where rank 0's files go, ours if it does not say in time; None if it writes none."""
@@ -263,24 +227,20 @@ class Ranks:
         return told or None
 
     def _told_folder(self, store: Store) -> str | None:
-        run = self._run(store)
-        return store.get(f"{run}/folder").decode() if run and store.check([f"{run}/folder"]) else None
+        key = f"{self._keys}/folder"
+        return store.get(key).decode() if store.check([key]) else None
 
     def close(self) -> None:
         """End this rank's part: it sends and reads nothing more."""
-        self.say_out("it profiled no step" if self._last_step is None else f"it last profiled step {self._last_step}")
+        last = self._last_step
+        self.say_absent(None, "it profiled no step" if last is None else f"it last profiled step {last}")
         self._ask(self._leave)
         self._failure = "this rank has left"
 
     def _leave(self, store: Store) -> None:
-        run = self._run(store)
-        if run is None:
-            return
-        if self._rank == 0:
-            store.set(f"{run}/closed", b"")
-        if store.add(f"{run}/left", 1) == self._world_size:
+        if store.add(f"{self._keys}/left", 1) == self._world_size:
             for key in store.list_keys():
-                if key.startswith(f"{self._folder}/"):
+                if key.startswith(f"{self._keys}/"):
                     store.delete_key(key)
 
     def _ask(self, do: Callable[[Store], Any]) -> Any:

@@ -6,10 +6,9 @@ gives what is ready to the run's loggers at its next batch.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from lightning_flops import host_clock
 from lightning_flops.analysis.budget import with_report_sec
@@ -18,7 +17,7 @@ from lightning_flops.analysis.rates import padding_ratio
 from lightning_flops.analysis.throughput import build_throughput
 from lightning_flops.instrument.random_state import random_state_kept
 from lightning_flops.instrument.run_facts import gather_run_facts
-from lightning_flops.report.headline import counted, headline
+from lightning_flops.report.headline import headline
 from lightning_flops.report.scalars import monitor_scalars
 from lightning_flops.run.output import files_of_rank
 from lightning_flops.run.ranks import NoStoreError, Ranks
@@ -30,7 +29,7 @@ from lightning_flops.text.printable import package_logger
 if TYPE_CHECKING:
     from lightning_flops.config import ProfilerConfig
     from lightning_flops.instrument.notes import Notes
-    from lightning_flops.records import BatchTokens, RunContext, RunFacts, StepSums, UnprofiledFlops, WindowRecord
+    from lightning_flops.records import BatchTokens, RunContext, StepSums, UnprofiledFlops, WindowRecord
     from lightning_flops.run.adapter import Facts
     from lightning_flops.run.monitor import Monitor, MonitorReading
     from lightning_flops.run.output import LoggedOutput, RunFiles
@@ -55,15 +54,8 @@ class Outcomes:
 
     runs: int = 0
     profiles: int = 0
-    latest: str = ""
-    """The latest report, in a line."""
-    reasons: list[str] = field(default_factory=list)
-    """Why runs ended without a report."""
-
-    def reports(self, profile: Profile) -> None:
-        """A report was made."""
-        self.profiles += 1
-        self.latest = f"{counted(profile)}: {headline(profile)}"
+    reasons: list[str] = field(default_factory=list)  # why runs ended without a report
+    warned: bool = False  # the log has said so
 
 
 OUTCOMES = Outcomes()
@@ -74,20 +66,17 @@ class Reports:
     """Makes the reports of one run; *publish* gets each profile, on the training thread."""
 
     def __init__(self, facts: Facts, config: ProfilerConfig, publish: Callable[[Profile], None], notes: Notes) -> None:
-        self.profile: Profile | None = None
-        """The latest."""
-        self.throughput: ThroughputSummary | None = None
-        """Of the whole run, once it is over."""
-        self.analyzing = False
-        """A window is being analyzed on the worker's thread, which slows the steps beside it."""
+        self.throughput: ThroughputSummary | None = None  # of the whole run, once it is over
+        self.analyzing = False  # A window is being analyzed on the worker's thread, which slows the steps beside it
+        self._has_closed_a_window = False
         self._facts = facts
         self._config = config
         self._publish = publish
         self._notes = notes
         self._worker = Worker()
         self._ranks: Ranks | None = None
-        self._awaited: int | None = None
         self._writes = facts.rank == 0
+        self._logged_at = facts.logged_at or facts.x_axis
         self._output: LoggedOutput | RunFiles | None = facts.output if facts.rank == 0 else None
         self._peaks: dict[str, float | None] = {}
 
@@ -117,44 +106,35 @@ class Reports:
 
     # ---- a window closes
 
-    def await_window(self, step: int | None) -> None:
-        """The window of *step* comes next; None: there is none."""
-        self._awaited = step
-
-    def absent(self, step: int, reason: str) -> None:
-        """No report of *step* comes from this rank, for this *reason*."""
+    def passed_over(self, step: int) -> None:
+        """*step* was to be profiled, and another window was still open."""
+        sentence = f"profile_step lists {step}, too: it was not profiled, because this window was still open."
+        self._notes.add(sentence)
+        self.warn(sentence)
         if self._ranks is not None:
-            self._ranks.say_absent(step, reason)
+            self._ranks.say_absent(step, "it passed this step over: another window was still open")
 
     def report(self, record: WindowRecord, window: Window, *, all_tokens: BatchTokens) -> None:
         """Make the report of *record*, which *window* has measured."""
         facts = self._facts
-
-        def set_up(optimizers: Iterable[Any] | None) -> RunFacts:
-            return gather_run_facts(
-                facts.root,
-                device=facts.device,
-                optimizers=optimizers,
-                loader_workers=facts.loader_workers(),
-                padding_ratio=padding_ratio(all_tokens),
-            )
-
         with random_state_kept():  # the questions call methods of the user's modules and optimizers
             optimizers = self._answer(facts.optimizers, "the optimizers could not be asked for")
-            run_facts = self._answer(lambda: set_up(optimizers), "how the run is set up could not be read")
-            watched = self._answer(
+            run_facts = self._answer(
+                lambda: gather_run_facts(
+                    facts.root,
+                    device=facts.device,
+                    optimizers=optimizers,
+                    loader_workers=facts.loader_workers(),
+                    padding_ratio=padding_ratio(all_tokens),
+                ),
+                "how the run is set up could not be read",
+            )
+            memory = self._answer(
                 lambda: window.memory.record(optimizers=optimizers), "what the memory is for could not be read"
             )
-        record = replace(
-            record,
-            notes=(*record.notes, *window.processors.sentences()),
-            processor=window.processors.loss(),
-            gpu=window.gpu.record(),
-            facts=run_facts,
-            memory=watched,
-        )
+        record = replace(window.watched(record), facts=run_facts, memory=memory)
         step = facts.x_axis()
-        self._awaited, self.analyzing = None, True
+        self.analyzing = self._has_closed_a_window = True
         self._worker.submit(lambda: self._made(record, step, window), f"the report of step {record.profile_step}")
 
     def _answer(self, question: Callable[[], T], failure: str) -> T | None:
@@ -180,21 +160,15 @@ class Reports:
         if self._writes:
             word, line = profile.context.step_word, headline(profile)
             logger.info("profiled %s %d of this %s: %s", word, profile.profile_step, profile.context.run_word, line)
-        if ranks is None or self._facts.rank:
-            if ranks is not None:
-                ranks.send(profile)
-            return lambda: self._show(profile)
-
-        def collect() -> None:
-            self.profile = profile
-            ranks.await_reports(profile)
-
-        return collect
+        if ranks is not None and self._writes:
+            return lambda: ranks.await_reports(profile)
+        if ranks is not None:
+            ranks.send(profile)
+        return lambda: self._show(profile)
 
     def _show(self, profile: Profile) -> None:
         """Give *profile* to the user, to its files and to the loggers."""
-        self.profile = profile
-        OUTCOMES.reports(profile)
+        OUTCOMES.profiles += 1
         self._publish(profile)
         if (output := self._output) is not None:
             self._write(lambda: output.report(profile), f"the report of step {profile.profile_step}")
@@ -202,15 +176,17 @@ class Reports:
     def _write(self, write: Callable[[], Callable[[int], None] | None], what: str) -> None:
         """Have the worker write files; what that returns gives the rest to the loggers, at the run's step."""
 
-        def written() -> Callable[[], None] | None:
+        def written() -> Callable[[], None]:
             show = write()
-            return None if show is None else functools.partial(self._to_loggers, show)
+
+            def to_loggers() -> None:
+                if show is not None:
+                    with random_state_kept():
+                        show(self._logged_at())
+
+            return to_loggers
 
         self._worker.submit(written, what)
-
-    def _to_loggers(self, show: Callable[[int], None]) -> None:
-        with random_state_kept():
-            show(self._facts.x_axis())
 
     def deliver(self) -> bool:
         """Give what is ready to the loggers, and report what all ranks have sent; whether there was anything."""
@@ -229,7 +205,6 @@ class Reports:
         """Give the loggers what went by since the last reading, with what its steps cost."""
         if not (self._writes and reading.batches):
             return
-        useful = None if flops is None else flops.useful_by_dtype
         scalars = monitor_scalars(
             seconds=reading.seconds,
             data_wait_sec=reading.data_wait_sec,
@@ -240,13 +215,13 @@ class Reports:
             padding_ratio=None if reading.tokens.real is None else padding_ratio(reading.tokens),
             model_flops=None if flops is None else sum(flops.by_dtype.values()),
             model_flops_peak_sec=None if flops is None else self._at_peak(flops.by_dtype),
-            useful_flops_peak_sec=None if useful is None else self._at_peak(useful),
+            useful_flops_peak_sec=None if flops is None else self._at_peak(flops.useful_by_dtype),
             estimated_ratio=None if flops is None else flops.estimated_ratio,
+            prefix=self._facts.output.monitor_prefix,
         )
-        self._facts.output.show_reading(scalars, step=self._facts.x_axis())
+        self._facts.output.loggers.write_scalars(scalars, step=self._logged_at())
 
     def _tokens_of(self, samples: int | None, tokens: BatchTokens) -> int | None:
-        """Tokens that a rate is of: as the user has said of so many *samples*, or those that are no padding."""
         per_sample = self._config.tokens_per_sample
         if per_sample is None:
             return tokens.real
@@ -254,24 +229,25 @@ class Reports:
 
     def _at_peak(self, by_dtype: Mapping[str, float] | None) -> float | None:
         """Seconds that these FLOPs take at this device's peaks; None if not known."""
-        if by_dtype is None:
-            return None
         seconds = 0.0
-        for dtype, flops in by_dtype.items():
+        for dtype, flops in (by_dtype or {}).items():
             if dtype not in self._peaks:
-                name, given = self._facts.context().device_name, self._config.peak_flops_per_sec
-                self._peaks[dtype] = peak_for(device_name=name, dtype=dtype, given=given)
+                context, given = self._facts.context(), self._config.peak_flops_per_sec
+                self._peaks[dtype] = peak_for(
+                    device_name=context.device_name, dtype=dtype, given=given, host=context.host
+                )
             if (peak := self._peaks[dtype]) is None:
                 return None
             seconds += flops / peak
-        return seconds
+        return None if by_dtype is None else seconds
 
     def not_reached(self, step: int, context: RunContext, *, steps_done: int) -> None:
         """The run has ended before *step* was profiled."""
         steps = "step(s)" if context.trains else "batch(es)"
         ended = f"this {context.run_word} ended after {steps_done} {steps}"
-        if self.profile is None:
+        if not self._has_closed_a_window:
             OUTCOMES.reasons.append(f"profile_step is {step}, and {ended}")
+            OUTCOMES.warned |= self._writes
             self.warn(f"nothing was profiled: {OUTCOMES.reasons[-1]}")
         elif self._config.every is None:
             self.warn(f"{context.step_word} {step} was not profiled: {ended}")
@@ -282,15 +258,16 @@ class Reports:
         flops: StepSums | None,
         *,
         steps_done: int,
+        awaits_window: bool,
         interrupted_by: BaseException | None,
     ) -> None:
         """The run is over: wait a bounded time for what is being written, and write the run's throughput."""
         within = _SEC_TO_FINISH if interrupted_by is None else _SEC_AFTER_ERROR
         done, ranks = self._worker.finish(within), self._ranks
         if ranks is not None and done:
-            if self._awaited is not None:
+            if awaits_window:
                 why = "ended" if interrupted_by is None else f"was interrupted by {type(interrupted_by).__name__}"
-                ranks.say_out(f"its run {why} after {steps_done} step(s), before its window closed")
+                ranks.say_absent(None, f"its run {why} after {steps_done} step(s), before its window closed")
             for profile in ranks.finish(self._config.ranks_timeout_sec if interrupted_by is None else _SEC_AFTER_ERROR):
                 self._show(profile)
         if monitor is not None:
@@ -300,13 +277,13 @@ class Reports:
             ranks.close()
 
     def _summarize(self, monitor: Monitor, flops: StepSums | None) -> None:
-        totals = monitor.totals()
+        totals, at_peak = monitor.totals(), self._at_peak
         self.throughput = summary = build_throughput(
             totals,
             dp_size=self._dp_size,
             flops=flops,
-            model_flops_peak_sec=None if flops is None else self._at_peak(flops.unprofiled.by_dtype),
-            useful_flops_peak_sec=None if flops is None else self._at_peak(flops.unprofiled.useful_by_dtype),
+            model_flops_peak_sec=None if flops is None else at_peak(flops.unprofiled.by_dtype),
+            useful_flops_peak_sec=None if flops is None else at_peak(flops.unprofiled.useful_by_dtype),
             notes=self._notes.unreported,
             tokens=monitor.all_tokens,
             timed_tokens=self._tokens_of(totals.samples, totals.tokens),
@@ -318,7 +295,7 @@ class Reports:
         """Our side has failed: tell rank 0 *why*, and write what is complete."""
         try:
             if self._ranks is not None:
-                self._ranks.say_out(f"its profiler failed: {why}")
+                self._ranks.say_absent(None, f"its profiler failed: {why}")
                 for profile in self._ranks.finish(0.0):
                     self._show(profile)
                 self._ranks.close()

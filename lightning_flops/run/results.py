@@ -68,26 +68,24 @@ def profile_of_window(window: WindowRecord, *, config: ProfilerConfig, warns: bo
     except Exception as error:  # a report without the traced step is still a report
         notes.append(f"The traced step could not be analysed: {error}.")
     profile = build_profile(window, config=config, traced=traced)
-    if config.trace_dir is not None:
-        files: dict[int, str] = {}
-        for record in window.traces:
-            if record.path is None:
-                continue
-            # The rates are those of the one trace that was analysed.
-            args = module_args(profile) if traced is not None and record.index == traced.index else {}
-            counters: tuple[CounterTrack, ...] = ()
-            try:
-                counters = counter_tracks_of(record)
-            except Exception as error:  # a trace without them is still a trace
-                notes.append(f"The kept trace has no counter tracks: {error}.")
-            kept_as = {"rank": window.context.rank, "step": record.index, "process": record.process}
-            try:
-                files[record.index] = keep_trace(
-                    record.path, config.trace_dir, module_args=args, counters=counters, **kept_as
-                )
-            except OSError as error:
-                notes.append(f"The trace was not kept: {error}.")
-        traced = with_files(traced, files) if traced is not None and files else traced
+    files: dict[int, str] = {}
+    for record in window.traces:
+        if config.trace_dir is None:
+            continue
+        # The rates are those of the one trace that was analysed.
+        args = module_args(profile) if traced is not None and record.index == traced.index else {}
+        counters: tuple[CounterTrack, ...] = ()
+        try:
+            counters = counter_tracks_of(record)
+        except Exception as error:  # a trace without them is still a trace
+            notes.append(f"The kept trace has no counter tracks: {error}.")
+        kept_as = {"rank": window.context.rank, "step": record.index, "process": record.process}
+        try:
+            kept = keep_trace(record.path, config.trace_dir, module_args=args, counters=counters, **kept_as)
+            files[record.index] = kept
+        except OSError as error:
+            notes.append(f"The trace was not kept: {error}.")
+    traced = with_files(traced, files) if traced is not None and files else traced
     for note in notes if warns else ():
         logger.warning(note)
     return replace(profile, traced=traced, notes=(*profile.notes, *notes))

@@ -34,7 +34,7 @@ from lightning_flops.text.printable import package_logger
 
 if TYPE_CHECKING:
     from lightning_flops.config import ProfilerConfig
-    from lightning_flops.instrument.window_parts import CountedStep
+    from lightning_flops.instrument.recorder import CountedStep
     from lightning_flops.records import BatchTokens, RunContext, Shapes, TimePhase
     from lightning_flops.run.adapter import Facts
     from lightning_flops.schema.profile import Profile
@@ -54,10 +54,8 @@ class _Step:
     batches: list[Shapes] = field(default_factory=list)
     tokens: list[BatchTokens | None] = field(default_factory=list)
     updates: int = 0
-    profiled: bool = False
-    """The profiler slowed a batch of it down."""
-    random: bool = False
-    """It was drawn to be counted before anything was known of it."""
+    profiled: bool = False  # the profiler slowed a batch of it down
+    random: bool = False  # it was drawn to be counted before anything was known of it
     counted: CountedStep | None = None
 
 
@@ -70,31 +68,30 @@ class Run:
         publish: gets each profile, on the training thread, when its report is there.
     """
 
-    window: Window
-    """The window that is open or comes next."""
+    window: Window  # the window that is open or comes next
 
     def __init__(self, facts: Facts, config: ProfilerConfig, publish: Callable[[Profile], None]) -> None:
         self.facts = facts
         self.config = config
-        self.undo = ExitStack()
-        """Removes everything of ours; an adapter adds the undo of its hooks."""
+        self.undo = ExitStack()  # removes everything of ours; an adapter adds the undo of its hooks
         self.closed = False
-        self.thread = threading.get_ident()
-        """The training thread."""
+        self.thread = threading.get_ident()  # the training thread
         self.notes = Notes()
         self.monitor = Monitor()
         self.flops = StepFlops()
         self.tokens = TokenReader(self.notes.add_for_run, wanted=config.monitor and config.tokens_per_sample is None)
-        self.meter = BatchMeter.by_settings(config, self.notes.add_for_run, declared=facts.declared_batch_size)
+        self.meter = BatchMeter(
+            batch_size=config.batch_size,
+            tokens_per_sample=config.tokens_per_sample,
+            note=self.notes.add_for_run,
+            declared=facts.declared_batch_size,
+        )
         self.reports = Reports(facts, config, publish, self.notes)
         self.steps_done = 0
-        self._counts_steps = config.monitor and not config.timer_only
-        """Steps outside of windows are counted, too."""
+        self._counts_steps = config.monitor and not config.timer_only  # steps outside of windows are counted, too
         self._step = _Step()
-        self._outside: list[str] = []
-        """What runs now and belongs to no step."""
-        self._fetches = 0
-        """Depth of the running fetches."""
+        self._outside: list[str] = []  # what runs now and belongs to no step
+        self._fetches = 0  # depth of the running fetches
 
     # ---- the run begins
 
@@ -110,7 +107,6 @@ class Run:
     def _await_window(self, step: int | None) -> None:
         """Prepare the window that opens before *step*; open it if that is the step that begins now."""
         self.notes.begin_window()
-        self.reports.await_window(step)
         me = weakref.ref(self)
 
         def was_counted(step: CountedStep) -> None:
@@ -128,10 +124,8 @@ class Run:
         self._open_if_due()
 
     def _open_if_due(self) -> None:
-        window = self.window
-        if window.step == self.steps_done and not window.is_open:
-            window.recorder.open(steps_done=self.steps_done)
-            window.is_open = True
+        if self.window.step == self.steps_done and not self.window.is_open:
+            self.window.open(steps_done=self.steps_done)
 
     # ---- the running step
 
@@ -140,23 +134,21 @@ class Run:
         window = self.window
         may_check = self._counts_steps and not window.is_open and window.step != self.steps_done + 1
         if may_check and self.flops.schedule.draws_check() and not profiler_is_recording():
-            window.recorder.sample(steps_done=self.steps_done)
+            window.sample(steps_done=self.steps_done)
             self._step.random = True
-        self._follow()
+        if not window.is_idle:
+            self._follow()
 
     def batch_begins(self, shapes: Shapes, tokens: BatchTokens | None = None) -> None:
         """The model is about to compute on a batch: count its step if nothing is known of steps of its shapes."""
         if self.window.is_open or self._step.batches or self.window.scope is not None or self._outside:
             return
         if self._counts_steps and self.flops.wants(shapes, tokens) and not profiler_is_recording():
-            self.window.recorder.sample(steps_done=self.steps_done)
+            self.window.sample(steps_done=self.steps_done)
             self._follow()
 
     def _follow(self) -> None:
-        window = self.window
-        state = window.recorder.state
-        if not (state is window.followed and state.idle):  # most of the run
-            window.follow(self.facts.mark_parts, outside=bool(self._outside))
+        self.window.follow(self.facts.mark_parts, outside=bool(self._outside))
 
     def fetch_begins(self) -> None:
         """The loop asks its data loader for a batch; calls may nest, and the outermost counts."""
@@ -251,16 +243,22 @@ class Run:
             others: batches that went through the loop together with it and before it, as micro-batches of a pipeline.
         """
         step, window, profiled = self._step, self.window, self.window.scope is not None
-        samples: int | None = 0
-        for one, its_shapes in others:
-            size = self._add(one, its_shapes, None, ends_step=False)
-            samples = None if samples is None or size is None else samples + size
-        size = self._add(batch, shapes, tokens, ends_step=ends_step)
-        samples = None if samples is None or size is None else samples + size
-        step.updates += updates
-        step.profiled |= profiled or self.reports.analyzing
+        samples = size = self.meter.samples(batch, shapes)
         if profiled and window.micro_batch_size is None:
             window.micro_batch_size = size
+        for one, its_shapes in others:
+            others_size = self.meter.samples(one, its_shapes)
+            step.batches.append(its_shapes)
+            step.tokens.append(None)
+            if window.is_open or profiled:
+                self._measured(one, its_shapes, None, others_size, ends_step=False)
+            samples = None if samples is None or others_size is None else samples + others_size
+        if window.is_open or profiled:
+            self._measured(batch, shapes, tokens, size, ends_step=ends_step)
+        step.batches.append(shapes)
+        step.tokens.append(tokens)
+        step.updates += updates
+        step.profiled |= profiled or self.reports.analyzing
         seconds = self.monitor.batch(samples=samples, tokens=tokens, profiled=step.profiled, ends_step=ends_step)
         if profiled:
             window.leave_scope()
@@ -272,18 +270,15 @@ class Run:
             self.monitor.go_on()
         if ends_step:
             self._step_begins()
-        else:
+        elif not window.is_idle:
             self._follow()
 
-    def _add(self, batch: Any, shapes: Shapes, tokens: BatchTokens | None, *, ends_step: bool) -> int | None:
-        """Add a batch to the running step; returns its samples."""
-        samples = self.meter.samples(batch, shapes)
-        self._step.batches.append(shapes)
-        self._step.tokens.append(tokens)
-        if self.window.is_open or self.window.scope is not None:
-            told = tokens.real if tokens is not None and tokens.real is not None else self.meter.tokens(batch, samples)
-            self.window.recorder.end_batch(shapes=shapes, samples=samples, tokens=told, ends_step=ends_step)
-        return samples
+    def _measured(
+        self, batch: Any, shapes: Shapes, tokens: BatchTokens | None, samples: int | None, *, ends_step: bool
+    ) -> None:
+        """The window has measured a batch."""
+        told = tokens.real if tokens is not None and tokens.real is not None else self.meter.tokens(batch, samples)
+        self.window.recorder.end_batch(shapes=shapes, samples=samples, tokens=told, ends_step=ends_step)
 
     def _step_ends(self, seconds: float) -> None:
         step, self._step = self._step, _Step()
@@ -300,10 +295,9 @@ class Run:
         elif self._counts_steps:
             self.flops.ran(*key, seconds=seconds, profiled=step.profiled)
         self.steps_done += 1
-        window = self.window
-        if window.is_open and window.recorder.closed:
+        if self.window.is_open and self.window.recorder.closed:
             self._close_window()
-        elif window.step == self.steps_done:
+        elif self.window.step == self.steps_done:
             self._open_if_due()
 
     def log(self) -> None:
@@ -321,10 +315,7 @@ class Run:
         """Hand what the window has measured to the reports, and await the next."""
         window = self.window
         for step in self.config.listed_between(window.step or 0, self.steps_done):
-            sentence = f"profile_step lists {step}, too: it was not profiled, because this window was still open."
-            self.notes.add(sentence)
-            self.reports.warn(sentence)
-            self.reports.absent(step, "it passed this step over: another window was still open")
+            self.reports.passed_over(step)
         window.end()
         if unseen := self.facts.unseen:
             window.recorder.cannot_tell_apart(unseen if window.fetches else ("data_wait", *unseen))
@@ -358,6 +349,7 @@ class Run:
             self.monitor if self.config.monitor else None,
             self.flops.totals(),
             steps_done=self.steps_done,
+            awaits_window=self.window.step is not None,
             interrupted_by=interrupted_by,
         )
 

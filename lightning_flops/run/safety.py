@@ -6,7 +6,7 @@ import functools
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from lightning_flops.signals import words_of
 from lightning_flops.text.printable import package_logger
@@ -20,26 +20,15 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Hooked(Protocol):
-    """An object with hooks of ours."""
-
-    @property
-    def run(self) -> Run | None:
-        """The run that its hooks call; None: there is none, or there is none yet."""
-
-
-H = TypeVar("H", bound=Hooked)
-
-
-def safe(hook: Callable[Concatenate[H, P], R]) -> Callable[Concatenate[H, P], R | None]:
-    """A hook of ours that never raises an ``Exception``: the first one ends our part of the run with one warning.
+def safe(hook: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R | None]:
+    """A method of an object that has a ``run``: its first ``Exception`` ends our part of the run with one warning.
 
     After the run is closed the hook does nothing. ``KeyboardInterrupt`` and the like pass through, as does an exception
     that a signal handler of the user's raised while our code ran.
     """
 
     @functools.wraps(hook)
-    def call(self: H, /, *args: P.args, **kwargs: P.kwargs) -> R | None:
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R | None:
         run = self.run
         if run is not None and run.closed:
             return None

@@ -17,18 +17,11 @@ _BATCHES_WITHOUT_TOKENS = 10
 
 
 class TokenReader:
-    """Asked by an adapter for each batch, before it is on a device.
-
-    Args:
-        note: gets a sentence if tokens cannot be read.
-        wanted: somebody is shown tokens, and the user has not said how many a sample has.
-    """
+    """Asked by an adapter for each batch, before it is on a device; *note* gets a sentence if that cannot be read."""
 
     def __init__(self, note: Callable[[str], None], *, wanted: bool) -> None:
-        self.reads = wanted
-        """Whether ``of`` is to be asked for the tokens of batches."""
-        self.fetched: deque[BatchTokens | None] = deque()
-        """Tokens of batches that were fetched and not used yet, where these go to a device."""
+        self.reads = wanted  # somebody is shown tokens, and batches may tell them
+        self.fetched: deque[BatchTokens | None] = deque(maxlen=64)  # not used yet, of batches that go to a device
         self._note = note
         self._without = 0
         self._has_read = False

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
 from lightning_flops.instrument.memory import MemoryWatch, memory_reader
-from lightning_flops.instrument.recorder import Recorder
+from lightning_flops.instrument.recorder import CountedStep, Recorder
 from lightning_flops.instrument.timing.clocks import clock_for
-from lightning_flops.instrument.timing.forward_timer import ForwardTimer
 from lightning_flops.instrument.timing.gpu_counters import GpuMeter, GpuWatch
+from lightning_flops.instrument.timing.module_timer import ForwardTimer
 from lightning_flops.instrument.timing.processor_wait import ProcessorWatch
 from lightning_flops.instrument.tracing.step_tracer import StepTracer
 from lightning_flops.instrument.tracing.trace_cycles import TraceCycles
@@ -21,8 +20,7 @@ from lightning_flops.instrument.tracing.trace_cycles import TraceCycles
 if TYPE_CHECKING:
     from lightning_flops.config import ProfilerConfig
     from lightning_flops.instrument.notes import Notes
-    from lightning_flops.instrument.window_parts import CountedStep
-    from lightning_flops.records import TimePhase
+    from lightning_flops.records import TimePhase, WindowRecord
     from lightning_flops.run.adapter import Facts
 
 
@@ -30,27 +28,32 @@ if TYPE_CHECKING:
 class Window:
     """One window; steps outside of windows are counted by the recorder of the next one."""
 
-    step: int | None
-    """It opens before this step, given as the number of steps before it; None: it never opens."""
+    step: int | None  # it opens before this step, given as the number of steps before it; None: it never opens
     recorder: Recorder
     memory: MemoryWatch
     processors: ProcessorWatch
     gpu: GpuWatch
     is_open: bool = False
     micro_batch_size: int | None = None
-    fetches: int = 0
-    """Seen since the window was made."""
-    scope: ExitStack | None = None
-    """Of the running batch, if it is counted or traced."""
-    marks: ExitStack | None = None
-    """Of the parts of a step, where they are needed."""
-    followed: object = None
-    """The recorder's state that is provided for."""
+    fetches: int = 0  # seen since the window was made
+    scope: ExitStack | None = None  # of the running batch, if it is counted or traced
+    marks: ExitStack | None = None  # of the parts of a step, where they are needed
+    is_idle: bool = True  # nothing of a step is measured, and nothing is in place for that
+
+    def open(self, *, steps_done: int) -> None:
+        """The step that begins now is the one to count."""
+        self.recorder.open(steps_done=steps_done)
+        self.is_open, self.is_idle = True, False
+
+    def sample(self, *, steps_done: int) -> None:
+        """The step that begins now is counted, outside of the window."""
+        self.recorder.sample(steps_done=steps_done)
+        self.is_idle = False
 
     def follow(self, mark_parts: Callable[[ExitStack], None], *, outside: bool) -> None:
         """Have in place what the next batch needs: *mark_parts*, a scope unless it is *outside* of steps, watches."""
         recorder = self.recorder
-        self.followed, timer = recorder.state, recorder.timer
+        timer, self.is_idle = recorder.timer, recorder.state.idle and not self.is_open
         self.processors.follow(timed=timer is not None)
         if self.gpu.follow(timed=timer is not None) and timer is not None:
             timer.go_on()  # what the watch has just read is in no step
@@ -95,6 +98,11 @@ class Window:
         if marks is not None:
             marks.close()
 
+    def watched(self, record: WindowRecord) -> WindowRecord:
+        """*record* with what the watches have seen."""
+        notes = (*record.notes, *self.processors.sentences())
+        return replace(record, notes=notes, processor=self.processors.loss(), gpu=self.gpu.record())
+
     def end(self) -> None:
         """The window is over: its watches and marks are."""
         self.processors.follow(timed=False)
@@ -122,7 +130,6 @@ def new_window(
     device = facts.device
     recorder = Recorder(
         facts.root,
-        profile_step=sys.maxsize if step is None else step,
         timing_steps=config.timing_steps,
         settle_steps=facts.settle_steps,
         clock=clock_for(device),
@@ -137,12 +144,6 @@ def new_window(
 
 
 def _tracing(facts: Facts, config: ProfilerConfig) -> TraceCycles:
-    tracer = StepTracer(
-        facts.root,
-        device=facts.device,
-        record_shapes=config.record_shapes,
-        profile_memory=config.profile_memory,
-        with_stack=config.with_stack,
-        keep_file=config.trace_dir is not None and (facts.rank == 0 or config.all_ranks),
-    )
+    asked = {name: getattr(config, name) for name in ("record_shapes", "profile_memory", "with_stack")}
+    tracer = StepTracer(facts.root, device=facts.device, **asked)
     return TraceCycles([tracer, ForwardTimer(facts.root, lambda: clock_for(facts.device))], config.trace_schedule)

@@ -21,10 +21,7 @@ _MOST_WAITING = 8
 
 
 class Worker:
-    """Runs jobs one after another on a daemon thread, which is there while there are jobs.
-
-    In a forked child, which has no such thread, it does nothing.
-    """
+    """Runs jobs one after another on a daemon thread, which is there while there are jobs, and in no forked child."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # a signal handler of the user's may come back here
@@ -38,12 +35,7 @@ class Worker:
         self._given_up = False
 
     def submit(self, job: Job, what: str = "a report") -> None:
-        """Run *job* on the worker's thread; what it returns is ``made``.
-
-        Args:
-            job: needs nothing of the training thread's.
-            what: it makes, for the warning if that is missing at the end.
-        """
+        """Run *job*, which makes *what*, on the worker's thread; what it returns is ``made``."""
         if self._is_off:
             return
         with self._lock:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from lightning_flops.schema.advice import Advice
     from lightning_flops.schema.modules import ModuleProfile
@@ -20,13 +21,16 @@ _POINTS_AT_OTHERS = "mfu"
 
 _SEC_PER_US = 1e-6
 
+_NUMBERS = re.compile(r"(?<![^.])\d+(?![^.])")
+"""The parts of a qualified name that are numbers."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LongModule:
     """One of the modules that weigh most, without the modules inside it."""
 
     name: str
-    """Qualified name; the root is ``""``."""
+    """Qualified name; the root is ``""``; of repeated layers "12 x layers.*.mlp"."""
     share: float
     """Of what ``Answer.longest_of`` names."""
 
@@ -95,16 +99,28 @@ def longest_modules(
     tables = None if profile.traced is None else profile.traced.tables
     timed = {module.name: _own_sec(module) for module in modules if _own_sec(module)}
     if timed and tables is not None:
-        return _heaviest(timed, whole=tables.step_times.mean.wall_us * _SEC_PER_US, most=most), "traced step"
+        return _heaviest(modules, timed, whole=tables.step_times.mean.wall_us * _SEC_PER_US, most=most), "traced step"
     if timed:
-        return _heaviest(timed, whole=math.fsum(timed.values()), most=most), "forward"
+        return _heaviest(modules, timed, whole=math.fsum(timed.values()), most=most), "forward"
     flops = {module.name: module.own.total for module in modules}  # no float may hold them
-    return _heaviest(flops, whole=sum(flops.values()) + profile.outside.total, most=most), "FLOPs"
+    return _heaviest(modules, flops, whole=sum(flops.values()) + profile.outside.total, most=most), "FLOPs"
 
 
-def _heaviest(weights: Mapping[str, float] | Mapping[str, int], *, whole: float, most: int) -> tuple[LongModule, ...]:
-    ordered = sorted((name for name, weight in weights.items() if weight), key=lambda name: -weights[name])
-    return tuple(LongModule(name=name, share=weights[name] / whole) for name in ordered[:most] if whole)
+def _heaviest(
+    modules: Sequence[ModuleProfile], weights: Mapping[str, float] | Mapping[str, int], *, whole: float, most: int
+) -> tuple[LongModule, ...]:
+    """The heaviest by *weights*; repeated layers, equal but for the numbers in their names, are one."""
+    layers: dict[tuple[str, str, str], list[str]] = {}
+    for one in modules:
+        if weights.get(one.name):
+            key = (_NUMBERS.sub("*", one.name), one.type_name, one.extra_repr)
+            layers.setdefault(key, []).append(one.name)
+    sums = {
+        names[0] if len(names) == 1 else f"{len(names)} x {pattern}": sum(weights[name] for name in names)
+        for (pattern, _, _), names in layers.items()
+    }
+    ordered = sorted(sums, key=lambda name: -sums[name])
+    return tuple(LongModule(name=name, share=sums[name] / whole) for name in ordered[:most] if whole)
 
 
 def _own_sec(module: ModuleProfile) -> float:

@@ -29,6 +29,11 @@ class Overlap:
     overlap_ratio: float | None
     """Overlap ÷ communication; None without communication."""
 
+    @property
+    def exposed_us(self) -> float:
+        """Communication that no computation hides."""
+        return self.communication_us - self.overlap_us
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveRow:

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from lightning_flops.schema import codec, shown
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Version of the JSON that ``Comparison.to_json`` writes; it goes up whenever a field changes."""
+
+Detail = Literal["flops", "bytes", "modules", "data", "communication", "idle", "loop"]
+"""What work and waiting consist of. Work: FLOPs changed, bytes changed, modules are new or gone. Waiting: for the next
+batch; for communication that no computation hides, and a pipeline's bubble; of the device, for the host that prepares;
+for the loop, which moves batches, logs, and calls callbacks and schedulers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Causes:
     """The time of something in run A and in run B, and what the difference B - A comes from.
 
-    ``work_ns + efficiency_ns + waiting_ns = difference_ns = b_ns - a_ns``, to the nanosecond. The fields below these
-    say what work and waiting consist of, and add up to them. Below zero: less work, the same work faster, less
-    waiting.
+    ``work_ns + efficiency_ns + waiting_ns = difference_ns = b_ns - a_ns``, to the nanosecond. Below zero: less work,
+    the same work faster, less waiting.
     """
 
     a_ns: int
@@ -32,20 +37,8 @@ class Causes:
     """Worse efficiency: the same work, slower."""
     waiting_ns: int
     """More waiting: for data, for other ranks, for the host, and for the loop around the model."""
-    work_flops_ns: int
-    """Of the work: FLOPs changed."""
-    work_bytes_ns: int
-    """Of the work: bytes changed."""
-    work_modules_ns: int
-    """Of the work: modules that are new or gone."""
-    waiting_data_ns: int
-    """Of the waiting: the loop waits for its next batch."""
-    waiting_communication_ns: int
-    """Of the waiting: communication that no computation hides, and a pipeline's bubble."""
-    waiting_idle_ns: int
-    """Of the waiting: the device has nothing to run while the host prepares."""
-    waiting_loop_ns: int
-    """Of the waiting: batches move to the device; callbacks, logging, schedulers and what else the loop does."""
+    details: Mapping[Detail, int]
+    """What work and waiting consist of, without what is zero; adds up to both together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,23 +90,20 @@ class ModuleDifference:
     a: ModuleSide | None
     """In run A; None if it is new in B."""
     b: ModuleSide | None
-    """In run B; None if it is gone."""
-    matched_by: Literal["name", "structure", "nothing"]
-    """``structure``: another name, the same tree of classes, settings, parameters and FLOPs. ``nothing``: only one of
-    the runs has it."""
+    """In run B, under the same name, or another with the same tree of classes, settings, parameters and FLOPs; None if
+    it is gone."""
     own: Causes
     """Its time, forward and backward, without the modules below it; all zero where times of modules are not known."""
-    forward: Causes
-    """Of ``own``, the forward."""
-    backward: Causes
-    """Of ``own``, the backward with what it repeats of the forward."""
-    whole: Causes
-    """With the modules below it."""
     noise_ns: int | None
-    """How far single steps stray: an own difference up to this may be the chance of the one traced step. None if single
-    steps are not known."""
+    """How far its own difference may be chance: by its own times in the traced steps if at least four were traced in
+    both runs, else its share of how far single steps stray. None if neither is known."""
     beyond_noise: bool | None
     """Whether the own difference is more than that."""
+
+    @property
+    def other_counts(self) -> bool:
+        """Whether its FLOPs or bytes differ, or only one of the runs has it: evidence that needs no times."""
+        return self.a is None or self.b is None or (self.a.flops, self.a.bytes) != (self.b.flops, self.b.bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +153,7 @@ class ComparedRun:
     device: str
     """Name of its device."""
     starved: str
-    """What was measured if it had too little processor time, which qualifies all its times; empty if it had enough."""
+    """What was measured if it had too little processor time, so that its times say little; empty if it had enough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

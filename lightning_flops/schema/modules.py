@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lightning_flops.records import PhaseBytes, PhaseFlops
-from lightning_flops.schema.roofline import Roofline
+from lightning_flops.schema.step import Roofline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

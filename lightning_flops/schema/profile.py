@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -14,10 +15,10 @@ from lightning_flops.schema.budget import Budget
 from lightning_flops.schema.energy import Energy
 from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.ranks import JobRates, RanksProfile
-from lightning_flops.schema.step import DtypeFlops, FlopSpread, OperatorProfile, Rates, StepFlops, TimingProfile
+from lightning_flops.schema.step import DtypeFlops, OperatorProfile, Rates, StepFlops, TimingProfile
 from lightning_flops.schema.trace import TracedStep
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 """Version of the JSON that ``Profile.to_json`` writes.
 
 It goes up whenever a field of ``Profile``, or of a record in it, comes, goes or means something else.
@@ -44,6 +45,9 @@ class ReportSettings:
     """Whether the user gave ``peak_flops_per_sec``; if not, peaks are the vendors'."""
     memory_given: bool = False
     """Whether the user gave ``memory_bytes_per_sec``; if not, it is the vendor's."""
+    measured: bool = False
+    """Whether peaks and bandwidth that were not given were measured by ``lightning-flops peak``, for want of a vendor's
+    figures."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -84,8 +88,6 @@ class Profile:
     """FLOPs of one step; if several were counted, their mean, rounded to whole FLOPs."""
     flops_total: StepFlops
     """FLOPs of all counted steps together, exact."""
-    flops_spread: FlopSpread | None
-    """None if one step was counted, or if the steps were not counted apart."""
     bytes_total: PhaseBytes
     """Read and written by all operators, elementwise ones too, over all counted steps."""
     dtypes: tuple[DtypeFlops, ...]
@@ -171,8 +173,9 @@ class Profile:
 
         ``global_step_sec`` (wall seconds of a step on this rank), ``samples_per_sec``, ``tokens_per_sec``, ``mfu`` and
         ``hfu`` (of the whole job where its ranks are known; 1 is the peak), ``forward_flops``, ``backward_flops`` and
-        ``hardware_flops`` (of one step on this rank, exact), ``data_wait_ratio`` (of this rank's step), ``params`` (of
-        the whole model), and ``advice``: the share of the step at stake, or None, by the rule's name, the most first.
+        ``hardware_flops`` (of one step on this rank, exact), ``data_wait_ratio`` (of this rank's step),
+        ``cpu_time_sec`` (processor time of a step, all threads of this rank's process), ``params`` (of the whole
+        model), and ``advice``: the share of the step at stake, or None, by the rule's name, the most first.
         """
         answer = self.answer
         return {
@@ -185,6 +188,7 @@ class Profile:
             "backward_flops": answer.backward_flops,
             "hardware_flops": answer.hardware_flops,
             "data_wait_ratio": answer.data_wait_ratio,
+            "cpu_time_sec": None if self.timing is None else self.timing.cpu_time_sec,
             "params": answer.params,
             "advice": {one.rule: one.stake for one in self.advice},
         }
@@ -204,6 +208,16 @@ class Profile:
             ProfileFormatError: a number of the profile is not finite.
         """
         return shown.find().whole_page(self)
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Profile:
+        """The profile at *path*: a ``profile.json``, or a folder of logs with one; a local path, or a URL.
+
+        Raises:
+            LightningFlopsError: there is none, or it cannot be read; the message names what was looked at.
+        """
+        profile: Profile = shown.read(os.fspath(path))
+        return profile
 
     @staticmethod
     def from_json(text: str) -> Profile:

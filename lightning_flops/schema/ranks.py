@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 from lightning_flops.records import TimePhase
+from lightning_flops.schema.communication import RankComparison
 from lightning_flops.schema.step import StepFlops, phases_text
 
 
@@ -127,8 +127,6 @@ class Straggler:
     """How much longer its own work takes than the median of the other ranks': so long they wait for it."""
     share: float
     """``late_sec`` ÷ the other ranks' median step."""
-    shown_by: Literal["timed steps", "traced step"]
-    """What the finding rests on: many steps, or one."""
     part: str | None
     """The part of a step, as in ``PartTiming``, that has most of it; None if no part has half of it."""
     part_sec: float | None
@@ -139,52 +137,6 @@ class Straggler:
     """Communication of the rank that no computation hides, in the traced step; None if the step was not traced."""
     others_exposed_sec: float | None
     """Median of the other ranks' exposed communication: the longer it is, the longer they wait."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RanksCollective:
-    """One collective on all ranks, in one step; call by call matched with the ranks that took part."""
-
-    name: str
-    """Name of the collective."""
-    ranks: int
-    """Ranks that called it."""
-    calls: int
-    """Calls of all ranks and traced steps, added up, as matched_calls and bytes are."""
-    matched_calls: int
-    """Calls whose counterparts are known."""
-    bytes: int | None
-    """None where a trace does not say."""
-    transfer_sec: RankSpread | None
-    """Time in which data can have moved: for each matched call the shortest of the ranks. None without such calls."""
-    wait_sec: RankSpread | None
-    """The rest: waiting for other ranks."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RanksCommunication:
-    """Computation and communication of the ranks in a traced step."""
-
-    ranks: int
-    """Ranks whose traces show communication."""
-    wall_sec: RankSpread
-    """Wall time of the traced step."""
-    computation_sec: RankSpread
-    """Time in which something computed."""
-    communication_sec: RankSpread
-    """Time in which something communicated, hidden or not."""
-    exposed_sec: RankSpread
-    """Communication that no computation hides."""
-    overlap_ratio: RankSpread | None
-    """Hidden ÷ all communication; None if no rank communicated at all."""
-    transfer_sec: RankSpread | None
-    """Transfer time of all matched calls, which may overlap each other and computation; None without matched calls."""
-    wait_sec: RankSpread | None
-    """The rest of the matched calls: waiting for other ranks."""
-    collectives: tuple[RanksCollective, ...]
-    """Those that the ranks spent most time in first."""
-    notes: tuple[str, ...]
-    """What could not be matched, in sentences."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,7 +196,7 @@ class RanksProfile:
     """Why a rate (by its field's name) is None, in a few words."""
     stages: tuple[StageProfile, ...]
     """Stages of a pipeline; empty where there is none."""
-    communication: RanksCommunication | None
+    communication: RankComparison | None
     """In the traced steps; None if fewer than two ranks' traces show any."""
     stragglers: tuple[Straggler, ...]
     """Ranks that the others wait for, the one that they wait for longest first; empty where all keep pace."""

@@ -1,7 +1,7 @@
-"""How reports show themselves in a notebook and in a console.
+"""How reports show themselves in a notebook and in a console, and how they are read from files.
 
-Their words are made in ``report``, which these records do not know. The root of the package, which knows every folder
-and is always imported first, says here where the renderers are.
+``report`` makes their words and ``sinks`` reads files, which these records do not know. The root of the package, which
+knows every folder and is always imported first, says here where these are.
 """
 
 from __future__ import annotations
@@ -26,9 +26,12 @@ class Renderers(Protocol):
         """The report as text, for ``print``."""
 
 
-def _nowhere() -> Renderers:
+def _nowhere(path: str = "") -> Any:
     raise LookupError("lightning_flops/__init__.py has not run")
 
 
 find: Callable[[], Renderers] = _nowhere
 """Returns the renderers, which are imported at the first call."""
+
+read: Callable[[str], Any] = _nowhere
+"""Returns the profile that a path or URL stands for."""

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from lightning_flops.records import PhaseFlops, TimePhase
-from lightning_flops.schema.roofline import Roofline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,20 +33,6 @@ class StepFlops:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FlopSpread:
-    """How much several counted steps differ, phase by phase."""
-
-    minimum: PhaseFlops
-    """The least of each phase."""
-    maximum: PhaseFlops
-    """The most of each phase."""
-    model_minimum: int
-    """The least of forward + backward."""
-    model_maximum: int
-    """The most of forward + backward."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DtypeFlops:
     """FLOPs in one dtype of arithmetic, over all counted steps."""
 
@@ -59,6 +44,20 @@ class DtypeFlops:
     """What the kernels execute."""
     peak_flops_per_sec: float | None
     """Dense peak of one device in this dtype; None if it is not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roofline:
+    """One module or operator in the roofline model: forward, backward and recomputation together."""
+
+    flops_per_byte: float | None
+    """Arithmetic intensity: FLOPs / bytes that its operators read and write, each counted by itself. None where no
+    bytes were seen."""
+    achieved_flops_per_sec: float | None
+    """FLOPs of the counted step / seconds of the traced step; None where the two differ, or without a trace."""
+    attainable_flops_per_sec: float | None
+    """The least of the peak of its dtypes and flops_per_byte x the memory's bandwidth; None where one of them is not
+    known. What stays in a cache or is fused moves fewer bytes, so more than this can be achieved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +124,17 @@ class TimingProfile:
     """Host seconds a step inside the data loader, hidden behind device work or not."""
     excluded_sec: Mapping[str, float]
     """Wall time between the timed steps that belongs to none of them, summed, by cause."""
+    processor_steps_sec: tuple[float, ...] = ()
+    """Processor time of this process in each timed step, all its threads together; empty if it is not known."""
+    starved_share: float | None = None
+    """Of the time of these steps, how much a thread of this process was ready to run and had no processor, or, if that
+    is more, the share of the processor time that a hypervisor gave to others; None if nobody counts it."""
+
+    @property
+    def cpu_time_sec(self) -> float | None:
+        """Processor time of a step: other work on the machine, which lengthens a step, hardly moves it."""
+        steps = self.processor_steps_sec
+        return sum(steps) / len(steps) if steps else None
 
     def seconds_of(self, *phases: TimePhase) -> float | None:
         """Mean seconds of *phases* together; None if they are mixed up with others, or there are none."""

@@ -16,22 +16,12 @@ from lightning_flops.schema.trace_events import (
     LaunchRow,
     MemoryCurve,
     MemoryRow,
-    ModuleMemoryRow,
     OperatorRow,
-    OperatorShapeRow,
-    TransferRow,
-    UserScopeRow,
 )
-from lightning_flops.schema.trace_flops import JobFlops, TraceFlops
-from lightning_flops.schema.trace_steps import (
-    DeviceMetrics,
-    DeviceSummary,
-    ModelSummary,
-    ModuleTable,
-    StepTimes,
-)
+from lightning_flops.schema.trace_flops import TracedStepFlops, TraceFlops
+from lightning_flops.schema.trace_steps import DeviceMetrics, ModuleTable, PhaseRow, Row, StepTimes
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 """Version of the JSON that ``TracesReport.to_json`` writes; it goes up whenever a field changes."""
 
 
@@ -51,10 +41,9 @@ class TraceReport:
     """Forward and backward of each module; None where the trace's modules are not marked."""
     device_metrics: tuple[DeviceMetrics, ...] | None
     """How well each device was used over the steps; None without a device."""
-    device_summary: DeviceSummary
-    """How busy the processors were."""
-    model_summary: ModelSummary
-    """The phases of the steps."""
+    phases: tuple[PhaseRow, ...]
+    """``step``, ``data loader``, ``forward``, ``backward`` and ``optimizer`` as far as the trace shows them, and
+    ``others``: what of the steps is in none of them."""
     overlap: Overlap | None
     """None when the trace has no collectives, or is of a run of one rank."""
     collectives: tuple[CollectiveRow, ...] | None
@@ -67,12 +56,14 @@ class TraceReport:
     """Each operator, the longest first; None when none was recorded."""
     memory: tuple[MemoryRow, ...] | None
     """What each operator allocated and freed; None where memory was not recorded."""
-    module_memory: tuple[ModuleMemoryRow, ...] | None
+    module_memory: tuple[MemoryRow, ...] | None
     """What each module allocated and freed; None where memory or modules were not recorded."""
-    transfers: tuple[TransferRow, ...] | None
-    """Copies and memsets by kind; None without a device."""
-    user_scopes: tuple[UserScopeRow, ...] | None
-    """Each ``record_function`` scope; None when there is none."""
+    transfers: tuple[Row, ...] | None
+    """Copies and memsets by kind, such as ``Memcpy HtoD (Pageable -> Device)``, and on the host the calls that launched
+    them; None without a device. Ratios are of the steps' own marks on the host, and of all device work."""
+    user_scopes: tuple[Row, ...] | None
+    """Each ``record_function`` scope, and what was launched in it by its thread, or by autograd's while it was open;
+    None when there is none. Ratios as of *transfers*."""
     idle: tuple[IdleTime, ...] | None
     """Pauses of each device and stream, by cause; None without a device."""
     launches: tuple[LaunchRow, ...] | None
@@ -81,7 +72,7 @@ class TraceReport:
     """What is missing or degraded, in sentences."""
     memory_curves: tuple[MemoryCurve, ...] | None = None
     """Memory of each device over time; None where memory was not recorded."""
-    operators_by_shape: tuple[OperatorShapeRow, ...] | None = None
+    operators_by_shape: tuple[OperatorRow, ...] | None = None
     """Each operator by the sizes of its inputs, the longest first; None where shapes were not recorded."""
     flops: TraceFlops | None = None
     """FLOPs from the shapes in the trace; None where it has none, and for a step that the run itself counted."""
@@ -99,8 +90,9 @@ class TracesReport:
     """None for a single trace."""
     advice: tuple[Advice, ...]
     """What the traces show that holds the run back, the most at stake first."""
-    job_flops: JobFlops | None = None
-    """FLOPs of all ranks together; None for a single trace, and for separate runs."""
+    job_steps: tuple[TracedStepFlops, ...] | None = None
+    """FLOPs of all ranks together, of each step that all of them have, over the mean of their wall times; MFU and HFU
+    are over what all devices could do. None without a trace of each rank that has FLOPs and marks of steps."""
 
     def to_json(self) -> str:
         """Indented JSON; the field names are the keys."""

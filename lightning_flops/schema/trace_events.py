@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from lightning_flops.schema.trace_steps import Durations
+from lightning_flops.schema.trace_steps import Durations, Row
 
 KERNEL_GAP_LIMIT_US = 30
 """A pause between two events that were both launched in time is a kernel gap below this: HTA's value."""
@@ -15,31 +15,9 @@ SHORT_KERNEL_LIMIT_US = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KernelLaunch:
-    """Runs of one kernel with the same numbers of blocks and threads."""
+class KernelRow(Row):
+    """All runs of one kernel, by its name as compiled."""
 
-    grid: tuple[int, int, int] | None
-    """Blocks along each axis; None where the trace does not say, as the next three."""
-    block: tuple[int, int, int] | None
-    """Threads of a block along each axis."""
-    registers: int | None
-    """Of each thread."""
-    shared_memory: int | None
-    """Bytes of each block."""
-    calls: int
-    """How often it ran so."""
-    device_us: float
-    """In all these runs."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelRow:
-    """All runs of one kernel."""
-
-    name: str
-    """As compiled."""
-    calls: int
-    """How often it ran."""
     device: Durations
     """Ratio: of all kernels' durations."""
     tensor_cores: bool
@@ -52,8 +30,6 @@ class KernelRow:
     """Averaged over its runs with their durations as weights; None where the trace does not say."""
     occupancy_percent: float | None
     """Estimated achieved occupancy, averaged in the same way."""
-    launch_shapes: tuple[KernelLaunch, ...] = ()
-    """How it was launched, the shape that took most time first; empty where the trace does not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,89 +51,55 @@ class KernelSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CalledFrom:
-    """A line of the user's code, and the calls of an operator that it made, those of their backward too."""
+class OperatorRow(Row):
+    """All calls of one operator, or those with inputs of the same sizes and dtypes.
 
-    place: str
-    """File and line: ``net.py:7``. Where Python's calls were recorded, the line is its function's first."""
-    calls: int
-    """How many of the operator's calls."""
-    host_us: float
-    """Their time on the host."""
-    device_us: float | None
-    """That of what was launched in them; None without a device."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorShapeRow:
-    """All calls of one operator with inputs of the same sizes and dtypes."""
-
-    name: str
-    """As in ``OperatorRow``."""
-    inputs: str
-    """Sizes of its tensors: ``[32, 3, 224, 224], [64, 3, 7, 7]``."""
-    dtypes: str
-    """Their dtypes, as C++ names them."""
-    calls: int
-    """How often it ran."""
-    host: Durations
-    """As in ``OperatorRow``, like the next three."""
-    host_self: Durations
-    """Without the operators it called."""
-    device: Durations | None
-    """What was launched in it and in what it called; None without a device."""
-    device_self: Durations | None
-    """What it launched itself."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorRow:
-    """All calls of one operator.
-
-    As in torch's own tables, *total* includes what the operator called, so a total counts again under its caller. A
-    call inside a call of the same operator is a part of that call, and no call of its own.
+    As in torch's own tables, *host* and *device* include what the operator called, so they count again under its
+    caller. A call inside a call of the same operator is a part of that call, and no call of its own. Ratios are of the
+    self times of all operators.
     """
 
-    name: str
-    """As in torch's tables, such as ``aten::mm``."""
-    calls: int
-    """How often it ran."""
     host: Durations
-    """Ratio: of the host self times of all operators."""
+    """With what it called."""
     host_self: Durations
     """Without the operators it called; the ratios of all operators add up to 1."""
-    device: Durations | None
-    """Kernels, copies and memsets launched in it and in what it called. None without a device, like the next."""
     device_self: Durations | None
     """Launched in it itself, without what it called."""
     tensor_cores_eligible: bool
     """Whether it is a matrix product, convolution, attention or recurrent layer."""
-    called_from: tuple[CalledFrom, ...] = ()
-    """By lines of the user's code, the longest first; empty where the trace was taken without ``with_stack``."""
+    inputs: str = ""
+    """Sizes of its tensors, ``[32, 3, 224, 224], [64, 3, 7, 7]``; empty for all of them, like the next."""
+    dtypes: str = ""
+    """Their dtypes, as C++ names them."""
+    called_from: tuple[str, ...] = ()
+    """Lines of the user's code, ``net.py:7``, those of its backward too, the longest first; empty where the trace was
+    taken without ``with_stack``. Where Python's calls were recorded, a line is its function's first."""
+
+
+MemoryPart = Literal["", "forward", "backward", "gradient accumulation", "optimizer", "elsewhere"]
+"""Where in a step a module's memory is allocated or freed; the last three are no module's. Empty for operators."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRow:
-    """What one operator allocated and freed on one device."""
+    """What one operator, or one module in its forward or its backward, allocated and freed on one device."""
 
     name: str | None
-    """None: outside any operator."""
-    device_type: Literal["host", "device"]
-    """Whose memory it is."""
+    """None: outside any operator, or no module's."""
+    part: MemoryPart = ""
+    """``backward``: with what it repeats of the forward."""
     device: int
     """-1 for the host."""
     calls: int
-    """Calls of the operator in which memory was allocated or freed; events, outside any operator."""
+    """Calls of the operator in which memory was allocated or freed; for all else such events."""
     size_increase_bytes: int
-    """Allocated less freed, with what it called."""
+    """Allocated less freed, with what it called or the modules inside: what a forward keeps, what a backward leaves."""
     self_size_increase_bytes: int
-    """Without what it called; the sum over all rows of a device is what the trace changed."""
+    """Without these; the sum over all rows of a device is what the trace changed."""
     allocation_bytes: int
     """Allocated, frees left out."""
     self_allocation_bytes: int
-    """Allocated without what it called, frees left out."""
-    allocations: int = 0
-    """How often memory was allocated, with what it called."""
+    """Allocated without what it called, or the modules inside, frees left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,62 +163,6 @@ class MemoryCurve:
     are kept, of more than 1,000 steps none."""
 
 
-MemoryPart = Literal["forward", "backward", "gradient accumulation", "optimizer", "elsewhere"]
-"""Where in a step memory is allocated or freed; the last three are no module's."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModuleMemoryRow:
-    """What one module allocated and freed on one device in its forward, or in its backward, all steps together."""
-
-    name: str | None
-    """Qualified name, the root's ``""``; None for what is no module's."""
-    part: MemoryPart
-    """``backward``: with what it repeats of the forward."""
-    device_type: Literal["host", "device"]
-    """Whose memory it is."""
-    device: int
-    """-1 for the host."""
-    size_increase_bytes: int
-    """Allocated less freed, with the modules inside: what a forward keeps, what a backward leaves."""
-    self_size_increase_bytes: int
-    """Without them; the sum over all rows of a device is what the trace changed."""
-    allocation_bytes: int
-    """Allocated, frees left out."""
-    self_allocation_bytes: int
-    """Allocated without the modules inside, frees left out."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransferRow:
-    """All copies or memsets of one kind, such as ``Memcpy HtoD (Pageable -> Device)``."""
-
-    name: str
-    """Kind of the copy or memset."""
-    calls: int
-    """How many there were."""
-    bytes: int | None
-    """All together; None where the trace does not say."""
-    host: Durations | None
-    """The calls that launched them. Ratio: of the steps' own marks on the host. None when no launch is known."""
-    device: Durations
-    """Ratio: of all device work."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UserScopeRow:
-    """All runs of one ``record_function`` scope."""
-
-    name: str
-    """As the user named it."""
-    calls: int
-    """How often it ran."""
-    host: Durations
-    """Ratio: of the steps' own marks on the host."""
-    device: Durations | None
-    """Work launched in the scope, by its thread or by autograd's while it was open. Ratio: of all device work."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleTime:
     """Pauses between the first and the last event of a stream or of a whole device, by cause, as HTA names them."""
@@ -296,19 +182,15 @@ class IdleTime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchRow:
-    """Launches of one kind of device event; a CUDA graph launches many events with one call."""
+class LaunchRow(Row):
+    """Launches of kernels, of copies or of memsets: the calls on the host, and what they launched on the device."""
 
-    kind: Literal["kernel", "memcpy", "memset"]
-    """Of what was launched."""
-    launches: int
-    """Calls."""
-    events: int
-    """What they launched."""
     host: Durations
-    """Lengths of the calls on the host."""
+    """Of the calls."""
     device: Durations
-    """Lengths of what they launched."""
+    """Of what they launched."""
+    events: int
+    """What the calls launched: a CUDA graph launches many events with one."""
     delay: Durations
     """From the end of the call to the start on the device; 0 where the device began before the call returned.
 

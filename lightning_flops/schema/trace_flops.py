@@ -39,111 +39,53 @@ class TracedStepFlops:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorFlops:
-    """All counted calls of one operator in one dtype."""
-
-    operator: str
-    """Name as the counter has it: ``aten.mm``."""
-    dtype: str
-    """Of the arithmetic; ``tf32`` where a float32 operator launched a kernel whose name says tensor cores."""
-    calls: int
-    """How often it ran."""
-    forward: int
-    """Model FLOPs of the forward."""
-    backward: int
-    """Model FLOPs of the backward."""
-    recompute: int
-    """What was run again."""
-    optimizer: int
-    """What optimizers ran."""
-    skipped: int
-    """Of all these, what a mask let the kernel leave out."""
-    bytes: int | None
-    """Of all tensors that it read and wrote, by shapes and dtypes; None where a result's shape is not known."""
-    time_us: float | None
-    """On the device: its kernels, copies and memsets, added up. On the host, in a trace without a device: its calls.
-    None where nothing of it is in the trace."""
-    flops_per_sec: float | None
-    """Executed FLOPs ÷ time, of the calls whose time is known."""
-    peak_share: float | None
-    """That ÷ the peak of the device in this dtype; None where the peak is not known."""
-    flops_per_byte: float | None
-    """Arithmetic intensity: executed FLOPs ÷ bytes."""
-    attainable_flops_per_sec: float | None
-    """Its roof: the lower of the peak and intensity × the memory's bandwidth; None where one of them is not known."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShapeFlops:
-    """All counted calls of one operator with inputs of the same sizes and dtypes."""
+class FlopRow:
+    """FLOPs of the counted calls of an operator in a dtype, of a shape, of a kernel, or of a module and those below."""
 
     name: str
-    """As in ``OperatorShapeRow``, like the next two."""
-    inputs: str
-    """Sizes of its tensors."""
-    dtypes: str
-    """Their dtypes."""
+    """Of an operator as the counter has it, ``aten.mm``; else as in the table of operators, kernels or modules."""
     calls: int
-    """How often it ran and was counted."""
-    forward: int
-    """As in ``OperatorFlops``, like the next four."""
-    backward: int
-    """Model FLOPs of the backward."""
-    recompute: int
-    """What was run again."""
-    optimizer: int
-    """What optimizers ran."""
-    skipped: int
-    """Of all these, what a mask let the kernel leave out."""
+    """How often it ran."""
+    flops: int
+    """What kernels executed: all four, less what was skipped."""
+    time_us: float | None
+    """On the device: kernels, copies and memsets, added up. On the host, in a trace without a device: its calls.
+    A module's is that of its forward and backward. None where nothing of it is in the trace."""
     flops_per_sec: float | None
     """Executed FLOPs ÷ time, of the calls whose time is known."""
     peak_share: float | None
     """What part of that time they take at the peak of their dtypes; None where a peak is not known."""
+    estimated: bool = False
+    """Whether several kernels multiplied in an operator: its FLOPs are divided among these by their time."""
+    forward: int = 0
+    """Model FLOPs of the forward. A kernel is not told apart by phase: all five are 0."""
+    backward: int = 0
+    """Model FLOPs of the backward."""
+    recompute: int = 0
+    """What was run again."""
+    optimizer: int = 0
+    """What optimizers ran."""
+    skipped: int = 0
+    """Of all these, what a mask let the kernel leave out."""
+    own: int = 0
+    """Of a module's FLOPs, what the modules below it did not spend."""
+    dtype: str = ""
+    """Of an operator's arithmetic; ``tf32`` where a float32 operator launched a kernel whose name says tensor cores."""
+    inputs: str = ""
+    """Of a shape, as in ``OperatorRow``, like the next."""
+    dtypes: str = ""
+    """Of its tensors."""
+    bytes: int | None = None
+    """Of all tensors that it read and wrote, by shapes and dtypes; None where a result's shape is not known."""
+    flops_per_byte: float | None = None
+    """Arithmetic intensity: executed FLOPs ÷ bytes."""
+    attainable_flops_per_sec: float | None = None
+    """An operator's roof: the lower of the peak and intensity × the memory's bandwidth; None where one is not known."""
 
     @property
     def counted(self) -> int:
         """All four buckets together."""
         return self.forward + self.backward + self.recompute + self.optimizer
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelFlops:
-    """All runs of one kernel that computed counted FLOPs."""
-
-    name: str
-    """As compiled."""
-    calls: int
-    """How often it ran for a counted operator."""
-    flops: int
-    """Executed FLOPs of the operators in which no other kernel multiplied."""
-    shared_flops: int
-    """Of operators in which several kernels multiplied: divided among these by their time, an estimate."""
-    time_us: float
-    """Of these runs."""
-    flops_per_sec: float | None
-    """Both ÷ time."""
-    peak_share: float | None
-    """That ÷ the peak; None where it is not known, or where the runs were in several dtypes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TracedModuleFlops:
-    """FLOPs of one module over the whole trace, with the modules below it."""
-
-    name: str
-    """As in the table of modules; the root's is ``""``."""
-    forward: int
-    """Model FLOPs of its forward."""
-    backward: int
-    """Model FLOPs of its backward."""
-    recompute: int
-    """What its backward ran again."""
-    own: int
-    """Of all three, what the modules below it did not spend."""
-    flops_per_sec: float | None
-    """Executed FLOPs ÷ its forward and backward time in the table of modules."""
-    peak_share: float | None
-    """What part of that time its FLOPs take at the peak of their dtypes; None where a peak is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,13 +116,13 @@ class TraceFlops:
     """In order of time."""
     outside_steps: int
     """FLOPs of what ran outside of every step."""
-    operators: tuple[OperatorFlops, ...]
+    operators: tuple[FlopRow, ...]
     """Over the whole trace, the one that took most time first."""
-    shapes: tuple[ShapeFlops, ...]
+    shapes: tuple[FlopRow, ...]
     """The same operators by the shapes of their inputs."""
-    kernels: tuple[KernelFlops, ...] | None
+    kernels: tuple[FlopRow, ...] | None
     """The same of kernels; None without a device."""
-    modules: tuple[TracedModuleFlops, ...] | None
+    modules: tuple[FlopRow, ...] | None
     """Those that spent FLOPs, by name; None where the trace does not show modules."""
     uncounted: tuple[UncountedRow, ...]
     """What may have spent FLOPs: all that depends on it is a lower bound."""
@@ -190,73 +132,12 @@ class TraceFlops:
     @property
     def mfu(self) -> float | None:
         """Of all steps together, as if they were one; None where that of one of them is not known."""
-        return _mfu_of_all(self.steps)
+        return of_all([(step.mfu, step.wall_us) for step in self.steps])
 
     @property
     def hfu(self) -> float | None:
         """Likewise."""
-        return _hfu_of_all(self.steps)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobStepFlops:
-    """FLOPs of one step of a job: those of all its ranks, added up."""
-
-    step: int
-    """The profiler's number."""
-    forward: int
-    """As in ``TracedStepFlops``, like the next four."""
-    backward: int
-    """Model FLOPs of what autograd's nodes ran."""
-    recompute: int
-    """What was run again."""
-    optimizer: int
-    """What optimizers ran."""
-    skipped: int
-    """Of all these, what fused attention leaves out."""
-    wall_us: float
-    """Mean of the ranks' wall times."""
-    mfu: float | None
-    """(forward + backward) of all ranks ÷ (peak × wall time of each, added up); None where one is not known."""
-    hfu: float | None
-    """The same of what the kernels executed."""
-    lower_bound: bool
-    """On one of the ranks something was not counted."""
-
-    @property
-    def hardware(self) -> int:
-        """What the kernels of all ranks executed: the numerator of HFU."""
-        return self.forward + self.backward + self.recompute + self.optimizer - self.skipped
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobFlops:
-    """FLOPs of all ranks of a job together."""
-
-    ranks: int | None
-    """Ranks that the job has; None where its traces do not say."""
-    steps: tuple[JobStepFlops, ...]
-    """Those that are in the traces of all ranks; empty if the job's FLOPs are not known."""
-    reason: str | None
-    """Why they are not known, without a full stop."""
-
-    @property
-    def mfu(self) -> float | None:
-        """Of all steps together, as if they were one; None where that of one of them is not known."""
-        return _mfu_of_all(self.steps)
-
-    @property
-    def hfu(self) -> float | None:
-        """Likewise."""
-        return _hfu_of_all(self.steps)
-
-
-def _mfu_of_all(steps: Sequence[TracedStepFlops] | Sequence[JobStepFlops]) -> float | None:
-    return of_all([(step.mfu, step.wall_us) for step in steps])
-
-
-def _hfu_of_all(steps: Sequence[TracedStepFlops] | Sequence[JobStepFlops]) -> float | None:
-    return of_all([(step.hfu, step.wall_us) for step in steps])
+        return of_all([(step.hfu, step.wall_us) for step in self.steps])
 
 
 def of_all(shares: Sequence[tuple[float | None, float]]) -> float | None:

@@ -26,6 +26,22 @@ class Durations:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """All events of one name; what its table has no figure for is None."""
+
+    name: str
+    """What they have in common."""
+    calls: int
+    """How many there are."""
+    host: Durations | None = None
+    """On the host."""
+    device: Durations | None = None
+    """On the device: what they are there, or what they launched. None without a device."""
+    bytes: int | None = None
+    """What they moved; None where the trace does not say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
     """Microseconds of a step by what filled them; the parts add up to the step's wall time.
 
@@ -81,56 +97,16 @@ class StepTimes:
     """Part by part over all steps."""
 
 
-PhaseSource = Literal["scopes", "operators"]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PhaseRow:
-    """One phase over all steps; ratios are of the steps."""
+class PhaseRow(Row):
+    """One phase over all steps; ratios are of the steps.
 
-    calls: int
-    """How often the phase was entered."""
-    host: Durations
-    """The optimizer's without what of other phases runs inside it, as in Lightning, whose closure runs there."""
-    device: Durations | None
-    """Kernels, copies and memsets launched in the phase; None without a device."""
-    source: PhaseSource
-    """``scopes``: named in the trace. ``operators``: from the operators that ran with gradients and in autograd."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Remainder:
-    """What of the steps is in no phase."""
-
-    host_us: float
-    """On the host's clock."""
-    host_ratio: float | None
-    """Of the steps."""
-    device_us: float | None
-    """Device work launched there; None without a device."""
-    device_ratio: float | None
-    """Of the steps; None without a device."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSummary:
-    """Phases of the steps, on the host's clock and by the device work they launched.
-
-    A phase that the trace does not show is None; its time is then in ``others``.
+    The optimizer's is without what of other phases runs inside it, as in Lightning, whose closure runs there.
     """
 
-    step: PhaseRow
-    """The steps themselves."""
-    data_loader: PhaseRow | None
-    """Fetching batches."""
-    forward: PhaseRow | None
-    """The forward."""
-    backward: PhaseRow | None
-    """The backward."""
-    optimizer: PhaseRow | None
-    """The optimizer's step."""
-    others: Remainder
-    """What is in none of these."""
+    source: Literal["scopes", "operators", "rest"]
+    """``scopes``: named in the trace. ``operators``: from the operators that ran with gradients and in autograd.
+    ``rest``: what of each step is in no phase."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,30 +127,8 @@ class DeviceMetrics:
     """Estimated achieved occupancy, averaged over the kernels with their durations as weights."""
     blocks_per_sm: float | None
     """Averaged in the same way."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceUse:
-    """How long one device ran kernels while the trace was taken."""
-
-    device: int
-    """Its number."""
-    utilization: float
-    """Union of kernels ÷ elapsed time of the whole trace."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceSummary:
-    """How busy processors were from the first event of the trace to the last."""
-
-    elapsed_us: float
-    """From the first event to the last."""
-    cpu_process_ratio: float | None
-    """The process's CPU time ÷ elapsed; up to the number of cores. None when the trace does not say, like the next."""
-    cpu_system_ratio: float | None
-    """Busy ÷ (busy + idle) time of all cores."""
-    devices: tuple[DeviceUse, ...] | None
-    """Each device that ran a kernel; None without one."""
+    busy_us: float
+    """Union of the kernels over the whole trace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,10 +174,10 @@ class ModuleTable:
     gradient_accumulation_us: float
     """Adding gradients to parameters, and the hooks that run there."""
     backward_communication_us: float
-    """Collectives in the backward that no module's node waits for. They may run beside gradient accumulation."""
-    backward_outside_nodes_us: float
-    """Operators that ran in the backward outside of autograd's nodes: what wrappers put off to the backward's end."""
+    """Collectives in the backward that no module's node waits for, which may run beside gradient accumulation.
+    Without a device 0: waiting for them is unattributed."""
     unattributed_forward_us: float
     """Work in the forward that no module's call accounts for."""
     unattributed_backward_us: float
-    """The autograd engine between nodes, hooks in Python there, and nodes whose forward is not in the trace."""
+    """The autograd engine between nodes, hooks in Python there, what wrappers put off to the backward's end, and nodes
+    whose forward is not in the trace."""

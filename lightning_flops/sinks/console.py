@@ -1,9 +1,14 @@
-"""What goes to whoever watches the program: by the package's logger, or by standard output."""
+"""What goes to whoever watches the program: by the package's logger, by standard output or by standard error."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
+
+from lightning_flops.text.printable import printable
+
+PROGRAM = "lightning-flops"
 
 # The package's own logger, not this module's: it is the one that users know to set a level for.
 logger = logging.getLogger("lightning_flops")
@@ -18,3 +23,9 @@ def to_standard_output(text: str) -> None:
     """Write *text* to standard output as it is, at once, whatever the logging settings."""
     sys.stdout.write(text)
     sys.stdout.flush()
+
+
+def say(sentence: str) -> None:
+    """Tell the user *sentence* on standard error, beside what the program itself prints."""
+    with contextlib.suppress(Exception):  # standard error may be closed
+        sys.stderr.write(f"{PROGRAM}: {printable(sentence)}\n")

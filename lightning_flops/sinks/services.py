@@ -86,11 +86,11 @@ class Services:
 
 
 class TrainerLog(Services):
-    """The log of a transformers Trainer: scalars go along with what the Trainer logs itself.
+    """What watches the training of a transformers Trainer: its integrations with TensorBoard, W&B and others.
 
-    We do not call ``log`` ourselves. A Trainer's ``log`` may be more than writing: TRL's averages its metrics there and
-    starts anew, and after a log the Trainer takes it that this step needs no other. So our values go along with the
-    next ones that the Trainer logs itself, at the latest when it ends. Texts go to TensorBoard's callback.
+    They get our scalars in a call of their own, behind each log of the Trainer's: so ours are neither on the console
+    nor in ``trainer_state.json``. We do not call ``Trainer.log``, which may be more than writing: TRL's averages its
+    metrics there and starts anew. Texts go to TensorBoard's callback.
 
     Args:
         callbacks: the Trainer's.
@@ -99,23 +99,16 @@ class TrainerLog(Services):
     def __init__(self, callbacks: Iterable[Any]) -> None:
         super().__init__(callbacks)
         self._waiting: dict[str, float] = {}
-        self._in_log: dict[str, float] = {}
 
     def write_scalars(self, scalars: Mapping[str, float], *, step: int) -> None:
-        """Keep *scalars* until the Trainer logs; the latest value of a tag is the one it logs."""
-        # The Trainer writes its log into trainer_state.json, and JSON knows neither NaN nor infinity.
+        """Keep *scalars* until the Trainer has logged; the latest value of a tag is the one that is written."""
         self._waiting.update({tag: float(value) for tag, value in scalars.items() if math.isfinite(value)})
 
-    def log_begins(self, logs: dict[str, float]) -> None:
-        """The Trainer logs *logs*: add what waits."""
-        self._in_log, self._waiting = {tag: value for tag, value in self._waiting.items() if tag not in logs}, {}
-        logs.update(self._in_log)
-
-    def log_ends(self, logs: dict[str, float]) -> None:
-        """The Trainer has logged *logs*, which may be its user's: what is ours leaves it again."""
-        added, self._in_log = self._in_log, {}
-        for tag in added:
-            logs.pop(tag, None)
+    def log_ends(self, *event: Any) -> None:
+        """The Trainer has logged: its integrations log what waits, at this *event* (arguments, state, control)."""
+        scalars, self._waiting = self._waiting, {}
+        if scalars:
+            self._each(lambda one: one.on_log(*event, logs=dict(scalars)) if _is_integration(one) else None)
 
 
 class TensorBoardFiles:
@@ -146,6 +139,10 @@ class TensorBoardFiles:
         """Close the files, if any were made."""
         if "inner" in vars(self):
             self.inner.close()
+
+
+def _is_integration(callback: Any) -> bool:
+    return any(kind.__module__.startswith("transformers.integrations") for kind in type(callback).__mro__)
 
 
 def monitors_in(master: Any, *, tensorboard_dir: str | None) -> Services:

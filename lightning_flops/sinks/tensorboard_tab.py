@@ -25,6 +25,8 @@ def tab_events(*, tag: str, figures: bytes, packed: bytes, step: int) -> bytes:
     Raises:
         ImportError: TensorBoard is not installed.
     """
+    # The training thread may import the same at this moment, for its writer: two orders of import would deadlock.
+    importlib.import_module("torch.utils.tensorboard")
     protos = "tensorboard.compat.proto"
     records = importlib.import_module(f"{protos}.summary_pb2")
     events = importlib.import_module(f"{protos}.event_pb2")

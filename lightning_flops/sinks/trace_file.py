@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from lightning_flops.analysis.trace_marks import PREFIXES, module_mark
+from lightning_flops.records import MARKS, module_mark
 from lightning_flops.sinks.file import numbered, write_new_file
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # torch records the fast marks as operators. In its trace files the category stands before the name, and "args" opens on
 # a line of its own after both.
 _NAME = re.compile(
-    rb'"name": "(?P<name>(?:' + b"|".join(json.dumps(mark)[1:-1].encode() for mark in PREFIXES) + rb')(?:[^"\\]|\\.)*)"'
+    rb'"name": "(?P<name>(?:' + b"|".join(json.dumps(mark)[1:-1].encode() for mark in MARKS) + rb')(?:[^"\\]|\\.)*)"'
 )
 _CATEGORY = re.compile(rb'"cat": "cpu_op"(?=,\s*' + _NAME.pattern + b")")
 _ANNOTATION = b'"cat": "user_annotation"'

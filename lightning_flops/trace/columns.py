@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.trace import structure
-from lightning_flops.trace.intervals import Floats, Intervals, Ints, Mask, distinct, merge
+from lightning_flops.trace.intervals import Floats, Intervals, Ints, Lanes, Mask, distinct, merge
 from lightning_flops.trace.names import Kind, is_of_another_vendor
 from lightning_flops.trace.recorded import RecordedInputs
 
 if TYPE_CHECKING:
-    from lightning_flops.trace import modules, operators, phases, steps
+    from lightning_flops.trace.modules import Frames
+    from lightning_flops.trace.steps import PhaseSpans, Steps
+    from lightning_flops.trace.tables import OperatorTimes
 
 
 class TraceFormatError(LightningFlopsError, ValueError):
@@ -51,12 +53,11 @@ class DeviceProperties:
     shared_memory: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchShape:
-    """Blocks and threads of a kernel along each axis, registers of a thread, bytes of a block; None if not written."""
+class LaunchShape(NamedTuple):
+    """Blocks of a kernel and threads of a block, registers of a thread, bytes of a block; None if not written."""
 
-    grid: tuple[int, int, int] | None = None
-    block: tuple[int, int, int] | None = None
+    blocks: int | None = None
+    threads: int | None = None
     registers: int | None = None
     shared_memory: int | None = None
 
@@ -161,6 +162,14 @@ class Trace:
         return self.by_start(self.on_device)
 
     @cached_property
+    def launches(self) -> tuple[Ints, Ints]:
+        """When each device event whose launch is known was launched, rising, and its row."""
+        rows = self.device_rows[self.links.launch[self.device_rows] >= 0]
+        moments = self.start_ns[self.links.launch[rows]]
+        order = np.argsort(moments, kind="stable")
+        return moments[order], rows[order]
+
+    @cached_property
     def names_tell_tensor_cores(self) -> bool:
         """Whether kernels have NVIDIA's names, which tell of tensor cores; those of AMD and Intel do not."""
         if any(is_of_another_vendor(device=one.name) for one in self.devices):
@@ -189,28 +198,28 @@ class Trace:
         return structure.link(self)
 
     @cached_property
-    def operator_times(self) -> operators.OperatorTimes:
+    def operator_times(self) -> OperatorTimes:
         """The times of every operator, with and without what it called."""
-        from lightning_flops.trace.operators import OperatorTimes
+        from lightning_flops.trace.tables import OperatorTimes
 
         return OperatorTimes(self)
 
     @cached_property
-    def steps(self) -> steps.Steps:
+    def steps(self) -> Steps:
         """The steps of the trace, each up to the last device event that was launched in it."""
         from lightning_flops.trace.steps import find_steps
 
         return find_steps(self)
 
     @cached_property
-    def phases(self) -> dict[str, phases.PhaseSpans]:
+    def phases(self) -> dict[str, PhaseSpans]:
         """The phases of training inside the steps that the trace shows, by name."""
-        from lightning_flops.trace.phases import find_phases
+        from lightning_flops.trace.steps import find_phases
 
         return find_phases(self)
 
     @cached_property
-    def frames(self) -> modules.Frames | None:
+    def frames(self) -> Frames | None:
         """The modules, phases and autograd nodes in which operators ran; None where the trace shows no modules."""
         from lightning_flops.trace.modules import find_frames
 
@@ -234,6 +243,10 @@ class Trace:
     def name_of(self, row: int) -> str:
         """The name of the event in *row*."""
         return self.names[int(self.name[row])]
+
+    def texts(self, names: Lanes) -> list[str]:
+        """The names with these numbers."""
+        return [self.names[name] for name in names.tolist()]
 
     def merged(self, rows: Mask | Ints) -> Intervals:
         """The moments that the given rows (a mask or indices) cover."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import compress
 from operator import attrgetter
 from typing import Any
@@ -89,9 +90,9 @@ DECODER = msgspec.json.Decoder(list[Event])
 
 HOST, _LAUNCH = (Kind.OPERATOR, Kind.ANNOTATION), (Kind.RUNTIME,)
 _DEVICE = (Kind.KERNEL, Kind.MEMCPY, Kind.MEMSET)
-_COMMUNICATES, _FOREIGN = (Kind.ANNOTATION, *_DEVICE), (FOREIGN,)
+_COMMUNICATES = (Kind.ANNOTATION, *_DEVICE)
 _MASKS: dict[tuple[int, ...], bytes] = {
-    kinds: bytes(kind in kinds for kind in range(256)) for kinds in (HOST, _LAUNCH, _DEVICE, _COMMUNICATES, _FOREIGN)
+    kinds: bytes(kind in kinds for kind in range(256)) for kinds in (HOST, _LAUNCH, _DEVICE, _COMMUNICATES, (FOREIGN,))
 }
 """For ``bytes.translate``: 1 for each of some kinds, 0 for all others."""
 _INTEGERS: dict[tuple[Kind, ...], tuple[str, ...]] = {
@@ -128,7 +129,7 @@ class Columns:
         self._kinds = _Numbers(lambda name: KIND_OF_CATEGORY.get((name or "").lower(), FOREIGN))
         self._parts: dict[Any, list[npt.NDArray[Any]]] = {}
         self._collectives: dict[int, CollectiveArguments] = {}
-        self._foreign: dict[str, int] = {}
+        self._foreign: Counter[str] = Counter()
         self._rows = self._seen = 0
 
     def keep(self, name: str, values: npt.NDArray[Any], kinds: tuple[Kind, ...] = ()) -> None:
@@ -143,9 +144,7 @@ class Columns:
             self._add_memory([event for event in events if event.ph == "i" and event.name == "[memory]"])
         kinds = bytes([self._kinds[span.cat] for span in spans])
         if FOREIGN in kinds:
-            for span in compress(spans, kinds.translate(_MASKS[_FOREIGN])):
-                if span.cat != "Trace":  # around the whole of old traces
-                    self._foreign[span.cat or ""] = self._foreign.get(span.cat or "", 0) + 1
+            self._foreign.update(span.cat or "" for span in compress(spans, kinds.translate(_MASKS[FOREIGN,])))
             spans = [span for span, kind in zip(spans, kinds, strict=True) if kind != FOREIGN]
             kinds = kinds.translate(None, bytes([FOREIGN]))
         self.keep("kind", np.frombuffer(kinds, dtype=np.int8))
@@ -154,42 +153,43 @@ class Columns:
         self.keep("lane", packed("i", list(map(self._lane_numbers.__getitem__, lanes))))
         self.keep("start_ns", times([span.ts for span in spans]))
         self.keep("duration_ns", times([span.dur for span in spans]))
-        arguments = [span.args for span in spans]
         for of_kinds, names in _INTEGERS.items():
-            if chosen := list(compress(arguments, kinds.translate(_MASKS[of_kinds]))):
+            if chosen := list(compress(spans, kinds.translate(_MASKS[of_kinds]))):
+                arguments = [span.args for span in chosen]
                 for name in names:
-                    self.keep(name, integers(list(map(_COLUMN[name], chosen))), of_kinds)
-                self._add_more(chosen, of_kinds)
-        on_device = compress(spans, kinds.translate(_MASKS[_DEVICE]))
-        devices = [span.pid if span.args.device is None else span.args.device for span in on_device]
-        self.keep("device", integers(devices), _DEVICE)
+                    self.keep(name, integers(list(map(_COLUMN[name], arguments))), of_kinds)
+                for name, values in self._more(chosen, arguments, of_kinds):
+                    self.keep(name, values, of_kinds)
         for place in compress(range(len(spans)), kinds.translate(_MASKS[_COMMUNICATES])):
-            if arguments[place].collective is not None:
-                self._collectives[self._rows + place] = _collective(arguments[place])
+            if spans[place].args.collective is not None:
+                self._collectives[self._rows + place] = _collective(spans[place].args)
         self._rows += len(spans)
 
-    def _add_more(self, arguments: list[Any], kinds: tuple[Kind, ...]) -> None:
+    def _more(
+        self, spans: list[Event], arguments: list[Any], kinds: tuple[Kind, ...]
+    ) -> Iterator[tuple[str, npt.NDArray[Any]]]:
         """What events of the host and of the device have beside their integers."""
         if kinds == _LAUNCH:
             return
         ids = [one.old_external_id if one.external_id == ABSENT else one.external_id for one in arguments]
-        self.keep("external_id", integers(ids), kinds)
+        yield "external_id", integers(ids)
         if kinds == _DEVICE:
+            yield "device", integers([span.pid if span.args.device is None else span.args.device for span in spans])
             for name in _FRACTIONS:
-                self.keep(name, fractions(list(map(_COLUMN[name], arguments))), kinds)
+                yield name, fractions(list(map(_COLUMN[name], arguments)))
             shapes = [(bytes(one.grid), bytes(one.block), one.registers, one.shared_memory) for one in arguments]
-            self.keep("launch_shape", packed("i", [self._shapes[shape] for shape in shapes]), kinds)
+            yield "launch_shape", packed("i", [self._shapes[shape] for shape in shapes])
             return
         dims, stacks = [one.dims or one.old_dims for one in arguments], [one.stack for one in arguments]
         absent = np.full(len(arguments), ABSENT, dtype=np.int32)
         if any(dims):
             columns = (dims, *(list(map(_COLUMN[name], arguments)) for name in ("types", "concrete", "strides")))
             keys = zip(*(map(bytes, column) for column in columns), strict=True)
-            self.keep("inputs", packed("i", [self._inputs[key] if key[0] else ABSENT for key in keys]), kinds)
+            yield "inputs", packed("i", [self._inputs[key] if key[0] else ABSENT for key in keys])
         else:
-            self.keep("inputs", absent, kinds)
+            yield "inputs", absent
         numbers = [self._stacks[one] if one else ABSENT for one in map(bytes, stacks)] if any(stacks) else []
-        self.keep("stack", packed("i", numbers) if numbers else absent, kinds)
+        yield "stack", packed("i", numbers) if numbers else absent
 
     def _add_memory(self, events: list[Event]) -> None:
         arguments = [event.args for event in events]
@@ -200,10 +200,11 @@ class Columns:
 
     def _whole(self, name: str, dtype: type[np.generic], kinds: tuple[Kind, ...] = ()) -> npt.NDArray[Any]:
         parts = self._parts.pop((name, kinds), [])
-        if name.endswith("_ns") and len({part.dtype for part in parts}) > 1:  # some times are text
-            parts = [nanoseconds(part) for part in parts]
-        found = np.concatenate(parts) if parts else np.zeros(0, dtype=dtype)
-        return nanoseconds(found) if name.endswith("_ns") else found.astype(dtype, copy=False)
+        if name.endswith("_ns"):
+            if len({part.dtype for part in parts}) > 1:  # some times are text
+                parts = [nanoseconds(part) for part in parts]
+            return nanoseconds(np.concatenate(parts)) if parts else np.zeros(0, dtype=dtype)
+        return np.concatenate(parts).astype(dtype, copy=False) if parts else np.zeros(0, dtype=dtype)
 
     def _spread(self, kind: npt.NDArray[np.int8], name: str, dtype: type[np.generic]) -> npt.NDArray[Any]:
         """A column of all rows, of which only events of some kinds have the values that were kept."""
@@ -264,15 +265,18 @@ class Columns:
     def _why_nothing(self) -> str:
         if not self._seen:
             return "the trace holds no events"
-        found = _categories(sorted(self._foreign, key=lambda name: -self._foreign[name]))
+        found = _categories([name for name, _ in self._foreign.most_common()])
         words = f"none of its {self._seen} events is an operator, a scope, a runtime call or a kernel of torch.profiler"
         return words + (f"; its categories are {found}" if found else "")
 
     def _notes(self, negative: int) -> tuple[str, ...]:
         notes = []
+        self._foreign.pop("Trace", None)  # around the whole of old traces
         if self._foreign:
-            names, count = _categories(sorted(self._foreign)), sum(self._foreign.values())
-            notes.append(f"Left out: events of categories that are not torch.profiler's ({names}): {count}.")
+            names = _categories(sorted(self._foreign))
+            notes.append(
+                f"Left out: events of categories that are not torch.profiler's ({names}): {self._foreign.total()}."
+            )
         if any(types == b"[]" and dims.strip(b"[], ") for dims, types, *_ in self._inputs):
             notes.append("Dtypes are not in the file, as in those of torch 1.8: every tensor is taken for float32.")
         if negative:

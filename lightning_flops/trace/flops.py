@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from lightning_flops.analysis.devices import device_like
-from lightning_flops.analysis.memory_bandwidth import memory_bytes_per_sec
+from lightning_flops.analysis.devices import device_like, memory_bytes_per_sec
 from lightning_flops.analysis.peak_flops import peak_for
 from lightning_flops.analysis.rates import MOST_OF_PEAK
-from lightning_flops.schema.trace_flops import (
-    KernelFlops,
-    OperatorFlops,
-    ShapeFlops,
-    TracedModuleFlops,
-    TracedStepFlops,
-    TraceFlops,
-    UncountedRow,
-)
+from lightning_flops.schema.trace_flops import FlopRow, TracedStepFlops, TraceFlops, UncountedRow
 from lightning_flops.schema.trace_steps import ModuleTable
 from lightning_flops.trace.columns import Trace
 from lightning_flops.trace.counting import Counted, FlopPart, Formulas, count_trace
 from lightning_flops.trace.intervals import NS_PER_SEC, NS_PER_US, Ints, group_by, ratio, sums_by, table
 from lightning_flops.trace.modules import modules_above, with_below
 from lightning_flops.trace.names import Kind, multiplies, uses_tensor_cores
-from lightning_flops.trace.operators import by_shapes, device_ns_of_operators, with_callees
+from lightning_flops.trace.tables import by_shapes, device_ns_of_operators, with_callees
 
 Sums = Callable[[Ints], list[int]]
 """The sums of a column of all calls in each of some groups."""
@@ -167,26 +159,32 @@ class _Calls:
         """The FLOPs of each group of calls by bucket, and what was skipped of them."""
         return {name: of(values) for name, values in self.columns.items()}
 
-    def by_dtype(self, flops: Ints, of: Sums) -> list[dict[str, int]]:
-        """*flops* of each group of calls by dtype."""
-        columns = {dtype: of(np.where(self.dtype == index, flops, 0)) for index, dtype in enumerate(self.dtypes)}
-        return [dict(zip(columns, sums, strict=True)) for sums in zip(*columns.values(), strict=True)]
+    def rates(self, of: Sums, over_ns: list[float] | None = None) -> dict[str, list[Any]]:
+        """Executed FLOPs, time, rate and share of the peak of each group of calls; *over_ns* is its time if given."""
+        timed = self.executed if over_ns is not None else np.where(self.time_ns > 0, self.executed, 0)
+        time_ns = of(self.time_ns) if over_ns is None else over_ns
+        return {
+            "flops": of(self.executed),
+            "time_us": [ns / NS_PER_US if ns else None for ns in time_ns],
+            "flops_per_sec": [ratio(one * NS_PER_SEC, ns) for one, ns in zip(of(timed), time_ns, strict=True)],
+            "peak_share": self.of_peak(timed, of, time_ns, devices=1 if over_ns is None else self.devices),
+        }
 
-    def sec_at_peak(self, flops_by_dtype: Mapping[str, int]) -> float | None:
-        """Seconds that these FLOPs take at the peak of one device; None where a peak is not known."""
-        spent = {dtype: flops for dtype, flops in flops_by_dtype.items() if flops}
-        if not self.devices or not self.peaks.keys() >= spent.keys():
-            return None
-        return sum(flops / self.peaks[dtype] for dtype, flops in spent.items())
-
-    def of_peak(self, flops_by_dtype: Mapping[str, int], seconds: float) -> float | None:
-        """Seconds that these FLOPs take at the peak of all devices ÷ *seconds*; None where a peak is not known."""
-        at_peak = self.sec_at_peak(flops_by_dtype)
-        return None if at_peak is None else ratio(at_peak / self.devices, seconds)
-
-
-def _per_sec(flops: list[int], time_ns: list[int]) -> list[float | None]:
-    return [ratio(one * NS_PER_SEC, ns) for one, ns in zip(flops, time_ns, strict=True)]
+    def of_peak(
+        self, flops: Ints, of: Sums, time_ns: Sequence[float], *, devices: int | None = None
+    ) -> list[float | None]:
+        """Time that *flops* of each group take at the devices' peak ÷ *time_ns*; None where a peak is not known."""
+        devices = self.devices if devices is None else devices
+        at_peak: list[float | None] = [0.0 if devices and self.devices else None] * len(time_ns)
+        for index, dtype in enumerate(self.dtypes):
+            peak = self.peaks.get(dtype)
+            for place, spent in enumerate(of(np.where(self.dtype == index, flops, 0))):
+                if spent and (before := at_peak[place]) is not None:
+                    at_peak[place] = None if peak is None else before + spent / peak
+        return [
+            None if one is None else ratio(one * NS_PER_SEC / devices, ns)
+            for one, ns in zip(at_peak, time_ns, strict=True)
+        ]
 
 
 def _steps(calls: _Calls, uncounted: Ints) -> tuple[TracedStepFlops, ...]:
@@ -198,84 +196,65 @@ def _steps(calls: _Calls, uncounted: Ints) -> tuple[TracedStepFlops, ...]:
         # The first are outside of all steps.
         return [*map(int, sums_by(calls.step + 1, values, len(steps) + 1)[1:])]
 
-    def used(flops: Ints) -> list[float | None]:
-        by_dtype = calls.by_dtype(flops, of_step)
-        return [calls.of_peak(one, wall / NS_PER_SEC) for one, wall in zip(by_dtype, walls, strict=True)]
-
     return table(
         TracedStepFlops,
         step=steps.numbers,
         wall_us=[wall / NS_PER_US for wall in walls],
-        mfu=used(calls.parts["forward"] + calls.parts["backward"]),
-        hfu=used(calls.executed),
+        mfu=calls.of_peak(calls.parts["forward"] + calls.parts["backward"], of_step, walls),
+        hfu=calls.of_peak(calls.executed, of_step, walls),
         lower_bound=np.isin(np.arange(len(steps)), incomplete).tolist(),
         **calls.sums(of_step),
     )
 
 
-def _operators(calls: _Calls) -> tuple[OperatorFlops, ...]:
+def _operators(calls: _Calls) -> tuple[FlopRow, ...]:
     works, work = calls.counted.works, calls.counted.work[calls.rows]
     names = tuple(dict.fromkeys(one.operator for one in works))
-    kind = (
-        np.array([names.index(one.operator) for one in works], dtype=np.int64)[work] * len(calls.dtypes) + calls.dtype
-    )
-    groups = group_by(kind)
+    number = np.array([names.index(one.operator) for one in works], dtype=np.int64)[work]
+    groups = group_by(number * len(calls.dtypes) + calls.dtype)
     dtypes = [calls.dtypes[key % len(calls.dtypes)] for key in groups.keys.tolist()]
-    peaks = [calls.peaks.get(dtype) for dtype in dtypes]
-    timed = calls.time_ns > 0
-    time_ns = groups.sums(np.where(timed, calls.time_ns, 0))
-    rates = _per_sec(groups.sums(np.where(timed, calls.executed, 0)), time_ns)
-    unknown = groups.sums(np.array([one.bytes is None for one in works])[work])
+    executed, unknown = groups.sums(calls.executed), groups.sums(np.array([one.bytes is None for one in works])[work])
     moved = [
         None if lacks else size for size, lacks in zip(groups.sums(calls.counted.of("bytes")), unknown, strict=True)
     ]
-    intensities = [
-        None if size is None else ratio(flops, size)
-        for flops, size in zip(groups.sums(calls.executed), moved, strict=True)
-    ]
+    intensities = [None if size is None else ratio(flops, size) for flops, size in zip(executed, moved, strict=True)]
+    peaks = [calls.peaks.get(dtype) for dtype in dtypes]
     return table(
-        OperatorFlops,
-        lambda row: (-(row.time_us or 0.0), row.operator, row.dtype),
-        operator=[names[key // len(calls.dtypes)] for key in groups.keys.tolist()],
+        FlopRow,
+        lambda row: (-(row.time_us or 0.0), row.name, row.dtype),
+        name=[names[key // len(calls.dtypes)] for key in groups.keys.tolist()],
         dtype=dtypes,
         bytes=moved,
-        time_us=[ns / NS_PER_US if ns else None for ns in time_ns],
-        flops_per_sec=rates,
-        peak_share=[None if not peak or rate is None else rate / peak for rate, peak in zip(rates, peaks, strict=True)],
         flops_per_byte=intensities,
         attainable_flops_per_sec=[
             None if one is None or peak is None or calls.bandwidth is None else min(peak, one * calls.bandwidth)
             for one, peak in zip(intensities, peaks, strict=True)
         ],
         calls=groups.calls,
+        **calls.rates(groups.sums),
         **calls.sums(groups.sums),
     )
 
 
-def _shapes(calls: _Calls) -> tuple[ShapeFlops, ...]:
+def _shapes(calls: _Calls) -> tuple[FlopRow, ...]:
     known = np.flatnonzero(calls.trace.inputs[calls.rows] >= 0)
-    names, groups = by_shapes(calls.trace, calls.rows[known])
+    words, groups = by_shapes(calls.trace, calls.rows[known])
 
     def of_shape(values: Ints) -> list[int]:
         return groups.sums(values[known])
 
-    timed = np.where(calls.time_ns > 0, calls.executed, 0)
-    time_ns, at_peak = of_shape(calls.time_ns), map(calls.sec_at_peak, calls.by_dtype(timed, of_shape))
     return table(
-        ShapeFlops,
+        FlopRow,
         lambda row: (row.name, row.inputs, row.dtypes),
+        name=calls.trace.texts(calls.trace.name[calls.rows[known[groups.order[groups.firsts]]]]),
         calls=groups.calls,
-        flops_per_sec=_per_sec(of_shape(timed), time_ns),
-        peak_share=[
-            None if seconds is None else ratio(seconds * NS_PER_SEC, ns)
-            for seconds, ns in zip(at_peak, time_ns, strict=True)
-        ],
-        **names,
+        **words,
+        **calls.rates(of_shape),
         **calls.sums(of_shape),
     )
 
 
-def _kernels(calls: _Calls) -> tuple[KernelFlops, ...]:
+def _kernels(calls: _Calls) -> tuple[FlopRow, ...]:
     """FLOPs of each kernel: an operator's are those of the kernels in it whose names say that they multiply.
 
     Where there are several, such as both halves of a convolution's backward, they are divided by time. Where no name
@@ -295,36 +274,29 @@ def _kernels(calls: _Calls) -> tuple[KernelFlops, ...]:
     alone, together = np.bincount(call, minlength=count)[call] == 1, sums_by(call, lengths, count)[call]
     share = np.where(~alone & (together > 0), flops * (lengths / np.maximum(together, 1)), 0.0)
     groups = group_by(trace.name[events])
-    own, shared = groups.sums(np.where(alone, flops, 0)), [round(one) for one in groups.sums(share)]
-    time_ns = groups.sums(lengths)
-    rates = _per_sec([one + other for one, other in zip(own, shared, strict=True)], time_ns)
-    dtypes = [np.unique(calls.dtype[here]).tolist() for here in np.split(call[groups.order], groups.firsts[1:])]
+    time_ns, shared = groups.sums(lengths), [round(one) for one in groups.sums(share)]
+    spent = [own + part for own, part in zip(groups.sums(np.where(alone, flops, 0)), shared, strict=True)]
+    rates = [ratio(one * NS_PER_SEC, ns) for one, ns in zip(spent, time_ns, strict=True)]
+    dtypes = [np.unique(here).tolist() for here in groups.parts(calls.dtype[call])]
     peaks = [calls.peaks.get(calls.dtypes[one[0]]) if len(one) == 1 else None for one in dtypes]
     return table(
-        KernelFlops,
-        lambda row: (-row.time_us, row.name),
-        name=[trace.names[name] for name in groups.keys.tolist()],
+        FlopRow,
+        lambda row: (-(row.time_us or 0.0), row.name),
+        name=trace.texts(groups.keys),
         calls=groups.calls,
-        flops=own,
-        shared_flops=shared,
+        flops=spent,
+        estimated=map(bool, shared),
         time_us=[ns / NS_PER_US for ns in time_ns],
         flops_per_sec=rates,
-        peak_share=[
-            None if not peak or rate is None else rate / peak for rate, peak in zip(rates, peaks, strict=False)
-        ],
+        peak_share=[None if not peak or rate is None else rate / peak for rate, peak in zip(rates, peaks, strict=True)],
     )
 
 
-def _owners(calls: _Calls) -> Ints:
-    """For each call the index of the module that owns it; below zero where none does, as in an optimizer."""
-    trace = calls.trace
-    assert trace.frames is not None  # there is a table of modules
-    return trace.frames.owner_at(trace, trace.lane[calls.rows], trace.start_ns[calls.rows])[0]
-
-
-def _modules(calls: _Calls, modules: ModuleTable) -> tuple[TracedModuleFlops, ...]:
-    owner, names = _owners(calls), () if calls.trace.frames is None else calls.trace.frames.modules
-    owned, parents = owner >= 0, modules_above(names)
+def _modules(calls: _Calls, modules: ModuleTable) -> tuple[FlopRow, ...]:
+    trace, frames = calls.trace, calls.trace.frames
+    assert frames is not None  # there is a table of modules
+    owner = frames.owner_at(trace, trace.lane[calls.rows], trace.start_ns[calls.rows])[0]
+    owned, parents, names = owner >= 0, modules_above(frames.modules), frames.modules
 
     def own(values: Ints) -> Ints:
         return sums_by(owner[owned], values[owned], len(names))
@@ -332,20 +304,19 @@ def _modules(calls: _Calls, modules: ModuleTable) -> tuple[TracedModuleFlops, ..
     def of_module(values: Ints) -> list[int]:
         return [*map(int, with_below(own(values), parents))]
 
-    parts = {name: values for name, values in calls.parts.items() if name != "optimizer"}
-    seconds = {row.name: (row.forward_us + row.backward_us) / 1e6 for row in modules.rows}
-    executed = calls.by_dtype(calls.executed, of_module)
-    times = [seconds.get(name, 0.0) for name in names]
+    in_table = {row.name: row for row in modules.rows}
+    rows = [in_table[name] for name in names]
+    sums = {name: values for name, values in calls.sums(of_module).items() if name != "optimizer"}
     found = table(
-        TracedModuleFlops,
+        FlopRow,
         lambda row: row.name.split("."),
         name=names,
-        own=own(parts["forward"] + parts["backward"] + parts["recompute"]).tolist(),
-        flops_per_sec=[ratio(sum(one.values()), sec) for one, sec in zip(executed, times, strict=True)],
-        peak_share=[calls.of_peak(one, sec) for one, sec in zip(executed, times, strict=True)],
-        **{name: of_module(values) for name, values in parts.items()},
+        calls=[row.calls for row in rows],
+        own=own(calls.parts["forward"] + calls.parts["backward"] + calls.parts["recompute"]).tolist(),
+        **calls.rates(of_module, [(row.forward_us + row.backward_us) * NS_PER_US for row in rows]),
+        **sums,
     )
-    return tuple(row for row in found if row.forward or row.backward or row.recompute)
+    return tuple(row for row in found if row.counted)
 
 
 def _kernels_alone(trace: Trace, counted: Counted) -> Ints:

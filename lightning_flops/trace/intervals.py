@@ -191,6 +191,10 @@ class Groups:
         """Rows in each group."""
         return [*map(int, np.diff(np.append(self.firsts, len(self.order))))]
 
+    def parts(self, values: Ints) -> list[Ints]:
+        """The rows' values of each group."""
+        return np.split(values[self.order], self.firsts)[1:]
+
     def sums(self, values: Ints | Floats | Mask) -> list[Any]:
         """Sum of the rows' values in each group; exact of integers."""
         return self._reduced(np.add, values)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,29 +10,28 @@ import numpy as np
 from lightning_flops.schema.trace_events import (
     HeldMemory,
     MemoryCurve,
-    MemoryPart,
     MemoryPoint,
     MemoryRow,
-    ModuleMemoryRow,
     StepSpan,
 )
 from lightning_flops.trace.columns import MemoryEvents, Trace
 from lightning_flops.trace.intervals import NS_PER_US, Ints, group_by, sums_by, table
-from lightning_flops.trace.modules import ACCUMULATION, OPTIMIZER, Phase, modules_above, with_below
-from lightning_flops.trace.operators import with_callees
+from lightning_flops.trace.modules import ACCUMULATION, NOBODY, OPTIMIZER, Phase, modules_above, with_below
 from lightning_flops.trace.structure import enclosing
+from lightning_flops.trace.tables import with_callees
 
 MOST_POINTS = 500
 """Of one curve."""
 MOST_SPANS = 1000
+_Listed = tuple[str | None, Any, int, Sequence[int]]
+"""Name, part, calls and the four sizes of a row."""
 _FIELDS = ("size_increase_bytes", "self_size_increase_bytes", "allocation_bytes", "self_allocation_bytes")
 
 
-def _devices(memory: MemoryEvents) -> Iterator[tuple[dict[str, Any], Ints]]:
-    """The host, and each device, with the places of its events."""
+def _devices(memory: MemoryEvents) -> Iterator[tuple[int, Ints]]:
+    """The host, which is -1, and each device, with the places of its events."""
     for index in np.unique(memory.device).tolist():
-        where: dict[str, Any] = {"device_type": "host" if index < 0 else "device", "device": index}
-        yield where, np.flatnonzero(memory.device == index)
+        yield index, np.flatnonzero(memory.device == index)
 
 
 def memory_curves(trace: Trace) -> tuple[MemoryCurve, ...] | None:
@@ -58,7 +57,8 @@ def memory_curves(trace: Trace) -> tuple[MemoryCurve, ...] | None:
             held=_held(trace, memory, rows[: peak + 1], int(allocated[peak]) if absolute else None),
             points=_points(times - begin, allocated),
             spans=spans,
-            **device,
+            device_type="host" if device < 0 else "device",
+            device=device,
         )
         curves.append(curve)
     return tuple(sorted(curves, key=lambda one: (one.device < 0, one.device)))
@@ -125,35 +125,25 @@ def memory_table(trace: Trace) -> tuple[MemoryRow, ...] | None:
     owner = enclosing(trace, links.operators, links.parent, lanes=memory.lane, moments_ns=memory.time_ns)
     found: list[MemoryRow] = []
     for device, here in _devices(memory):
-        size, of = memory.bytes[here], owner[here]
-        known, outside = of >= 0, _sizes(size[of < 0])
-        selfs = [sums_by(of[known], values[known], len(trace)) for values in _sizes(size)]
-        increase, allocation, events, allocations = (with_callees(trace, own) for own in selfs)
+        of, sizes = owner[here], _sizes(memory.bytes[here])
+        own = [sums_by(of[of >= 0], values[of >= 0], len(trace)) for values in sizes]
+        events = with_callees(trace, own[2])
         rows = times.rows[events[times.rows] > 0]
         groups = group_by(trace.name[rows])
-        own = [times.at_outermost(values) for values in selfs[:2]]
-        columns = [groups.sums(part[rows]) for part in (increase, own[0], allocation, own[1], allocations)]
-        rows_of = table(
-            MemoryRow,
-            name=[trace.names[name] for name in groups.keys.tolist()],
-            calls=groups.calls,
-            **{key: [value] * len(groups.keys) for key, value in device.items()},
-            **dict(zip((*_FIELDS, "allocations"), columns, strict=True)),
-        )
-        if len(outside[0]):
-            change, size_of, calls, allocated = (int(values.sum()) for values in outside)
-            sums: dict[str, Any] = dict(zip(_FIELDS, (change, change, size_of, size_of), strict=True))
-            rows_of += (MemoryRow(name=None, calls=calls, allocations=allocated, **device, **sums),)
-        found += sorted(rows_of, key=lambda row: (-row.self_allocation_bytes, row.name or ""))
+        columns = [one for values in own[:2] for one in (with_callees(trace, values), times.at_outermost(values))]
+        sums = zip(*(groups.sums(one[rows]) for one in columns), strict=True)
+        listed: list[_Listed] = [
+            (name, "", calls, row)
+            for name, calls, row in zip(trace.texts(groups.keys), groups.calls, sums, strict=True)
+        ]
+        outside = [int(values[of < 0].sum()) for values in sizes]
+        if outside[2]:
+            listed.append((None, "", outside[2], (outside[0],) * 2 + (outside[1],) * 2))
+        found += _rows(device, listed)
     return tuple(found)
 
 
-def _sizes(size: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-    """Of allocations and frees: the change, what was allocated, how many events, how many allocations."""
-    return size, np.maximum(size, 0), np.ones(len(size), dtype=np.int64), (size > 0).astype(np.int64)
-
-
-def module_memory_table(trace: Trace) -> tuple[ModuleMemoryRow, ...] | None:
+def module_memory_table(trace: Trace) -> tuple[MemoryRow, ...] | None:
     """Bytes by module, part of the step and device; None when no module is marked, or memory was not recorded.
 
     An allocation or a free belongs to the innermost module whose forward ran in its thread then, or to the module of
@@ -166,27 +156,34 @@ def module_memory_table(trace: Trace) -> tuple[ModuleMemoryRow, ...] | None:
     above, found = modules_above(frames.modules), []
     for device, here in _devices(memory):
         of, sizes = owner[here], _sizes(memory.bytes[here])
-        rest = np.ones(len(here), dtype=bool)
-        rows: list[tuple[str | None, MemoryPart, list[Any]]] = []
-        parts: tuple[tuple[MemoryPart, Phase], ...] = (("forward", Phase.FORWARD), ("backward", Phase.BACKWARD))
-        for part, one in parts:
+        rest, listed = np.ones(len(here), dtype=bool), list[_Listed]()
+        for part, one in (("forward", Phase.FORWARD), ("backward", Phase.BACKWARD)):
             mine = (phase[here] == one) & (of >= 0)
             rest &= ~mine
             own = [sums_by(of[mine], values[mine], len(above)) for values in sizes]
-            increase, allocation, events, _ = (with_below(values, above) for values in own)
-            columns = np.stack([increase, own[0], allocation, own[1]], axis=1).tolist()
-            rows += [(frames.modules[place], part, columns[place]) for place in np.flatnonzero(events).tolist()]
-        others: tuple[tuple[MemoryPart, Any], ...] = (
-            ("gradient accumulation", of == ACCUMULATION), ("optimizer", of == OPTIMIZER),
-            ("elsewhere", (of != ACCUMULATION) & (of != OPTIMIZER)),
-        )  # fmt: skip
-        for part, wanted in others:
-            if (mine := rest & wanted).any():
-                change, allocated = int(sizes[0][mine].sum()), int(sizes[1][mine].sum())
-                rows.append((None, part, [change, change, allocated, allocated]))
-        listed = [
-            ModuleMemoryRow(name=name, part=part, **device, **dict(zip(_FIELDS, values, strict=True)))
-            for name, part, values in rows
-        ]
-        found += sorted(listed, key=lambda row: (-row.self_allocation_bytes, row.name or "", row.part))
+            change, size, events = (with_below(values, above) for values in own)
+            columns = np.stack([change, own[0], size, own[1]], axis=1).tolist()
+            for place in np.flatnonzero(events).tolist():
+                listed.append((frames.modules[place], part, int(events[place]), columns[place]))
+        parts = {ACCUMULATION: "gradient accumulation", OPTIMIZER: "optimizer"}
+        for owned in (*parts, NOBODY):
+            mine = rest & ((of == owned) if owned in parts else ~np.isin(of, list(parts)))
+            if mine.any():
+                sums = [int(values[mine].sum()) for values in sizes]
+                listed.append((None, parts.get(owned, "elsewhere"), sums[2], (sums[0],) * 2 + (sums[1],) * 2))
+        found += _rows(device, listed)
     return tuple(found)
+
+
+def _sizes(size: Ints) -> tuple[Ints, Ints, Ints]:
+    """Of allocations and frees: the change, what was allocated, how many events."""
+    return size, np.maximum(size, 0), np.ones(len(size), dtype=np.int64)
+
+
+def _rows(device: int, listed: Iterable[_Listed]) -> list[MemoryRow]:
+    """Rows of one device; what allocated most itself first."""
+    rows = [
+        MemoryRow(name=name, part=part, device=device, calls=calls, **dict(zip(_FIELDS, sizes, strict=True)))
+        for name, part, calls, sizes in listed
+    ]
+    return sorted(rows, key=lambda row: (-row.self_allocation_bytes, row.name or "", row.part))

@@ -73,10 +73,10 @@ def _occupancy(shape: LaunchShape, device: DeviceProperties | None) -> float:
     Registers are given to a warp 256 at a time; a block takes 1 KB of shared memory for the system since compute
     capability 8. A grid with fewer blocks than would fit fills no more.
     """
-    if device is None or device.compute_capability not in _LIMITS or shape.block is None or not device.max_threads:
+    if device is None or device.compute_capability not in _LIMITS or shape.threads is None or not device.max_threads:
         return float("nan")
     kilobytes, most_blocks = _LIMITS[device.compute_capability]
-    warps = max(1, -(-int(np.prod(shape.block)) // 32))
+    warps = max(1, -(-shape.threads // 32))
     most_warps = device.max_threads // 32
     limits = [most_blocks, most_warps // warps]
     if shape.registers:
@@ -85,6 +85,6 @@ def _occupancy(shape: LaunchShape, device: DeviceProperties | None) -> float:
         of_block = shape.shared_memory + (1024 if device.compute_capability >= (8, 0) else 0)
         limits.append((device.shared_memory or kilobytes * 1024) // of_block)
     blocks: float = min(limits)
-    if shape.grid is not None and device.sm_count:
-        blocks = min(blocks, int(np.prod(shape.grid)) / device.sm_count)
+    if shape.blocks is not None and device.sm_count:
+        blocks = min(blocks, shape.blocks / device.sm_count)
     return 100.0 * blocks * warps / most_warps if blocks > 0 else float("nan")

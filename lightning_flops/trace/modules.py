@@ -7,40 +7,32 @@ number. A reentrant checkpoint runs nodes inside another node: their time is tak
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+import sys
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from lightning_flops.analysis.module_names import parent_name, with_those_above
-from lightning_flops.analysis.trace_marks import marked_module, marked_phase
+from lightning_flops.records import marked_module, marked_phase
 from lightning_flops.schema.trace_steps import ModuleRow, ModuleTable
 from lightning_flops.trace.columns import Trace
-from lightning_flops.trace.intervals import (
-    NS_PER_US,
-    Ints,
-    Lanes,
-    Mask,
-    distinct,
-    intersect,
-    merge,
-    occupied_by,
-    subtract,
-    sums_by,
-    table,
-)
+from lightning_flops.trace.intervals import NS_PER_US, Ints, Lanes, Mask, distinct, occupied_by, sums_by, table
 from lightning_flops.trace.names import Kind, is_optimizer
-from lightning_flops.trace.operators import without_inner
-from lightning_flops.trace.python_calls import called_modules, forwards_of_modules
-from lightning_flops.trace.structure import enclosing, in_nesting_order, nest
+from lightning_flops.trace.structure import enclosing, in_nesting_order, nearest, nest, without_inner
 
 _NODE = "autograd::engine::evaluate_function: "
 _ACCUMULATES = "AccumulateGrad"
 
-NOBODY, OPTIMIZER, ACCUMULATION, _COMMUNICATION, _OUTSIDE_NODES = -1, -2, -3, -4, -5
+NOBODY, OPTIMIZER, ACCUMULATION, _COMMUNICATION = -1, -2, -3, -4
 """Owners that are no module: of nothing known, of the optimizer, of adding gradients to parameters; in the backward."""
+MODULE = "nn.Module: "
+"""What the event of a module's call begins with; the class and a number follow: ``Linear_0``."""
+_FRAME = re.compile(r"(.+?)\((\d+)\): ")
+_OF_TORCH = re.compile(r"(^|/)torch/|/lib/python3\.\d+/(?!site-packages/|dist-packages/)|^<")
 
 
 class Phase(IntEnum):
@@ -173,81 +165,60 @@ def module_table(trace: Trace) -> ModuleTable | None:
     frames = trace.frames
     if frames is None:
         return None
-    columns, owner, phase, spent = _device_times(trace, frames) if trace.has_device else _host_times(trace, frames)
-    sources = forwards_of_modules(trace, called_modules(trace))
-    found = {
-        "forward": phase == Phase.FORWARD,
-        "backward": phase == Phase.BACKWARD,
-        "optimizer": owner == OPTIMIZER,
-        "gradient_accumulation": owner == ACCUMULATION,
-        "backward_communication": owner == _COMMUNICATION,
-        "backward_outside_nodes": owner == _OUTSIDE_NODES,
-        "unattributed_forward": (phase == Phase.FORWARD) & (owner == NOBODY),
-        "unattributed_backward": (phase == Phase.BACKWARD) & (owner == NOBODY),
+    names, parents = frames.modules, modules_above(frames.modules)
+    if trace.has_device:
+        rows, frame = launched_in_frames(trace, frames)
+        # Hooks of accumulation synchronize gradients, and so does the end of the backward: that is no module's time.
+        of_nobody = trace.is_collective[rows] & (frames.phase[frame] == Phase.BACKWARD) & (frames.owner[frame] < 0)
+        owner = np.where(of_nobody, _COMMUNICATION, frames.owner[frame])
+    else:
+        rows = frame = frames.rows
+        owner, own_ns = frames.owner[rows], own_host_ns(trace, frames)
+    phase, is_kernel = frames.phase[frame], trace.kind[rows] == Kind.KERNEL
+
+    def spent(owners: Ints, which: Ints, count: int) -> Ints:
+        if trace.has_device:
+            return occupied_by(owners, trace.start_ns[rows[which]], trace.end_ns[rows[which]], count)
+        return sums_by(owners, own_ns[which], count)
+
+    columns: dict[str, Any] = {}
+    for name, one in _BOTH.items():
+        mine = np.flatnonzero((phase == one) & (owner >= 0))
+        above, which = _with_owners_above(owner[mine], parents)
+        which = mine[which]
+        columns[f"own_{name}_us"] = (spent(owner[mine], mine, len(names)) / NS_PER_US).tolist()
+        columns[f"{name}_us"] = (spent(above, which, len(names)) / NS_PER_US).tolist()
+        kernels = np.bincount(above[is_kernel[which]], minlength=len(names)).tolist()
+        columns[f"{name}_kernels"] = kernels if trace.has_device else [None] * len(names)
+    wholes = {
+        "forward_us": phase == Phase.FORWARD,
+        "backward_us": phase == Phase.BACKWARD,
+        "optimizer_us": owner == OPTIMIZER,
+        "gradient_accumulation_us": owner == ACCUMULATION,
+        "backward_communication_us": owner == _COMMUNICATION,
+        "unattributed_forward_us": (phase == Phase.FORWARD) & (owner == NOBODY),
+        "unattributed_backward_us": (phase == Phase.BACKWARD) & (owner == NOBODY),
     }
-    wholes = {name: spent(wanted) for name, wanted in found.items()}
-    if not trace.has_device:
-        between = _between_nodes(trace, frames)
-        wholes["backward_communication"], wholes["backward_outside_nodes"] = between
-        wholes["unattributed_backward"] -= sum(between)
+    sums = {name: np.flatnonzero(wanted) for name, wanted in wholes.items()}
+    sources = forwards_of_modules(trace, called_modules(trace))
     return ModuleTable(
         clock="device" if trace.has_device else "host",
         steps=len(trace.steps),
         rows=table(
             ModuleRow,
             lambda row: row.name.split("."),
-            name=frames.modules,
-            calls=np.bincount(frames.owner[frames.calls()], minlength=len(frames.modules)).tolist(),
-            source=map(sources.get, frames.modules),
+            name=names,
+            calls=np.bincount(frames.owner[frames.calls()], minlength=len(names)).tolist(),
+            source=map(sources.get, names),
             **columns,
         ),
-        **{f"{name}_us": time_ns / NS_PER_US for name, time_ns in wholes.items()},
+        **{name: int(spent(0 * which, which, 1)[0]) / NS_PER_US for name, which in sums.items()},
     )
-
-
-_Times = tuple[dict[str, Any], Ints, Ints, Callable[[Mask], int]]
-"""The columns of the table; owner and phase of whatever took time, and the nanoseconds that some of it took."""
 
 
 def own_host_ns(trace: Trace, frames: Frames) -> Ints:
     """For each of the frames' rows, its length on the host without the frames inside it."""
     return without_inner(trace, frames.rows[frames.parent[frames.rows] >= 0], frames.parent)[frames.rows]
-
-
-def _host_times(trace: Trace, frames: Frames) -> _Times:
-    times, owner, phase = own_host_ns(trace, frames), frames.owner[frames.rows], frames.phase[frames.rows]
-    parents = modules_above(frames.modules)
-    columns: dict[str, Any] = {}
-    for name, one in _BOTH.items():
-        mine = (phase == one) & (owner >= 0)
-        own = sums_by(owner[mine], times[mine], len(parents))
-        columns[f"own_{name}_us"] = (own / NS_PER_US).tolist()
-        columns[f"{name}_us"] = (with_below(own, parents) / NS_PER_US).tolist()
-        columns[f"{name}_kernels"] = [None] * len(parents)
-    return columns, owner, phase, lambda wanted: int(times[wanted].sum())
-
-
-def _between_nodes(trace: Trace, frames: Frames) -> tuple[int, int]:
-    """Nanoseconds of the backward in which its thread runs no node: with a collective under way, with an operator.
-
-    A wrapper that synchronizes gradients waits there, and does there what it postponed to the backward's end.
-    """
-    marks = np.flatnonzero(trace.where(_is_backward_mark, Kind.ANNOTATION))
-    communication_ns = operators_ns = 0
-    collectives = trace.merged(trace.is_collective)
-    for lane in distinct(trace.lane[marks]).tolist():
-        mine, inner = marks[trace.lane[marks] == lane], frames.rows[trace.lane[frames.rows] == lane]
-        inner = inner[np.isin(frames.parent[inner], mine)]
-        free = subtract(trace.merged(mine), trace.merged(inner))
-        communicating = intersect(free, collectives)
-        operators = trace.merged((trace.kind == Kind.OPERATOR) & (trace.lane == lane))
-        communication_ns += communicating.total
-        operators_ns += intersect(subtract(free, communicating), operators).total
-    return communication_ns, operators_ns
-
-
-def _is_backward_mark(name: str) -> bool:
-    return marked_phase(name) == "backward"
 
 
 def launched_in_frames(trace: Trace, frames: Frames) -> tuple[Ints, Ints]:
@@ -259,27 +230,6 @@ def launched_in_frames(trace: Trace, frames: Frames) -> tuple[Ints, Ints]:
     events, source = events[source >= 0], source[source >= 0]
     frame = frames.at(trace, trace.lane[source], trace.start_ns[source])
     return events[frame >= 0], frame[frame >= 0]
-
-
-def _device_times(trace: Trace, frames: Frames) -> _Times:
-    events, frame = launched_in_frames(trace, frames)
-    owner, phase = frames.owner[frame], frames.phase[frame]
-    # Hooks of accumulation synchronize gradients, and so does the end of the backward: that is no module's time.
-    owner = np.where(trace.is_collective[events] & (phase == Phase.BACKWARD) & (owner < 0), _COMMUNICATION, owner)
-    in_mark = trace.where(_is_backward_mark, Kind.ANNOTATION)[frame]
-    owner = np.where(in_mark & (owner == NOBODY), _OUTSIDE_NODES, owner)
-    starts, ends, is_kernel = trace.start_ns[events], trace.end_ns[events], trace.kind[events] == Kind.KERNEL
-    parents = modules_above(frames.modules)
-    columns: dict[str, Any] = {}
-    for name, one in _BOTH.items():
-        mine = np.flatnonzero((phase == one) & (owner >= 0))
-        above, which = _with_owners_above(owner[mine], parents)
-        which = mine[which]
-        own = occupied_by(owner[mine], starts[mine], ends[mine], len(parents))
-        columns[f"own_{name}_us"] = (own / NS_PER_US).tolist()
-        columns[f"{name}_us"] = (occupied_by(above, starts[which], ends[which], len(parents)) / NS_PER_US).tolist()
-        columns[f"{name}_kernels"] = np.bincount(above[is_kernel[which]], minlength=len(parents)).tolist()
-    return columns, owner, phase, lambda wanted: merge(starts[wanted], ends[wanted]).total
 
 
 def modules_above(modules: tuple[str, ...]) -> Ints:
@@ -303,3 +253,110 @@ def _with_owners_above(owner: Ints, parents: Ints) -> tuple[Ints, Ints]:
         owners.append(above)
         places.append(which)
     return np.concatenate(owners), np.concatenate(places)
+
+
+# ---- calls of Python, where the trace recorded them
+
+
+@lru_cache(maxsize=65536)
+def place_of(frame: str) -> str | None:
+    """``net.py:7`` of ``net.py(7): forward``; None for code of torch and of Python itself, built-ins and modules."""
+    match = _FRAME.match(frame)
+    if match is None or _OF_TORCH.search(match[1]) is not None:
+        return None
+    if match[1].partition("/")[0].removesuffix(".py") in sys.stdlib_module_names:
+        return None
+    return f"{match[1]}:{match[2]}"
+
+
+@lru_cache(maxsize=65536)
+def place_in_stack(stack: str) -> str | None:
+    """The innermost place of the user's in a stack of text."""
+    return next((place for frame in stack.split(";") if (place := place_of(frame)) is not None), None)
+
+
+def places(trace: Trace) -> tuple[tuple[str, ...], Ints]:
+    """The places that there are, and for each row of an operator the index of its own; -1 where none is known.
+
+    An operator of a backward has the place of the forward operator that made its node.
+    """
+    found: dict[str, int] = {}
+    operators, of_row = trace.links.operators, np.full(len(trace), -1, dtype=np.int64)
+
+    def numbers(texts: list[str | None]) -> Ints:
+        known = [-1 if text is None else found.setdefault(text, len(found)) for text in texts]
+        return np.array([*known, -1], dtype=np.int64)
+
+    of_row[operators] = numbers([place_in_stack(stack) for stack in trace.stacks])[trace.stack[operators]]
+    calls, around = python_calls(trace)
+    if len(calls):
+        used, of_name = np.unique(trace.name[calls], return_inverse=True)
+        of_call = np.full(len(trace) + 1, -1, dtype=np.int64)  # the last is that of no call
+        of_call[calls] = numbers([place_of(trace.names[name]) for name in used.tolist()])[of_name.reshape(-1)]
+        within = enclosing(trace, calls, around, lanes=trace.lane[operators], moments_ns=trace.start_ns[operators])
+        lacking = np.flatnonzero((within >= 0) & (of_call[within] < 0))
+        within[lacking] = nearest(within[lacking], around, of_call[:-1] >= 0)
+        of_row[operators] = np.where(of_row[operators] < 0, of_call[within], of_row[operators])
+    # What stands around a backward is at most its caller: the place of the forward says more.
+    backward = operators[trace.links.is_backward[operators]]
+    called_at = of_row[backward]
+    of_row[backward] = -1
+    _hand_to_backward(trace, of_row, backward)
+    of_row[backward] = np.where(of_row[backward] < 0, called_at, of_row[backward])
+    return tuple(found), of_row
+
+
+def python_calls(trace: Trace) -> tuple[Ints, Ints]:
+    """Rows of Python calls, thread by thread, callers first; for each row of the trace the call around it, or -1."""
+    rows = in_nesting_order(trace, trace.of(Kind.PYTHON))
+    return rows, nest(trace, rows)[0]
+
+
+def _hand_to_backward(trace: Trace, of_row: Ints, backward: Ints) -> None:
+    """Operators of a backward have the place of the operator with the sequence number of the node that runs them."""
+    operators, parent = trace.links.operators, trace.links.parent
+    numbered = operators[trace.sequence[operators] >= 0]
+    is_node = trace.forward_thread[numbered] > 0
+    makers, nodes = numbered[~is_node & (of_row[numbered] >= 0)], numbered[is_node]
+    if not len(makers):
+        return
+    makers = makers[np.lexsort((trace.start_ns[makers], trace.sequence[makers]))]
+    last = makers[np.searchsorted(trace.sequence[makers], trace.sequence[nodes], side="right") - 1]
+    known = (trace.sequence[last] == trace.sequence[nodes]) & (of_row[nodes] < 0)
+    of_row[nodes[known]] = of_row[last[known]]
+    inner = backward[of_row[backward] < 0]
+    around = nearest(inner, parent, of_row >= 0)
+    of_row[inner[around >= 0]] = of_row[around[around >= 0]]
+
+
+def called_modules(trace: Trace) -> dict[int, str]:
+    """By row of a module's call, its name: the classes and numbers of the modules around it and its own.
+
+    ``ResNet_0.Bottleneck_3.Conv2d_5``: the numbers are those of the trace, which has no names of attributes. A module
+    that is called in several places, such as again in a backward, has the name of its first call.
+    """
+    is_module = _module_calls(trace)
+    rows, around = python_calls(trace) if is_module.any() else (np.zeros(0, dtype=np.int64),) * 2
+    modules = rows[is_module[rows]]
+    modules = modules[np.lexsort((-trace.duration_ns[modules], trace.start_ns[modules]))]
+    names: dict[int, str] = {}
+    of_module: dict[str, str] = {}
+    for row, outer in zip(modules.tolist(), nearest(modules, around, is_module).tolist(), strict=True):
+        own = trace.name_of(row).removeprefix(MODULE).replace(".", "_")
+        names[row] = of_module.setdefault(own, f"{names[outer]}.{own}" if outer in names else own)
+    return names
+
+
+def _module_calls(trace: Trace) -> Mask:
+    return trace.where(lambda name: name.startswith(MODULE), Kind.PYTHON)
+
+
+def forwards_of_modules(trace: Trace, modules: dict[int, str]) -> dict[str, str]:
+    """By a module's name, the file and line of the ``forward`` that its call ran first."""
+    found: dict[str, str] = {}
+    rows, around = python_calls(trace) if modules else (np.zeros(0, dtype=np.int64),) * 2
+    forwards = rows[trace.where(lambda name: name.endswith(": forward"), Kind.PYTHON)[rows]]
+    for row, outer in zip(forwards.tolist(), nearest(forwards, around, _module_calls(trace)).tolist(), strict=True):
+        if outer in modules and (match := _FRAME.match(trace.name_of(row))) is not None:
+            found.setdefault(modules[outer], f"{match[1]}:{match[2]}")
+    return found

@@ -6,7 +6,7 @@ import re
 from enum import IntEnum
 from functools import lru_cache
 
-from lightning_flops.analysis.trace_marks import PREFIXES, marked_module, marked_phase
+from lightning_flops.records import MARKS, marked_module, marked_phase
 
 
 class Kind(IntEnum):
@@ -124,12 +124,12 @@ def is_optimizer(name: str) -> bool:
 
 def is_users_scope(name: str) -> bool:
     """Whether a scope of this name is neither torch's nor a mark of this package."""
-    return not name.startswith(PREFIXES) and _OF_TORCH.match(name) is None
+    return not name.startswith(MARKS) and _OF_TORCH.match(name) is None
 
 
 def is_scope_written_as_operator(name: str) -> bool:
     """Whether an operator of this name is a scope: a mark of this package, or any scope in a trace before 1.9."""
-    return name.startswith(PREFIXES) or _OF_TORCH.match(name) is not None
+    return name.startswith(MARKS) or _OF_TORCH.match(name) is not None
 
 
 def host_collective(name: str) -> str | None:

@@ -11,14 +11,11 @@ from os import PathLike, fspath
 from typing import IO, Any, cast
 
 import msgspec
-import numpy as np
 
-from lightning_flops.analysis.trace_marks import METADATA_KEY
 from lightning_flops.errors import LightningFlopsError
-from lightning_flops.records import TraceColumns
+from lightning_flops.records import METADATA_KEY
 from lightning_flops.trace.columns import Trace, TraceFormatError
-from lightning_flops.trace.events import DECODER, FOREIGN, HOST, Columns, Event
-from lightning_flops.trace.names import KIND_OF_CATEGORY
+from lightning_flops.trace.events import DECODER, Columns, Event
 
 WITH_MODULES = "with_modules"
 """The key under which torch.profiler writes that it was asked for modules."""
@@ -27,7 +24,6 @@ BLOCK_BYTES = 1 << 17
 _LONGEST_BYTES = 64 << 20
 """Most of a file that is searched for the end of one event, or of what stands beside the events."""
 _HEAD_KEYS = ("deviceProperties", "distributedInfo", "baseTimeNanoseconds", WITH_MODULES, METADATA_KEY)
-_IS_LIST = "(list)"
 _EVENTS = re.compile(rb'(?<!\\)"traceEvents"\s*:\s*\[')
 _BETWEEN = re.compile(rb"\s*,?\s*")
 _BORDER = re.compile(rb"\s*[,\]]")
@@ -82,30 +78,6 @@ def trace_from_events(
     return columns.trace(metadata or {})
 
 
-def trace_from_columns(columns: TraceColumns, *, process: int, metadata: Mapping[str, Any] | None = None) -> Trace:
-    """The trace of host events that the profiler left in memory as columns.
-
-    Raises:
-        TraceFormatError: none of the events is torch.profiler's.
-    """
-    kinds = np.array([KIND_OF_CATEGORY.get(one.lower(), FOREIGN) for one in columns.categories], dtype=np.uint8)
-    kind = kinds[np.array(columns.category, dtype=np.int64)]
-    kept = np.flatnonzero(kind != FOREIGN)
-    found = Columns("(profiler)")
-    found.names = {name: number for number, name in enumerate(columns.names)}
-    found.lanes = {(str(process), str(thread)): number for number, thread in enumerate(columns.threads)}
-    found.keep("kind", kind[kept].astype(np.int8))
-    for name, values in (
-        ("name", columns.name), ("lane", columns.thread), ("start_ns", columns.start_ns),
-        ("duration_ns", columns.duration_ns),
-    ):  # fmt: skip
-        found.keep(name, np.array(values, dtype=np.int64)[kept])
-    of_host = kept[np.isin(kind[kept], HOST)]
-    found.keep("sequence", np.array(columns.sequence, dtype=np.int64)[of_host], HOST)
-    found.keep("forward_thread", np.array(columns.forward_thread, dtype=np.int64)[of_host], HOST)
-    return found.trace(metadata or {})
-
-
 def _opened(source: str, stack: ExitStack) -> IO[bytes]:
     if "://" in source or "::" in source:
         try:
@@ -129,7 +101,7 @@ def _event_lists(
     stream: IO[bytes], metadata: dict[str, Any], progress: Callable[[int], object] | None
 ) -> Iterator[list[Event]]:
     """The events in order, a list at a time; what is asked for beside them is put into *metadata*."""
-    text = _after_head(stream, metadata)
+    text, is_list = _after_head(stream, metadata)
     given, size, ended, at_end = len(text), BLOCK_BYTES, False, False
     while not at_end:
         decoded = _decoded(text, mend=False) or _decoded(text, mend=True)
@@ -147,23 +119,21 @@ def _event_lists(
                 progress(given)
     while len(text) < _LONGEST_BYTES and (more := stream.read(BLOCK_BYTES)):
         text += more
-    tail = text.strip()
-    if not metadata.pop(_IS_LIST, False):
-        metadata |= _members(b"{" + tail.removeprefix(b","))
-    elif tail:
-        raise ValueError(f"nothing may follow the end of the trace: {tail[:40]!r}")
+    if not is_list:
+        metadata |= _members(b"{" + text.strip().removeprefix(b","))
 
 
-def _after_head(stream: IO[bytes], metadata: dict[str, Any]) -> bytes:
-    """The begin of the list of events, as far as it was read; what is asked for before it is put into *metadata*."""
+def _after_head(stream: IO[bytes], metadata: dict[str, Any]) -> tuple[bytes, bool]:
+    """The begin of the list of events, as far as it was read, and whether that is all that the file is.
+
+    What is asked for before it is put into *metadata*.
+    """
     text = stream.read(BLOCK_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip()
-    if not text:
-        raise ValueError("the file is empty")
     if text.startswith(b"["):
-        metadata[_IS_LIST] = True
-        return text[1:]
+        return text[1:], True
     if not text.startswith(b"{"):
-        raise ValueError(f"a trace begins with {{ or [, not with {text[:1].decode(errors='replace')!r}")
+        words = f"a trace begins with {{ or [, not with {text[:1].decode(errors='replace')!r}"
+        raise ValueError(words if text else "the file is empty")
     while (found := _EVENTS.search(text)) is None:
         more = stream.read(len(text))
         if not more or len(text) > _LONGEST_BYTES:
@@ -171,7 +141,7 @@ def _after_head(stream: IO[bytes], metadata: dict[str, Any]) -> bytes:
             raise ValueError('a JSON object without a list "traceEvents"')
         text += more
     metadata |= _members(text[: found.start()].rstrip().rstrip(b",") + b"}")
-    return text[found.end() :]
+    return text[found.end() :], False
 
 
 def _decoded(text: bytes, *, mend: bool) -> tuple[list[Event], bytes, bool] | None:
@@ -209,12 +179,9 @@ def _mended(text: bytes) -> bytes:
 def _members(text: bytes) -> dict[str, Any]:
     """What is asked for of the object in *text*."""
     try:
-        found = msgspec.json.decode(text, type=dict[str, Any])
-    except _UNREADABLE:
-        try:
-            found = msgspec.json.decode(_mended(text), type=dict[str, Any])
-        except _UNREADABLE as error:
-            raise ValueError(_said(error, "what stands beside its events is not valid JSON")) from error
+        found = msgspec.json.decode(_mended(text), type=dict[str, Any])
+    except _UNREADABLE as error:
+        raise ValueError(_said(error, "what stands beside its events is not valid JSON")) from error
     return {key: found[key] for key in _HEAD_KEYS if key in found}
 
 
@@ -228,6 +195,5 @@ def _what_is_wrong(text: bytes, given: int) -> str:
 
 
 def _said(error: Exception, words: str) -> str:
-    if "truncated" in str(error):
-        return "the file ends in the middle: it was cut off or is still written"
-    return f"{words}: {error}"[:200]
+    cut_off = "the file ends in the middle: it was cut off or is still written"
+    return cut_off if "truncated" in str(error) else f"{words}: {error}"[:200]

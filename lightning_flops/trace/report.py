@@ -1,41 +1,57 @@
-"""All tables of one trace in a frozen record, and what other traces' reports need of it."""
+"""All tables of one trace, and what other traces' reports need of it."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
+from lightning_flops.analysis.collectives import TracedRank
 from lightning_flops.analysis.device_abilities import UNKNOWN_DEVICE, DeviceAbilities, device_abilities
 from lightning_flops.analysis.no_mfu import NO_FLOPS
 from lightning_flops.schema.trace import TracedPart, TraceReport
 from lightning_flops.trace import tables
 from lightning_flops.trace.columns import Trace
+from lightning_flops.trace.communication import collective_calls, collective_table, overlap
 from lightning_flops.trace.counting import Formulas
 from lightning_flops.trace.flops import Peaks, trace_flops
 from lightning_flops.trace.memory import memory_curves, memory_table, module_memory_table
 from lightning_flops.trace.modules import module_table
 from lightning_flops.trace.names import Kind
-from lightning_flops.trace.operators import operator_table, operators_by_shape
-from lightning_flops.trace.phases import model_summary, step_parts
-from lightning_flops.trace.ranks import RankSummary, rank_summary
 from lightning_flops.trace.read import WITH_MODULES, load_trace
 from lightning_flops.trace.step_sums import TraceBySteps, by_steps
-from lightning_flops.trace.steps import step_times
+from lightning_flops.trace.steps import phase_table, step_parts, step_times
+from lightning_flops.trace.tables import operator_table, operators_by_shape
 
-_MB = 1e6
+_NO_KERNELS = (
+    "Calls of the device's runtime launched no kernel, copy or memset that was recorded, as where the profiler may not "
+    "watch the device: its work is in no table."
+)
 _NO_TORCH = f"{NO_FLOPS}working them out from shapes needs torch, which is not installed."
 _NO_SHAPES = f"{NO_FLOPS}the trace was taken without record_shapes=True."
 _NO_CALLS_OF_MODULES = (
     "Modules are n/a: with_modules=True alone has torch name those of TorchScript programs, and record no calls. With "
     "with_stack=True it records the calls of all modules."
 )
-_NO_KERNELS = (
-    "Calls of the device's runtime launched no kernel, copy or memset that was recorded, as where the profiler may not "
-    "watch the device: its work is in no table."
-)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnalyzedTrace:
+    """One trace's tables, and what the others' reports need of it: small, whatever the size of the trace."""
+
+    report: TraceReport
+    abilities: DeviceAbilities
+    """Of the device that ran the kernels; a trace lists all devices of its machine."""
+    world_size: int | None
+    """Ranks of its run; None where it does not say."""
+    parts: tuple[TracedPart, ...]
+    """Of its steps, as ``traced``: for a comparison with other ranks, empty where there is none."""
+    traced: TracedRank | None
+    by_steps: TraceBySteps | None = None
+    """Its steps one by one: for a comparison with another run's, else None."""
 
 
 def analyze_trace(trace: Trace, *, formulas: Formulas | None = None, peaks: Peaks | None = None) -> TraceReport:
@@ -46,7 +62,7 @@ def analyze_trace(trace: Trace, *, formulas: Formulas | None = None, peaks: Peak
         formulas: FLOPs of a recorded call; without them the report has no FLOPs.
         peaks: a user's own figures of the device.
     """
-    collectives, modules = tables.collective_table(trace), module_table(trace)
+    collectives, modules = collective_table(trace), module_table(trace)
     flops, notes = (None, ()) if formulas is None else trace_flops(trace, formulas, modules, peaks)
     if not trace.has_device and (trace.kind == Kind.RUNTIME).any():
         notes = (_NO_KERNELS, *notes)
@@ -57,9 +73,8 @@ def analyze_trace(trace: Trace, *, formulas: Formulas | None = None, peaks: Peak
         step_times=step_times(trace),
         modules=modules,
         device_metrics=tables.device_metrics(trace),
-        device_summary=tables.device_summary(trace),
-        model_summary=model_summary(trace),
-        overlap=tables.overlap(trace) if collectives is not None else None,
+        phases=phase_table(trace),
+        overlap=overlap(trace) if collectives is not None else None,
         collectives=collectives,
         kernel_summary=tables.kernel_summary(trace),
         kernels=tables.kernel_table(trace),
@@ -77,26 +92,12 @@ def analyze_trace(trace: Trace, *, formulas: Formulas | None = None, peaks: Peak
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnalyzedTrace:
-    """One trace's tables, and what the others' reports need of it: small, whatever the size of the trace."""
-
-    report: TraceReport
-    abilities: DeviceAbilities
-    """Of the device that ran the kernels; a trace lists all devices of its machine."""
-    parts: tuple[TracedPart, ...]
-    """Of its steps, as ``summary``: for a comparison with other ranks, empty where there is none."""
-    summary: RankSummary | None
-    by_steps: TraceBySteps | None = None
-    """Its steps one by one: for a comparison with another run's, else None."""
-
-
 def analyze_one(
     trace: Trace,
     *,
-    compared: bool,
-    formulas: Formulas | None = None,
+    compared: bool = False,
     stepwise: bool = False,
+    formulas: Formulas | None = None,
     peaks: Peaks | None = None,
 ) -> AnalyzedTrace:
     """What *trace* says by itself.
@@ -104,8 +105,8 @@ def analyze_one(
     Args:
         trace: what to analyze.
         compared: whether it will be held against traces of other ranks.
-        formulas: as for ``analyze_trace``; None where there is no torch, as the report then says.
         stepwise: whether it will be held against another run's, step by step.
+        formulas: as for ``analyze_trace``; None where there is no torch, as the report then says.
         peaks: as for ``analyze_trace``.
     """
     report = analyze_trace(trace, formulas=formulas, peaks=peaks)
@@ -122,23 +123,27 @@ def analyze_one(
     return AnalyzedTrace(
         report=replace(report, notes=notes),
         abilities=abilities if trace.has_device else UNKNOWN_DEVICE,
+        world_size=trace.world_size,
         parts=step_parts(trace) if compared else (),
-        summary=rank_summary(trace) if compared else None,
+        traced=traced_rank(trace) if compared else None,
         by_steps=by_steps(trace) if stepwise else None,
     )
 
 
-def analyze_file(
-    file: str,
-    *,
-    compared: bool,
-    stepwise: bool,
-    formulas: Formulas | None,
-    peaks: Peaks | None = None,
-    tell: Callable[[str], object] = lambda words: None,
-) -> AnalyzedTrace:
-    """What the trace in *file* says by itself; *tell* is called with words, often, on how far the work is."""
+def analyze_file(file: str, *, tell: Callable[[str], object] = lambda words: None, **settings: Any) -> AnalyzedTrace:
+    """As ``analyze_one`` of the trace in *file*; *tell* is called with words, often, on how far the work is."""
     name = os.path.basename(file)
-    trace = load_trace(file, progress=lambda read: tell(f"reading {name}: {read / _MB:,.0f} MB"))
+    trace = load_trace(file, progress=lambda read: tell(f"reading {name}: {read / 1e6:,.0f} MB"))
     tell(f"analyzing {name}: {len(trace):,} events")
-    return analyze_one(trace, compared=compared, formulas=formulas, stepwise=stepwise, peaks=peaks)
+    return analyze_one(trace, **settings)
+
+
+def traced_rank(trace: Trace) -> TracedRank:
+    """What a comparison with other ranks needs of *trace*: small, whatever the size of the trace."""
+    return TracedRank(
+        rank=trace.rank,
+        source=trace.source,
+        steps=len(trace.steps),
+        overlap=overlap(trace),
+        collectives=collective_calls(trace),
+    )

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from lightning_flops.trace.columns import Trace
+from lightning_flops.trace.communication import collective_name
 from lightning_flops.trace.intervals import Ints, covered_within, distinct, occupied_by, sums_by
 from lightning_flops.trace.modules import Frames, Phase, launched_in_frames, own_host_ns
-from lightning_flops.trace.operators import device_ns_of_operators, self_host_ns
-from lightning_flops.trace.phases import launched_ns, merged
-from lightning_flops.trace.steps import launched_at
-from lightning_flops.trace.tables import collective_name
+from lightning_flops.trace.steps import launched_ns, merged
+from lightning_flops.trace.structure import launched_at
+from lightning_flops.trace.tables import device_ns_of_operators, self_host_ns
 
 if TYPE_CHECKING:
     from lightning_flops.schema.trace_comparison import TableName

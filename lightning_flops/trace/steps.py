@@ -1,29 +1,53 @@
-"""Where steps begin and end, which marks are whole steps, and what filled each step."""
+"""Where steps begin and end, the phases of training and the marked parts in them, and what filled all of these."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from lightning_flops.schema.trace_steps import StepTime, StepTimes
+from lightning_flops.records import marked_phase
+from lightning_flops.schema.trace import PartFilling, StepFilling, TracedPart
+from lightning_flops.schema.trace_steps import Durations, PhaseRow, StepTime, StepTimes
+from lightning_flops.trace.communication import communication_and_computation
 from lightning_flops.trace.intervals import (
     NOTHING,
+    NS_PER_SEC,
     NS_PER_US,
     Intervals,
     Ints,
     Mask,
     covered_within,
+    durations_of,
+    inside,
     merge,
+    subtract,
+    sums_between,
     table,
     union,
 )
-from lightning_flops.trace.names import Kind, is_data_loader, step_number
+from lightning_flops.trace.names import (
+    Kind,
+    computes_on_host,
+    is_backward,
+    is_data_loader,
+    is_forward,
+    is_optimizer,
+    may_use_tensor_cores,
+    multiplies,
+    step_number,
+)
+from lightning_flops.trace.structure import launched_at
 
 if TYPE_CHECKING:
     from lightning_flops.trace.columns import Trace
+
+_UNMARKED = "other"
+_Mark = tuple[int, int, str]
+"""Start, end and part."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,12 +122,6 @@ def find_steps(trace: Trace) -> Steps:
     return Steps(True, tuple(numbers[whole]), host_start, host_end, start, end, odd)
 
 
-def launched_at(trace: Trace, rows: Ints) -> Ints:
-    """When each of *rows* was launched, or began if no launch of it is known."""
-    calls = trace.links.launch[rows]
-    return np.where(calls >= 0, trace.start_ns[np.maximum(calls, 0)], trace.start_ns[rows])
-
-
 def _whole_steps(numbers: Sequence[int | None], calls: Sequence[int]) -> tuple[slice, tuple[str, ...]]:
     """Which of the marks are whole steps, and what is to be said of the others.
 
@@ -173,3 +191,260 @@ def step_times(trace: Trace) -> StepTimes:
         steps=table(StepTime, number=steps.numbers, **columns),
         mean=StepTime(number=None, **means),  # type: ignore[arg-type]  # only the unknown may be None
     )
+
+
+# ---- phases
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PhaseSpans:
+    """When a phase ran."""
+
+    starts: Ints
+    ends: Ints
+    source: Literal["scopes", "operators", "rest"]
+    lent: Intervals = NOTHING
+    """Moments in the phase that belong to something else."""
+
+    def merged(self) -> Intervals:
+        """The moments in the phase."""
+        return subtract(merge(self.starts, self.ends), self.lent)
+
+    def host_ns(self) -> Ints:
+        """The length of each span, without what is lent."""
+        return self.ends - self.starts - covered_within(self.lent, self.starts, self.ends)
+
+
+def find_phases(trace: Trace) -> dict[str, PhaseSpans]:
+    """The phases of *trace*: by the names of scopes where there are any, else by its operators.
+
+    By its operators, a forward goes from the first to the last operator with gradients on before a backward. A backward
+    goes from the first to the last operator that autograd ran, until something else follows.
+    """
+    named = {
+        "data loader": is_data_loader, "forward": is_forward, "backward": is_backward, "optimizer": is_optimizer
+    }  # fmt: skip
+    found = {name: _by_scopes(trace, is_phase) for name, is_phase in named.items()}
+    if found["forward"] is None or found["backward"] is None:
+        runs = _by_operators(trace, found["data loader"], found["optimizer"])
+        found |= {name: found[name] or run for name, run in zip(("forward", "backward"), runs, strict=True)}
+    phases = {name: spans for name, spans in found.items() if spans is not None}
+    if (optimizer := phases.pop("optimizer", None)) is not None:
+        # The closure, and whatever other part is marked there, is not its own.
+        own, others = _moments_of(trace, "optimizer"), merged(phases)
+        lent = others if own is None else subtract(optimizer.merged(), own)
+        phases["optimizer"] = replace(optimizer, lent=lent)
+    return phases
+
+
+def merged(phases: dict[str, PhaseSpans]) -> Intervals:
+    """The moments in any phase."""
+    return union(*(spans.merged() for spans in phases.values()))
+
+
+def in_steps(trace: Trace, rows: Ints) -> Ints:
+    """Those of *rows* that begin inside a step's own mark on the host, by start."""
+    return trace.by_start(rows[trace.steps.of(trace.start_ns[rows]) >= 0])
+
+
+def _by_scopes(trace: Trace, is_phase: Callable[[str], bool]) -> PhaseSpans | None:
+    rows = in_steps(trace, np.flatnonzero(trace.where(is_phase, Kind.ANNOTATION)))
+    if not len(rows):
+        return None
+    # A scope inside one of the same phase, such as a wrapper's forward in a training step, is no call of its own.
+    ends = trace.end_ns[rows]
+    outer = np.append(True, ends[1:] > np.maximum.accumulate(ends)[:-1])
+    return PhaseSpans(trace.start_ns[rows[outer]], ends[outer], "scopes")
+
+
+def _by_operators(
+    trace: Trace, data_loader: PhaseSpans | None, optimizer: PhaseSpans | None
+) -> tuple[PhaseSpans | None, PhaseSpans | None]:
+    links = trace.links
+    rows = in_steps(trace, links.levels[0] if links.levels else links.operators)
+    backward = links.is_backward[rows]
+    with_gradients = (trace.sequence[rows] >= 0) & ~backward
+    if data_loader is not None:
+        with_gradients &= ~inside(data_loader.merged(), trace.start_ns[rows])
+    kept = backward | with_gradients
+    rows, backward = rows[kept], backward[kept]
+    if not backward.any():
+        return None, None
+    borders = [trace.steps.host_start_ns, *(spans.starts for spans in (data_loader, optimizer) if spans is not None)]
+    # A run ends where the label changes or a border lies between two operators.
+    section = np.searchsorted(np.sort(np.concatenate(borders)), trace.start_ns[rows], side="right")
+    firsts = np.flatnonzero(np.append(True, (backward[1:] != backward[:-1]) | (section[1:] != section[:-1])))
+    starts, ends = trace.start_ns[rows[firsts]], np.maximum.reduceat(trace.end_ns[rows], firsts)
+    of_backward = backward[firsts]
+    before = np.append(~of_backward[:-1] & of_backward[1:], False)
+    forward = PhaseSpans(starts[before], ends[before], "operators") if before.any() else None
+    return forward, PhaseSpans(starts[of_backward], ends[of_backward], "operators")
+
+
+def launched_ns(trace: Trace, starts: Ints, ends: Ints, *, without: Intervals = NOTHING) -> Ints:
+    """Lengths of all device events launched in each span by any thread, without those launched in *without*."""
+    moments, rows = trace.launches
+    return sums_between(moments, np.where(inside(without, moments), 0, trace.duration_ns[rows]), starts, ends)
+
+
+def phase_table(trace: Trace) -> tuple[PhaseRow, ...]:
+    """Calls and time of the steps, of each phase, and of what is in none, on the host and by launches on the device."""
+    steps, covered = trace.steps, merged(trace.phases)
+    whole = PhaseSpans(steps.host_start_ns, steps.host_end_ns, "scopes" if steps.marked else "operators")
+    rest = PhaseSpans(whole.starts, whole.ends, "rest", lent=covered)
+    device_ns = int(launched_ns(trace, whole.starts, whole.ends).sum())
+
+    def device(spans: PhaseSpans) -> Durations | None:
+        launched = launched_ns(trace, spans.starts, spans.ends, without=spans.lent)
+        return durations_of(launched, whole_ns=device_ns) if trace.has_device else None
+
+    return tuple(
+        PhaseRow(
+            name=name,
+            calls=len(spans.starts),
+            host=durations_of(spans.host_ns(), whole_ns=steps.host_ns),
+            device=device(spans),
+            source=spans.source,
+        )
+        for name, spans in {"step": whole, **trace.phases, "others": rest}.items()
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pieces:
+    """All steps of a trace, cut where a part begins or ends; without gaps inside a step."""
+
+    names: tuple[str, ...]
+    """The part that each piece is of."""
+    starts: Ints
+    ends: Ints
+
+    def sums(self, covered: Intervals | None = None) -> dict[str, int]:
+        """Nanoseconds of each part, or what of them is *covered*, in order of the parts' first moments."""
+        values = self.ends - self.starts if covered is None else covered_within(covered, self.starts, self.ends)
+        sums = dict.fromkeys(self.names, 0)
+        for name, value in zip(self.names, values.tolist(), strict=True):
+            sums[name] += value
+        return sums
+
+
+def step_parts(trace: Trace) -> tuple[TracedPart, ...]:
+    """The parts of the steps of *trace* by the marks around them, in order of their first moments.
+
+    With a device, a part ends when the work launched before its end is done, as an event recorded there on the device's
+    stream would show. Communication does not move a border, so a wait stays in the part that waited.
+    """
+    communication, computation = communication_and_computation(trace)
+    pieces, per_step = pieces_of_steps(trace), len(trace.steps) * NS_PER_SEC
+    exposed = pieces.sums(subtract(communication, computation))
+    return tuple(
+        TracedPart(name=name, wall_sec=total / per_step, exposed_sec=exposed[name] / per_step)
+        for name, total in pieces.sums().items()
+    )
+
+
+def pieces_of_steps(trace: Trace) -> Pieces:
+    """The pieces of the steps of *trace*, borders moved as ``step_parts`` says."""
+    names: list[str] = []
+    starts, ends = [], []
+    for (of_step, host), first, last in zip(_segments(trace), trace.steps.start_ns, trace.steps.end_ns, strict=True):
+        borders = np.clip(_on_device(trace, host), first, last)
+        borders[0], borders[-1] = first, last
+        names += of_step
+        starts.append(borders[:-1])
+        ends.append(borders[1:])
+    return Pieces(tuple(names), np.concatenate(starts), np.concatenate(ends))
+
+
+def _moments_of(trace: Trace, part: str) -> Intervals | None:
+    """Moments of the steps whose innermost mark is that of *part*; None if no part is marked."""
+    found = [
+        (name, *ends)
+        for names, cuts in _segments(trace)
+        for name, *ends in zip(names, cuts[:-1], cuts[1:], strict=True)
+    ]
+    if len(found) == len(trace.steps):
+        return None
+    spans = np.array([ends for name, *ends in found if name == part], dtype=np.int64).reshape(-1, 2)
+    return merge(spans[:, 0], spans[:, 1])
+
+
+def _segments(trace: Trace) -> Iterator[tuple[list[str], Ints]]:
+    """Each step cut at every mark's borders: the innermost part of each piece, and the cuts."""
+    rows = np.flatnonzero(trace.where(lambda name: marked_phase(name) is not None, Kind.ANNOTATION))
+    rows = rows[np.lexsort((-trace.duration_ns[rows], trace.start_ns[rows]))]
+    columns = (trace.start_ns[rows].tolist(), trace.end_ns[rows].tolist(), rows.tolist())
+    marks = [(start, end, marked_phase(trace.name_of(row)) or "") for start, end, row in zip(*columns, strict=True)]
+    for first, last in zip(trace.steps.host_start_ns.tolist(), trace.steps.host_end_ns.tolist(), strict=True):
+        begin, end = bisect_left(marks, (first,)), bisect_left(marks, (last,))
+        pieces = list(_innermost([(start, min(until, last), part) for start, until, part in marks[begin:end]], last))
+        yield [part for _, part in pieces], np.array([first, *(until for until, _ in pieces)], dtype=np.int64)
+
+
+def _innermost(marks: list[_Mark], last: int) -> Iterator[tuple[int, str]]:
+    """End and part of each piece, in order; *marks* are by start, outer before inner."""
+    around: list[tuple[int, str]] = [(last, _UNMARKED)]
+    for start, end, part in marks:
+        while around[-1][0] <= start and len(around) > 1:
+            yield around.pop()
+        yield start, around[-1][1]
+        around.append((end, part))
+    while around:
+        yield around.pop()
+
+
+def _on_device(trace: Trace, moments_ns: Ints) -> Ints:
+    """When the device has finished what was launched before each moment on the host; never before that moment."""
+    launched, rows = trace.launches
+    computes = ~trace.is_collective[rows]
+    if not computes.any():
+        return moments_ns
+    done = np.maximum.accumulate(trace.end_ns[rows[computes]])
+    index = np.searchsorted(launched[computes], moments_ns, side="left") - 1
+    return np.where(index < 0, moments_ns, np.maximum(moments_ns, done[np.maximum(index, 0)]))
+
+
+def step_filling(trace: Trace, *, counted: Collection[str] = ()) -> StepFilling:
+    """What filled each part of the steps of *trace*, mean over the steps.
+
+    Args:
+        trace: with marks around the parts of its steps.
+        counted: operators that spent FLOPs, as ``aten.mm``: they are matmul-like, whatever their names say.
+    """
+    pieces, count = pieces_of_steps(trace), len(trace.steps)
+    walls, covered, reached = pieces.sums(), NOTHING, [0] * len(pieces.sums())
+    columns = []
+    fillings = _fillings(trace, frozenset(name.replace(".", "::", 1) for name in counted))
+    for sums in (*(pieces.sums(covered := union(covered, moments)) for moments in fillings), walls):
+        # Rounded as a running sum, so that the means add up to the part's as well.
+        until = [round(total / count) for total in sums.values()]
+        columns.append([after - before for after, before in zip(until, reached, strict=True)])
+        reached = until
+    fields = ("matmul_ns", "operators_ns", "copies_ns", "communication_ns", "idle_ns")
+    parts = [
+        PartFilling(name=name, **dict(zip(fields, row, strict=True)))
+        for name, *row in zip(walls, *columns, strict=True)
+    ]
+    return StepFilling(clock="device" if trace.has_device else "host", parts=tuple(parts))
+
+
+def _fillings(trace: Trace, counted: Collection[str]) -> tuple[Intervals, Intervals, Intervals, Intervals]:
+    """The moments of matmul-like operators, of all others, of copies and of communication; they may overlap."""
+    communication = trace.merged(trace.is_collective)
+    is_matmul = trace.where(lambda name: may_use_tensor_cores(name) or name in counted, Kind.OPERATOR)
+    if not trace.has_device:
+        computes = trace.where(computes_on_host, Kind.OPERATOR) & ~trace.is_collective
+        # What a collective on the host consists of is not computation.
+        others = subtract(trace.merged(computes), communication)
+        return trace.merged(computes & is_matmul), others, NOTHING, communication
+    kernels = (trace.kind == Kind.KERNEL) & ~trace.is_collective
+    copies = trace.merged((trace.kind == Kind.MEMCPY) | (trace.kind == Kind.MEMSET))
+    return trace.merged(kernels & _multiplying(trace, is_matmul)), trace.merged(kernels), copies, communication
+
+
+def _multiplying(trace: Trace, is_matmul: Mask) -> Mask:
+    """Kernels that do: by the operator that launched each, by its own name where no operator of torch did."""
+    launcher = np.maximum(trace.links.operator_of_launch, 0)
+    of_torch = trace.where(lambda name: name.startswith("aten::"), Kind.OPERATOR) | is_matmul
+    known = (trace.links.operator_of_launch >= 0) & of_torch[launcher]
+    return np.where(known, is_matmul[launcher], trace.where(multiplies, Kind.KERNEL))

@@ -99,6 +99,12 @@ def enclosing(trace: Trace, rows: Ints, parent: Ints, *, lanes: Lanes, moments_n
     return found
 
 
+def launched_at(trace: Trace, rows: Ints) -> Ints:
+    """When each of *rows* was launched, or began if no launch of it is known."""
+    calls = trace.links.launch[rows]
+    return np.where(calls >= 0, trace.start_ns[np.maximum(calls, 0)], trace.start_ns[rows])
+
+
 def in_nesting_order(trace: Trace, rows: Ints) -> Ints:
     """*rows* thread by thread, by start, outer before inner: as ``nest`` needs them, and as files mostly have them."""
     rows = rows[order_by(trace.lane[rows])]
@@ -129,6 +135,14 @@ def nest(trace: Trace, rows: Ints) -> tuple[Ints, Ints]:
     while len(inside := np.flatnonzero(above >= 0)):  # each round looks twice as far up
         depth[inside], above[inside] = depth[inside] + depth[above[inside]], above[above[inside]]
     return parent, depth
+
+
+def without_inner(trace: Trace, inner: Ints, around: Ints) -> Ints:
+    """For each row its length without those of the rows *inner* that have it *around* them."""
+    outer, own = around[inner], trace.duration_ns.copy()
+    # What is inside may seem to end later, by rounding or across threads: it takes only what there is.
+    np.subtract.at(own, outer, np.minimum(trace.end_ns[inner], trace.end_ns[outer]) - trace.start_ns[inner])
+    return np.maximum(own, 0)
 
 
 def nearest(rows: Ints, around: Ints, wanted: Mask) -> Ints:

@@ -1,60 +1,54 @@
-"""Tables of events: kinds, kernels, copies, scopes, launches, how well the device was used, and communication."""
+"""Tables of a trace: devices, kernels, copies, launches, operators, scopes and communication."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
-from lightning_flops.analysis.trace_marks import METADATA_KEY
-from lightning_flops.schema.communication import CollectiveRow, Overlap
 from lightning_flops.schema.trace_events import (
     KERNEL_GAP_LIMIT_US,
     SHORT_KERNEL_LIMIT_US,
     IdleTime,
-    KernelLaunch,
     KernelRow,
     KernelSummary,
     LaunchRow,
-    TransferRow,
-    UserScopeRow,
+    OperatorRow,
 )
-from lightning_flops.schema.trace_steps import DeviceMetrics, DeviceSummary, DeviceUse
-from lightning_flops.trace.columns import CollectiveArguments, LaunchShape, Trace
+from lightning_flops.schema.trace_steps import DeviceMetrics, Row
+from lightning_flops.trace.columns import Trace
 from lightning_flops.trace.intervals import (
     NS_PER_US,
-    Intervals,
+    Groups,
     Ints,
     Mask,
     distinct,
     durations_of,
     group_by,
-    inside,
-    intersect,
     load_within,
     ratio,
     shared_ns,
     sums_between,
+    sums_by,
     table,
-    union,
 )
+from lightning_flops.trace.modules import places
 from lightning_flops.trace.names import (
     Kind,
-    collective_of_kernel,
-    computes_on_host,
-    host_collective,
     is_users_scope,
     may_use_tensor_cores,
     uses_tensor_cores,
 )
+from lightning_flops.trace.structure import without_inner
 
-_NOTHING = CollectiveArguments()
+_NO_TENSOR = ("Scalar", "TensorList", "GenericList", "Int", "Bool", "Double", "Float")
+"""What begins the types of arguments that are no tensor, or a list of them."""
 
 
-def _longest_first(row: KernelRow | TransferRow) -> tuple[float, str]:
-    return -row.device.total_us, row.name
+def _longest_first(row: Row) -> tuple[float, str]:
+    longest = row.host if row.device is None else row.device
+    return -longest.total_us if longest else 0.0, row.name
 
 
 # ---- the device
@@ -72,7 +66,7 @@ def _devices(trace: Trace) -> list[int]:
 def _metrics(trace: Trace, device: int) -> DeviceMetrics:
     total_ns, spans, entry = trace.steps.total_ns, trace.steps.spans, trace.described(device)
     rows = np.flatnonzero((trace.kind == Kind.KERNEL) & (trace.device == device))
-    efficiency, blocks = None, trace.blocks_per_sm[rows]
+    efficiency, blocks, busy = None, trace.blocks_per_sm[rows], trace.merged(rows)
     if len(rows) and not np.isnan(blocks).any():
         efficiency = ratio(load_within(trace.start_ns[rows], trace.end_ns[rows], blocks, spans, limit=1.0), total_ns)
     within = rows[(trace.end_ns[rows] > trace.steps.start_ns[0]) & (trace.start_ns[rows] < trace.steps.end_ns[-1])]
@@ -81,35 +75,11 @@ def _metrics(trace: Trace, device: int) -> DeviceMetrics:
         device=device,
         name=entry.name if entry else None,
         sm_count=entry.sm_count if entry else None,
-        utilization=ratio(shared_ns(trace.merged(rows), spans), total_ns) or 0.0,
+        utilization=ratio(shared_ns(busy, spans), total_ns) or 0.0,
         sm_efficiency=efficiency,
         occupancy_percent=next(iter(together.means(trace.occupancy_percent[within], weights)), None),
         blocks_per_sm=next(iter(together.means(trace.blocks_per_sm[within], weights)), None),
-    )
-
-
-def device_summary(trace: Trace) -> DeviceSummary:
-    """How busy the host's and the device's processors were; CPU times are what this package wrote into the file."""
-    rows = trace.kind > Kind.PYTHON
-    elapsed_ns = int(trace.end_ns[rows].max()) - int(trace.start_ns[rows].min())
-    written = trace.metadata.get(METADATA_KEY)
-    stated = written.items() if isinstance(written, dict) else ()
-    seconds = {key: value for key, value in stated if type(value) in (int, float)}
-
-    def share(part: str, *whole: str) -> float | None:
-        known = {part, *whole} <= seconds.keys()
-        return ratio(float(seconds[part]), float(sum(seconds[name] for name in whole))) if known else None
-
-    kernels = trace.kind == Kind.KERNEL
-    uses = [
-        DeviceUse(device=device, utilization=trace.merged(kernels & (trace.device == device)).total / elapsed_ns)
-        for device in distinct(trace.device[kernels] if elapsed_ns else np.zeros(0, dtype=np.int64)).tolist()
-    ]
-    return DeviceSummary(
-        elapsed_us=elapsed_ns / NS_PER_US,
-        cpu_process_ratio=share("process_cpu_sec", "elapsed_sec"),
-        cpu_system_ratio=share("system_busy_sec", "system_busy_sec", "system_idle_sec"),
-        devices=tuple(uses) if trace.has_device and elapsed_ns else None,
+        busy_us=busy.total / NS_PER_US,
     )
 
 
@@ -119,7 +89,7 @@ def kernel_table(trace: Trace) -> tuple[KernelRow, ...] | None:
         return None
     rows = trace.of(Kind.KERNEL)
     lengths, groups = trace.duration_ns[rows], group_by(trace.name[rows])
-    names, launched = [trace.names[name] for name in groups.keys.tolist()], _launch_shapes(trace, rows)
+    names = trace.texts(groups.keys)
     return table(
         KernelRow,
         _longest_first,
@@ -131,22 +101,7 @@ def kernel_table(trace: Trace) -> tuple[KernelRow, ...] | None:
         collective=map(bool, groups.sums(trace.is_collective[rows])),
         blocks_per_sm=groups.means(trace.blocks_per_sm[rows], lengths),
         occupancy_percent=groups.means(trace.occupancy_percent[rows], lengths),
-        launch_shapes=[launched.get(name, ()) for name in groups.keys.tolist()],
     )
-
-
-def _launch_shapes(trace: Trace, rows: Ints) -> dict[int, tuple[KernelLaunch, ...]]:
-    """How the kernels of each name, by its index, were launched, the shape that took most time first."""
-    found: dict[int, list[KernelLaunch]] = {}
-    count = len(trace.launch_shapes) + 1
-    groups = group_by(trace.name[rows].astype(np.int64) * count + trace.launch_shape[rows] + 1)
-    columns = (groups.keys.tolist(), groups.calls, groups.sums(trace.duration_ns[rows]))
-    for key, calls, time_ns in zip(*columns, strict=True):
-        shape = trace.launch_shapes[key % count - 1] if key % count else LaunchShape()
-        if shape != LaunchShape():
-            launch = KernelLaunch(**asdict(shape), calls=calls, device_us=time_ns / NS_PER_US)
-            found.setdefault(key // count, []).append(launch)
-    return {name: tuple(sorted(shapes, key=lambda one: (-one.device_us, -one.calls))) for name, shapes in found.items()}
 
 
 def kernel_summary(trace: Trace) -> KernelSummary | None:
@@ -176,25 +131,22 @@ def _eligible(trace: Trace, rows: Ints) -> Mask:
     return (operators >= 0) & trace.where(may_use_tensor_cores, Kind.OPERATOR)[np.maximum(operators, 0)]
 
 
-def transfer_table(trace: Trace) -> tuple[TransferRow, ...] | None:
+def transfer_table(trace: Trace) -> tuple[Row, ...] | None:
     """Copies and memsets by kind, the longest first; None without a device."""
     if not trace.has_device:
         return None
     rows = np.flatnonzero((trace.kind == Kind.MEMCPY) | (trace.kind == Kind.MEMSET))
-    lengths, sizes, groups = trace.duration_ns[rows], trace.bytes[rows], group_by(trace.name[rows])
-    calls = [distinct(trace.links.launch[here]) for here in np.split(rows[groups.order], groups.firsts[1:])]
-    known = [not unknown for unknown in groups.sums(sizes < 0)]
+    sizes, groups = trace.bytes[rows], group_by(trace.name[rows])
+    calls = [distinct(trace.links.launch[here]) for here in groups.parts(rows)]
+    unknown = groups.sums(sizes < 0)
     return table(
-        TransferRow,
+        Row,
         _longest_first,
-        name=[trace.names[name] for name in groups.keys.tolist()],
+        name=trace.texts(groups.keys),
         calls=groups.calls,
-        bytes=[total if all_known else None for total, all_known in zip(groups.sums(sizes), known, strict=True)],
-        host=[
-            durations_of(trace.duration_ns[here[here >= 0]], whole_ns=trace.steps.host_ns)
-            for here in calls[: len(groups.keys)]
-        ],
-        device=groups.durations(lengths, whole_ns=trace.device_work_ns),
+        bytes=[None if lacks else total for total, lacks in zip(groups.sums(sizes), unknown, strict=True)],
+        host=[durations_of(trace.duration_ns[here[here >= 0]], whole_ns=trace.steps.host_ns) for here in calls],
+        device=groups.durations(trace.duration_ns[rows], whole_ns=trace.device_work_ns),
     )
 
 
@@ -226,40 +178,35 @@ def launch_statistics(trace: Trace) -> tuple[LaunchRow, ...] | None:
     """Launches of kernels, copies and memsets; None without a device, a kind without launches is left out."""
     if not trace.has_device:
         return None
-    found, whole_ns = [], trace.steps.total_ns
-    for kind in (Kind.KERNEL, Kind.MEMCPY, Kind.MEMSET):
-        rows = np.flatnonzero((trace.kind == kind) & (trace.links.launch >= 0))
-        calls = trace.links.launch[rows]
-        device_ns, delay_ns = trace.duration_ns[rows], np.maximum(trace.start_ns[rows] - trace.end_ns[calls], 0)
-        columns: dict[str, Any] = {
-            "host": durations_of(trace.duration_ns[distinct(calls)], whole_ns=whole_ns),
-            "device": durations_of(device_ns, whole_ns=whole_ns),
-            "delay": durations_of(delay_ns, whole_ns=0),
-        }
-        if len(rows):
-            row = LaunchRow(
-                kind=kind.name.lower(),  # type: ignore[arg-type]  # one of the three
-                launches=len(distinct(calls)),
-                events=len(rows),
-                shorter_than_launch=int((device_ns < trace.duration_ns[calls]).sum()),
-                **columns,
-            )
-            found.append(row)
-    return tuple(found)
+    whole_ns = trace.steps.total_ns
+    rows = np.flatnonzero(trace.on_device & (trace.links.launch >= 0))
+    groups, calls = group_by(trace.kind[rows]), trace.links.launch[rows]
+    lengths, delays = trace.duration_ns[rows], np.maximum(trace.start_ns[rows] - trace.end_ns[calls], 0)
+    of_kind = [distinct(here) for here in groups.parts(calls)]
+    return table(
+        LaunchRow,
+        name=[Kind(kind).name.lower() for kind in groups.keys.tolist()],
+        calls=map(len, of_kind),
+        events=groups.calls,
+        host=[durations_of(trace.duration_ns[here], whole_ns=whole_ns) for here in of_kind],
+        device=groups.durations(lengths, whole_ns=whole_ns),
+        delay=groups.durations(delays, whole_ns=0),
+        shorter_than_launch=groups.sums(lengths < trace.duration_ns[calls]),
+    )
 
 
 # ---- the host
 
 
-def user_scope_table(trace: Trace) -> tuple[UserScopeRow, ...] | None:
+def user_scope_table(trace: Trace) -> tuple[Row, ...] | None:
     """The user's own scopes by name, the longest first; None when there are none."""
     rows = np.flatnonzero(trace.where(is_users_scope, Kind.ANNOTATION))
     groups = group_by(trace.name[rows])
-    device = groups.durations(_launched_in(trace, rows), whole_ns=trace.device_work_ns)
+    device: list[Any] = groups.durations(_launched_in(trace, rows), whole_ns=trace.device_work_ns)
     found = table(
-        UserScopeRow,
-        lambda row: (-row.host.total_us, row.name),
-        name=[trace.names[name] for name in groups.keys.tolist()],
+        Row,
+        lambda row: (-(row.host.total_us if row.host else 0.0), row.name),
+        name=trace.texts(groups.keys),
         calls=groups.calls,
         host=groups.durations(trace.duration_ns[rows], whole_ns=trace.steps.host_ns),
         device=device if trace.has_device else [None] * len(device),
@@ -269,84 +216,141 @@ def user_scope_table(trace: Trace) -> tuple[UserScopeRow, ...] | None:
 
 def _launched_in(trace: Trace, rows: Ints) -> Ints:
     """For each scope the device work launched in it: by its own thread, or by autograd's while it was open."""
-    launched = trace.device_rows[trace.links.launch[trace.device_rows] >= 0]
-    launched = launched[np.argsort(trace.start_ns[trace.links.launch[launched]], kind="stable")]
-    calls = trace.links.launch[launched]
+    moments, launched = trace.launches
+    lanes = trace.lane[trace.links.launch[launched]]
     total = np.zeros(len(rows), dtype=np.int64)
-    for lane in distinct(trace.lane[calls]).tolist():
-        here = trace.lane[calls] == lane
+    for lane in distinct(lanes).tolist():
+        here = lanes == lane
         to = np.flatnonzero((trace.lane[rows] == lane) | bool(trace.links.backward_lanes[lane]))
-        moments, lengths = trace.start_ns[calls[here]], trace.duration_ns[launched[here]]
-        total[to] += sums_between(moments, lengths, trace.start_ns[rows[to]], trace.end_ns[rows[to]])
+        lengths = trace.duration_ns[launched[here]]
+        total[to] += sums_between(moments[here], lengths, trace.start_ns[rows[to]], trace.end_ns[rows[to]])
     return total
 
 
-# ---- communication
+# ---- operators
 
 
-def overlap(trace: Trace) -> Overlap:
-    """Computation, communication and their overlap over all steps."""
-    communication, computation = communication_and_computation(trace)
-    shared, wall = intersect(computation, communication).total, trace.steps.total_ns
-    return Overlap(
-        wall_us=wall / NS_PER_US,
-        computation_us=computation.total / NS_PER_US,
-        communication_us=communication.total / NS_PER_US,
-        overlap_us=shared / NS_PER_US,
-        other_us=(wall - union(computation, communication).total) / NS_PER_US,
-        overlap_ratio=ratio(shared, communication.total),
-    )
+def outermost_calls(trace: Trace) -> Ints:
+    """For each row of an operator the outermost call of the same operator around it, or itself; -1 for other rows.
 
-
-def communication_and_computation(trace: Trace) -> tuple[Intervals, Intervals]:
-    """The moments of the steps in which the rank communicated, and those in which it computed."""
-    spans, collective = trace.steps.spans, trace.is_collective
-    if trace.has_device:
-        computes = trace.kind == Kind.KERNEL
-    else:
-        computes = trace.where(computes_on_host, Kind.OPERATOR)
-        # Operators inside a host collective are the copies that it consists of.
-        for lane in distinct(trace.lane[collective]).tolist():
-            rows = np.flatnonzero(computes & (trace.lane == lane))
-            computes[rows[inside(trace.merged(collective & (trace.lane == lane)), trace.start_ns[rows])]] = False
-    communication = intersect(trace.merged(collective), spans)
-    return communication, intersect(trace.merged(computes & ~collective), spans)
-
-
-def collective_name(trace: Trace, row: int) -> str:
-    """What the collective in *row* is called: by its own arguments, else by the event's name."""
-    name = trace.name_of(row)
-    return trace.collectives.get(row, _NOTHING).name or host_collective(name) or collective_of_kernel(name)
-
-
-def collective_bytes(trace: Trace, rows: list[int]) -> int | None:
-    """Bytes of the larger side of the collectives in *rows*; None if the trace does not say that of one.
-
-    A host scope says what it sends: what it gathers from all ranks is as many times that.
+    A call inside a call of the same operator is a part of that one, as in torch's own tables.
     """
-    total = 0
-    for row in rows:
-        sent, times = trace.collectives.get(row, _NOTHING).bytes, 1
-        if not trace.on_device[row] and host_collective(trace.name_of(row)) in ("all_gather", "gather"):
-            times = 0 if trace.only_group is None else len(trace.only_group)
-        if sent is None or not times:
-            return None
-        total += sent * times
+    rows = trace.links.operators
+    found = np.full(len(trace), -1, dtype=np.int64)
+    if not len(rows):
+        return found
+    rows = rows[group_by(trace.lane[rows] * np.int64(len(trace.names)) + trace.name[rows]).order]
+    new = np.append(True, (np.diff(trace.lane[rows]) != 0) | (np.diff(trace.name[rows]) != 0))
+    # All of one operator in one thread lie in a stretch of time of their own; in it, one that begins after all before
+    # it have ended is an outermost one.
+    first, last = int(trace.start_ns[rows].min()), int(trace.end_ns[rows].max())
+    shift = np.cumsum(new) * (last - first + 1)
+    reached = np.maximum.accumulate(trace.end_ns[rows] - first + shift)
+    new[1:] |= trace.start_ns[rows[1:]] - first + shift[1:] >= reached[:-1]
+    found[rows] = rows[np.flatnonzero(new)[np.cumsum(new) - 1]]
+    return found
+
+
+def self_host_ns(trace: Trace) -> Ints:
+    """For each row of an operator, its length without the operators it called."""
+    return without_inner(trace, trace.links.called, trace.links.parent)
+
+
+def device_ns_of_operators(trace: Trace) -> Ints:
+    """For each row of an operator, the lengths of the device events that it launched itself."""
+    rows = np.flatnonzero(trace.links.operator_of_launch >= 0)
+    return sums_by(trace.links.operator_of_launch[rows], trace.duration_ns[rows], len(trace))
+
+
+def with_callees(trace: Trace, own: Ints) -> Ints:
+    """For each row of an operator, its *own* and that of all it called, directly or not."""
+    total = own.copy()
+    for rows in reversed(trace.links.levels[1:]):
+        np.add.at(total, trace.links.parent[rows], total[rows])
     return total
 
 
-def collective_table(trace: Trace) -> tuple[CollectiveRow, ...] | None:
-    """Collectives by name, the longest first; None when the trace has none."""
-    found: dict[str, list[int]] = {}
-    for row in trace.by_start(trace.is_collective).tolist():
-        found.setdefault(collective_name(trace, row), []).append(row)
-    whole_ns = int(trace.duration_ns[trace.is_collective].sum())
-    rows = table(
-        CollectiveRow,
-        lambda row: (-row.latency.total_us, row.name),
-        name=found,
-        calls=map(len, found.values()),
-        bytes=[collective_bytes(trace, rows) for rows in found.values()],
-        latency=[durations_of(trace.duration_ns[rows], whole_ns=whole_ns) for rows in found.values()],
-    )
-    return rows or None
+class OperatorTimes:
+    """The times of every operator, with and without what it called; a column over all rows of the trace for each."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace, self.outermost = trace, outermost_calls(trace)
+        self.rows = np.flatnonzero(self.outermost == np.arange(len(trace)))
+        launched, ends = device_ns_of_operators(trace), trace.end_ns.copy()
+        inner = trace.links.operators
+        np.maximum.at(ends, self.outermost[inner], trace.end_ns[inner])  # the last call in it may seem to end later
+        self.host, self.device = ends - trace.start_ns, with_callees(trace, launched)
+        self.device_self = self.at_outermost(launched)
+        # Callees that overlap by rounding would make up more than there is.
+        self.host_self = np.minimum(self.at_outermost(self_host_ns(trace)), self.host)
+
+    def at_outermost(self, values: Ints) -> Ints:
+        """*values* of operators, added up at the outermost call of each."""
+        operators = self.trace.links.operators
+        return sums_by(self.outermost[operators], values[operators], len(values))
+
+    def of(self, groups: Groups, rows: Ints) -> dict[str, Any]:
+        """Name, calls and the four statistics of each group of *rows*, ratios of all self times."""
+        host_whole, device_whole = int(self.host_self[rows].sum()), int(self.device_self[rows].sum())
+        nothing = None if self.trace.has_device else [None] * len(groups.keys)
+        names = self.trace.texts(self.trace.name[rows[groups.order[groups.firsts]]])
+        return {
+            "name": names,
+            "calls": groups.calls,
+            "host": groups.durations(self.host[rows], whole_ns=host_whole),
+            "host_self": groups.durations(self.host_self[rows], whole_ns=host_whole),
+            "device": nothing or groups.durations(self.device[rows], whole_ns=device_whole),
+            "device_self": nothing or groups.durations(self.device_self[rows], whole_ns=device_whole),
+            "tensor_cores_eligible": map(may_use_tensor_cores, names),
+        }
+
+
+def operator_table(trace: Trace) -> tuple[OperatorRow, ...] | None:
+    """Every operator by name, the longest self time first (the device's if there is one); None without operators."""
+    times = trace.operator_times
+    groups = group_by(trace.name[times.rows])
+    lines = _called_from(times)
+    called_from = [lines.get(name, ()) for name in groups.keys.tolist()]
+    return table(OperatorRow, _by_self_time, called_from=called_from, **times.of(groups, times.rows)) or None
+
+
+def operators_by_shape(trace: Trace) -> tuple[OperatorRow, ...] | None:
+    """Every operator by the sizes and dtypes of its inputs, as ``operator_table``; None where none were recorded."""
+    times = trace.operator_times
+    rows = times.rows[trace.inputs[times.rows] >= 0]
+    words, groups = by_shapes(trace, rows)
+    return table(OperatorRow, _by_self_time, **words, **times.of(groups, rows)) or None
+
+
+def by_shapes(trace: Trace, rows: Ints) -> tuple[dict[str, list[str]], Groups]:
+    """*rows* of operators whose inputs were recorded, by name and by sizes and dtypes of inputs; and these in words."""
+    words = [
+        (
+            ", ".join(str(one) for one in recorded.dims if one),
+            ", ".join(str(one) for one in recorded.types if one and not str(one).startswith(_NO_TENSOR)),
+        )
+        for recorded in trace.recorded_inputs
+    ]
+    numbers = {one: index for index, one in enumerate(dict.fromkeys(words))}
+    number = np.array([numbers[one] for one in words], dtype=np.int64)[trace.inputs[rows]]
+    groups, listed = group_by(trace.name[rows] * np.int64(len(numbers)) + number), tuple(numbers)
+    found = [listed[key % len(listed)] for key in groups.keys.tolist()]
+    return {"inputs": [inputs for inputs, _ in found], "dtypes": [dtypes for _, dtypes in found]}, groups
+
+
+def _by_self_time(row: OperatorRow) -> tuple[float, float, str, str, str]:
+    on_device = -row.device_self.total_us if row.device_self else 0.0
+    return on_device, -row.host_self.total_us, row.name, row.inputs, row.dtypes
+
+
+def _called_from(times: OperatorTimes) -> dict[int, tuple[str, ...]]:
+    """Lines of the user's code that called the operators of each name, by the index of that name, the longest first."""
+    trace = times.trace
+    listed, of_row = places(trace)
+    rows = times.rows[of_row[times.rows] >= 0]
+    groups = group_by(trace.name[rows] * np.int64(len(listed)) + of_row[rows])
+    found: dict[int, list[Any]] = {}
+    columns = (groups.keys.tolist(), groups.sums(times.device[rows]), groups.sums(times.host[rows]))
+    for key, device_ns, host_ns in zip(*columns, strict=True):
+        found.setdefault(key // len(listed), []).append((-device_ns, -host_ns, listed[key % len(listed)]))
+    return {name: tuple(place for *_, place in sorted(lines)) for name, lines in found.items()}

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lightning_flops.analysis.trace_marks import METADATA_KEY
+from lightning_flops.records import METADATA_KEY
 from lightning_flops.trace.columns import DeviceProperties, LaunchShape
 from lightning_flops.trace.intervals import Ints
 from lightning_flops.trace.names import ELEMENT_BYTES
@@ -35,7 +35,7 @@ def times(times_us: list[Any]) -> npt.NDArray[Any]:
     except (struct.error, OverflowError):
         if any(isinstance(time, str) for time in times_us):
             return np.array([_nanoseconds_of_text(str(time)) for time in times_us], dtype=np.int64)
-        return packed("d", [0.0 if time is None else float(time) for time in times_us])
+        return packed("d", [float(time or 0.0) for time in times_us])
 
 
 def nanoseconds(times: npt.NDArray[Any]) -> Ints:
@@ -99,14 +99,18 @@ def whole(value: Any) -> int | None:
     return value if type(value) is int and abs(value) <= _LARGEST else None
 
 
+def are_integers(values: Any) -> bool:
+    """Whether *values* is a list of integers."""
+    return isinstance(values, list) and all(type(one) is int for one in values)
+
+
 def recorded_inputs(texts: tuple[bytes, ...]) -> RecordedInputs:
     """What the texts of sizes, types, values and strides say; torch 1.8 has no types: what has sizes is float32."""
     dims, types, concrete, strides = map(value_of, texts)
     dims = dims if isinstance(dims, list) else []
     if types == []:
         types = ["float" if one else "" for one in dims]
-    types = types if isinstance(types, list) else ()
-    return RecordedInputs(dims=dims, types=types, concrete=concrete, strides=strides)
+    return RecordedInputs(dims=dims, types=types if isinstance(types, list) else (), concrete=concrete, strides=strides)
 
 
 def bytes_of(inputs: RecordedInputs) -> int | None:
@@ -114,43 +118,37 @@ def bytes_of(inputs: RecordedInputs) -> int | None:
     total = 0
     for shape, dtype in zip(inputs.dims, inputs.types, strict=False):
         element_bytes = ELEMENT_BYTES.get(str(dtype).lower())
-        if element_bytes is None or not _are_integers(shape):
+        if element_bytes is None or not are_integers(shape):
             return None
         total += math.prod(shape) * element_bytes
     return total if 0 < total <= _LARGEST else None
 
 
-def _are_integers(values: Any) -> bool:
-    return isinstance(values, list) and all(type(one) is int for one in values)
-
-
 def launch_shape(grid: bytes, block: bytes, registers: Any, shared_memory: Any) -> LaunchShape:
     """How a kernel was launched, as the file writes it."""
     found = map(value_of, (grid, block))
-    axes: list[Any] = [tuple(value) if _are_integers(value) and len(value) == 3 else None for value in found]
+    axes = [math.prod(value) if are_integers(value) and len(value) == 3 else None for value in found]
     sizes = [None if (one := whole(value)) is None or one < 0 else one for value in (registers, shared_memory)]
-    return LaunchShape(grid=axes[0], block=axes[1], registers=sizes[0], shared_memory=sizes[1])
+    return LaunchShape(*axes, *sizes)
 
 
 def devices_of(properties: Any) -> tuple[DeviceProperties, ...]:
     """The devices that the head of a trace lists; what is no list of devices has none."""
-    found = []
-    for entry in properties if isinstance(properties, list) else ():
-        if not isinstance(entry, dict) or type(entry.get("id")) is not int:
-            continue
-        major, minor = whole(entry.get("computeMajor")), whole(entry.get("computeMinor"))
-        found.append(
-            DeviceProperties(
-                index=entry["id"],
-                name=str(entry.get("name", "")),
-                sm_count=whole(entry.get("numSms")),
-                compute_capability=None if major is None or minor is None else (major, minor),
-                max_threads=whole(entry.get("maxThreadsPerMultiprocessor")),
-                registers=whole(entry.get("regsPerMultiprocessor")),
-                shared_memory=whole(entry.get("sharedMemPerMultiprocessor")),
-            )
+    listed = [one for one in properties if isinstance(one, dict)] if isinstance(properties, list) else []
+    return tuple(
+        DeviceProperties(
+            index=one["id"],
+            name=str(one.get("name", "")),
+            sm_count=whole(one.get("numSms")),
+            compute_capability=None if major is None or minor is None else (major, minor),
+            max_threads=whole(one.get("maxThreadsPerMultiprocessor")),
+            registers=whole(one.get("regsPerMultiprocessor")),
+            shared_memory=whole(one.get("sharedMemPerMultiprocessor")),
         )
-    return tuple(found)
+        for one in listed
+        if type(one.get("id")) is int
+        for major, minor in [(whole(one.get("computeMajor")), whole(one.get("computeMinor")))]
+    )
 
 
 def place_in_run(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -161,19 +159,17 @@ def place_in_run(metadata: Mapping[str, Any]) -> dict[str, Any]:
     backend, world_size = distributed.get("backend"), whole(distributed.get("world_size"))
     if world_size is not None and not 0 < world_size <= _MOST_RANKS:
         world_size = None  # no job has as many, and its ranks are listed
+    listed, everyone = distributed.get("pg_config"), tuple(range(world_size or 0))
+    members = (
+        [one.get("ranks") if isinstance(one, dict) else None for one in listed] if type(listed) is list else [None]
+    )
     return {
         # torch names no rank in a run of one process, this package always does
         "rank": whole(distributed.get("rank", own.get("rank"))),
         "world_size": world_size,
         "backend": backend if isinstance(backend, str) else None,
-        "groups": _groups(distributed.get("pg_config"), tuple(range(world_size or 0))),
+        # a group of all may be written as none
+        "groups": tuple(tuple(sorted(ranks or ())) or everyone for ranks in members)
+        if all(map(are_integers, members))
+        else None,
     }
-
-
-def _groups(listed: Any, everyone: tuple[int, ...]) -> tuple[tuple[int, ...], ...] | None:
-    if not isinstance(listed, list):
-        return None
-    members = [group.get("ranks") if isinstance(group, dict) else None for group in listed]
-    if not all(map(_are_integers, members)):
-        return None
-    return tuple(tuple(sorted(ranks or ())) or everyone for ranks in members)  # a group of all may be written as none

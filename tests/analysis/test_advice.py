@@ -35,7 +35,6 @@ def late(rank: int) -> Straggler:
         rank=rank,
         late_sec=0.5,
         share=0.5,
-        shown_by="timed steps",
         part="data wait",
         part_sec=0.5,
         module=None,
@@ -214,8 +213,7 @@ def test_what_the_others_wait_for_a_straggler_is_at_stake() -> None:
     (advice,) = advise(Evidence(straggler=late(3)), DEFAULTS)
     assert advice.stake == 0.5
     assert advice.evidence == (
-        "The other ranks wait 500 ms a step (50.00% of it) for rank 3: its data wait takes 500 ms longer than theirs "
-        "(timed steps)."
+        "The other ranks wait 500 ms a step (50.00% of it) for rank 3: its data wait takes 500 ms longer than theirs."
     )
 
 
@@ -226,7 +224,7 @@ def test_a_straggler_without_a_number_goes_by_its_name() -> None:
 
 def test_what_is_in_no_named_part_of_a_step_is_told_in_words() -> None:
     (advice,) = advise(Evidence(straggler=replace(late(3), part="other", part_sec=0.4)), DEFAULTS)
-    assert ": what is in no named part of its step takes 400 ms longer than theirs (" in advice.evidence
+    assert ": what is in no named part of its step takes 400 ms longer than theirs." in advice.evidence
 
 
 def test_a_starved_run_is_told_before_all_else_and_the_rest_is_said_to_be_of_it() -> None:

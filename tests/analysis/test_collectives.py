@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_flops.analysis import collectives
 from lightning_flops.analysis.collectives import RanksError, TracedRank, compare
 from lightning_flops.schema.communication import CollectiveCalls, Overlap, RankRow
 
@@ -124,12 +123,3 @@ def test_every_rank_transfers_as_long_and_the_order_of_the_ranks_does_not_matter
         assert row.wait_us >= 0
         assert round(row.transfer_us + row.wait_us) == sum(latency)
     assert compare(data.draw(st.permutations(ranks))) == found
-
-
-def test_transfer_is_the_least_of_each_call() -> None:
-    # One rank's latencies stand in four bytes each, the others' in eight; of the third, a call was left out.
-    rows = [array("I", [5, 7, 9]), array("q", [6, 2, 8]), array("q", [4, 3])]
-    large = [array("q", [2**62]), array("q", [2**62 + 1])]
-    assert collectives._sum_of_least(rows, 2) == 4 + 2
-    assert collectives._sum_of_least(rows, 0) == 0
-    assert collectives._sum_of_least(large, 1) == 2**62

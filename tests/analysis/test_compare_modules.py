@@ -35,27 +35,27 @@ def block(prefix: str, *, flops: int = 8, type_name: str = "Block") -> list[Modu
     ]
 
 
-def partners(a: list[ModuleProfile], b: list[ModuleProfile]) -> dict[str, tuple[str, str]]:
+def partners(a: list[ModuleProfile], b: list[ModuleProfile]) -> dict[str, str]:
     found = match_modules([ROOT, *a], [ROOT, *b])
     return {name: pair for name, pair in found.items() if name}
 
 
 def test_equal_names_are_partners_whatever_changed_inside() -> None:
     assert partners(block("one"), block("one", flops=9)) == {
-        name: (name, "name") for name in ("one", "one.up", "one.act", "one.down")
+        name: name for name in ("one", "one.up", "one.act", "one.down")
     }
 
 
 def test_a_renamed_tree_goes_as_a_whole() -> None:
     assert partners([*block("old.0"), *block("kept")], [*block("kept"), *block("new.0")]) == {
-        **{name: (name, "name") for name in ("kept", "kept.up", "kept.act", "kept.down")},
-        **{f"new.0{end}": (f"old.0{end}", "structure") for end in ("", ".up", ".act", ".down")},
+        **{name: name for name in ("kept", "kept.up", "kept.act", "kept.down")},
+        **{f"new.0{end}": f"old.0{end}" for end in ("", ".up", ".act", ".down")},
     }
 
 
 def test_renamed_trees_of_one_kind_are_paired_in_order() -> None:
     found = partners([*block("old0"), *block("old1")], [*block("new0"), *block("new1")])
-    assert {name: partner for name, (partner, _) in found.items() if "." not in name} == {
+    assert {name: partner for name, partner in found.items() if "." not in name} == {
         "new0": "old0",
         "new1": "old1",
     }
@@ -64,21 +64,19 @@ def test_renamed_trees_of_one_kind_are_paired_in_order() -> None:
 def test_a_module_inside_a_renamed_one_can_be_renamed_too() -> None:
     changed = [one for one in block("new") if not one.name.endswith("up")]
     changed.insert(1, module("new.wide", params=6, flops=8))
-    assert partners(block("old"), changed)["new.wide"] == ("old.up", "structure")
+    assert partners(block("old"), changed)["new.wide"] == "old.up"
 
 
 def test_a_layer_put_before_others_moves_their_names_and_not_their_partners() -> None:
     a = [module("0", params=4, flops=1), module("1", "ReLU"), module("2", params=5, flops=2)]
     b = [module("0", "LayerNorm"), module("1", params=4, flops=1), module("2", "ReLU"), module("3", params=5, flops=2)]
     found = partners(a, b)
-    assert (found["1"], found["2"], found["3"]) == (("0", "structure"), ("1", "structure"), ("2", "structure"))
+    assert (found["1"], found["2"], found["3"]) == ("0", "1", "2")
     assert "0" not in found
 
 
 def test_a_class_that_was_replaced_keeps_its_name() -> None:
-    assert partners([module("norm", "LayerNorm", params=8)], [module("norm", "RMSNorm", params=4)]) == {
-        "norm": ("norm", "name")
-    }
+    assert partners([module("norm", "LayerNorm", params=8)], [module("norm", "RMSNorm", params=4)]) == {"norm": "norm"}
 
 
 def test_new_and_gone_modules_have_no_partner() -> None:
@@ -91,5 +89,5 @@ def test_new_and_gone_modules_have_no_partner() -> None:
 
 def test_nobody_has_two_partners() -> None:
     found = match_modules([ROOT, *block("x"), *block("y")], [ROOT, *block("z")])
-    assert len({name for name, _ in found.values()}) == len(found)
-    assert found["z"] == ("x", "structure")
+    assert len(set(found.values())) == len(found)
+    assert found["z"] == "x"

@@ -79,7 +79,10 @@ def test_the_ends_of_a_ratio_lie_around_it() -> None:
 
 
 def test_single_steps_stray_by_both_spreads() -> None:
-    # Deviations of 1 and 2 s: the difference of two steps has sqrt(5), and 99% lie within 2.5758 of these.
-    found = single_step_noise_ns(np.array([9.0, 11.0]), np.array([18.0, 22.0]))
-    assert found == pytest.approx(2.5758293 * math.sqrt(5) * 1e9, rel=1e-6)
-    assert single_step_noise_ns(np.full(3, 9.0), np.full(3, 18.0)) == 0
+    # Quartiles 2 and 4 s apart, 1.349 deviations of a normal distribution: a step that takes a minute moves neither.
+    a, b = np.array([8.0, 9.0, 10.0, 11.0, 60.0]), np.array([17.0, 18.0, 20.0, 22.0, 60.0])
+    found = single_step_noise_ns(a, b)
+    assert found(1, 1) == pytest.approx(2.5758293 / 1.3489795 * math.sqrt(4 + 16) * 1e9, rel=1e-6)
+    # A quarter of a step strays half as far.
+    assert found(0.25, 0.25) == pytest.approx(found(1, 1) / 2)
+    assert single_step_noise_ns(np.full(3, 9.0), np.full(3, 18.0))(1, 1) == 0

@@ -13,8 +13,8 @@ from lightning_flops.records import ModuleRecord, OptimizerFacts, PhaseSeconds, 
 from lightning_flops.schema.communication import Overlap
 from lightning_flops.schema.step import DtypeFlops, Rates
 from lightning_flops.schema.trace import TraceReport
-from lightning_flops.schema.trace_events import IdleTime, KernelRow, KernelSummary, TransferRow
-from lightning_flops.schema.trace_steps import DeviceMetrics, Durations, StepTime, StepTimes
+from lightning_flops.schema.trace_events import IdleTime, KernelRow, KernelSummary
+from lightning_flops.schema.trace_steps import DeviceMetrics, Durations, Row, StepTime, StepTimes
 from tests.report.windows import A100, CPU, cell
 
 DEFAULTS = AdviceThresholds()
@@ -55,10 +55,10 @@ def trace_report(**changes: object) -> TraceReport:
                 sm_efficiency=0.5,
                 occupancy_percent=25.0,
                 blocks_per_sm=2.0,
+                busy_us=640.0,
             ),
         ),
-        device_summary=None,  # type: ignore[arg-type]  # no rule looks at it
-        model_summary=None,  # type: ignore[arg-type]  # nor at this
+        phases=(),
         overlap=None,
         collectives=None,
         kernel_summary=KernelSummary(
@@ -165,8 +165,8 @@ def test_communication_counts_as_far_as_nothing_hides_it() -> None:
 
 
 def test_only_copies_from_pageable_memory_to_the_device_count() -> None:
-    def copy(name: str, total_us: float) -> TransferRow:
-        return TransferRow(name=name, calls=1, bytes=None, host=None, device=durations(total_us))
+    def copy(name: str, total_us: float) -> Row:
+        return Row(name=name, calls=1, device=durations(total_us))
 
     transfers = (
         copy("Memcpy HtoD (Pageable -> Device)", 64.0),

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
+import platform
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from lightning_flops.analysis.given_peaks import with_given_peaks
+from lightning_flops.analysis.given_peaks import with_given_peaks, with_measured_peaks
 from lightning_flops.analysis.impossible import possible_operators, possible_times
+from lightning_flops.analysis.measured_peaks import COPY, measured_file
 from lightning_flops.cli import main
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.schema.modules import ModuleTimes
-from lightning_flops.schema.roofline import Roofline
-from lightning_flops.schema.step import OperatorProfile
+from lightning_flops.schema.step import OperatorProfile, Roofline
 from tests.analysis.test_profile import MLP, TICK, in_ticks
 from tests.report import windows
 from tests.report.windows import build_profile
@@ -33,7 +34,31 @@ def test_a_peak_given_after_the_run_gives_what_it_would_have_given_in_it() -> No
     assert [one.roofline for one in given.operators] == [one.roofline for one in inside.operators]
     assert [one.roofline for one in given.modules] == [one.roofline for one in inside.modules]
     assert given.settings.peak_given and given.settings.memory_given
+    assert given.budget == inside.budget is not None and given.budget.knows_peak
     assert with_given_peaks(PLAIN, flops_per_sec=None, memory_bytes_per_sec=None) is PLAIN
+
+
+def test_peaks_that_were_measured_on_the_machine_stand_in_where_no_vendors_are_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    window = replace(MLP, context=replace(MLP.context, host=platform.node()))
+    before = build_profile(window, config=ProfilerConfig())
+    assert before.rates.mfu is None and "run `lightning-flops peak`, or set" in before.unavailable["mfu"]
+    peak = 64 * 1400e6
+    file = Path(measured_file(platform.node()))
+    file.parent.mkdir()
+    file.write_text(json.dumps({MLP.context.device_name: {"float32": peak, COPY: 1e9}}))
+    inside = build_profile(window, config=ProfilerConfig())
+    assert (inside.rates.mfu, inside.memory_bytes_per_sec, inside.settings.measured) == (16 / 20, 1e9, True)
+    since = with_measured_peaks(before)
+    assert (since.rates, since.settings, since.budget) == (inside.rates, inside.settings, inside.budget)
+    assert "MFU 80.00%, HFU 80.00% of 89.6 GFLOP/s (float32), measured." in str(inside).replace("\n  ", " ")
+    # Neither another machine's, nor instead of a vendor's or of a given one.
+    assert build_profile(MLP, config=ProfilerConfig()).rates.mfu is None
+    elsewhere = replace(before, context=replace(before.context, host="elsewhere"))
+    assert with_measured_peaks(elsewhere) is elsewhere and with_measured_peaks(inside) is inside
+    assert build_profile(window, config=ProfilerConfig(peak_flops_per_sec=2 * peak)).rates.mfu == 8 / 20
 
 
 def test_peaks_by_dtype_leave_other_dtypes_theirs() -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_flops.analysis.memory_bandwidth import memory_bytes_per_sec
+from lightning_flops.analysis.devices import memory_bytes_per_sec
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from lightning_flops.analysis.roofline import Roof, module_rooflines, operator_rooflines
 from lightning_flops.config import ProfilerConfig
-from lightning_flops.schema.roofline import Roofline
+from lightning_flops.schema.step import Roofline
 from tests.report.traced_windows import mlp_traced
 from tests.report.windows import build_profile, cell
 

@@ -123,18 +123,18 @@ def test_a_slow_reader_is_named_by_its_waits_for_data() -> None:
     # Rank 2 waits 41 ms for data, the others 1; they wait 40 ms for it in their backwards.
     others = [record(rank, HEALTHY | {"backward": 100}, exposed={"backward": 45}) for rank in (0, 1, 3)]
     found = only(find_stragglers([*others, record(2, HEALTHY | {"data_wait": 41}, exposed=WAITING)]))
-    assert (found.rank, found.part, found.module, found.shown_by) == (2, "data wait", None, "timed steps")
+    assert (found.rank, found.part, found.module) == (2, "data wait", None)
     assert (milliseconds(found.late_sec), milliseconds(found.part_sec)) == (40, 40)
     assert round(found.share, 6) == round(40 / 140, 6)
     assert (milliseconds(found.exposed_sec), milliseconds(found.others_exposed_sec)) == (5, 45)
 
 
 def test_what_the_others_wait_for_a_rank_does_not_make_up_for_its_being_slow() -> None:
-    # Rank 1 exposes next to nothing, and its backward is 40 ms shorter than the others', who wait for it there.
+    # Rank 1's backward is 40 ms shorter than the others', who wait for it there; 59 of it are work, of theirs 55.
     others = [record(rank, HEALTHY | {"backward": 100}, exposed={"backward": 45}) for rank in (0, 2)]
     mine = record(1, HEALTHY | {"data_wait": 41}, exposed={"backward": 1})
     found = only(find_stragglers([*others, mine]))
-    assert (found.rank, found.part, found.shown_by, milliseconds(found.late_sec)) == (1, "data wait", "timed steps", 40)
+    assert (found.rank, found.part, milliseconds(found.late_sec)) == (1, "data wait", 40 + 4)
 
 
 def test_a_slow_module_is_named_with_its_forward() -> None:
@@ -145,8 +145,8 @@ def test_a_slow_module_is_named_with_its_forward() -> None:
     assert (found.rank, found.part, milliseconds(found.late_sec)) == (1, "forward", 30)
     assert found.module == "second"
     assert straggler_evidence(found).startswith(
-        "The other ranks wait 30 ms a step (23.08% of it) for rank 1: its forward takes 30 ms longer than theirs "
-        "(timed steps), mostly in second. In the traced step"
+        "The other ranks wait 30 ms a step (23.08% of it) for rank 1: its forward takes 30 ms longer than theirs, "
+        "mostly in second. In the traced step"
     )
 
 
@@ -162,7 +162,7 @@ def test_a_slow_backward_shows_only_in_what_the_others_wait_there() -> None:
     parts = HEALTHY | {"backward": 90}
     others = [record(rank, parts, exposed={"backward": 35}) for rank in (0, 2, 3)]
     found = only(find_stragglers([*others, record(1, parts, exposed=WAITING)]))
-    assert (found.rank, found.part, found.shown_by) == (1, "backward", "traced step")
+    assert (found.rank, found.part) == (1, "backward")
     assert (milliseconds(found.late_sec), milliseconds(found.part_sec)) == (30, 30)
 
 
@@ -219,9 +219,8 @@ def test_one_long_wait_of_twenty_names_nobody() -> None:
 def test_a_wait_in_every_other_step_is_named() -> None:
     steps: list[dict[str, float]] = [HEALTHY, HEALTHY | {"data_wait": 401.0}] * (TIMED // 2)
     found = only(find_stragglers([healthy(0), record(1, steps, exposed=WAITING)]))
-    # Nine of the ten long waits over 19 steps: one is left out, as it might have been the only one.
-    assert (found.rank, found.part) == (1, "data wait")
-    assert milliseconds(found.part_sec) == round(9 * 400 / 19, 6)
+    # Its waits differ by 205 ms, so four standard errors of their mean are 183 ms.
+    assert (found.rank, found.part, milliseconds(found.part_sec)) == (1, "data wait", 200)
 
 
 def test_parts_that_differ_by_chance_name_nobody() -> None:
@@ -234,18 +233,6 @@ def test_parts_that_differ_by_chance_name_nobody() -> None:
     assert find_stragglers(ranks, thresholds=tight) == ()
     steady = [healthy(0), record(1, HEALTHY | {"forward": 32.6}, exposed=WAITING)]
     assert only(find_stragglers(steady, thresholds=tight)).rank == 1
-
-
-def test_the_latest_of_many_ranks_that_lie_apart_is_not_named_for_being_that() -> None:
-    # Of 32 ranks each waits for data 1 ms longer than the one before: half of the deviations from the middle are
-    # above 8 ms. By chance one of 32 is later than the middle by 8 × 1.4826 × √(2 ln 32) = 31.2 ms.
-    def ranks(latest_ms: float) -> list[RankRecord]:
-        waits = [float(rank) for rank in range(31)] + [latest_ms]
-        return [record(rank, HEALTHY | {"data_wait": wait}, exposed=WAITING) for rank, wait in enumerate(waits)]
-
-    assert find_stragglers(ranks(31)) == ()
-    assert find_stragglers(ranks(45)) == ()
-    assert [one.rank for one in find_stragglers(ranks(60))] == [31]
 
 
 def test_waiting_for_others_is_not_taken_for_being_slow() -> None:
@@ -281,7 +268,7 @@ def test_without_traces_only_waits_for_data_and_transfers_tell() -> None:
 
 def test_a_rank_whose_trace_is_the_only_one_is_still_held_against_the_others_timed_steps() -> None:
     found = only(find_stragglers([record(0, HEALTHY), record(1, HEALTHY | {"data_wait": 41}, exposed=WAITING)]))
-    assert (found.rank, found.shown_by) == (1, "timed steps")
+    assert found.rank == 1
     assert (milliseconds(found.exposed_sec), found.others_exposed_sec) == (5, None)
 
 

@@ -65,7 +65,7 @@ def test_a_straggler_is_told_of_where_all_ranks_are_at_hand() -> None:
     report = analyze_traces([communicating(rank, start, ranks=3) for rank, start in enumerate((6_000, 6_000, 7_600))])
     (advice,) = (one for one in report.advice if one.rule == "straggler")
     assert advice.evidence == (
-        "The other ranks wait 1.6 ms a step (16.00% of it) for rank 2 (traced step). In the traced step its "
+        "The other ranks wait 1.6 ms a step (16.00% of it) for rank 2. In the traced step its "
         "communication took 1.4 ms that no computation hid, theirs 3 ms."
     )
     assert advice.stake is not None

@@ -11,8 +11,9 @@ import pytest
 from lightning_flops.instrument.counting.recorded_calls import recorded_work
 from lightning_flops.schema.trace import TraceReport
 from lightning_flops.schema.trace_flops import TraceFlops
-from lightning_flops.trace import Peaks, Trace, analyze_one, load_trace
+from lightning_flops.trace import Peaks, Trace, load_trace
 from lightning_flops.trace.names import is_collective_kernel, multiplies, own_name, uses_tensor_cores
+from lightning_flops.trace.report import analyze_one
 from tests.analysis.trace_events import Event, kernel, launch, operator, product, span, step, trace
 
 MM = '{"ph":"X","cat":"cpu_op","name":"aten::mm","pid":1,"tid":1,"ts":12,"dur":20,"args":ARGS}'

@@ -79,16 +79,13 @@ def test_a_live_cpu_trace_is_analysed_and_rendered(live: Trace) -> None:
     report = analyze_trace(live)
     assert report.step_times.marked
     assert [step.number for step in report.step_times.steps] == [1, 2, 3]
-    summary = report.model_summary
-    for phase, source in (
-        (summary.data_loader, "scopes"),
-        (summary.forward, "operators"),
-        (summary.backward, "operators"),
-        (summary.optimizer, "scopes"),
-    ):
-        assert phase is not None
-        assert (phase.calls, phase.source) == (STEPS, source)
-        assert 0 < phase.host.min_us <= phase.host.mean_us <= phase.host.max_us
+    phases = {row.name: row for row in report.phases}
+    for name, source in (
+        ("data loader", "scopes"), ("forward", "operators"), ("backward", "operators"), ("optimizer", "scopes")
+    ):  # fmt: skip
+        assert (phases[name].calls, phases[name].source) == (STEPS, source)
+        host = phases[name].host
+        assert host is not None and 0 < host.min_us <= host.mean_us <= host.max_us
     operators = {row.name: row.calls for row in report.operators or ()}
     # Two linear layers forward; backward a product for each weight, and one for the second layer's input.
     assert operators["aten::addmm"] == 2 * STEPS

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 from lightning_flops.schema.trace_events import MemoryCurve
-from lightning_flops.trace.memory import MOST_POINTS, MOST_SPANS, memory_curves, memory_table
+from lightning_flops.trace.memory import MOST_POINTS, MOST_SPANS, memory_curves
 from tests.analysis.trace_events import Event, data_loader, memory, module, operator, phase, step, trace
 
 
@@ -61,14 +61,6 @@ def test_long_curve_keeps_its_peaks() -> None:
     assert len(found.points) == MOST_POINTS
     assert max(point.bytes for point in found.points) == found.peak_bytes
     assert memory_curves(trace(operator("aten::mm", 0, 1))) is None
-
-
-def test_allocations_are_counted_by_operator() -> None:
-    table = memory_table(
-        trace(operator("aten::conv2d", 0, 10), operator("aten::empty", 1, 3), memory(2, 8), memory(5, 8), memory(6, -8))
-    )
-    assert table is not None
-    assert {row.name: row.allocations for row in table} == {"aten::conv2d": 2, "aten::empty": 1}
 
 
 def test_curve_says_which_steps_and_phases_ran_meanwhile() -> None:

@@ -15,7 +15,7 @@ from lightning_flops.records import MemoryRecord, StepSignature
 from lightning_flops.report.device_document import memory_section
 from lightning_flops.report.document import Figure
 from lightning_flops.schema.trace import TracedStep
-from lightning_flops.schema.trace_events import ModuleMemoryRow
+from lightning_flops.schema.trace_events import MemoryRow
 from lightning_flops.trace import analyze_trace, load_trace
 from lightning_flops.trace.memory import module_memory_table
 from tests.analysis.trace_events import accumulation, made, memory, module, node, operator, phase, step, trace
@@ -54,7 +54,7 @@ STEP = (
 Bytes = tuple[int, int, int, int]
 
 
-def bytes_of(rows: tuple[ModuleMemoryRow, ...] | None) -> dict[tuple[str | None, str], Bytes]:
+def bytes_of(rows: tuple[MemoryRow, ...] | None) -> dict[tuple[str | None, str], Bytes]:
     assert rows is not None
     return {
         (row.name, row.part): (
@@ -94,11 +94,11 @@ def test_what_each_allocates_itself_adds_up_to_all_that_was_allocated() -> None:
 
 def test_each_device_has_its_own_rows() -> None:
     rows = module_memory_table(trace(step(0, 0, 9), module("fc", 1, 5), memory(2, 16), memory(3, 48, device=1))) or ()
-    assert [(row.name, row.device_type, row.device, row.allocation_bytes) for row in rows] == [
-        ("fc", "host", -1, 16),
-        ("", "host", -1, 16),
-        ("fc", "device", 1, 48),
-        ("", "device", 1, 48),
+    assert [(row.name, row.device, row.allocation_bytes) for row in rows] == [
+        ("fc", -1, 16),
+        ("", -1, 16),
+        ("fc", 1, 48),
+        ("", 1, 48),
     ]
 
 

@@ -161,21 +161,6 @@ def test_a_node_from_before_the_trace_is_nobodys() -> None:
     assert table.unattributed_backward_us == table.backward_us == 10
 
 
-def test_what_a_backward_does_between_its_nodes_is_communication_or_other_operators_if_it_can_be_told() -> None:
-    table = table_of(
-        step(0, 0, 400),
-        module("layer", 0, 10),
-        made(1, 1),
-        phase("backward", 100, 200),
-        node(1, 110, 50),
-        scope("gloo:all_reduce", 150, 60, thread=5),  # 10 of it beside the node
-        operator("aten::copy_", 200, 40),  # 10 of it beside the collective
-    )
-    assert table.backward_communication_us == 50
-    assert table.backward_outside_nodes_us == 30
-    assert table.unattributed_backward_us == 200 - 50 - 50 - 30
-
-
 def test_a_device_synchronizes_gradients_on_a_line_of_its_own() -> None:
     table = table_of(
         *ON_DEVICE,
@@ -186,8 +171,7 @@ def test_a_device_synchronizes_gradients_on_a_line_of_its_own() -> None:
     )
     assert table.backward_communication_us == 45
     assert table.gradient_accumulation_us == 8
-    assert table.backward_outside_nodes_us == 7
-    assert table.unattributed_backward_us == 0
+    assert table.unattributed_backward_us == 7
     assert table.backward_us == 70 + 30 + 8 + 45 + 7
 
 

@@ -9,9 +9,10 @@ import pytest
 from lightning_flops.analysis.collectives import RanksError
 from lightning_flops.report.trace_text import render_traces
 from lightning_flops.schema.communication import RankComparison
-from lightning_flops.trace import collective_calls, ranks
+from lightning_flops.trace import collective_calls, many
 from lightning_flops.trace.columns import Trace
-from lightning_flops.trace.tables import collective_table, overlap
+from lightning_flops.trace.communication import collective_table, overlap
+from lightning_flops.trace.report import traced_rank
 from tests.analysis.in_memory import analyze_traces
 from tests.analysis.trace_events import Event, kernel, launch, operator, scope, span, step, trace, trace_from_events
 
@@ -33,7 +34,8 @@ def collective(number: int, start: float, length: float, *, name: str = "allredu
 
 
 def compare_ranks(traces: Sequence[Trace]) -> RankComparison:
-    return ranks.compare_ranks([ranks.rank_summary(trace) for trace in traces])
+    marked = all(trace.steps.marked for trace in traces)
+    return many.compare_ranks([traced_rank(trace) for trace in traces], marked=marked)
 
 
 def of_rank(rank: int, *events: Event) -> Trace:

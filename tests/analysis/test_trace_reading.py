@@ -56,7 +56,7 @@ def test_shapes_stacks_and_launches_are_kept_once_each() -> None:
     assert loaded.stacks == ('net.py(7): "f"', "train.py(1): <module>")
     assert loaded.launch_shape.tolist() == [-1, -1, 0, -1, -1, 0, 1]
     assert loaded.launch_shapes == (
-        LaunchShape(grid=(8, 1, 1), block=(128, 1, 1), registers=32, shared_memory=0),
+        LaunchShape(blocks=8, threads=128, registers=32, shared_memory=0),
         LaunchShape(),
     )
 

@@ -50,7 +50,7 @@ FIRST, SECOND = 2 * 32 * 8 * 16, 2 * 32 * 16 * 4
 def test_flops_do_not_depend_on_modules(tmp_path: Path, with_stack: bool) -> None:
     flops = traced(tmp_path, with_stack=with_stack).flops
     assert flops is not None
-    assert {row.operator: (row.calls, row.forward, row.backward) for row in flops.operators} == {
+    assert {row.name: (row.calls, row.forward, row.backward) for row in flops.operators} == {
         "aten.addmm": (6, 3 * (FIRST + SECOND), 0),
         "aten.mm": (9, 0, 3 * (FIRST + 2 * SECOND)),
     }

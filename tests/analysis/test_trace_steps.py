@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_flops.analysis.trace_marks import phase_mark
-from lightning_flops.schema.trace_steps import PhaseRow, StepTime
-from lightning_flops.trace.phases import model_summary
-from lightning_flops.trace.steps import step_times
-from lightning_flops.trace.tables import overlap
+from lightning_flops.records import phase_mark
+from lightning_flops.schema.trace_steps import StepTime
+from lightning_flops.trace.columns import Trace
+from lightning_flops.trace.communication import overlap
+from lightning_flops.trace.steps import phase_table, step_times
 from tests.analysis.trace_events import Event, data_loader, kernel, launch, on_device, operator, scope, step, trace
 
 
@@ -140,10 +140,12 @@ def test_parts_of_any_step_are_its_moments_by_priority(events: list[tuple[str, i
         begin += length
 
 
-def phase(row: PhaseRow | None) -> tuple[Any, ...]:
-    """Calls, host time, device time and source of a phase."""
-    assert row is not None
-    return (row.calls, row.host.total_us, row.device.total_us if row.device else None, row.source)
+def phases(loaded: Trace) -> dict[str, tuple[Any, ...]]:
+    """Calls, host time, device time and source of each phase."""
+    return {
+        row.name: (row.calls, row.host and row.host.total_us, row.device and row.device.total_us, row.source)
+        for row in phase_table(loaded)
+    }
 
 
 def test_phases_named_by_scopes_are_taken_from_them() -> None:
@@ -163,14 +165,16 @@ def test_phases_named_by_scopes_are_taken_from_them() -> None:
         launch(4, 90),
         kernel(4, 91, 2),
     )
-    summary = model_summary(loaded)
-    assert phase(summary.step) == (1, 100, 57, "scopes")
-    assert phase(summary.data_loader) == (1, 10, 0, "scopes")
-    assert phase(summary.forward) == (1, 20, 30, "scopes")
-    assert phase(summary.backward) == (1, 25, 20, "scopes")
-    assert phase(summary.optimizer) == (1, 15, 5, "scopes")
-    assert (summary.others.host_us, summary.others.device_us) == (30, 2)
-    assert (summary.others.host_ratio, summary.others.device_ratio) == (0.3, 2 / 57)
+    found = phases(loaded)
+    assert found["step"] == (1, 100, 57, "scopes")
+    assert found["data loader"] == (1, 10, 0, "scopes")
+    assert found["forward"] == (1, 20, 30, "scopes")
+    assert found["backward"] == (1, 25, 20, "scopes")
+    assert found["optimizer"] == (1, 15, 5, "scopes")
+    assert found["others"] == (1, 30, 2, "rest")
+    others = phase_table(loaded)[-1]
+    assert others.host is not None and others.device is not None
+    assert (others.host.ratio, others.device.ratio) == (0.3, 2 / 57)
 
 
 def test_an_optimizer_step_that_runs_the_closure_is_only_what_the_closure_leaves() -> None:
@@ -184,10 +188,10 @@ def test_an_optimizer_step_that_runs_the_closure_is_only_what_the_closure_leaves
         launch(2, 80),
         kernel(2, 81, 3),
     )
-    summary = model_summary(loaded)
-    assert phase(summary.optimizer) == (1, 30, 3, "scopes")
-    assert phase(summary.forward) == (1, 30, 7, "scopes")
-    assert summary.others.host_us == 20
+    found = phases(loaded)
+    assert found["optimizer"] == (1, 30, 3, "scopes")
+    assert found["forward"] == (1, 30, 7, "scopes")
+    assert found["others"][1] == 20
 
 
 def test_what_marks_tell_apart_inside_an_optimizers_step_is_not_the_optimizers() -> None:
@@ -208,12 +212,12 @@ def test_what_marks_tell_apart_inside_an_optimizers_step_is_not_the_optimizers()
         launch(4, 80),
         kernel(4, 81, 3),
     )
-    summary = model_summary(loaded)
+    found = phases(loaded)
     # 10-14, 35-40 and 70-90; what is before and after the optimizer's scope, and the rest of the closure, is others'.
-    assert phase(summary.optimizer) == (1, 4 + 5 + 20, 13 + 3, "scopes")
-    assert phase(summary.forward) == (1, 10, 7, "scopes")
-    assert phase(summary.backward) == (1, 20, 0, "scopes")
-    assert (summary.others.host_us, summary.others.device_us) == (100 - 29 - 10 - 20, 11)
+    assert found["optimizer"] == (1, 4 + 5 + 20, 13 + 3, "scopes")
+    assert found["forward"] == (1, 10, 7, "scopes")
+    assert found["backward"] == (1, 20, 0, "scopes")
+    assert found["others"] == (1, 100 - 29 - 10 - 20, 11, "rest")
 
 
 def test_phases_without_scopes_are_told_by_operators() -> None:
@@ -238,24 +242,22 @@ def test_phases_without_scopes_are_told_by_operators() -> None:
         operator("aten::add_", 145, 5),
         grad("aten::mean", 180, 10),  # a metric: no backward follows
     )
-    summary = model_summary(loaded)
-    assert phase(summary.forward) == (2, 20 + 15, None, "operators")
-    assert phase(summary.backward) == (2, 20 + 20, None, "operators")
-    assert phase(summary.data_loader) == (2, 15, None, "scopes")
-    assert phase(summary.optimizer) == (1, 30, None, "scopes")
-    assert summary.others.host_us == 200 - 35 - 40 - 15 - 30
-    assert summary.others.device_us is None
+    found = phases(loaded)
+    assert found["forward"] == (2, 20 + 15, None, "operators")
+    assert found["backward"] == (2, 20 + 20, None, "operators")
+    assert found["data loader"] == (2, 15, None, "scopes")
+    assert found["optimizer"] == (1, 30, None, "scopes")
+    assert found["others"] == (1, 200 - 35 - 40 - 15 - 30, None, "rest")
 
 
 def test_phases_that_a_trace_does_not_show_are_none() -> None:
-    summary = model_summary(trace(step(1, 0, 10), operator("aten::mm", 1, 2)))
-    assert summary.data_loader is summary.forward is summary.backward is summary.optimizer is None
-    assert summary.others.host_us == 10
+    found = phases(trace(step(1, 0, 10), operator("aten::mm", 1, 2)))
+    assert found == {"step": (1, 10, None, "scopes"), "others": (1, 10, None, "rest")}
 
 
 def test_phases_outside_the_steps_do_not_count() -> None:
     loaded = trace(scope("forward", 0, 5), step(1, 10, 10), scope("forward", 12, 5), scope("forward", 30, 5))
-    assert phase(model_summary(loaded).forward) == (1, 5, None, "scopes")
+    assert phases(loaded)["forward"] == (1, 5, None, "scopes")
 
 
 def test_computation_overlap_communication_and_the_rest_are_the_steps() -> None:
@@ -281,7 +283,7 @@ def test_a_step_keeps_the_profilers_number(number: int) -> None:
 
 def test_a_loader_that_took_no_time_hides_no_operator() -> None:
     events = (step(1, 0, 100), operator("aten::mm", 10, 30, **{"Sequence number": 1}))
-    assert model_summary(trace(*events, data_loader(10, 0))).others == model_summary(trace(*events)).others
+    assert phases(trace(*events, data_loader(10, 0)))["others"] == phases(trace(*events))["others"]
 
 
 def test_without_operators_a_step_has_the_kernels_that_were_launched_in_it() -> None:

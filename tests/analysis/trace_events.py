@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightning_flops.analysis.trace_marks import module_mark, phase_mark
+from lightning_flops.records import module_mark, phase_mark
 from lightning_flops.trace.columns import Trace
 from lightning_flops.trace.read import trace_from_events
 

@@ -15,9 +15,9 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from benchmarks import fault_inputs, fault_lines
-from benchmarks.fault_campaign import Answer, Fault, Tally, answer_of, run_campaign
 from benchmarks.fault_lines import Lines
-from benchmarks.faults import render
+from benchmarks.faults import Fault, Tally, render
+from benchmarks.runner import Answer, answer_of
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.errors import ConfigError
 from lightning_flops.run import safety
@@ -43,7 +43,7 @@ def training(failed: Callable[[nn.Module], object]) -> Callable[[bool], nn.Modul
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(safety, "failed", lambda run, error: failed(model))
             if profiled:
-                safe(percent)(Half(0.5))  # type: ignore[type-var]
+                safe(percent)(Half(0.5))
         return model
 
     return train
@@ -80,7 +80,7 @@ def test_a_planted_fault_is_seen_and_no_other(
     lines = Lines("planted", training(failed))
     assert lines.lines > 0
     monkeypatch.setattr(fault_lines, "_TRIAL_SEC", 5.0)
-    assert [fault.kind for fault in lines.trial(random.Random(1), "again")] == kinds
+    assert [fault.kind for fault in lines.trial(random.Random(1))] == kinds
 
 
 def test_a_line_outside_of_hooks_is_not_drawn() -> None:
@@ -133,7 +133,7 @@ def test_settings_are_taken_or_refused_in_the_right_words(raised: Exception | No
             raise raised
         return ProfilerConfig()
 
-    found = fault_inputs._judge_settings("way", take, ["trace"], "")
+    found = fault_inputs._judge_settings("way", take, ["trace"])
     assert [fault.kind for fault in found] == kinds
 
 
@@ -165,33 +165,27 @@ def test_memory_of_a_process_of_its_own_is_seen() -> None:
         return {"raised": "", "words": str(len(held)), "grown": grown}
 
     answer = answer_of(greedy, timeout_sec=60.0)
-    (fault,) = fault_inputs._judge_reading(answer, "", "", bound=200 << 20, errors=(ValueError,))
+    (fault,) = fault_inputs._judge_reading(answer, "", bound=200 << 20, errors=(ValueError,))
     assert fault.kind == "more memory than the bound"
 
 
 @pytest.mark.parametrize("trial", [fault_inputs.try_settings, fault_inputs.try_record, fault_inputs.try_profile])
 def test_a_trial_can_be_tried_again(trial: Callable[..., list[Fault]]) -> None:
-    both = [trial(random.Random("1/6"), "again") for _ in range(2)]
+    both = [trial(random.Random("1/6")) for _ in range(2)]
     assert both[0] == both[1]
 
 
 # ---- figures
 
 
-def test_a_process_that_dies_or_hangs_has_an_answer() -> None:
-    assert answer_of(lambda: [1, "a"], timeout_sec=20.0).value == [1, "a"]
-    assert answer_of(lambda: time.sleep(60), timeout_sec=0.5).failed == "no answer in 0.5 s"
-    assert answer_of(lambda: 1 / 0, timeout_sec=20.0).failed == "ZeroDivisionError: division by zero"
-
-
 def test_the_page_has_a_row_for_each_campaign_and_one_for_each_kind_and_place_of_a_fault() -> None:
-    def trial(draw: random.Random, again: str) -> list[Fault]:
-        number = int(again.rpartition(" ")[2])
-        return [Fault(kind="left", where="a.py: f", again=again, words="a|b\n")] if number % 2 else []
+    numbers = iter(range(4))
+
+    def trial(draw: random.Random) -> list[Fault]:
+        return [Fault("left", "a.py: f", "a|b\n")] if next(numbers) % 2 else []
 
     tally = Tally(campaign="planted", promise="nothing", seed=5)
-    for number in range(4):
-        run_campaign(tally, trial, seconds=0.0, again="planted --seed {seed} --only {number}", only=number)
+    tally.run(trial, iter(range(4)))
     page = render([tally], ran="today")
-    assert "| planted | nothing | 4 | 2 |\n" in page
-    assert "| left | a.py: f | 2 | `planted --seed 5 --only 1` | a\\|b\\n |\n" in page
+    assert "| planted | nothing | 4 | 2 |" in page
+    assert "| left | a.py: f | 2 | `planted --seed 5 --only 1` | a\\|b\\n |" in page

@@ -12,13 +12,13 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-
 from benchmarks.gpu.gpt import TINY, Size
 from benchmarks.gpu.here import Check, Here, rows_of
 from benchmarks.gpu.judge import at_least, at_most, exactly, failed, not_here, told, unjudged, within
 from benchmarks.gpu.processes import Plan, run_part
 from benchmarks.gpu.results import Part, Report, Row
 from benchmarks.gpu.table import console, markdown, summary
+
 from tests.forks import LIGHTNING, REPOSITORY, run_fork
 from tests.golden_files import golden
 

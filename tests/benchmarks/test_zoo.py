@@ -129,7 +129,7 @@ def test_the_page_counts_ways_and_lists_what_did_not_run() -> None:
         ),
         Row(library="timm", architecture="other", results=(Result(way="eager", not_run="ValueError: no"),)),
     ]
-    text = report(rows, code="this code")
+    text = "\n".join(report(rows, code="this code"))
     assert "1 architectures ran (1 of transformers; 1 more did not" in text.replace("\n", " ")
     assert "**1 exact, 0 explained, 0 wrong**" in text
     assert "| eager | 1 | 0 | 0 | 0 |" in text

@@ -10,11 +10,11 @@ from unittest.mock import patch
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+from lightning_flops.adapters import deepspeed_context as private_names
 from lightning_flops.adapters.deepspeed_context import LOST
 from lightning_flops.adapters.deepspeed_engine import EngineRun
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.deepspeed import attach
-from lightning_flops.run import private_names
 from lightning_flops.run.run import Run
 from tests.deepspeed.engines import BLOCK, SAMPLES, config, engine_of, installed, left_on, logged
 from tests.deepspeed.places_of_failure import PLACES

@@ -14,7 +14,6 @@ from lightning_flops.instrument.timing.clocks import WallClock
 from lightning_flops.instrument.tracing.trace_cycles import TraceCycles
 from lightning_flops.records import FlopPhase, FlopRecord, OperatorCell, PhaseFlops, RunContext, WindowRecord
 from tests.fake_clock import FakeNow
-from tests.window_state import window_state
 
 CONTEXT = RunContext(
     framework="test", framework_version="1", torch_version="2", device_type="cpu", device_name="cpu", precision="32"
@@ -26,7 +25,6 @@ class FakeCounter:
     """Counts what the test tells it to, while it is entered and not paused."""
 
     def __init__(self) -> None:
-        self.compile_sec = 0.0
         self.entered = 0
         self.sweeps = 0
         self.paused = 0
@@ -93,12 +91,13 @@ class Run:
         tracing: TraceCycles | None = None,
     ) -> None:
         self.now = FakeNow()
+        self.profile_step = profile_step
+        self.steps_done = 0
         self.counter = FakeCounter()
         self.notes = Notes()
         self.states: list[str] = []
         self.recorder = Recorder(
             nn.Linear(3, 2),
-            profile_step=profile_step,
             timing_steps=timing_steps,
             settle_steps=settle_steps,
             clock=WallClock(self.now) if clock else None,
@@ -107,6 +106,11 @@ class Run:
             tracing=tracing,
             now=self.now,
         )
+        self.open_if_due()
+
+    def open_if_due(self) -> None:
+        if self.steps_done == self.profile_step:
+            self.recorder.open(steps_done=self.steps_done)
 
     def part(self, name: str, seconds: float, phase: FlopPhase | None = None, flops: int = 0) -> None:
         marking = self.recorder.marking
@@ -121,7 +125,7 @@ class Run:
     def batch(
         self, *, shapes: Any = SHAPES, samples: int | None = 4, ends_step: bool = True, slow: float = 0.0
     ) -> None:
-        self.states.append(window_state(self.recorder))
+        self.states.append(self.recorder.state.value)
         with self.recorder.batch_scope():
             self.part("data_wait", 1.0, "forward", 10**9)  # what a loader computes is not the model's work
             self.part("forward", 2.0 + slow, "forward", 100)
@@ -129,6 +133,8 @@ class Run:
             if ends_step:
                 self.part("optimizer", 8.0, "optimizer", 7)
             self.recorder.end_batch(shapes=shapes, samples=samples, tokens=None, ends_step=ends_step)
+        self.steps_done += ends_step
+        self.open_if_due()
 
     def close(self) -> WindowRecord:
         window = self.recorder.close(context=CONTEXT)

@@ -1,14 +1,12 @@
-"""What fails on our side of the border stays there, and what was put up comes down."""
+"""What fails on our side of the border stays there, whatever fails in us."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-from lightning_flops.instrument.border import UndoLedger, border, listening
+from lightning_flops.instrument.border import border, listening
 
 
 class Owner:
@@ -37,78 +35,6 @@ def test_a_ctrl_c_goes_on_to_the_user() -> None:
     with pytest.raises(KeyboardInterrupt):
         owner.hook(KeyboardInterrupt())
     assert owner.told == [("the hook", "runs")]
-
-
-def test_a_ledger_undoes_everything_the_last_first_whatever_one_raises() -> None:
-    done: list[str] = []
-
-    def fails() -> None:
-        done.append("fails")
-        raise LookupError("always")
-
-    ledger = UndoLedger()
-    assert not ledger
-    ledger.add(lambda: done.append("first"))
-    ledger.add(fails)
-    ledger.add(lambda: done.append("last"))
-    assert ledger
-    with pytest.raises(LookupError, match="always"):
-        ledger.close()
-    assert done == ["last", "fails", "fails", "first"]  # what raises is called once more
-    assert not ledger
-    ledger.close()
-    assert len(done) == 4
-
-
-def test_what_an_interrupt_kept_from_its_end_gets_there_and_the_interrupt_arrives() -> None:
-    stands = ["hook", "filter"]
-    interrupts = [KeyboardInterrupt("now")]
-
-    def undo() -> None:
-        while stands:
-            if len(stands) == 1 and interrupts:
-                raise interrupts.pop()
-            stands.pop()
-
-    def fails() -> None:
-        raise LookupError("first of all")
-
-    ledger = UndoLedger()
-    ledger.add(undo)
-    ledger.add(fails)
-    with pytest.raises(KeyboardInterrupt, match="now"):
-        ledger.close()
-    assert stands == []
-
-
-def test_a_manager_is_entered_until_the_end() -> None:
-    up: list[Any] = []
-
-    @contextmanager
-    def managed() -> Iterator[None]:
-        up.append("managed")
-        try:
-            yield
-        finally:
-            up.remove("managed")
-
-    ledger = UndoLedger()
-    ledger.enter(managed())
-    assert up == ["managed"]
-    ledger.close()
-    assert up == []
-
-
-def test_a_manager_that_could_not_be_entered_is_no_matter() -> None:
-    @contextmanager
-    def managed() -> Iterator[None]:
-        raise LookupError("not today")
-        yield
-
-    ledger = UndoLedger()
-    with pytest.raises(LookupError, match="not today"):
-        ledger.enter(managed())
-    ledger.close()
 
 
 @pytest.mark.parametrize("broken", ["before", "ends", "after"])

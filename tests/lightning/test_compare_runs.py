@@ -46,8 +46,8 @@ def profile_of(trainer: MakeTrainer, net: Any, **settings: Any) -> Profile:
     ("hook", "part", "cause"),
     [
         ("training_step", "forward", "efficiency_ns"),
-        ("transfer_batch_to_device", "transfer", "waiting_loop_ns"),
-        ("on_train_batch_end", "other", "waiting_loop_ns"),
+        ("transfer_batch_to_device", "transfer", "waiting_ns"),
+        ("on_train_batch_end", "other", "waiting_ns"),
         ("configure_gradient_clipping", "optimizer", "efficiency_ns"),
     ],
 )

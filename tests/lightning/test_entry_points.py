@@ -16,7 +16,7 @@ import pytest
 
 from lightning_flops import FlopsProfilerCallback, Profile
 from lightning_flops.entry_points import callbacks_factory
-from lightning_flops.report.headline import headline
+from lightning_flops.report.headline import figures
 from tests.forks import run_fork
 from tests.lightning.nets import ROOTS, batch_flops, loader, new_net
 from tests.ranks import LIGHTNING
@@ -153,9 +153,8 @@ def test_who_did_not_write_the_callback_finds_no_files_without_a_logger_and_one_
     assert callback.profile is not None and callback.profile.flops.forward == batch_flops().forward
     assert list(tmp_path.rglob("*")) == []
     assert heard == [
-        f"FLOPs of step 1: {headline(callback.profile)} Nothing keeps the report, because this Trainer has "
-        "no logger with a folder, and nobody wrote a FlopsProfilerCallback into it: give it a logger, or the callback, "
-        'or logging.basicConfig(level="INFO")'
+        f"FLOPs of step 1: {figures(callback.profile, reasons=False)}. No file keeps it: give the Trainer a logger or "
+        'a FlopsProfilerCallback, or call logging.basicConfig(level="INFO").'
     ]
 
 

@@ -196,7 +196,7 @@ def test_a_gans_two_optimizers_add_up(root: str, trainer: MakeTrainer, now: Fake
 def test_a_report_tells_of_a_thread_that_had_to_wait_for_a_processor(
     root: str, trainer: MakeTrainer, now: FakeNow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counted = iter([Counters(10.0, None, None), Counters(14.0, None, None)])
+    counted = iter([Counters({"1": 10.0}, None, None), Counters({"1": 14.0}, None, None)])
     monkeypatch.setattr("lightning_flops.run.window.ProcessorWatch", lambda: ProcessorWatch(lambda: next(counted), now))
     callback = profiler()
     trainer(callback).fit(new_net(root, now=now), loader(8))

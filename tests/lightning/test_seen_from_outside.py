@@ -19,7 +19,6 @@ import torch
 from lightning_flops import FlopsProfilerCallback
 from tests.lightning import seen
 from tests.lightning.nets import ROOTS, batch_flops
-from tests.window_state import window_state
 
 MakeTrainer = Callable[..., Any]
 Moment = tuple[str, int]
@@ -41,7 +40,7 @@ under_both_roots = pytest.mark.parametrize("root", [FIRST, pytest.param(SECOND, 
 def state_of(callback: FlopsProfilerCallback) -> str:
     """What the profiler is doing, in a word."""
     run = callback.run
-    return "nothing" if run is None else window_state(run.window.recorder)
+    return "nothing" if run is None else run.window.recorder.state.value.replace("sampling", "waiting")
 
 
 @pytest.fixture

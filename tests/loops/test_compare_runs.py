@@ -126,28 +126,29 @@ def test_a_wider_layer_is_more_work_of_that_layer(plain: Profile) -> None:
     wide = 16_384
     comparison = compare_profiles(plain, profile(hidden=wide))
     up = own(comparison, "second.up")
-    assert up.a is not None and up.b is not None and up.matched_by == "name"
+    assert up.a is not None and up.b is not None
     # Forward 2 x 16 x 64 x hidden, backward twice that.
     assert (up.a.flops, up.b.flops) == (3 * 2 * BATCH * WIDTH * WIDTH, 3 * 2 * BATCH * WIDTH * wide)
-    assert up.own.work_ns > abs(up.own.efficiency_ns) and up.own.work_modules_ns == 0
+    assert up.own.work_ns > abs(up.own.efficiency_ns) and "modules" not in up.own.details
     # 256 times the work is the cause, by module and by part; the optimizer has more weights to move.
     works = {one.b.name: one.own.work_ns for one in comparison.modules if one.b is not None}
     assert {name for name, work_ns in works.items() if work_ns} <= {"second", "second.up", "second.down", OUTSIDE}
-    assert part(comparison, "optimizer").causes.work_bytes_ns > 0
+    assert part(comparison, "optimizer").causes.details["bytes"] > 0
     assert [one.name for one in comparison.settings] == ["params", "trainable_params"]
 
 
 def test_a_renamed_block_is_the_same_one(plain: Profile) -> None:
     comparison = compare_profiles(plain, profile(name="middle"))
-    matched = {one.b.name: (one.a.name, one.matched_by) for one in comparison.modules if one.a and one.b}
-    assert matched["middle"] == ("second", "structure") and matched["middle.up"] == ("second.up", "structure")
+    partners = {one.b.name: one.a.name for one in comparison.modules if one.a and one.b}
+    assert partners["middle"] == "second" and partners["middle.up"] == "second.up"
     assert comparison.step.causes.work_ns == 0
 
 
 def test_two_runs_of_one_program_do_the_same_work(plain: Profile) -> None:
     comparison = compare_profiles(plain, profile())
     assert comparison.settings == () and comparison.step.causes.work_ns == 0
-    assert all(one.matched_by == "name" and one.own.work_ns == 0 for one in comparison.modules)
+    assert all(one.a and one.b and one.a.name == one.b.name for one in comparison.modules)
+    assert not any(one.own.work_ns or one.other_counts for one in comparison.modules)
     counts = ("forward_flops", "backward_flops", "hardware_flops", "params")
     # What is claimed beyond the steps' own noise is no more than another start on a busy machine does.
     beyond = [one for one in (comparison.step, *comparison.parts) if one.difference is None or one.difference.beyond]

@@ -95,7 +95,7 @@ def test_a_loop_is_profiled_in_the_program_as_it_is(tmp_path: Path) -> None:
     assert (profile.flops.forward, profile.flops.backward, profile.samples) == (FORWARD, BACKWARD, ROWS)
     assert (profile.modules[0].type_name, profile.context.framework) == ("Linear", "torch")
     assert ended.err.startswith("lightning-flops: FLOPs of step 1: ")
-    assert "lightning_flops/profile.json" in ended.err
+    assert "Page: lightning_flops/profile.html\n" in ended.err
     run = ThroughputSummary.from_json((tmp_path / "lightning_flops" / "throughput.json").read_text())
     # The first step is that by which the loop is found.
     assert run.model_flops == 29 * (FORWARD + BACKWARD)
@@ -245,16 +245,18 @@ def test_a_program_of_another_framework_is_profiled_and_a_line_says_so(kind: str
 
 @pytest.fixture
 def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """What the command would say, in a process in which nothing was profiled before."""
+    """What is said on standard error, in a process in which nothing was profiled before."""
     monkeypatch.chdir(tmp_path)
     before = vars(OUTCOMES).copy()
     vars(OUTCOMES).update(vars(Outcomes()))
-    yield []
+    lines: list[str] = []
+    monkeypatch.setattr("lightning_flops.adapters.loop_context.say", lines.append)
+    yield lines
     vars(OUTCOMES).update(before)
 
 
 def found(said: list[str], train: Callable[[], object]) -> LoopFinder:
-    finder = LoopFinder(ProfilerConfig(timing_steps=2, trace=False, html=False), log_dir=None, announce=said.append)
+    finder = LoopFinder(ProfilerConfig(timing_steps=2, trace=False, html=False), log_dir=None)
     finder.begin()
     try:
         train()
@@ -264,8 +266,8 @@ def found(said: list[str], train: Callable[[], object]) -> LoopFinder:
 
 
 def only(finder: LoopFinder) -> Profile:
-    assert finder.run is not None and finder.run.reports.profile is not None
-    return finder.run.reports.profile
+    (profile,) = finder.profiles
+    return profile
 
 
 def trains(net: nn.Module, optimizer: torch.optim.Optimizer, now: FakeNow, steps: int = 14) -> Callable[[], None]:

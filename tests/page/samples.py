@@ -13,8 +13,7 @@ from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import PhaseBytes, PhaseFlops
 from lightning_flops.schema.modules import ModuleProfile, ModuleTimes
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.roofline import Roofline
-from lightning_flops.schema.step import PartTiming, TimingProfile
+from lightning_flops.schema.step import PartTiming, Roofline, TimingProfile
 from lightning_flops.schema.trace import TracedStep, TraceReport
 from lightning_flops.schema.trace_events import KernelRow, KernelSummary, OperatorRow
 from lightning_flops.schema.trace_steps import Durations

@@ -14,9 +14,9 @@ from lightning_flops.analysis.ranks import with_ranks
 from lightning_flops.analysis.stragglers import find_stragglers
 from lightning_flops.config import AdviceThresholds, ProfilerConfig
 from lightning_flops.records import PhaseSeconds
+from lightning_flops.schema.communication import RankComparison
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.rank_record import RankRecord
-from lightning_flops.schema.ranks import RanksCommunication, RankSpread
 from lightning_flops.schema.trace import TracedStep
 from lightning_flops.trace import analyze_trace, collective_calls, load_trace, step_parts
 from tests.ranks import DEEPSPEED_ON_CPU, EVERYTHING
@@ -36,7 +36,7 @@ def known_profile(rank: int) -> Profile:
     """The profile of a rank that took that trace, and whose timed steps were as long as the traced ones."""
     trace = load_trace(TRACES / f"two_ranks_known_answers.rank{rank}.pt.trace.json")
     window = windows.mlp_window()
-    steps = tuple(replace(step, seconds=PhaseSeconds(forward=9990 * US)) for step in window.timed_steps)
+    steps = tuple(replace(step, seconds=PhaseSeconds(other=9990 * US)) for step in window.timed_steps)
     window = replace(
         window,
         context=replace(window.context, rank=rank, world_size=RANKS, dp_size=RANKS),
@@ -61,47 +61,40 @@ def known_records() -> tuple[RankRecord, ...]:
     return tuple(record for record in records if isinstance(record, RankRecord))
 
 
-def known_communication() -> RanksCommunication:
+def known_communication() -> RankComparison:
     merged = with_ranks(known_profile(0), known_records(), waited_sec=0.0)
     assert merged.ranks is not None
     assert merged.ranks.communication is not None
     return merged.ranks.communication
 
 
-def of_ranks(spread: RankSpread | None, unit: float = US) -> tuple[float, float]:
-    """What ranks 0 and 1 have."""
-    assert spread is not None
-    assert spread.ranks == RANKS
-    values = {spread.least_rank: spread.least, spread.greatest_rank: spread.greatest}
-    return round(values[0] / unit, 9), round(values.get(1, spread.greatest) / unit, 9)
-
-
 def test_records_say_that_half_of_one_ranks_communication_is_hidden_and_a_quarter_of_the_others() -> None:
-    found = known_communication()
-    assert of_ranks(found.overlap_ratio, 1) == (0.50, 0.25)
-    assert of_ranks(found.wall_sec) == (9990, 9990)
-    assert of_ranks(found.computation_sec) == (5000, 5500)
-    assert of_ranks(found.communication_sec) == (4000, 2000)
-    assert of_ranks(found.exposed_sec) == (2000, 1500)
+    first, second = (row.overlap for row in known_communication().ranks)
+    assert (first.overlap_ratio, second.overlap_ratio) == (0.50, 0.25)
+    steps = 3
+    assert (first.wall_us, second.wall_us) == (steps * 9990, steps * 9990)
+    assert (first.computation_us, second.computation_us) == (steps * 5000, steps * 5500)
+    assert (first.communication_us, second.communication_us) == (steps * 4000, steps * 2000)
+    assert (first.exposed_us, second.exposed_us) == (steps * 2000, steps * 1500)
 
 
 def test_records_say_that_2000_us_are_transfer_and_rank_0_waits_as_long_for_rank_1() -> None:
     found = known_communication()
-    assert of_ranks(found.transfer_sec) == (2000, 2000)
-    assert of_ranks(found.wait_sec) == (2000, 0)
-    (collective,) = found.collectives
-    # One call a step of 1,048,576 floats of 4 bytes, in three steps of two ranks.
-    assert (collective.name, collective.calls, collective.matched_calls) == ("allreduce", 6, 6)
-    assert collective.bytes == 6 * 1_048_576 * 4
+    assert [(row.transfer_us, row.wait_us, row.steps) for row in found.ranks] == [(6000, 6000, 3), (6000, 0, 3)]
+    for row in found.ranks:
+        (collective,) = row.collectives
+        # One call a step of 1,048,576 floats of 4 bytes, in three steps.
+        assert (collective.name, collective.calls, collective.matched_calls) == ("allreduce", 3, 3)
+        assert collective.bytes == 3 * 1_048_576 * 4
     assert found.notes == ()
 
 
 def test_records_say_that_rank_1_is_the_straggler_by_500_us() -> None:
-    assert known_communication().computation_sec.greatest_rank == 1
+    assert known_communication().computes_longest == 1
     # 5,500 of work against 5,000; it is a twentieth of the step, below the threshold of a tenth.
     assert find_stragglers(known_records()) == ()
     (found,) = find_stragglers(known_records(), thresholds=AdviceThresholds(straggler=1.05, straggler_sec=0.0))
-    assert (found.rank, found.shown_by) == (1, "traced step")
+    assert found.rank == 1
     assert round(found.late_sec / US, 9) == 500
     assert found.exposed_sec == 1500 * US
     assert found.others_exposed_sec == 2000 * US
@@ -167,13 +160,11 @@ def test_all_calls_of_real_ranks_are_matched_and_nobody_waits_longer_than_its_ca
     found = profile.ranks.communication
     assert found is not None
     assert found.notes == ()
-    assert all(one.matched_calls == one.calls for one in found.collectives)
-    assert found.transfer_sec is not None
-    assert found.wait_sec is not None
-    # The same of every rank, but for the order in which the seconds of its calls were added.
-    assert found.transfer_sec.least == pytest.approx(found.transfer_sec.greatest, rel=1e-9)
-    assert found.transfer_sec.least > 0
-    assert found.wait_sec.least >= 0
+    assert all(one.matched_calls == one.calls for row in found.ranks for one in row.collectives)
+    first, second = found.ranks
+    assert first.transfer_us == second.transfer_us
+    assert first.transfer_us is not None and first.transfer_us > 0
+    assert min(row.wait_us for row in found.ranks if row.wait_us is not None) >= 0
 
 
 @pytest.mark.parametrize("scenario", ["ddp", "fsdp2", "zero_1", "zero_3"])

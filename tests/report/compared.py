@@ -19,6 +19,7 @@ from lightning_flops.records import (
     OperatorCell,
     PhaseFlops,
     PhaseSeconds,
+    ProcessorLoss,
     RunContext,
     StepRecord,
     WindowRecord,
@@ -98,7 +99,6 @@ def traced_step(
         optimizer_us=1e3 * optimizer_ms,
         gradient_accumulation_us=0.0,
         backward_communication_us=0.0,
-        backward_outside_nodes_us=0.0,
         unattributed_forward_us=0.0,
         unattributed_backward_us=1e3 * backward_rest_ms,
     )
@@ -106,6 +106,11 @@ def traced_step(
     return TracedStep(
         index=8, like_counted=like_counted, files=(), tables=tables, own_forward_sec=None, parts=tuple(parts)
     )
+
+
+def processor(steps: int, *, lost: float = 0.0) -> ProcessorLoss:
+    """So many steps of 20 ms of processor time each, which had to wait for a processor for this share of the time."""
+    return ProcessorLoss(seconds=0.022 * steps, batches_sec=(0.02,) * steps, waited_share=lost, stolen_share=None)
 
 
 def run(
@@ -132,7 +137,7 @@ def run(
         counted_steps=(step(3, flops=counted),),
         timed_steps=timed_steps({**STEP_MS, **(mean_ms or {})}, straying),
         timing_steps=len(straying),
-        **window,
+        **{"processor": processor(len(straying)), **window},
     )
     if traced == "host":
         traced = traced_step({**FORWARD_MS, **(forward_ms or {})}, {**BACKWARD_MS, **(backward_ms or {})})

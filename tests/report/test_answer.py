@@ -155,3 +155,13 @@ def test_flops_that_no_float_holds_have_shares() -> None:
     )
     (longest, *_), of = longest_modules(huge, most=3)
     assert (longest.name, round(longest.share, 3), of) == (profile.modules[1].name, 1.0, "FLOPs")
+
+
+def test_repeated_layers_are_one_and_layers_of_other_sizes_are_not() -> None:
+    profile = build_profile(windows.mlp_window(), config=ProfilerConfig())
+    linear = next(one for one in profile.modules if one.name == "fc1")
+    same = [replace(linear, name=f"blocks.{number}.up") for number in range(12)]
+    other = replace(linear, name="blocks.12.up", extra_repr="in_features=1, out_features=1")
+    (layers, alone), _ = longest_modules(replace(profile, modules=(*same, other)), most=3)
+    assert (layers.name, alone.name) == ("12 x blocks.*.up", "blocks.12.up")
+    assert layers.share == 12 * alone.share

@@ -19,7 +19,7 @@ from lightning_flops.report.document import (
     share,
     table,
 )
-from lightning_flops.report.trace_view import View
+from lightning_flops.report.layout import View
 
 ROWS = [("a", 0.02, 0.5), ("b", 0.000123456, None), ("c", None, 0.0)]
 COLUMNS = [

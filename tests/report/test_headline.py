@@ -13,7 +13,7 @@ from tests.report.test_ranks_text import CASES as JOBS
 from tests.report.test_text import CASES
 from tests.report.windows import build_profile
 
-NO_PEAK = "MFU n/a (no dense peak is known for float32 on cpu; set peak_flops_per_sec)"
+NO_PEAK = "MFU n/a (no dense peak is known for float32 on cpu; run `lightning-flops peak`, or set peak_flops_per_sec)"
 
 # Model FLOPs, milliseconds and samples are worked out where the windows are made; MFU is FLOPs / time / peak.
 FIGURES = {
@@ -57,8 +57,8 @@ def test_of_a_job_it_has_the_figures_of_all_ranks() -> None:
     # 4 ranks do 5.6 G in 24 ms at 2.8 T/s: 8.33%; 400 samples in 24 ms are 16,666.67 a second.
     assert headline(JOBS["slow_loader"]) == (
         "1.4 GFLOPs and 24 ms a step on rank 0 of 4, 16,666.67 samples/s in all, MFU 8.33% of all ranks. First advice: "
-        "The other ranks wait 8 ms a step (33.33% of it) for rank 2: its data wait takes 8 ms longer than theirs "
-        "(timed steps). …"
+        "The other ranks wait 8 ms a step (33.33% of it) for rank 2: its data wait takes 8 ms longer than theirs. "
+        "Look at how …"
     )
 
 
@@ -69,7 +69,7 @@ def test_a_long_advice_is_cut_between_words_and_no_line_is_much_longer_than_200(
     line = headline(profile)
     assert len(line) <= 200 and line.endswith("word word …")
     profiles = [build_profile(window, config=config) for window, config in CASES.values()]
-    assert max(len(headline(one)) for one in (*profiles, *JOBS.values())) <= 270
+    assert max(len(headline(one)) for one in (*profiles, *JOBS.values())) <= 280
 
 
 def test_names_in_it_stay_on_the_line() -> None:

@@ -90,16 +90,17 @@ def test_any_number_of_reasons_devices_and_stages_stays_short() -> None:
     assert len(long) == len(longer)
     assert "- Ranks 7, 9, 11, 13 and 13 more: for other reasons." in long
     assert "    and 16 more kinds of devices:                                       16 of them" in long
-    assert "And 12 more stages, with less time in forward and backward." in " ".join(long)
+    assert "(and 12 more)" in long  # stages
 
 
 def test_every_line_of_the_job_says_so_when_a_rank_is_missing() -> None:
     lines = ranks_lines(CASES["missing"])
-    figures = [line for line in lines if line.startswith(("MFU", "HFU", "samples", "tokens", "  peak"))]
-    assert len(figures) == 7
-    assert all(line.endswith(("(2 of 4 ranks)", "n/a")) for line in figures)
-    assert any("2 of 4 ranks" in line and "of model" in line for line in lines)
+    figures = [line for line in lines if line.startswith(("MFU", "HFU", "  peak"))]
+    assert len(figures) == 3
+    assert all(line.endswith("(2 of 4 ranks)") for line in figures)
     summary = render_text(CASES["missing"], detailed=True)
+    assert "samples and tokens those of 2 of 4 ranks." in summary
+    assert "exact  2 of 4 ranks    of model" in summary
     assert "params of model = params per GPU * mp_size:                             (2 of 4 ranks) 3 M" in summary
 
 
@@ -139,9 +140,12 @@ def test_that_nobody_is_late_is_said_only_as_far_as_it_is_known() -> None:
 def test_bytes_that_traces_do_not_say_are_not_available_for_a_reason() -> None:
     ranks = CASES["thousands"].ranks
     assert ranks is not None and ranks.communication is not None
-    reason = "Bytes are n/a where the traces do not say them"
-    assert reason not in "\n".join(ranks_lines(CASES["thousands"]))
-    unsaid = tuple(replace(one, bytes=None) for one in ranks.communication.collectives)
-    communication = replace(ranks.communication, collectives=unsaid)
+    reason = "n/a where the traces do not say them"
+    assert reason not in " ".join(ranks_lines(CASES["thousands"]))
+    unsaid = [
+        replace(row, collectives=tuple(replace(one, bytes=None) for one in row.collectives))
+        for row in ranks.communication.ranks
+    ]
+    communication = replace(ranks.communication, ranks=tuple(unsaid))
     lines = ranks_lines(replace(CASES["thousands"], ranks=replace(ranks, communication=communication)))
-    assert reason in "\n".join(lines)
+    assert reason in " ".join(lines)

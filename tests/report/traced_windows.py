@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from lightning_flops.analysis.trace_marks import module_mark, phase_mark
-from lightning_flops.records import ModuleSecondsRecord, WindowRecord
+from lightning_flops.records import ModuleSecondsRecord, WindowRecord, module_mark, phase_mark
 from lightning_flops.schema.trace import TracedStep
 from lightning_flops.trace import analyze_trace, step_filling
 from tests.analysis.trace_events import Event, data_loader, kernel, launch, operator, scope, step, trace
@@ -59,12 +58,6 @@ def mlp_traced() -> tuple[WindowRecord, TracedStep]:
         operator("aten::mm", 14_000, 2_800),
         _phase("optimizer", 18_000, 3_000),
         operator("aten::_foreach_add_", 18_200, 2_500),
-        lightning_flops={
-            "process_cpu_sec": 0.033,
-            "elapsed_sec": 0.022,
-            "system_busy_sec": 0.04,
-            "system_idle_sec": 0.06,
-        },
     )
     report = analyze_trace(loaded)
     traced = TracedStep(

@@ -1,6 +1,6 @@
 """Trains, and gets a signal in one state of the run; run by test_signals.
 
-``python -m tests.run.signal_me PROGRAM STATE SIGNAL``: *STATE* is the class of the recorder's state, or ``report`` or
+``python -m tests.run.signal_me PROGRAM STATE SIGNAL``: *STATE* is the recorder's phase, or ``report`` or
 ``finish``. If the program outlives the signal, it prints how the training ended and what is left on torch.
 """
 
@@ -114,7 +114,7 @@ def watch(state: str, number: int) -> None:
 
 def is_in(state: str) -> bool:
     run = runs[-1]() if runs else None
-    return run is not None and run.steps_done > 1 and type(run.window.recorder.state).__name__ == state
+    return run is not None and run.steps_done > 1 and run.window.recorder.state.value == state
 
 
 def told(kind: type, method: str, name: str) -> None:

@@ -26,11 +26,7 @@ from tests.report.windows import build_profile, mlp_window
 
 PROFILE = build_profile(mlp_window(), config=ProfilerConfig())
 TEXT = render_text(PROFILE)
-FIGURES = (
-    "1.4 GFLOPs and 20 ms a step, 5,000 samples/s, MFU n/a (no dense peak is known for float32 on cpu; set "
-    "peak_flops_per_sec). First advice: The step waits for data for 10.00% of its time. Raise the DataLoader's "
-    "num_workers, and set persistent_workers."
-)
+SHORT = "1.4 GFLOPs and 20 ms a step, 5,000 samples/s, MFU n/a"
 SUMMARY = ThroughputSummary(
     schema_version=1,
     batches=4,
@@ -59,7 +55,6 @@ def output(
         console=to_standard_output,
         folder=lambda: None if folder is None else str(folder),
         text_file=text_file,
-        x_axis=lambda step: 100 * step,
         announce=announce,
         nowhere=nowhere,
         part=part,
@@ -174,41 +169,46 @@ def test_the_console_shows_a_report_that_no_file_was_named_for(
     assert capsys.readouterr().out == TEXT
 
 
-def test_one_line_has_the_figures_and_the_places_of_a_report_and_no_place_where_it_is_not(tmp_path: Path) -> None:
+def test_one_line_has_the_figures_and_the_one_place_with_most_of_a_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said: list[str] = []
-    ours = tmp_path / "lightning_flops"
+    monkeypatch.chdir(tmp_path)
+    show(output(tmp_path, announce=said.append))
     show(output(tmp_path, announce=said.append, html=False))
-    show(output(tmp_path, loggers=MemorySink(), announce=said.append))
-    (tmp_path / "a file").write_text("")
-    show(output(tmp_path / "a file", announce=said.append))
-    figures = f"FLOPs of step 3: {FIGURES}"
-    assert said == [
-        f"{figures} The report is in {ours}/profile.txt, every number is in {ours}/profile.json",
-        f"{figures} The page is in {ours}/profile-2.html, the loggers show the report as the text "
-        f"flops_profiler/profile, every number is in {ours}/profile-2.json",
+    show(output(tmp_path, loggers=MemorySink(), announce=said.append, html=False))
+    show(output(None, announce=said.append, nowhere="Nothing keeps it."))
+    assert [one.removeprefix(f"FLOPs of step 3: {SHORT}. ") for one in said] == [
+        "Page: lightning_flops/profile.html",
+        "Report: lightning_flops/profile-2.txt",
+        "In the loggers, the text flops_profiler/profile",
+        "Nothing keeps it.",
     ]
 
 
-def test_a_report_that_nothing_keeps_is_said_once() -> None:
+def test_the_line_comes_once_a_run_and_has_200_characters_and_the_whole_place(tmp_path: Path) -> None:
     said: list[str] = []
-    kept_nowhere = output(None, announce=said.append, nowhere="nothing keeps it")
-    show(kept_nowhere)
-    show(kept_nowhere)
-    assert said == [f"FLOPs of step 3: {FIGURES} Nothing keeps it"]
+    folder = tmp_path / ("a long name " * 8)
+    run = output(folder, announce=said.append)
+    show(run)
+    show(run)
+    (line,) = said
+    assert line.endswith(f"Page: {folder}/lightning_flops/profile.html") and len(line) <= max(
+        200, len(str(folder)) + 60
+    )
 
 
-def test_loggers_get_everything_at_the_x_axis_of_the_run_under_the_tags_of_the_loop(tmp_path: Path) -> None:
+def test_loggers_get_everything_under_the_tags_of_the_loop(tmp_path: Path) -> None:
     kept = MemorySink()
     shown = output(tmp_path, loggers=kept, part="test")
     show(shown)
-    shown.show_reading({"flops_monitor/mfu": 0.5}, step=9)
     shown.summary(SUMMARY)(10)
-    assert kept.scalars["flops_monitor/test/mfu"] == {900: 0.5}
-    assert [*kept.scalars["flops_profiler/test/fwd_flops"]] == [700]
+    assert shown.monitor_prefix == "flops_monitor/test"
+    assert [*kept.scalars["flops_profiler/test/fwd_flops"]] == [7]
     assert {tag: [*texts] for tag, texts in kept.texts.items()} == {
-        "flops_profiler/test/profile": [700],
-        "flops_profiler/test/advice": [700],
-        "flops_monitor/test/summary": [1000],
+        "flops_profiler/test/profile": [7],
+        "flops_profiler/test/advice": [7],
+        "flops_monitor/test/summary": [10],
     }
     ours = tmp_path / "lightning_flops"
     assert kept.files == [str(ours / "profile.test.html")]

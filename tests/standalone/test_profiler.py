@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import re
 from typing import Any
 
 import pytest
@@ -67,7 +68,7 @@ def test_a_total_is_the_forward_alone_and_the_backward_is_printed_beside_it(
     profiler.print_model_profile(detailed=False)
     # The first layer's input needs no gradient: one product there, two in the second: 60 + 2 * 140.
     (printed,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("bwd flops per GPU:"))
-    assert printed.split()[-2:] == [str(FIRST + 2 * SECOND), "(measured)"] == ["340", "(measured)"]
+    assert printed.split()[-2:] == ["(measured)", str(FIRST + 2 * SECOND)] == ["(measured)", "340"]
 
 
 def test_a_reset_forgets_and_a_running_profiler_goes_on() -> None:
@@ -134,7 +135,7 @@ def test_what_another_model_or_the_loss_spends_is_not_the_models(capsys: pytest.
     profiler.stop_profile()
     assert profiler.get_total_flops() == FIRST
     profiler.print_model_profile()
-    assert f"Flops outside the model: {SECOND}\n" in capsys.readouterr().out
+    assert f"FLOPs outside the model: fwd {SECOND}\n" in capsys.readouterr().out
 
 
 def test_recomputed_forwards_are_neither_forward_flops_nor_forward_time(
@@ -155,7 +156,7 @@ def test_recomputed_forwards_are_neither_forward_flops_nor_forward_time(
     assert profiler.get_total_duration() == 1.0 + 1
     profiler.print_model_profile(detailed=False)
     (printed,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("recomputed flops per GPU:"))
-    assert printed.split()[-2:] == [str(FIRST), "(measured)"]
+    assert printed.split()[-2:] == ["(measured)", str(FIRST)]
 
 
 def test_a_compiled_model_is_not_compiled_again() -> None:
@@ -296,17 +297,15 @@ def test_a_modules_latency_is_its_own_and_that_of_the_modules_inside(
     assert profiler.get_total_duration(as_string=True) == "18 s"
     profiler.print_model_profile()
     tree = capsys.readouterr().out.split("\nBlock(\n")[1]
-    latencies = [
-        line.strip().split(" MACs, ")[1].split(" latency")[0] for line in tree.splitlines() if "latency" in line
-    ]
+    latencies = re.findall(r"<fwd latency (.*?) fwd latency", tree)
     # The whole; all layers; the first; the second, its layers, and the one in them.
     assert latencies[:6] == [
-        "18 s = 100%",
-        "15 s = 83.33%",
-        "4 s = 22.22%",
-        "11 s = 61.11%",
-        "8 s = 44.44%",
-        "8 s = 44.44%",
+        "18 s, 100.00%",
+        "15 s, 83.33%",
+        "4 s, 22.22%",
+        "11 s, 61.11%",
+        "8 s, 44.44%",
+        "8 s, 44.44%",
     ]
 
 
@@ -316,23 +315,19 @@ def test_a_latency_taken_while_counting_is_said_to_be_an_upper_bound(
     model = nn.Sequential(nn.Linear(3, 5), Sleeping(now, 3.0))
     profiler = FlopsProfiler(model)
 
-    def printed(label: str) -> str:
-        profiler.print_model_profile(detailed=False)
-        (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith(label))
-        return line.partition(":")[2].strip()
-
+    note = "Latencies were taken while counting"
     profiler.start_profile()
     model(torch.randn(2, 3))
     profiler.stop_profile()
     assert profiler.get_total_duration() == 4.0
-    assert printed("fwd latency:") == "4 s (upper bound)"
-    assert printed("fwd FLOPS per GPU = fwd flops per GPU / fwd latency:") == "15 FLOPS (lower bound)"
+    profiler.print_model_profile(detailed=False)
+    assert note in capsys.readouterr().out
     profiler.start_profile(count=False)
     model(torch.randn(2, 3))
     profiler.stop_profile()
     assert profiler.get_total_duration() == 3.0
-    assert printed("fwd latency:") == "3 s"
-    assert printed("fwd FLOPS per GPU = fwd flops per GPU / fwd latency:") == "20 FLOPS"
+    profiler.print_model_profile(detailed=False)
+    assert note not in capsys.readouterr().out
     assert profiler.get_total_flops() == FIRST
 
 
@@ -362,8 +357,8 @@ def test_an_ignored_modules_work_is_that_of_the_module_around_it(now: FakeNow) -
     third = 2 * 2 * 7 * 4
     assert profiler.get_total_flops() == FIRST + SECOND + third
     assert profiler.get_total_duration() == 1 + 4 + 2
-    entries = {entry.module.name: entry for entry in profiler._profile().modules}
-    assert {name: entry.module.total.forward for name, entry in entries.items()} == {
+    entries = {module.name: module for module in profiler._profile().modules}
+    assert {name: module.total.forward for name, module in entries.items()} == {
         "": FIRST + SECOND + third,
         "layers": FIRST + SECOND + third,
         "layers.0": 0,
@@ -372,8 +367,9 @@ def test_an_ignored_modules_work_is_that_of_the_module_around_it(now: FakeNow) -
         "layers.1.1": 0,
         "layers.2": 0,
     }
-    assert entries["layers.0"].seconds == 0.0
-    assert entries["layers"].seconds == 4.0
+    assert entries["layers.0"].times is None
+    times = entries["layers"].times
+    assert times is not None and times.forward_sec == 4.0
 
 
 # What an engine knows
@@ -438,11 +434,11 @@ def test_an_engine_tells_sizes_and_the_latencies_of_its_step(now: FakeNow, capsy
     assert printed["batch size per GPU"] == "16"
     assert printed["fwd flops of model = fwd flops per GPU * mp_size"] == "120"
     assert printed["bwd latency"] == "4 s"
-    assert printed["bwd FLOPS per GPU = 2 * fwd flops per GPU / bwd latency"] == "30 FLOPS (estimated)"
-    assert printed["fwd+bwd FLOPS per GPU = 3 * fwd flops per GPU / (fwd+bwd latency)"] == "30 FLOPS (estimated)"
+    assert printed["bwd FLOPS per GPU = 2 * fwd flops per GPU / bwd latency"] == "(estimated) 30 FLOPS"
+    assert printed["fwd+bwd FLOPS per GPU = 3 * fwd flops per GPU / (fwd+bwd latency)"] == "(estimated) 30 FLOPS"
     assert printed["step latency"] == "2 s"
     assert printed["iter latency"] == "8 s"
-    assert printed["FLOPS per GPU = 3 * fwd flops per GPU / iter latency"] == "22.5 FLOPS (estimated)"
+    assert printed["FLOPS per GPU = 3 * fwd flops per GPU / iter latency"] == "(estimated) 22.5 FLOPS"
     assert printed["samples/second"] == "8.00"  # 16 on each of the 4 ranks that see different data, in 8 s
 
 
@@ -471,12 +467,12 @@ def test_where_a_backward_was_counted_its_measured_rates_stand_below_the_estimat
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines() if "FLOPS per GPU =" in line]
     # Forward 60 + 140 in 2 s; backward 60 + 2 * 140, and 60 recomputed, in 4 s; the optimizer takes 2 s.
     assert lines[1:] == [
-        "bwd FLOPS per GPU = 2 * fwd flops per GPU / bwd latency: 100 FLOPS (estimated)",
-        "bwd FLOPS per GPU = bwd+recomputed flops / bwd latency: 100 FLOPS (measured)",
-        "fwd+bwd FLOPS per GPU = 3 * fwd flops per GPU / (fwd+bwd latency): 100 FLOPS (estimated)",
-        "fwd+bwd FLOPS per GPU = fwd+bwd+recomputed flops / (fwd+bwd latency): 100 FLOPS (measured)",
-        "FLOPS per GPU = 3 * fwd flops per GPU / iter latency: 75 FLOPS (estimated)",
-        "FLOPS per GPU = fwd+bwd+recomputed flops / iter latency: 75 FLOPS (measured)",
+        "bwd FLOPS per GPU = 2 * fwd flops per GPU / bwd latency: (estimated) 100 FLOPS",
+        "bwd FLOPS per GPU = bwd+recomputed flops / bwd latency: (measured) 100 FLOPS",
+        "fwd+bwd FLOPS per GPU = 3 * fwd flops per GPU / (fwd+bwd latency): (estimated) 100 FLOPS",
+        "fwd+bwd FLOPS per GPU = fwd+bwd+recomputed flops / (fwd+bwd latency): (measured) 100 FLOPS",
+        "FLOPS per GPU = 3 * fwd flops per GPU / iter latency: (estimated) 75 FLOPS",
+        "FLOPS per GPU = hardware flops per GPU / iter latency: (measured) 75 FLOPS",
     ]
 
 
@@ -498,6 +494,5 @@ def test_a_model_on_a_device_without_a_clock_is_counted_and_its_latency_is_not_a
     printed = capsys.readouterr().out
     assert "fwd latency:" + " " * 60 + "n/a\n" in printed
     assert "fwd FLOPS per GPU = fwd flops per GPU / fwd latency:" + " " * 20 + "n/a\n" in printed
-    assert "    fwd latency - {'Sequential': 'n/a'}\n" in printed
-    assert "(0): Linear(20 = 32.26% Params, 30 MACs = 30% MACs, n/a = n/a latency, n/a, in_features=3" in printed
-    assert "Note: Latencies are n/a: this package has no clock for this device" in printed
+    assert "(0): Linear(20, 32.26% Params, 30 MACs, 30.00% MACs, fwd 60, 30.00% FLOPs," in printed
+    assert "- Latencies are n/a: this package has no clock for this device" in printed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from pathlib import Path
@@ -11,9 +10,10 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import TrainerCallback
+from transformers.integrations import TensorBoardCallback
 
 from lightning_flops import FlopsProfilerTrainerCallback, Profile
-from lightning_flops.report.headline import headline
+from lightning_flops.report.headline import figures
 from tests.transformers.tiny import BATCH, ROWS, Rows, Sentences, gpt2_flops, new_net_trainer, new_trainer
 
 
@@ -21,59 +21,67 @@ def profiler(**settings: Any) -> FlopsProfilerTrainerCallback:
     return FlopsProfilerTrainerCallback(**{"profile_step": 1, "timing_steps": 1, "trace": False, **settings})
 
 
-def ours(log: dict[str, Any], prefix: str) -> dict[str, Any]:
-    return {name: value for name, value in log.items() if name.startswith(prefix)}
+class Board(TensorBoardCallback):
+    """What TensorBoard's callback is given, by the step of the Trainer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logged: list[tuple[int, dict[str, Any]]] = []
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        self.logged.append((state.global_step, dict(logs)))
+
+    def ours(self, prefix: str) -> list[tuple[int, dict[str, Any]]]:
+        """Those of our figures that have this prefix."""
+        found = ((step, {name: logs[name] for name in logs if name.startswith(prefix)}) for step, logs in self.logged)
+        return [(step, logs) for step, logs in found if logs]
 
 
-def test_the_figures_go_along_with_the_trainers_next_log(tmp_path: Path) -> None:
-    callback = profiler(peak_flops_per_sec=1e12)
-    trainer = new_trainer(tmp_path, callback, logging_steps=3)
+def test_integrations_get_the_figures_behind_the_trainers_next_log_and_its_history_and_console_do_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    board = Board()
+    trainer = new_trainer(tmp_path, profiler(peak_flops_per_sec=1e12), board, logging_steps=3)
     trainer.train()
     history = trainer.state.log_history
-    assert [log["step"] for log in history] == [3, 6, 8]  # none of our own
-    figures = [ours(log, "flops_profiler/") for log in history]
-    (index,) = [i for i, found in enumerate(figures) if found]
-    assert figures[index]["flops_profiler/fwd_flops"] == gpt2_flops(BATCH).forward
-    assert 0 < figures[index]["flops_profiler/mfu"] < 1
-    monitored = [ours(log, "flops_monitor/") for log in history]
-    assert all("flops_monitor/samples_per_sec" in found for found in monitored[1:2])
-    values = [value for found in (*figures, *monitored) for value in found.values()]
-    assert all(type(value) is float and math.isfinite(value) for value in values)
-    json.dumps(history, allow_nan=False)
+    assert [log["step"] for log in history] == [3, 6, 8]
+    assert "flops_" not in str(history) and "flops_profiler/" not in capsys.readouterr().out
+    ((_, figures),) = board.ours("flops_profiler/")
+    assert figures["flops_profiler/fwd_flops"] == gpt2_flops(BATCH).forward
+    assert 0 < figures["flops_profiler/mfu"] < 1
+    monitored = board.ours("flops_monitor/")
+    assert {step for step, _ in monitored} <= {3, 6, 8} and "flops_monitor/samples_per_sec" in monitored[0][1]
+    assert all(type(value) is float and math.isfinite(value) for _, found in monitored for value in found.values())
 
 
-def test_without_a_log_of_its_own_the_trainer_logs_them_when_it_ends_and_returns_what_it_returned_before(
-    tmp_path: Path,
-) -> None:
+def test_without_a_log_of_its_own_they_come_when_it_ends_and_it_returns_what_it_returned_before(tmp_path: Path) -> None:
     def train(*callbacks: Any) -> Any:
         trainer = new_trainer(tmp_path, *callbacks, logging_strategy="no")
-        return trainer.train(), trainer.state.log_history
+        return trainer.train().metrics, trainer.state.log_history
 
-    (_, _, metrics), history = train(profiler())
-    (_, _, plain_metrics), plain_history = train()
-    assert "flops_profiler/fwd_flops" in history[-1]
+    board = Board()
+    (metrics, history), (plain_metrics, plain_history) = train(profiler(), board), train()
+    assert "flops_profiler/fwd_flops" in board.logged[-1][1]
     assert sorted(metrics) == sorted(plain_metrics)
-    assert len(history) == len(plain_history) == 1
+    assert [sorted(log) for log in history] == [sorted(log) for log in plain_history]
 
 
 def test_a_training_that_ends_in_the_window_logs_what_there_is(tmp_path: Path) -> None:
-    callback = profiler(timing_steps=50)
-    trainer = new_trainer(tmp_path, callback)
-    trainer.train()
+    callback, board = profiler(timing_steps=50), Board()
+    new_trainer(tmp_path, callback, board).train()
     assert callback.profile is not None and len(callback.profile.timed_steps) > 0
-    assert "flops_profiler/fwd_flops" in trainer.state.log_history[-1]
+    assert board.ours("flops_profiler/fwd_flops")
     assert callback.throughput is not None
 
 
-def test_an_evaluations_log_is_left_alone(tmp_path: Path) -> None:
-    trainer = new_trainer(
-        tmp_path, profiler(), logging_strategy="no", eval_strategy="steps", eval_steps=1, eval_dataset=Sentences(BATCH)
-    )
-    trainer.train()
-    *evaluations, last = trainer.state.log_history
-    assert len(evaluations) == 8
-    assert not any(ours(log, "flops_") for log in evaluations)
-    assert ours(last, "flops_profiler/")
+def test_an_evaluations_log_is_followed_by_nothing(tmp_path: Path) -> None:
+    board = Board()
+    new_trainer(
+        tmp_path, profiler(), board, logging_strategy="no", eval_strategy="steps", eval_steps=1,
+        eval_dataset=Sentences(BATCH),
+    ).train()  # fmt: skip
+    assert ["eval_loss" in logs for _, logs in board.logged[:8]] == [True] * 8
+    assert len(board.ours("flops_profiler/")) == 1
 
 
 def test_tensorboard_has_the_figures_and_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,11 +135,8 @@ def test_one_line_tells_where_the_report_is(shown_by: str, tmp_path: Path, capsy
         said.removeHandler(handler)
         said.setLevel(level)
     assert callback.profile is not None
-    line = (
-        f"FLOPs of step 1: {headline(callback.profile)} The page is in {tmp_path}/lightning_flops/profile.html, "
-        f"the report is in {tmp_path}/lightning_flops/profile.txt, "
-        f"every number is in {tmp_path}/lightning_flops/profile.json"
-    )
+    words = f"FLOPs of step 1: {figures(callback.profile, reasons=False)}."
+    line = f"{words} Page: {tmp_path}/lightning_flops/profile.html"
     printed = capsys.readouterr().out
     assert printed.count(line) == (shown_by != "log")
     assert [record.getMessage() for record in records].count(line) == (shown_by == "log")
@@ -142,13 +147,13 @@ def test_a_tensorboard_that_fails_costs_one_warning(tmp_path: Path, caplog: pyte
         def add_text(self, *args: Any) -> None:
             raise OSError("no space left")
 
-    class Board(TrainerCallback):
+    class Failing(TrainerCallback):
         tb_writer = Writer()
 
     callback = profiler()
-    new_net_trainer(tmp_path, Board(), callback).train()
+    new_net_trainer(tmp_path, Failing(), callback).train()
     assert callback.profile is not None
-    assert caplog.text.count("Board did not take the FLOPs report") == 1
+    assert caplog.text.count("Failing did not take the FLOPs report") == 1
 
 
 def test_an_output_file_is_where_the_user_says(tmp_path: Path) -> None:

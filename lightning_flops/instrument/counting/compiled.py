@@ -147,7 +147,7 @@ class CompiledCode:
         if function in self._watched:
             return
         self._watched.add(function)
-        if compiler.is_compiled(function) and compiler.shows_its_backward(function):
+        if compiler.is_compiled(function):
             failed = partial(self._totals.failed, "the beginning of a compiled backward")
             compiler.hide(self._begins)
             watch(self._patches, function, compiler.BACKWARD_ENTRY, failed, before=partial(self._begins, function))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from types import CodeType
 from typing import Any, Literal
@@ -19,7 +19,7 @@ from torch import nn
 
 from lightning_flops.instrument import border as border_module
 from lightning_flops.instrument import patches
-from lightning_flops.instrument.border import UndoLedger, border
+from lightning_flops.instrument.border import border
 from lightning_flops.instrument.counting.attribution import Backward, Repetition, Running, Threads, ThreadState
 from lightning_flops.instrument.counting.compiled import CompiledCode, watch
 from lightning_flops.instrument.counting.formulas import formulas_without_operator, watch_functions
@@ -97,10 +97,8 @@ class FlopCounter:
         self._threads = Threads(self._names.owner_of, self._totals)
         self._compiled = CompiledCode(self._names, self._threads, self._totals, lambda work: split_work(work, halve)[0])
         self._mode = CountingMode(self._threads, self._totals, self._compiled, halve_causal=halve)
-        self.compile_sec = 0.0
-        """Host time in which torch has compiled something while this counted."""
         self._lock = threading.RLock()
-        self._undo = UndoLedger()
+        self._undo = ExitStack()
         """Removes everything that this counter puts on torch, when no thread is inside any more."""
 
     # ---- on and off
@@ -115,9 +113,10 @@ class FlopCounter:
         require_all()
         state = self._threads.here()
         with self._lock:
+            is_first = not self._is_entered()
             state.entered += 1
             try:
-                if not self._undo:
+                if is_first:
                     self._install(self._undo)
                 if state.entered == 1:
                     state.mark(state.stack[-1].module)
@@ -164,21 +163,23 @@ class FlopCounter:
         if not self._is_entered():
             remove(self._mode)
 
-    def _install(self, undo: UndoLedger) -> None:
+    def _install(self, undo: ExitStack) -> None:
         """Puts up the hooks. They are global, because hooks on modules recompile blocks and switch off fused paths."""
         self._mode.runs_in_tf32 = tf32_operators()
         self._mode.counts_fake = _computes_on_fake_tensors(self._root)
-        undo.add(self._compiled.close)
+        undo.callback(self._compiled.close)
         self._compiled.begin(self._mode.count_unseen)
-        put_up_hooks(undo, self._on_module_enter, self._on_module_leave, self._on_compiled, failed=self._failed)
+        put_up_hooks(
+            undo, self._on_module_enter, self._on_module_leave, self._compiled.watch_graphs, failed=self._failed
+        )
         optimizers = OptimizerHooks(
             self._on_optimizer_enter, self._on_optimizer_leave, failed=partial(self._failed, "an optimizer's hook")
         )
-        undo.add(optimizers.remove)
+        undo.callback(optimizers.remove)
         optimizers.put_up()
-        undo.enter(watch_functions(self._mode))
+        undo.enter_context(watch_functions(self._mode))
         replaced = patches.Patches()
-        undo.add(replaced.undo)
+        undo.callback(replaced.undo)
         begins, ends = listeners_of_repetitions(self._threads)
         at_backward = partial(self._failed, "the beginning of a backward")
         for module, name in backward_entries():
@@ -190,10 +191,6 @@ class FlopCounter:
         graph = getattr(torch.cuda, "CUDAGraph", None)
         if graph is not None and hasattr(graph, "replay"):
             watch(replaced, graph, "replay", partial(self._failed, "a replayed CUDA graph"), before=self._replays)
-
-    def _on_compiled(self, seconds: float) -> None:
-        self.compile_sec += seconds
-        self._compiled.watch_graphs()
 
     # ---- what the loop says
 

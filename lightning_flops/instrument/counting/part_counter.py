@@ -16,10 +16,6 @@ _COUNTED_PARTS = ("backward", "optimizer", "transfer", "other")
 class Counter(Protocol):
     """What is needed of a FLOP counter."""
 
-    @property
-    def compile_sec(self) -> float:
-        """Host time in which torch has compiled something while this counted."""
-
     def take_data_dependent(self) -> bool:
         """Whether values in tensors have decided sizes since this was last asked."""
 
@@ -61,9 +57,6 @@ class PartCounter:
         """What was counted until the last step ended."""
         self.step_buckets: BucketFlops = {}
         """What the last step has spent, by bucket and dtype."""
-        self.step_compile_sec = 0.0
-        """How long torch has compiled something in the last step."""
-        self._compile_sec = 0.0
         self.step_is_data_dependent = False
         """Values in tensors have decided sizes in the last step."""
         self.mixed: set[TimePhase] = set()
@@ -112,8 +105,6 @@ class PartCounter:
             key: spent for key, total in buckets.items() if (spent := total - self._buckets.get(key, 0))
         }
         self._buckets = buckets
-        compile_sec = self._counter.compile_sec
-        self.step_compile_sec, self._compile_sec = compile_sec - self._compile_sec, compile_sec
         self.step_is_data_dependent = self._counter.take_data_dependent()
         return self._before_step - before
 

@@ -5,9 +5,9 @@ A stamp is cheap and never waits for a device. The time between two stamps is re
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
@@ -21,19 +21,15 @@ class Clock(Protocol[StampT]):
 
     def stamp(self) -> StampT:
         """A stamp of this moment, in the order in which the device sees it."""
-        ...
 
     def settle(self) -> None:
         """Wait until every stamp taken so far has a time. Called once, when the window closes."""
-        ...
 
     def seconds_between(self, start: StampT, end: StampT) -> float:
         """Seconds from *start* to *end* where the work of the step happens: on the device, if there is one."""
-        ...
 
     def host_seconds_between(self, start: StampT, end: StampT) -> float:
         """Seconds from *start* to *end* on the host."""
-        ...
 
 
 class WallClock:
@@ -52,8 +48,7 @@ class WallClock:
     host_seconds_between = seconds_between
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceStamp:
+class DeviceStamp(NamedTuple):
     """An event on the compute stream, and the host's time when it was recorded."""
 
     event: Any
@@ -68,12 +63,9 @@ class CudaEventClock:
     """
 
     def __init__(
-        self,
-        *,
-        new_event: Callable[[], Any] = lambda: torch.cuda.Event(enable_timing=True),  # type: ignore[no-untyped-call]
-        now: Callable[[], float] = host_clock.now,
+        self, *, new_event: Callable[[], Any] | None = None, now: Callable[[], float] = host_clock.now
     ) -> None:
-        self._new_event = new_event
+        self._new_event = new_event or functools.partial(torch.cuda.Event, enable_timing=True)
         self._now = now
         self._last: DeviceStamp | None = None
 
@@ -101,11 +93,6 @@ class CudaEventClock:
 def clock_for(device: torch.device) -> Clock[Any] | None:
     """The clock that gives true times for *device*.
 
-    Returns:
-        None for a device that works asynchronously and has no events that we read: its phases cannot be timed.
+    None for a device that works asynchronously and has no events that we read: its phases cannot be timed.
     """
-    if device.type == "cpu":
-        return WallClock()
-    if device.type == "cuda":
-        return CudaEventClock()
-    return None
+    return WallClock() if device.type == "cpu" else CudaEventClock() if device.type == "cuda" else None

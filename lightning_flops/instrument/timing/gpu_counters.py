@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
-from typing import Any, NamedTuple, TypeVar
+from contextlib import ExitStack
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,8 +22,6 @@ from lightning_flops.text.printable import package_logger
 
 logger = package_logger(__name__)
 
-T = TypeVar("T")
-
 REFRESHED_SEC = 0.1
 """How often the driver brings the energy counter up to date, about: measured by others, NVIDIA does not say."""
 LEAST_SEC = 2.0
@@ -32,16 +30,16 @@ _BETWEEN_READINGS_SEC = 0.5
 """The clock is not read more often than this."""
 
 _REASONS = (
-    (0x0000000000000002, "the clocks that a user has set"),
-    (0x0000000000000004, "the power limit"),
-    (0x0000000000000008, "a slowdown by the hardware, for heat or power"),
-    (0x0000000000000010, "the clocks of another GPU (sync boost)"),
-    (0x0000000000000020, "heat"),
-    (0x0000000000000040, "heat (a slowdown by the hardware)"),
-    (0x0000000000000080, "the power supply (a power brake)"),
-    (0x0000000000000100, "the clocks of a display"),
-    (0x0000000000000200, "a limit of the board"),
-    (0x0000000000000400, "reliability of the voltage"),
+    (0x002, "the clocks that a user has set"),
+    (0x004, "the power limit"),
+    (0x008, "a slowdown by the hardware, for heat or power"),
+    (0x010, "the clocks of another GPU (sync boost)"),
+    (0x020, "heat"),
+    (0x040, "heat (a slowdown by the hardware)"),
+    (0x080, "the power supply (a power brake)"),
+    (0x100, "the clocks of a display"),
+    (0x200, "a limit of the board"),
+    (0x400, "reliability of the voltage"),
 )
 """The bits of nvmlClocksEventReasons but one: that an idle GPU lowers its clock slows nothing down."""
 _POWER, _HEAT = 0, 1
@@ -57,6 +55,11 @@ class _Counters(NamedTuple):
     millijoules: int | None
     power_limited_ns: int | None
     heat_limited_ns: int | None
+
+    def since(self, before: _Counters) -> _Counters:
+        """How much each grew; None if it is not known, or if the driver was loaded anew in between."""
+        pairs = zip(before, self, strict=True)
+        return _Counters._make(None if a is None or b is None or b < a else b - a for a, b in pairs)
 
 
 class _Clock(NamedTuple):
@@ -77,40 +80,32 @@ class GpuMeter:
     def __init__(self, nvml: Any, handle: Any | None) -> None:
         self._nvml = nvml
         self._handle = handle
-
-    @property
-    def is_slice(self) -> bool:
+        self.is_slice = handle is None
         """Whether this process has only a slice of the GPU, whose counters would be those of the whole."""
-        return self._handle is None
 
     def counters(self) -> _Counters:
         """The counters now."""
-        return _Counters(
-            millijoules=self._asked("nvmlDeviceGetTotalEnergyConsumption", int),
-            power_limited_ns=self._limited_ns(_POWER),
-            heat_limited_ns=self._limited_ns(_HEAT),
-        )
+        limited = [self._ask("nvmlDeviceGetViolationStatus", policy) for policy in (_POWER, _HEAT)]
+        times = [None if found is None else int(found.violationTime) for found in limited]
+        return _Counters(self._ask("nvmlDeviceGetTotalEnergyConsumption"), *times)
 
     def clock(self) -> _Clock:
         """The clock now."""
-        # The second name is that of drivers before 535.
-        bits = self._asked("nvmlDeviceGetCurrentClocksEventReasons", int)
-        if bits is None:
-            bits = self._asked("nvmlDeviceGetCurrentClocksThrottleReasons", int)
-        reasons = None if bits is None else tuple(words for bit, words in _REASONS if bits & bit)
-        return _Clock(megahertz=self._asked("nvmlDeviceGetClockInfo", int, _SM), reasons=reasons)
+        bits = self._ask("nvmlDeviceGetCurrentClocksEventReasons")
+        if bits is None:  # a driver before 535
+            bits = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons")
+        reasons = None if bits is None else tuple(words for bit, words in _REASONS if int(bits) & bit)
+        return _Clock(self._ask("nvmlDeviceGetClockInfo", _SM), reasons)
 
     def highest_clock_mhz(self) -> int | None:
         """The highest clock that this GPU can have."""
-        return self._asked("nvmlDeviceGetMaxClockInfo", int, _SM)
+        highest: int | None = self._ask("nvmlDeviceGetMaxClockInfo", _SM)
+        return highest
 
-    def _limited_ns(self, policy: int) -> int | None:
-        return self._asked("nvmlDeviceGetViolationStatus", lambda found: int(found.violationTime), policy)
-
-    def _asked(self, function: str, as_number: Callable[[Any], T], *arguments: Any) -> T | None:
+    def _ask(self, function: str, *arguments: Any) -> Any:
         if self._handle is None:
             return None
-        return _quietly(lambda: as_number(getattr(self._nvml, function)(self._handle, *arguments)))
+        return _quietly(lambda: getattr(self._nvml, function)(self._handle, *arguments))
 
 
 def open_meter(device: torch.device, undo: ExitStack) -> GpuMeter | None:
@@ -122,28 +117,21 @@ def open_meter(device: torch.device, undo: ExitStack) -> GpuMeter | None:
         return None
     try:
         import pynvml as nvml
-    except Exception:  # not there; or a package of that name that cannot be imported
-        return None
-    held: list[Any] = []
 
-    def let_go() -> None:
-        with suppress(nvml.NVMLError):
-            while held:
-                held.pop().nvmlShutdown()  # on one line: letting go twice would take NVML from another user
-
-    undo.callback(let_go)
-    try:
-        held.append((nvml.nvmlInit(), nvml)[1])
-    except Exception:  # there is no driver, or it is another version's; or the package has no such function
+        nvml.nvmlInit()
+    except Exception:  # not there, or there is no driver, or a package of that name that is another one
         logger.debug("NVML cannot be used", exc_info=True)
         return None
-    try:
-        # Numbers of devices are no names: torch's depend on CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER, NVML's do not.
-        return GpuMeter(nvml, _whole_gpu(nvml, str(torch.cuda.get_device_properties(device).uuid)))
-    except Exception:
-        logger.debug("NVML does not know this device", exc_info=True)
-        let_go()
-        return None
+    with ExitStack() as held:
+        held.callback(_quietly, nvml.nvmlShutdown)
+        try:
+            # Numbers of devices are no names: torch's depend on CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER.
+            meter = GpuMeter(nvml, _whole_gpu(nvml, str(torch.cuda.get_device_properties(device).uuid)))
+        except Exception:
+            logger.debug("NVML does not know this device", exc_info=True)
+            return None
+        undo.push(held.pop_all())
+    return meter
 
 
 def _whole_gpu(nvml: Any, uuid: str) -> Any | None:
@@ -161,7 +149,7 @@ def _whole_gpu(nvml: Any, uuid: str) -> Any | None:
     return None if mode is not None and mode[0] == 1 else handle
 
 
-def _quietly(ask: Callable[[], T]) -> T | None:
+def _quietly(ask: Callable[[], Any]) -> Any:
     """The answer; None for any error: of NVML's, most say that this GPU or driver cannot tell."""
     try:
         return ask()
@@ -192,65 +180,53 @@ class GpuWatch:
         if meter is None:
             return False
         if timed and self._began is None:
-            self._clocks.clear()
-            self._read_clock(meter)
+            self._clocks = [meter.clock()]
             self._began = (self._now(), meter.counters())
             self._read_at = self._now()
             return True
         if not timed and self._began is not None:
             (since, before), self._began = self._began, None
             seconds, after = self._now() - since, meter.counters()
-            self._read_clock(meter)
-            self._record = self._recorded(meter, before, after, seconds=seconds)
+            self._clocks.append(meter.clock())
+            self._record = self._recorded(meter, after.since(before), seconds=seconds)
         return False
 
     def between_steps(self) -> None:
         """A timed step is over, and the next has not begun."""
-        meter = self._meter
-        if meter is None or self._began is None:
+        if self._meter is None or self._began is None:
             return
         if self._now() - self._read_at >= _BETWEEN_READINGS_SEC:
-            self._read_clock(meter)
+            self._clocks.append(self._meter.clock())
+            self._read_at = self._now()
 
     def record(self) -> GpuRecord | None:
         """What the latest timed steps took; None without a meter or a timed step."""
         self.follow(timed=False)
         return self._record
 
-    def _read_clock(self, meter: GpuMeter) -> None:
-        self._clocks.append(meter.clock())
-        self._read_at = self._now()
-
-    def _recorded(self, meter: GpuMeter, before: _Counters, after: _Counters, *, seconds: float) -> GpuRecord:
-        millijoules = _difference(before.millijoules, after.millijoules)
-        known = [clock for clock in self._clocks if clock.reasons is not None]
+    def _recorded(self, meter: GpuMeter, grown: _Counters, *, seconds: float) -> GpuRecord:
+        why = ""
+        if meter.is_slice:
+            why = _IN_WHOLE
+        elif grown.millijoules is None:
+            why = "this GPU's driver has no counter of its energy"
+        elif seconds < LEAST_SEC:
+            why = (
+                f"the timed steps took {seconds:.2g} s, and the counter is brought up to date only about every "
+                f"{REFRESHED_SEC:g} s: raise timing_steps until they take {LEAST_SEC:g} s"
+            )
+        known = [clock.reasons for clock in self._clocks if clock.reasons is not None]
         return GpuRecord(
             seconds=seconds,
-            joules=None if millijoules is None or seconds < LEAST_SEC else millijoules / 1e3,
-            no_joules_because=_IN_WHOLE if meter.is_slice else _why_no_joules(millijoules, seconds),
+            joules=None if why or grown.millijoules is None else grown.millijoules / 1e3,
+            no_joules_because=why,
             clock_mhz=tuple(clock.megahertz for clock in self._clocks if clock.megahertz is not None),
             highest_clock_mhz=meter.highest_clock_mhz(),
-            power_limited_sec=_seconds(_difference(before.power_limited_ns, after.power_limited_ns)),
-            heat_limited_sec=_seconds(_difference(before.heat_limited_ns, after.heat_limited_ns)),
+            power_limited_sec=_seconds(grown.power_limited_ns),
+            heat_limited_sec=_seconds(grown.heat_limited_ns),
             reason_readings=len(known),
-            reasons=dict(Counter(reason for clock in known for reason in clock.reasons or ())),
+            reasons=dict(Counter(reason for reasons in known for reason in reasons)),
         )
-
-
-def _why_no_joules(millijoules: int | None, seconds: float) -> str:
-    if millijoules is None:
-        return "this GPU's driver has no counter of its energy"
-    if seconds >= LEAST_SEC:
-        return ""
-    return (
-        f"the timed steps took {seconds:.2g} s, and the counter is brought up to date only about every "
-        f"{REFRESHED_SEC:g} s: raise timing_steps until they take {LEAST_SEC:g} s"
-    )
-
-
-def _difference(before: int | None, after: int | None) -> int | None:
-    """How much a counter grew; None if it is not known, or if the driver was loaded anew in between."""
-    return None if before is None or after is None or after < before else after - before
 
 
 def _seconds(nanoseconds: int | None) -> float | None:

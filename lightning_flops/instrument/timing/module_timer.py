@@ -6,15 +6,15 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
-from lightning_flops.instrument.module_hooks import module_hooks
+from lightning_flops.instrument.module_hooks import put_up_hooks
 from lightning_flops.instrument.module_scope import ModuleNames
 from lightning_flops.instrument.timing.clocks import Clock, WallClock
 from lightning_flops.instrument.torch_private.autograd import NO_GRAPH_TASK, graph_task_id
+from lightning_flops.records import ModuleSecondsRecord, StepSignature
 from lightning_flops.signals import words_of
 from lightning_flops.text.printable import package_logger
 
@@ -24,13 +24,12 @@ _MOST_BORDERS = 100_000
 """Most stamps stored between two forwards, so that a timer that is never left does not fill the memory."""
 
 
-@dataclass(slots=True)
-class _Call:
+class _Call(NamedTuple):
     """A module's forward that is running."""
 
     module: nn.Module | None
     name: str
-    error: BaseException | None
+    error: BaseException | None = None
     """The error that was being handled when the call began."""
 
 
@@ -45,32 +44,30 @@ class ModuleTimer:
     Args:
         root: the model; calls of other modules belong to their caller.
         clock: stamps the borders; None: nothing can be timed on this device, and we only count calls.
-        abandon: called as soon as an outermost call ends by an exception, if everything of ours can be removed from
-            torch at that moment; otherwise when the next module is called.
+        abandon: called when an outermost call ended by an exception: at once if torch's hooks can be removed there,
+            otherwise when the next module is called.
     """
 
     def __init__(self, root: nn.Module, clock: Clock[Any] | None, *, abandon: Callable[[], None]) -> None:
         self._clock = clock
+        # On a device an event takes the host's time and not the device's, so one between two modules is enough.
         self._hides_hooks = isinstance(clock, WallClock)
         self._names = ModuleNames(root)
         self._abandon = abandon
-        self._abandoned = False
-        self._failed = False
+        self._abandoned = self._failed = False
         self._thread = threading.get_ident()
         self._running: list[_Call] = []
-        self._stamps: list[Any] = []
-        self._owners: list[str | None] = []
+        self._borders: list[tuple[Any, str | None]] = []
+        """Stamps, each with the name of the module that runs from there."""
         self._own_sec: dict[str, float] = {}
         self._undo = ExitStack()
-        self._hears_last: Callable[[], bool] = lambda: False
+        self._is_last: Callable[[], bool] = lambda: False
         self.outermost_calls = 0
         """Calls of the root, or of a module below it that was called from outside."""
 
     def __enter__(self) -> ModuleTimer:
         """Puts up the hooks."""
-        with ExitStack() as undo:
-            self._hears_last = undo.enter_context(module_hooks(self._on_enter, self._on_leave))
-            self._undo = undo.pop_all()
+        self._is_last = put_up_hooks(self._undo, self._on_enter, self._on_leave, lambda: None, failed=self._fail)
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -84,7 +81,7 @@ class ModuleTimer:
     def in_root(self) -> Iterator[None]:
         """Inside, time outside of module forwards is the root's own: for a call that is not a forward."""
         self.outermost_calls += 1
-        self._running.append(_Call(None, "", None))
+        self._running.append(_Call(None, ""))
         self._border("")
         try:
             yield
@@ -97,91 +94,133 @@ class ModuleTimer:
         """Own seconds of each module so far, by name; None if we cannot time the device, or if timing failed."""
         if self._clock is None or self._failed:
             return None
-        self._add_up()
+        self._add_up(self._clock)
         return dict(self._own_sec)
 
-    def _add_up(self) -> None:
+    def _add_up(self, clock: Clock[Any]) -> None:
         """Turns all stored stamps but the last into seconds."""
-        if self._clock is None or not self._stamps:
-            return
-        self._clock.settle()
-        for place, (name, end) in enumerate(zip(self._owners, self._stamps[1:], strict=False)):
+        clock.settle()
+        borders = self._borders
+        for (start, name), (end, _) in zip(borders, borders[1:], strict=False):
             if name is not None:
-                spent = self._clock.seconds_between(self._stamps[place], end)
-                self._own_sec[name] = self._own_sec.get(name, 0.0) + spent
-        del self._stamps[:-1], self._owners[:-1]
+                self._own_sec[name] = self._own_sec.get(name, 0.0) + clock.seconds_between(start, end)
+        del borders[:-1]
 
     def _border(self, owner: str | None, stamp: Any = None) -> None:
         if self._clock is not None:
-            self._stamps.append(self._clock.stamp() if stamp is None else stamp)
-            self._owners.append(owner)
+            self._borders.append((self._clock.stamp() if stamp is None else stamp, owner))
 
-    def _on_enter(self, module: nn.Module, args: Any) -> None:
-        try:
-            begun = self._host_stamp()
-            if self._abandoned:
-                self._abandon()
-                return
-            if threading.get_ident() != self._thread or graph_task_id() != NO_GRAPH_TASK:
-                return
-            running = self._running
-            name = self._names.name_for(module, running[-1].name if running else "")
-            if name is None:
-                return
-            if not running:
-                self.outermost_calls += 1
-            elif begun is not None:
-                self._border(None, begun)
-            running.append(_Call(module, name, sys.exc_info()[1]))
-            self._border(name)
-        except Exception as error:  # this runs in the user's step, so it must not raise; the latencies become n/a
-            self._fail(error)
-
-    def _on_leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        try:
-            begun = self._host_stamp()
-            if threading.get_ident() != self._thread or graph_task_id() != NO_GRAPH_TASK:
-                return
-            running = self._running
-            depth = len(running) - 1
-            while depth >= 0 and running[depth].module is not module:
-                depth -= 1  # the calls above it ended by an error that skips hooks
-            if depth < 0:
-                return
-            if begun is not None:
-                self._border(None, begun)
-            call = running[depth]
-            del running[depth:]
-            if running:
-                self._border(running[-1].name)
-            elif begun is None:
-                self._border(None)
-            if running:
-                return
-            if len(self._stamps) > _MOST_BORDERS:
-                self._add_up()
-            error = sys.exc_info()[1]
-            if error is not None and error is not call.error:
-                self._on_raised()
-        except Exception as error:  # as above
-            self._fail(error)
-
-    def _host_stamp(self) -> Any:
-        """A stamp of the beginning of a hook, if its time must be left out of the modules' times.
-
-        None on a device: an event takes the host's time and not the device's, so one between two modules is enough.
-        """
+    def _begun(self) -> Any:
+        """A stamp of the beginning of a hook, if its time must be left out of the modules' times."""
         return self._clock.stamp() if self._hides_hooks and self._clock is not None else None
 
-    def _on_raised(self) -> None:
-        # Torch is going through its global hooks, and it is only safe to remove one if it is the last.
-        if self._hears_last():
+    def _on_enter(self, module: nn.Module, args: Any) -> None:
+        begun = self._begun()
+        if self._abandoned:  # here, where torch goes through a copy of its hooks
             self._abandon()
-        else:
-            self._abandoned = True
+            return
+        if threading.get_ident() != self._thread or graph_task_id() != NO_GRAPH_TASK:
+            return
+        running = self._running
+        name = self._names.name_for(module, running[-1].name if running else "")
+        if name is None:
+            return
+        if not running:
+            self.outermost_calls += 1
+        elif begun is not None:
+            self._border(None, begun)
+        running.append(_Call(module, name, sys.exc_info()[1]))
+        self._border(name)
 
-    def _fail(self, error: Exception) -> None:
-        words = words_of(error)
+    def _on_leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        begun = self._begun()
+        if threading.get_ident() != self._thread or graph_task_id() != NO_GRAPH_TASK:
+            return
+        running = self._running
+        depth = len(running) - 1
+        while depth >= 0 and running[depth].module is not module:
+            depth -= 1  # the calls above it ended by an error that skips hooks
+        if depth < 0:
+            return
+        call = running[depth]
+        del running[depth:]
+        if begun is not None:
+            self._border(None, begun)
+        if running:
+            self._border(running[-1].name)
+            return
+        if begun is None:
+            self._border(None)
+        if len(self._borders) > _MOST_BORDERS and self._clock is not None:
+            self._add_up(self._clock)
+        error = sys.exc_info()[1]
+        self._abandoned = error is not None and error is not call.error
+        if self._abandoned and self._is_last():
+            self._abandon()
+
+    def _fail(self, where: str, error: Exception) -> None:
         if not self._failed:
             self._failed = True
-            logger.warning("modules could not be timed; their latency is n/a: %s", words, exc_info=True)
+            logger.warning("modules could not be timed; their latency is n/a: %s", words_of(error), exc_info=error)
+
+
+class ForwardTimer:
+    """A ``Tracer`` without torch's profiler: own seconds of every module's forward, and nothing else.
+
+    Args:
+        root: the model.
+        new_clock: makes the clock that stamps the borders; it returns None if the device cannot be timed.
+    """
+
+    def __init__(self, root: nn.Module, new_clock: Callable[[], Clock[Any] | None]) -> None:
+        self._root = root
+        self._new_clock = new_clock
+        self._timer: ModuleTimer | None = None
+        self._undo = ExitStack()
+        self._parts: list[ExitStack] = []
+        self._index = 0
+        self.record: ModuleSecondsRecord | None = None
+        self.lost: str | None = None
+
+    def warm_up(self) -> None:
+        """Nothing to do."""
+
+    def start(self, index: int) -> None:
+        """The step begins, or the next one of its batches."""
+        if self._timer is None and self.lost is None:
+            clock = self._new_clock()
+            if clock is None:
+                self.lost = "Module latencies are n/a: no clock of ours reads this device."
+                return
+            self._index = index
+            self._timer = self._undo.enter_context(ModuleTimer(self._root, clock, abandon=self.give_up))
+
+    def enter(self, part: str) -> None:
+        """*part* begins; in a forward, time outside of module calls is the root's own."""
+        self._parts.append(scope := ExitStack())
+        if part == "forward" and self._timer is not None:
+            scope.enter_context(self._timer.in_root())
+
+    def leave(self) -> None:
+        """The part entered last ends."""
+        if self._parts:
+            self._parts.pop().close()
+
+    def stop(self, signature: StepSignature) -> None:
+        """The step is over: read the clock."""
+        timer = self._timer
+        self.give_up()
+        if timer is None:
+            return
+        own_sec = timer.seconds()
+        if own_sec is None:
+            self.lost = "Module latencies are n/a: the modules could not be timed."
+        else:
+            self.record = ModuleSecondsRecord(index=self._index, signature=signature, own_forward_sec=own_sec)
+
+    def give_up(self) -> None:
+        """Remove the hooks."""
+        while self._parts:
+            self.leave()
+        self._timer = None
+        self._undo.close()

@@ -6,7 +6,6 @@ time that a border takes is part of the times that we measure. The sums are work
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple, get_args
 
 from lightning_flops.instrument.timing.clocks import Clock
@@ -27,12 +26,7 @@ class _Claim(NamedTuple):
     part: TimePhase
 
 
-_Event = Mark | _Claim | None
-"""What happens at a border; None: the part entered last ends."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepMarks:
+class StepMarks(NamedTuple):
     """The borders of one step: part *i* runs from ``stamps[i]`` to ``stamps[i + 1]``."""
 
     stamps: tuple[Any, ...]
@@ -41,8 +35,7 @@ class StepMarks:
     """Every part that began in this step and counts, in order."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepTimes:
+class StepTimes(NamedTuple):
     """The times of one step, in seconds."""
 
     seconds: PhaseSeconds
@@ -62,7 +55,8 @@ class PhaseTimer:
         self._clock = clock
         self._stamp = clock.stamp
         self._stamps: list[Any] = []
-        self._events: list[_Event] = []
+        self._events: list[Mark | _Claim | None] = []
+        """What happens at each border; None: the part entered last ends."""
         self._open: list[str] = []  # at the step's beginning
 
     def begin(self) -> None:
@@ -109,27 +103,21 @@ class PhaseTimer:
                 parts[-1] = event.part
             parts.append(self._current())
         self._events.clear()
-        return StepMarks(stamps=stamps, parts=tuple(parts), entered=tuple(entered))
+        return StepMarks(stamps, tuple(parts), tuple(entered))
 
     def read(self, marks: StepMarks) -> StepTimes:
         """Seconds of each part of *marks*; call ``settle`` on the clock first."""
         spent = dict.fromkeys(_PHASES, 0.0)
         excluded: dict[str, float] = {}
         reader_sec = 0.0
-        for i, part in enumerate(marks.parts):
-            start, end = marks.stamps[i], marks.stamps[i + 1]
-            seconds = self._clock.seconds_between(start, end)
-            if part in _PHASES:
-                spent[part] += seconds
-            else:
-                excluded[part] = excluded.get(part, 0.0) + seconds
+        for start, end, part in zip(marks.stamps, marks.stamps[1:], marks.parts, strict=False):
+            sums: dict[Any, float] = spent if part in _PHASES else excluded
+            sums[part] = sums.get(part, 0.0) + self._clock.seconds_between(start, end)
             if part == "data_wait":
                 reader_sec += self._clock.host_seconds_between(start, end)
-        return StepTimes(seconds=PhaseSeconds(**spent), reader_sec=reader_sec, excluded_sec=excluded)
+        return StepTimes(PhaseSeconds(**spent), reader_sec, excluded)
 
     def _current(self) -> str:
         """The part that is running, by the events so far."""
-        for part in self._open:
-            if part not in _PHASES:
-                return part
-        return self._open[-1] if self._open else "other"
+        outside = (part for part in self._open if part not in _PHASES)
+        return next(outside, self._open[-1] if self._open else "other")

@@ -1,8 +1,11 @@
-"""Whether the thread that trains had a processor whenever it was ready to run, by the system's counters."""
+"""Processor time of the timed steps, and whether they had it when they were ready to run, by the system's counters."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import contextlib
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,11 +13,11 @@ from lightning_flops import host_clock
 from lightning_flops.records import ProcessorLoss
 
 LEAST_SEC = 1.0
-"""A shorter time says little: another process that wakes up for a moment is a large share of it."""
+"""Of a shorter time we say nothing in words: another process that wakes up for a moment is a large share of it."""
 WORTH_TELLING = 0.05
 """From this share on we report it: the times and rates are those of a run that had too little processor time."""
 
-_CALLING_THREAD = Path("/proc/thread-self/schedstat")
+_THREADS = Path("/proc/self/task")
 _MACHINE = Path("/proc/stat")
 _IDLE, _WAITS_FOR_DISK, _STOLEN, _GUEST = 3, 4, 7, 8
 """Columns in the times of all processors; the columns from the last one on are parts of earlier columns."""
@@ -23,8 +26,8 @@ _IDLE, _WAITS_FOR_DISK, _STOLEN, _GUEST = 3, 4, 7, 8
 class Counters(NamedTuple):
     """The system's counters; they only grow. None: this system does not have the counter."""
 
-    waited_sec: float | None
-    """How long the calling thread was ready to run and had no processor."""
+    waited_sec: Mapping[str, float]
+    """How long each thread of this process was ready to run and had no processor; empty if nobody counts it."""
     wanted_ticks: int | None
     """Processor time that anything on this machine was ready to use, in some unit."""
     stolen_ticks: int | None
@@ -32,11 +35,12 @@ class Counters(NamedTuple):
 
 
 def read_counters() -> Counters:
-    """Linux's counters of the calling thread and of the machine."""
-    try:
-        waited_sec = int(_CALLING_THREAD.read_text().split()[1]) / 1e9
-    except (OSError, ValueError, IndexError):  # not Linux, or a Linux without these counters
-        waited_sec = None
+    """Linux's counters of this process's threads and of the machine."""
+    waited_sec: dict[str, float] = {}
+    with contextlib.suppress(OSError):  # not Linux
+        for thread in _THREADS.iterdir():
+            with contextlib.suppress(OSError, ValueError, IndexError):  # it has ended; a Linux without these counters
+                waited_sec[thread.name] = int((thread / "schedstat").read_text().split()[1]) / 1e9
     try:
         with _MACHINE.open() as file:
             ticks = [int(field) for field in file.readline().split()[1:]]
@@ -47,60 +51,69 @@ def read_counters() -> Counters:
 
 
 class ProcessorWatch:
-    """Reads the counters where a series of timed steps begins and ends.
+    """Reads the counters where a series of timed steps begins and ends, and this process's processor time in between.
 
-    It sees what keeps the calling thread from running: other processes and threads, a limit on the processor time of
-    this container, and other machines on the same host. It does not watch the threads that help this one.
+    It sees what keeps a thread of this process from running: other processes and threads, a limit on the processor time
+    of this container, and other machines on the same host. One thread that waits holds up those that share its work.
 
     Args:
         read: the counters now.
         now: the host's clock, in seconds.
+        processor_sec: the processor time that all threads of this process have had.
     """
 
-    def __init__(self, read: Callable[[], Counters] = read_counters, now: Callable[[], float] = host_clock.now) -> None:
+    def __init__(
+        self,
+        read: Callable[[], Counters] = read_counters,
+        now: Callable[[], float] = host_clock.now,
+        processor_sec: Callable[[], float] = time.process_time,
+    ) -> None:
         self._read = read
         self._now = now
+        self._processor_sec = processor_sec
+        self._readings: list[float] = []
         self._began: tuple[float, Counters] | None = None
         self._loss: ProcessorLoss | None = None
 
     def follow(self, *, timed: bool) -> None:
-        """Call this at every step, to say whether the next is timed."""
+        """Call this before every batch, to say whether it is timed."""
         if timed and self._began is None:
-            self._began = (self._now(), self._read())
-        elif not timed and self._began is not None:
+            self._began, self._readings = (self._now(), self._read()), []
+        if self._began is not None:
+            self._readings.append(self._processor_sec())
+        if not timed and self._began is not None:
             (since, before), self._began = self._began, None
-            self._loss = _lost(before, self._read(), seconds=self._now() - since)
+            batches = [after - before for before, after in itertools.pairwise(self._readings)]
+            self._loss = _lost(before, self._read(), seconds=self._now() - since, batches_sec=batches)
 
     def sentences(self) -> tuple[str, ...]:
         """Sentences for the report on the latest timed steps; empty if they had the processor time they needed."""
         loss = self.loss()
-        return () if loss is None else tuple(_in_words(loss))
+        return () if loss is None or loss.seconds < LEAST_SEC else tuple(_in_words(loss))
 
     def loss(self) -> ProcessorLoss | None:
-        """What the latest timed steps lost; None if they took too little time to tell."""
+        """What the latest timed steps had and lost; None before any."""
         self.follow(timed=False)
         return self._loss
 
 
-def _lost(before: Counters, after: Counters, *, seconds: float) -> ProcessorLoss | None:
-    if seconds < LEAST_SEC:
-        return None
-    waited = stolen = None
-    if before.waited_sec is not None and after.waited_sec is not None:
-        # A wait is counted when it ends, so a wait that began earlier may be included.
-        waited = min(1.0, (after.waited_sec - before.waited_sec) / seconds)
-    if None not in (*before[1:], *after[1:]):
+def _lost(before: Counters, after: Counters, *, seconds: float, batches_sec: Sequence[float]) -> ProcessorLoss:
+    # A wait is counted when it ends, so a wait that began earlier may be included.
+    waits = [sec - before.waited_sec[name] for name, sec in after.waited_sec.items() if name in before.waited_sec]
+    waited = min(1.0, max(waits) / seconds) if waits and seconds > 0 else None
+    stolen = None
+    if None not in (*before[1:], *after[1:]) and seconds >= LEAST_SEC:  # a tick is 10 ms
         assert after.wanted_ticks is not None and before.wanted_ticks is not None
         assert after.stolen_ticks is not None and before.stolen_ticks is not None
         ticks = after.wanted_ticks - before.wanted_ticks
         stolen = (after.stolen_ticks - before.stolen_ticks) / ticks if ticks > 0 else 0.0
-    return ProcessorLoss(waited_share=waited, stolen_share=stolen)
+    return ProcessorLoss(seconds=seconds, batches_sec=tuple(batches_sec), waited_share=waited, stolen_share=stolen)
 
 
 def _in_words(loss: ProcessorLoss) -> Iterator[str]:
     if loss.waited_share is not None and loss.waited_share >= WORTH_TELLING:
         yield (
-            "While steps were timed, the thread that trains was ready to run and had no processor for "
+            "While steps were timed, a thread of this process was ready to run and had no processor for "
             f"{loss.waited_share:.0%} of the time: other work on this machine (a data loader's workers, too), or a "
             "limit on this process, slows it, and times and rates are those of a starved run."
         )

@@ -12,30 +12,17 @@ from typing import Any, TypeVar
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from lightning_flops.instrument.torch_private.names import optional
+from lightning_flops.instrument.torch_private.names import optional, take
 from lightning_flops.text.printable import package_logger
 
 logger = package_logger(__name__)
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-_EVAL_FRAME_C = "torch._C._dynamo.eval_frame"
-_mark: Any = optional(f"{_EVAL_FRAME_C}:set_code_exec_strategy")()
-_action: Any = optional(f"{_EVAL_FRAME_C}:_FrameAction")()
-_strategy: Any = optional(f"{_EVAL_FRAME_C}:_FrameExecStrategy")()
-
-
-def _strategies() -> tuple[Any, Any]:
-    """Marks of a code object: neither it nor what it calls is compiled, or it alone is not; None if torch has none."""
-    if None in (_mark, _action, _strategy):
-        return None, None
-    try:
-        return _strategy(_action.SKIP, _action.SKIP), _strategy(_action.SKIP, _action.DEFAULT)
-    except (AttributeError, TypeError):
-        return None, None
-
-
-_SKIP_ALL, _SKIP_ONE = _strategies()
+_mark: Any = take("torch._C._dynamo.eval_frame:set_code_exec_strategy")
+_skip: Any = take("torch._C._dynamo.eval_frame:_FrameAction.SKIP")
+_default: Any = take("torch._C._dynamo.eval_frame:_FrameAction.DEFAULT")
+_strategy: Any = take("torch._C._dynamo.eval_frame:_FrameExecStrategy")
 
 
 def hide(function: Callable[..., Any], *, alone: bool = False) -> bool:
@@ -47,12 +34,9 @@ def hide(function: Callable[..., Any], *, alone: bool = False) -> bool:
         function: has the code that is marked.
         alone: what it calls is compiled as it would be without it: it calls the user's functions.
     """
-    strategy = _SKIP_ONE if alone else _SKIP_ALL
-    if strategy is None:
-        return False
     try:
-        _mark(function.__code__, strategy)
-    except (AttributeError, TypeError):  # it has no code of its own, such as a callable object
+        _mark(function.__code__, _strategy(_skip, _default if alone else _skip))
+    except (AttributeError, TypeError):  # it has no code of its own, such as a callable object; or torch has no marks
         logger.debug("%r could not be marked as not to be compiled", function, exc_info=True)
         return False
     return True
@@ -70,24 +54,6 @@ def hide_around(run: _Function, *ours: Callable[..., Any] | None) -> _Function:
     return run
 
 
-def hidden(function: _Function) -> _Function:
-    """A function that does what *function* does, and that torch never compiles.
-
-    It is *function* itself where it can be marked; else torch's wrapper around it, which costs a microsecond a call.
-    The mark, unlike the wrapper, does not keep *function* from being read into a caller that is being compiled.
-    """
-    return function if hide(function) else wrapped(function)
-
-
-def wrapped(function: _Function) -> _Function:
-    """As ``hidden``, and the compiler does not read it into a caller either: torch's wrapper around *function*."""
-    if not can_compile():
-        return function
-    disable: Any = torch.compiler.disable
-    out_of_sight: _Function = disable(function)
-    return out_of_sight
-
-
 @functools.cache
 def can_compile() -> bool:
     """Whether torch's compiler can be imported. A broken package among those that it imports may raise anything.
@@ -102,6 +68,11 @@ def can_compile() -> bool:
     return True
 
 
+def was_used() -> bool:
+    """Whether the compiler was loaded: before that, nothing can have been compiled."""
+    return "torch._dynamo" in sys.modules
+
+
 def leave_compiled_code() -> None:
     """What calls us is compiled in two parts, and we run between them as we are; nothing where it is not compiled.
 
@@ -114,10 +85,8 @@ def leave_compiled_code() -> None:
 # ---- calls of what it has compiled
 
 _EVAL_FRAME = "torch._dynamo.eval_frame"
-_CALL = "compile_wrapper"
 END_OF_COMPILED_CALL = "_maybe_set_eval_frame"
 """Torch calls this function of ``module_of_compiled_calls`` when all else of such a call is over."""
-
 
 _end_of_call = optional(f"{_EVAL_FRAME}:{END_OF_COMPILED_CALL}")
 
@@ -132,7 +101,7 @@ def is_in_compiled_call(frame: types.FrameType | None) -> bool:
     if module_of_compiled_calls() is None:
         return False
     while frame is not None:
-        if frame.f_code.co_name == _CALL and frame.f_globals.get("__name__") == _EVAL_FRAME:
+        if frame.f_code.co_name == "compile_wrapper" and frame.f_globals.get("__name__") == _EVAL_FRAME:
             return True
         frame = frame.f_back
     return False
@@ -148,47 +117,23 @@ def compiler_callbacks() -> Any:
     return _handler() if can_compile() else None
 
 
-def was_used() -> bool:
-    """Whether the compiler was loaded: before that, nothing can have been compiled."""
-    return "torch._dynamo" in sys.modules
-
-
 # ---- modules and regions it has compiled
-
-COMPILED_CALL = "_compiled_call_impl"
-"""Attribute of a module that ``module.compile()`` sets. If it is not None, calling the module calls it."""
-
-IS_EAGER = "_is_eager_call"
-"""Attribute of what we put there ourselves, around a call that is not compiled."""
 
 
 def is_compiled_in_place(module: torch.nn.Module) -> bool:
     """Whether ``module.compile()`` was called: no hook fires inside of such a module."""
-    call = module.__dict__.get(COMPILED_CALL)
-    return call is not None and not getattr(call, IS_EAGER, False)
+    return vars(module).get("_compiled_call_impl") is not None
 
-
-def eager_call(module: torch.nn.Module) -> Callable[..., Any]:
-    """What runs when *module* is called and is not compiled in place: its hooks and its forward."""
-    call: Callable[..., Any] = module._call_impl
-    return call
-
-
-COMPILED_FUNCTION = "CompiledFunction"
-"""Name of the ``autograd.Function`` that a compiled region's backward is."""
 
 BACKWARD_ENTRY = "_backward_impl"
-"""Attribute of that class which calls its backward graph with ``(ctx, inputs)``."""
+"""Attribute of a compiled region's ``autograd.Function`` which calls its backward graph with ``(ctx, inputs)``."""
 
 
 def is_compiled(function: Any) -> bool:
-    """Whether an ``autograd.Function`` is a compiled region's."""
-    return getattr(function, "__name__", "") == COMPILED_FUNCTION
-
-
-def shows_its_backward(function: Any) -> bool:
-    """Whether the calls of a compiled region's backward graph can be seen, at ``BACKWARD_ENTRY``."""
-    return getattr(function, BACKWARD_ENTRY, None) is not None
+    """Whether an ``autograd.Function`` is a compiled region's, and the calls of its backward graph can be seen."""
+    return (
+        getattr(function, "__name__", "") == "CompiledFunction" and getattr(function, BACKWARD_ENTRY, None) is not None
+    )
 
 
 _backward_module = optional("torch._dynamo.compiled_autograd:extract_bw_module")
@@ -198,24 +143,15 @@ def backward_graph(function: Any) -> torch.fx.Graph:
     """The backward graph of a compiled region.
 
     Raises:
-        LookupError: torch does not show it.
         Exception: whatever torch raises where it has kept none.
     """
-    extract = _backward_module()
-    if extract is None:
-        raise LookupError("this torch does not show the backward graphs of compiled code")
-    graph: torch.fx.Graph = extract(function).graph
+    graph: torch.fx.Graph = _backward_module()(function).graph
     return graph
-
-
-# ---- backwards that are compiled as a whole
-
-_COMPILED_AUTOGRAD = "torch._dynamo.compiled_autograd"
 
 
 def whole_backward_is_compiled() -> bool:
     """Whether all of the backward that runs now is compiled code: then autograd runs no nodes."""
-    module = sys.modules.get(_COMPILED_AUTOGRAD)
+    module = sys.modules.get("torch._dynamo.compiled_autograd")
     return bool(getattr(module, "in_compiled_autograd_region", False))
 
 

@@ -11,7 +11,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -23,7 +23,7 @@ from lightning_flops.instrument.torch_private.compiler import (
     is_in_compiled_call,
     module_of_compiled_calls,
 )
-from lightning_flops.instrument.torch_private.names import optional, take
+from lightning_flops.instrument.torch_private.names import take
 
 DispatchMode: TypeAlias = TorchDispatchMode
 
@@ -39,8 +39,7 @@ modes_off: Callable[[], AbstractContextManager[Any]] = take("torch.utils._python
 out_of_sight: Callable[[], AbstractContextManager[Any]] = take("torch._C:_DisableTorchDispatch")
 """Inside, no dispatch mode sees the operators: neither other counters nor the user's modes."""
 
-_InferenceMode: Any = optional("torch._C:_InferenceMode")()
-
+_InferenceMode: Any = take("torch._C:_InferenceMode")
 
 _NOBODYS = DispatchMode()  # type: ignore[no-untyped-call]
 """Is pushed and taken off again, which sets torch's flag for modes."""
@@ -79,21 +78,10 @@ class _After:
             self._end = end = vars(self._owner())[self._name]
 
             def ends(*args: Any) -> Any:
-                ended = False
                 try:
-                    result = end(*args)
-                    ended = True
-                    return result
+                    return end(*args)
                 finally:
-                    if not ended:
-                        end(*args)  # Ctrl-C came before it, or right after: to end what has ended does nothing
-                    try:
-                        self._has_ended(sys._getframe(1))
-                    except BaseException as error:
-                        with suppress(Exception):  # this is the end of something of the user's
-                            self._has_ended(sys._getframe(1))
-                        if not isinstance(error, Exception):
-                            raise
+                    self._has_ended(sys._getframe(1))
 
             setattr(self._owner(), self._name, ends)
 
@@ -102,11 +90,10 @@ class _After:
         thread = threading.get_ident()
         if thread not in self._threads:
             return
-        if _length() and _mode_at(_length() - 1) is not _NOBODYS:
+        if _length():
             _push(_pop(None))
         else:
-            if not _length():  # otherwise it is there, because this was interrupted
-                _push(_NOBODYS)
+            _push(_NOBODYS)
             _pop(None)
         if self._is_inside(frame.f_back):  # it was inside another one
             return
@@ -148,9 +135,8 @@ def push_under_others(mode: DispatchMode) -> None:
     above = []
     while _length() and not _is_ours(_mode_at(_length() - 1)):
         above.append(_pop(None))
-    _push(mode)
-    for other in reversed(above):
-        _push(other)
+    for each in (mode, *reversed(above)):
+        _push(each)
     _stack_changes()
 
 
@@ -178,24 +164,12 @@ def remove(mode: DispatchMode) -> None:
 
 @contextmanager
 def pushed(mode: Any) -> Iterator[None]:
-    """Inside, *mode* is on top of the stack: within its own handler it would not be.
-
-    What fails on our side is told to the mode's ``_failed``; what runs inside is not seen then.
-    """
+    """Inside, *mode* is on top of the stack: within its own handler it would not be."""
+    push(mode)
     try:
-        try:
-            push(mode)
-        except Exception as error:
-            mode._failed("an operator that runs others", error)
         yield
     finally:
-        try:
-            remove(mode)
-        except BaseException as error:
-            remove(mode)
-            if not isinstance(error, Exception):
-                raise
-            mode._failed("an operator that runs others", error)
+        remove(mode)
 
 
 _LAZY_KEYS = [getattr(torch._C.DispatchKey, name, None) for name in ("Conjugate", "Negative")]

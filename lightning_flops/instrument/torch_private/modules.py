@@ -1,14 +1,12 @@
-"""Modules: their children and parameters, torch's hooks, and what torch's wrappers do with a model."""
+"""Modules: their children and parameters, and what torch's wrappers do with a model."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-
-from lightning_flops.instrument.torch_private.names import optional
 
 
 def children_of(module: nn.Module) -> Mapping[str, nn.Module | None]:
@@ -26,70 +24,57 @@ def parameters_of(module: nn.Module) -> Mapping[str, nn.Parameter | None]:
     return module._parameters
 
 
-_global_hooks = optional("torch.nn.modules.module:_global_forward_hooks", {})
-
-
-def is_last_global_hook(handle: Any) -> bool:
-    """Whether torch calls the hook of this handle last after a forward; False if that cannot be known."""
-    hooks = _global_hooks()
-    return bool(hooks) and next(reversed(hooks)) == handle.id
-
-
-# ---- wrappers
-
-TORCHS_WRAPPERS: dict[str, tuple[tuple[str, str], ...]] = {
-    "_orig_mod": (("torch._dynamo.eval_frame", "OptimizedModule"),),
-    "module": (
-        ("torch.nn.parallel.distributed", "DistributedDataParallel"),
-        ("torch.nn.parallel.data_parallel", "DataParallel"),
-        ("torch.optim.swa_utils", "AveragedModel"),
-    ),
-    "_fsdp_wrapped_module": (("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel"),),
-    "_checkpoint_wrapped_module": (
-        ("torch.distributed.algorithms._checkpoint.checkpoint_wrapper", "CheckpointWrapper"),
-        ("torch.distributed.algorithms._checkpoint.checkpoint_wrapper", "OffloadWrapper"),
-        ("torch.distributed.algorithms._checkpoint.checkpoint_wrapper", "ActivationWrapper"),
-    ),
-}
-"""Name of the child that a wrapper of torch's wraps -> (module, class) of the wrappers that call it so."""
-
-
 def is_replica(module: nn.Module) -> bool:
     """Whether *module* is a copy that DataParallel made, for one device and one forward."""
     return bool(getattr(module, "_is_replica", False))
 
 
-# ---- FullyShardedDataParallel
+WRAPPERS: Mapping[str, frozenset[str]] = {
+    "_orig_mod": frozenset({"OptimizedModule"}),
+    "module": frozenset(
+        {"DistributedDataParallel", "DataParallel", "AveragedModel", "DeepSpeedEngine", "_FabricModule"}
+    ),
+    "_fsdp_wrapped_module": frozenset({"FullyShardedDataParallel"}),
+    "_checkpoint_wrapped_module": frozenset({"CheckpointWrapper", "OffloadWrapper", "ActivationWrapper"}),
+    "_forward_module": frozenset({"_FabricModule"}),
+    "_original_module": frozenset({"_FabricModule"}),
+}
+"""Name of the child that a wrapper wraps -> classes of torch, DeepSpeed and Lightning that call it so."""
 
 
-class FlatParts(NamedTuple):
-    """What a flat parameter tells about its original parameters; the first three fields are in one order."""
+class FlatPiece(NamedTuple):
+    """One parameter as it was before FullyShardedDataParallel put it into a flat one."""
 
-    infos: Sequence[Any]
-    """``module`` and ``param_name`` of each."""
-    shapes: Sequence[torch.Size]
-    shards: Sequence[Any]
-    """``numel_in_shard`` of each on this rank."""
-    shared: Sequence[Any]
-    """Other names of some: ``module``, and ``prim_module`` and ``prim_param_name`` of the first name."""
-    originals: Sequence[torch.Tensor] | None
-    """The parameters themselves, where they are left to see."""
+    key: tuple[int, int]
+    """The same for every module that shares the parameter, and for no other parameter."""
+    shape: tuple[int, ...]
+    trainable: bool
+    local: int
+    """Elements that this rank's shard has of it."""
+    dtype: torch.dtype
 
 
-def flat_parameter(wrapper: nn.Module) -> Any:
-    """The flat parameter of a FullyShardedDataParallel; None where it holds none.
+def flat_parts(wrapper: nn.Module) -> tuple[list[torch.Tensor], list[tuple[nn.Module, FlatPiece]]]:
+    """What a FullyShardedDataParallel has made of parameters, and what these were, each with its module.
+
+    With ``use_orig_params`` the old parameters are left to see, as views of this rank's part (empty ones, too);
+    without, they are gone.
 
     Raises:
         AttributeError: this torch keeps it in another way.
     """
     handle: Any = wrapper._handle
-    return None if handle is None else handle.flat_param
-
-
-def flat_parts(flat: Any) -> FlatParts:
-    """What a flat parameter was made of.
-
-    Raises:
-        AttributeError: this torch keeps it in another way.
-    """
-    return FlatParts(flat._param_infos, flat._shapes, flat._shard_param_infos, flat._shared_param_infos, flat._params)
+    if handle is None:
+        return [], []
+    flat = handle.flat_param
+    originals = flat._params or ()
+    named = {}
+    for index, (info, shape, shard) in enumerate(
+        zip(flat._param_infos, flat._shapes, flat._shard_param_infos, strict=True)
+    ):
+        trainable = bool((originals[index] if originals else flat).requires_grad)
+        piece = FlatPiece((id(flat), index), tuple(shape), trainable, shard.numel_in_shard or 0, flat.dtype)
+        named[info.module, info.param_name] = piece
+    pieces = [(module, piece) for (module, _), piece in named.items()]
+    pieces += [(one.module, named[one.prim_module, one.prim_param_name]) for one in flat._shared_param_infos]
+    return [flat, *originals], pieces

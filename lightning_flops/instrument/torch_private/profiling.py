@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -37,11 +36,3 @@ def profiler_is_set_up() -> bool:
     Between its warm-up and its first step nothing else shows that it exists.
     """
     return "ProfilerStep" in _step_dict()
-
-
-def place_in_run(profiler: Any) -> dict[str, Any]:
-    """What the profiler writes into a file about ranks and process groups; nothing if it cannot tell."""
-    with suppress(Exception):
-        if (info := profiler._get_distributed_info()) is not None:
-            return {"distributedInfo": info}
-    return {}

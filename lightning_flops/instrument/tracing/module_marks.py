@@ -8,12 +8,9 @@ from typing import Any
 
 from torch import nn
 
-from lightning_flops.analysis.trace_marks import module_mark
 from lightning_flops.instrument.module_scope import ModuleNames
 from lightning_flops.instrument.torch_private.profiling import new_mark
-from lightning_flops.text.printable import package_logger
-
-logger = package_logger(__name__)
+from lightning_flops.records import module_mark
 
 
 class ModuleMarks:
@@ -28,33 +25,27 @@ class ModuleMarks:
         """A forward begins."""
         # enter and leave run for every module of the step, so they make few calls.
         try:
-            try:
-                stack = self._local.stack
-            except AttributeError:
-                stack = self._local.stack = []
-            name = self._names.name_for(module, stack[-1][1] if stack else "")
-            if name is None:
-                return
-            text = self._texts.get(name)
-            if text is None:
-                text = self._texts[name] = module_mark(name)
-            # The mark of the phase is the root's. A second one would cross it: hooks of every module run before a
-            # module's own, at both ends of a forward.
-            mark = new_mark(text) if name else nullcontext()
-            mark.__enter__()
-            stack.append((module, name, mark))
-        except Exception:
-            logger.debug("a module could not be marked", exc_info=True)
+            stack = self._local.stack
+        except AttributeError:
+            stack = self._local.stack = []
+        name = self._names.name_for(module, stack[-1][1] if stack else "")
+        if name is None:
+            return
+        text = self._texts.get(name)
+        if text is None:
+            text = self._texts[name] = module_mark(name)
+        # The mark of the phase is the root's. A second one would cross it: hooks of every module run before a module's
+        # own, at both ends of a forward.
+        mark = new_mark(text) if name else nullcontext()
+        mark.__enter__()
+        stack.append((module, name, mark))
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> None:
         """A forward ends."""
-        try:
-            stack = self._local.stack
-            for depth in range(len(stack) - 1, -1, -1):
-                if stack[depth][0] is module:
-                    # The forwards above it ended by an error that skips hooks.
-                    while len(stack) > depth:
-                        stack.pop()[2].__exit__(None, None, None)
-                    return
-        except Exception:
-            logger.debug("a module's mark could not be closed", exc_info=True)
+        stack: list[Any] = getattr(self._local, "stack", [])
+        for depth in range(len(stack) - 1, -1, -1):
+            if stack[depth][0] is module:
+                # The forwards above it ended by an error that skips hooks.
+                while len(stack) > depth:
+                    stack.pop()[2].__exit__(None, None, None)
+                return

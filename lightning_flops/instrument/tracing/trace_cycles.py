@@ -11,6 +11,10 @@ from lightning_flops.records import ModuleSecondsRecord, StepSignature, TracedSt
 _LEAST_TRIES = 3
 """Up to this many cycles run, whatever the schedule says, until a step has the counted step's signature."""
 
+_MOST_OPERATORS = 100_000
+"""Unless the user has said how many steps are traced, they are fewer if they would run more operators than these: an
+operator leaves about ten events in a trace, and a million take torch seconds to write."""
+
 
 class Tracer(Protocol):
     """Records one step, or several in a row; it never raises."""
@@ -27,11 +31,7 @@ class Tracer(Protocol):
         """The next step, or the one after it, will be recorded."""
 
     def start(self, index: int) -> None:
-        """A step begins, or the next one of its batches.
-
-        Args:
-            index: steps of this fit before it.
-        """
+        """A step begins, or the next one of its batches; *index* steps of this fit came before it."""
 
     def enter(self, part: str) -> None:
         """*part* of the step begins."""
@@ -61,9 +61,10 @@ class TraceCycles:
     def __init__(self, tracers: Sequence[Tracer], schedule: TraceSchedule) -> None:
         self._tracers = list(tracers)
         self._schedule = schedule
+        self._active = schedule.active
+        self._warms_up_until = schedule.wait + schedule.warmup
         self._is_alike: Callable[[StepSignature], bool] = lambda signature: True
-        self._position = 0
-        self._cycles = 0
+        self._position = self._cycles = 0
         self._signatures: list[StepSignature] = []
         self._alike = False
         self._records: list[TracedStepRecord | ModuleSecondsRecord] = []
@@ -87,24 +88,26 @@ class TraceCycles:
         """Whether the running step is left alone."""
         return self._position < self._schedule.wait
 
-    def begin(self, is_alike: Callable[[StepSignature], bool]) -> None:
+    def begin(self, is_alike: Callable[[StepSignature], bool], *, operators: int = 0) -> None:
         """The first cycle begins with the next step.
 
         Args:
             is_alike: whether a step of this signature can be compared with the counted one.
+            operators: how many operators the counted step ran.
         """
         self._is_alike = is_alike
+        if self._schedule == TraceSchedule():
+            self._active = max(1, min(self._active, _MOST_OPERATORS // max(1, operators)))
 
     def batch_begins(self, index: int) -> None:
         """A batch begins; *index* steps of this fit came before its step."""
         if self.over:
             return
-        tracer, schedule = self._tracers[0], self._schedule
-        if self._position >= schedule.wait + schedule.warmup:
-            tracer.start(index)
-        elif self._position >= schedule.wait:
-            tracer.warm_up()
-        self._look_at(tracer)
+        if self._position >= self._warms_up_until:
+            self._tracers[0].start(index)
+        elif not self.waits:
+            self._tracers[0].warm_up()
+        self._replace_if_lost()
 
     def enter(self, part: str) -> None:
         """*part* of the step begins."""
@@ -120,25 +123,24 @@ class TraceCycles:
         """A step is over, and so is its last batch."""
         if self.over:
             return
-        schedule, before = self._schedule, self._position
         self._position += 1
-        if before < schedule.wait + schedule.warmup:
+        if self._position <= self._warms_up_until:
             return
         self._signatures.append(signature)
-        if self._position < schedule.wait + schedule.warmup + schedule.active:
+        if len(self._signatures) < self._active:
             return
         tracer = self._tracers[0]
         different = next((one for one in self._signatures if not self._is_alike(one)), None)
         tracer.stop(signature if different is None else different)
-        self._keep(tracer)
+        record = tracer.record
+        if record is not None and all(record is not kept for kept in self._records):
+            self._records.append(record)
         self._signatures.clear()
         self._position = 0
         self._cycles += 1
         self._alike |= different is None
-        if tracer.lost is not None:
-            self._look_at(tracer)
-        elif self._cycles >= schedule.repeat and (self._alike or self._cycles >= _LEAST_TRIES):
-            self.over = True
+        if not self._replace_if_lost():
+            self.over = self._cycles >= self._schedule.repeat and (self._alike or self._cycles >= _LEAST_TRIES)
 
     def give_up(self) -> None:
         """Stop recording for good, and remove everything from torch."""
@@ -146,19 +148,16 @@ class TraceCycles:
         for tracer in self._tracers:
             tracer.give_up()
 
-    def _keep(self, tracer: Tracer) -> None:
-        record = tracer.record
-        if record is not None and all(record is not kept for kept in self._records):
-            self._records.append(record)
-
-    def _look_at(self, tracer: Tracer) -> None:
-        """If *tracer* cannot record, the next tracer takes over from the next step on."""
+    def _replace_if_lost(self) -> bool:
+        """If the tracer cannot record, the next one takes over from the next step on."""
+        tracer = self._tracers[0]
         if tracer.lost is None:
-            return
+            return False
         tracer.give_up()
         self.notes.append(tracer.lost)
         del self._tracers[0]
         self.over = not self._tracers
-        self._position = self._schedule.wait + self._schedule.warmup - 1  # the step that runs ends first
+        self._position = self._warms_up_until - 1  # the step that runs ends first
         self._signatures.clear()
         self._cycles, self._alike = 0, False
+        return True

@@ -208,6 +208,6 @@ def test_the_profiler_by_deepspeeds_name_raises_nothing_into_the_loop(
     profiler.end_profile()
     profiler.print_model_profile()
     assert [record.getMessage() for record in caplog.records] == [
-        "profiling failed, and it could not start: LookupError: no longer there",
-        "nothing was profiled, so nothing is printed: start_profile() comes first",
+        "the FLOPs profiler failed and is off; the program goes on: LookupError: no longer there",
+        "nothing was profiled: start_profile() comes first",
     ]

@@ -344,7 +344,7 @@ def test_trace_has_the_flops_that_the_counter_counts(net: Callable[[], tuple[nn.
     flops = traced(step, tmp_path / "trace.json")
     assert flops.uncounted == ()
     found = {
-        (row.operator, row.dtype, phase): value
+        (row.name, row.dtype, phase): value
         for row in flops.operators
         for phase in ("forward", "backward", "recompute", "optimizer")
         if (value := getattr(row, phase))
@@ -358,7 +358,7 @@ def test_trace_has_the_flops_that_the_counter_counts(net: Callable[[], tuple[nn.
     moved: defaultdict[str, int] = defaultdict(int)
     for row in flops.operators:
         assert row.bytes is not None
-        moved[row.operator] += row.bytes
+        moved[row.name] += row.bytes
     # What oneDNN's recurrent layers keep for their backward has a size of its own, which no shape tells.
     assert {name: value for name, value in moved.items() if name != "aten.mkldnn_rnn_layer"} == {
         name: value for name, value in size.items() if name != "aten.mkldnn_rnn_layer"
@@ -375,7 +375,7 @@ def test_inference_has_the_same_flops_by_the_operators_inside(tmp_path: Path) ->
 
     flops = traced(step, tmp_path / "trace.json")
     # 2 x (2 x 4 x 3 x 3 results) x (3 x 3 x 3 products), and 2 x 2 x 36 x 5.
-    assert {row.operator: row.forward for row in flops.operators} == {"aten.convolution": 3888, "aten.addmm": 720}
+    assert {row.name: row.forward for row in flops.operators} == {"aten.convolution": 3888, "aten.addmm": 720}
 
 
 def ask(

@@ -67,7 +67,7 @@ def test_a_timer_that_is_never_left_keeps_no_more_than_so_many_borders(monkeypat
         for _ in range(50):
             model(torch.ones(1))
             now.sleep(100.0)
-            assert len(timer._stamps) <= 10
+            assert len(timer._borders) <= 10
         assert timer.seconds() == {"": 100.0, "inside.0": 200.0}
         model(torch.ones(1))
     assert timer.seconds() == timer.seconds() == {"": 102.0, "inside.0": 204.0}

@@ -7,12 +7,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
-from lightning_flops.instrument.torch_private import compiler
-from lightning_flops.instrument.torch_private.compiler import hidden
+from lightning_flops.instrument.torch_private.compiler import hide
 
 
 def doubling() -> Callable[[Tensor], Tensor]:
@@ -42,19 +40,10 @@ def test_a_function_that_is_not_hidden_is_compiled() -> None:
     assert graphs_compiled_of(doubling()) == 1
 
 
-def test_a_hidden_function_has_no_wrapper_and_is_not_compiled() -> None:
+def test_a_hidden_function_is_not_compiled() -> None:
     double = doubling()
-    assert hidden(double) is double
+    assert hide(double)
     assert graphs_compiled_of(double) == 0
-
-
-def test_a_torch_without_the_mark_hides_a_function_behind_its_own_wrapper(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler, "_SKIP_ALL", None)
-    double = doubling()
-    wrapped = hidden(double)
-    assert wrapped is not double
-    assert graphs_compiled_of(lambda x: wrapped(x)) == 0
-    assert graphs_compiled_of(lambda x: double(x)) == 1
 
 
 WITHOUT_COMPILER = """

@@ -35,9 +35,7 @@ class FakeTracer:
 
     def stop(self, signature: StepSignature) -> None:
         assert self.first is not None
-        self.record = TracedStepRecord(
-            index=self.first, signature=signature, process=1, columns=None, path=None, metadata={}
-        )
+        self.record = TracedStepRecord(index=self.first, signature=signature, process=1, path="")
         self.first = None
         self._call("stop")
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from lightning_flops.config import TraceSchedule
 from lightning_flops.instrument.timing.clocks import Clock, WallClock
-from lightning_flops.instrument.timing.forward_timer import ForwardTimer
+from lightning_flops.instrument.timing.module_timer import ForwardTimer
 from lightning_flops.instrument.tracing.trace_cycles import TraceCycles
 from lightning_flops.records import StepSignature
 from tests.fake_clock import FakeNow
@@ -50,9 +50,18 @@ def test_cycles_are_repeated_and_every_trace_is_kept() -> None:
     assert [record.index for record in cycles.traces] == [2, 5, 8]
 
 
+@pytest.mark.parametrize(("operators", "steps"), [(0, 5), (20_000, 5), (20_001, 4), (1_000_000, 1)])
+def test_of_large_steps_fewer_are_traced_by_default(operators: int, steps: int) -> None:
+    default = TraceSchedule()
+    for active, schedule in ((min(default.active, steps), default), (7, TraceSchedule(active=7))):
+        cycles = TraceCycles([FakeTracer()], schedule)
+        cycles.begin(lambda one: True, operators=operators)
+        assert steps_of(cycles, *[signature()] * 20) == list(range(1 + active))
+
+
 def test_without_warm_up_the_next_step_is_recorded() -> None:
     tracer = FakeTracer()
-    cycles = TraceCycles([tracer], TraceSchedule(warmup=0))
+    cycles = TraceCycles([tracer], TraceSchedule(warmup=0, active=1))
     cycles.begin(lambda one: True)
     assert steps_of(cycles, signature(), signature()) == [0]
     assert tracer.calls == ["start 0", "stop"]
@@ -60,11 +69,11 @@ def test_without_warm_up_the_next_step_is_recorded() -> None:
 
 def test_a_step_unlike_the_counted_one_is_tried_again_three_times_in_all() -> None:
     odd = signature("last batch of an epoch")
-    cycles = TraceCycles([FakeTracer()], TraceSchedule(warmup=0))
+    cycles = TraceCycles([FakeTracer()], TraceSchedule(warmup=0, active=1))
     cycles.begin(lambda one: one == signature())
     assert steps_of(cycles, odd, signature(), signature()) == [0, 1]
     assert [record.signature for record in cycles.traces] == [odd, signature()]
-    cycles = TraceCycles([FakeTracer()], TraceSchedule(warmup=0))
+    cycles = TraceCycles([FakeTracer()], TraceSchedule(warmup=0, active=1))
     cycles.begin(lambda one: one == signature())
     assert steps_of(cycles, *[odd] * 9) == [0, 1, 2]
 
@@ -80,7 +89,7 @@ def test_of_several_recorded_steps_one_that_is_unlike_gives_the_trace_its_signat
 @pytest.mark.parametrize(("lost_at", "taken_over"), [("warm_up", 1), ("start", 2), ("stop", 3)])
 def test_the_next_tracer_takes_over_when_one_is_lost(lost_at: str, taken_over: int) -> None:
     first, second = FakeTracer(lost_at=lost_at), FakeTracer()
-    cycles = TraceCycles([first, second], TraceSchedule(warmup=1))
+    cycles = TraceCycles([first, second], TraceSchedule(active=1))
     cycles.begin(lambda one: True)
     assert steps_of(cycles, *[signature()] * 20)[-1] == taken_over
     assert second.calls[-2:] == [f"start {taken_over}", "stop"]
@@ -90,7 +99,7 @@ def test_the_next_tracer_takes_over_when_one_is_lost(lost_at: str, taken_over: i
 
 
 def test_when_the_last_tracer_is_lost_it_is_over() -> None:
-    cycles = TraceCycles([FakeTracer(lost_at="warm_up"), FakeTracer(lost_at="start")], TraceSchedule())
+    cycles = TraceCycles([FakeTracer(lost_at="warm_up"), FakeTracer(lost_at="start")], TraceSchedule(active=1))
     cycles.begin(lambda one: True)
     assert steps_of(cycles, *[signature()] * 20) == [0, 1]
     assert cycles.traces == ()
@@ -104,7 +113,9 @@ class TracedRun(Run):
     """A miniature loop whose window traces; counted is step 1, settled step 2, timed steps 3 and 4."""
 
     def __init__(self, tracer: FakeTracer, schedule: TraceSchedule | None = None) -> None:
-        super().__init__(timing_steps=2, settle_steps=1, tracing=TraceCycles([tracer], schedule or TraceSchedule()))
+        super().__init__(
+            timing_steps=2, settle_steps=1, tracing=TraceCycles([tracer], schedule or TraceSchedule(active=1))
+        )
 
 
 def test_the_window_traces_after_the_timed_steps_and_then_closes() -> None:
@@ -123,7 +134,7 @@ def test_the_window_traces_after_the_timed_steps_and_then_closes() -> None:
 
 def test_steps_that_a_schedule_waits_for_are_left_alone() -> None:
     tracer = FakeTracer()
-    run = TracedRun(tracer, TraceSchedule(wait=3))
+    run = TracedRun(tracer, TraceSchedule(wait=3, active=1))
     for _ in range(5):
         run.batch()
     marking = []
@@ -164,7 +175,7 @@ def test_a_run_that_ends_in_the_middle_of_the_traced_step_says_so_and_lets_go() 
 
 def test_a_traced_step_of_other_shapes_is_traced_again() -> None:
     tracer = FakeTracer()
-    run = TracedRun(tracer, TraceSchedule(warmup=0))
+    run = TracedRun(tracer, TraceSchedule(warmup=0, active=1))
     for _ in range(5):
         run.batch()
     run.batch(shapes=OTHER_SHAPES)

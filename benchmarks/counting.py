@@ -1,0 +1,284 @@
+"""What counting costs: a watched step over the same step unwatched, in one process, on one thread, in CPU time.
+
+``make bench-counting`` installs the peers and runs this; ``python -m benchmarks.counting`` runs it where they are
+installed. It writes ``benchmarks/results/counting.md``.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from torch import nn
+from torch.nn.modules import module as module_hooks
+from torch.optim import optimizer as optimizer_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .machine import RESULTS, code_in_words, ran_in_words
+from .page import met, table, write_page
+from .ratios import Estimate, Target, difference, median_with_interval, ratio
+from .runner import in_rounds, start
+from .workloads import Workload, bert_mini, ten_thousand_modules, tiny_operators
+
+logger = logging.getLogger("benchmarks.counting")
+
+Watch = Callable[[nn.Module], AbstractContextManager[Any]]
+
+BERT_TARGET = Target(limit=1.05, unit="× plain")
+TINY_TARGET = Target(limit=1.20, unit="× no-op mode")
+MODULES_TARGET = Target(limit=25.0, unit="ms")
+HELD_TARGET_BYTES = 2**20
+
+
+# ---- who watches
+
+
+class _NoOpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A dispatch mode that does nothing: the floor for everything that sees operators from Python."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+class _OperatorCount(_NoOpMode):
+    calls = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls += 1
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _deepspeed_profiler(model: nn.Module) -> Iterator[Any]:
+    """DeepSpeed's profiler, started and ended as its engine does."""
+    profiler = import_module("deepspeed.profiling.flops_profiler").FlopsProfiler(model)
+    profiler.start_profile()
+    try:
+        yield profiler
+    finally:
+        profiler.end_profile()
+
+
+def _ours(model: nn.Module) -> AbstractContextManager[Any]:
+    """This project, bytes and attribution included: it has no cheaper mode."""
+    from lightning_flops.pytorch import count_flops
+
+    return count_flops(model)
+
+
+PLAIN, NO_OP, OURS = "plain", "no-op dispatch mode", "lightning_flops"
+WATCHERS: Mapping[str, Watch] = {
+    PLAIN: lambda model: nullcontext(),
+    NO_OP: lambda model: _NoOpMode(),  # type: ignore[no-untyped-call]
+    OURS: _ours,
+    "FlopCounterMode": lambda model: import_module("torch.utils.flop_counter").FlopCounterMode(display=False),  # type: ignore[no-any-return]
+    "DeepSpeed's profiler": _deepspeed_profiler,
+}
+
+
+# ---- what is measured
+
+
+class StepSeconds(NamedTuple):
+    """CPU seconds of one watched step."""
+
+    inside: float
+    """The step alone, being watched."""
+    whole: float
+    """The step, and taking up and ending the watch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footprint:
+    """What a watcher keeps while it watches a model, and what is left when it is gone."""
+
+    held_bytes: int
+    left_bytes: int
+    left_hooks: int
+    """Hooks on the model's modules, and global module and optimizer hooks, that were not there before."""
+    left_attributes: int
+    """Entries in the modules' ``__dict__`` that were not there before."""
+
+
+Rounds = Mapping[str, Sequence[StepSeconds]]
+"""By watcher, one measurement of each round, in the order of the rounds."""
+
+
+def watched_step(workload: Workload, watch: Watch) -> StepSeconds:
+    """One step under one watcher; gradients are dropped outside the measured time."""
+    clock = time.process_time
+    context = watch(workload.model)
+    begin = clock()
+    with context:
+        enter = clock()
+        workload.step()
+        leave = clock()
+    end = clock()
+    workload.model.zero_grad(set_to_none=True)
+    return StepSeconds(inside=leave - enter, whole=end - begin)
+
+
+def _operators_of(workload: Workload) -> int:
+    with _OperatorCount() as mode:  # type: ignore[no-untyped-call]
+        workload.step()
+    workload.model.zero_grad(set_to_none=True)
+    return int(mode.calls)
+
+
+def _enter_and_leave(model: nn.Module, watch: Watch) -> float:
+    """CPU seconds to make a watcher, enter it and leave it, with nothing in between."""
+    begin = time.process_time()
+    with watch(model):
+        pass
+    return time.process_time() - begin
+
+
+def footprint(model: nn.Module, watch: Watch) -> Footprint:
+    """Memory a watcher holds, and what it leaves on the model and on torch; its first use is not measured."""
+    _enter_and_leave(model, watch)
+    hooks, attributes = _hooks_on(model), _attributes_of(model)
+    tracemalloc.start()
+    try:
+        gc.collect()
+        before = tracemalloc.get_traced_memory()[0]
+        with watch(model):
+            gc.collect()
+            held = tracemalloc.get_traced_memory()[0] - before
+        gc.collect()
+        left = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    return Footprint(
+        held_bytes=held,
+        left_bytes=left,
+        left_hooks=_hooks_on(model) - hooks,
+        left_attributes=_attributes_of(model) - attributes,
+    )
+
+
+def _hooks_on(model: nn.Module) -> int:
+    return sum(
+        len(hooks)
+        for owner in (module_hooks, optimizer_hooks, *model.modules())
+        for name, hooks in vars(owner).items()
+        if "hooks" in name and isinstance(hooks, dict)
+    )
+
+
+def _attributes_of(model: nn.Module) -> int:
+    return sum(len(vars(module)) for module in model.modules())
+
+
+# ---- the report
+
+
+def step_table(rounds: Rounds, *, target: Target, target_base: str) -> list[str]:
+    """Each watcher's step over the plain one and over the no-op mode, and this project's target."""
+    columns = ["watcher", ">CPU ms of a step", ">÷ plain", ">÷ no-op mode", ">with its start and end ÷ plain", "target"]
+    inside = {name: [sample.inside for sample in samples] for name, samples in rounds.items()}
+    whole = {name: [sample.whole for sample in samples] for name, samples in rounds.items()}
+    rows = []
+    for name in rounds:
+        over_plain, over_floor = ratio(inside[name], inside[PLAIN]), ratio(inside[name], inside[NO_OP])
+        rows.append(
+            [
+                name,
+                median_with_interval([1e3 * seconds for seconds in inside[name]]).text(2),
+                "1" if name == PLAIN else over_plain.text(3),
+                None if name == PLAIN else "1" if name == NO_OP else over_floor.text(3),
+                "1" if name == PLAIN else ratio(whole[name], whole[PLAIN]).text(3),
+                target.verdict(ratio(inside[name], inside[target_base])) if name == OURS else None,
+            ]
+        )
+    return table(columns, rows)
+
+
+def added_per_operator(rounds: Rounds, name: str, *, operators: int) -> Estimate:
+    """CPU microseconds that *name* adds to each operator of a step."""
+    ours, plain = ([1e6 * one.inside / operators for one in rounds[arm]] for arm in (name, PLAIN))
+    return difference(ours, plain)
+
+
+def modules_table(seconds: Mapping[str, Sequence[float]], footprints: Mapping[str, Footprint]) -> list[str]:
+    """Entering and leaving a large model, and what is held and left."""
+    rows: list[list[str | None]] = []
+    for name, samples in seconds.items():
+        milliseconds, kept = median_with_interval([1e3 * value for value in samples]), footprints[name]
+        held, nothing = kept.held_bytes <= HELD_TARGET_BYTES, kept.left_hooks == kept.left_attributes == 0
+        verdict = f"{MODULES_TARGET.verdict(milliseconds)}; ≤ 1 MiB held: {met(held)}; nothing left: {met(nothing)}"
+        left = f"{kept.left_hooks} hooks, {kept.left_attributes} attributes, {kept.left_bytes / 2**20:.2f} MiB"
+        mebibytes = f"{kept.held_bytes / 2**20:.2f} MiB"
+        rows.append([name, milliseconds.text(1), mebibytes, left, verdict if name == OURS else None])
+    return table(["watcher", ">CPU ms to enter and leave", ">held while entered", "left afterwards", "target"], rows)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measures, writes the report, and returns 0."""
+    options = start(
+        __file__, __doc__, RESULTS / "counting.md", arguments, bert_rounds=31, tiny_rounds=201, module_rounds=31,
+        watchers=list(WATCHERS),
+    )  # fmt: skip
+    watchers = {name: watch for name, watch in WATCHERS.items() if name in {PLAIN, NO_OP, OURS, *options.watchers}}
+    code = code_in_words()
+    tiny, bert, large = tiny_operators(), bert_mini(), ten_thousand_modules()
+    tiny_count, bert_count = _operators_of(tiny), _operators_of(bert)
+    gc.collect()
+    gc.freeze()  # what the models and libraries keep is not looked through again by every collection
+    steps = [
+        in_rounds({name: partial(watched_step, workload, watch) for name, watch in watchers.items()}, rounds)
+        for workload, rounds in ((bert, options.bert_rounds), (tiny, options.tiny_rounds))
+    ]
+    logger.info("steps measured")
+    arms = {name: partial(_enter_and_leave, large, watch) for name, watch in watchers.items()}
+    seconds = in_rounds(arms, options.module_rounds)
+    footprints = {name: footprint(large, watch) for name, watch in watchers.items()}
+    added = [
+        f"{name} {added_per_operator(steps[1], name, operators=tiny_count).text(1)}"
+        for name in watchers
+        if name != PLAIN
+    ]
+    modules = len(list(tiny.model.modules()))
+    page = [
+        f"""# What counting costs
+
+A watched step over the same step unwatched: forward and backward, in one process, on one thread, in CPU time. Every
+round runs every watcher once in a new random order, after one unmeasured round. A ratio is the median of the rounds'
+ratios, with a 95% bootstrap interval. lightning_flops counts FLOPs and bytes and attributes both to modules, phases and
+operators.
+
+{ran_in_words(("torch", "transformers", "deepspeed"), code=code)} Again: `make bench-counting`.
+
+## BERT-mini: 4 layers, hidden size 256, 8 samples of 128 tokens
+
+{bert_count} operators a step, {options.bert_rounds} rounds.
+""",
+        *step_table(steps[0], target=BERT_TARGET, target_base=PLAIN),
+        f"""
+## A thousand tiny operators
+
+{tiny_count} operators a step on tensors of 32 numbers, in {modules} modules, {options.tiny_rounds} rounds.
+""",
+        *step_table(steps[1], target=TINY_TARGET, target_base=NO_OP),
+        f"""
+Added to each operator, CPU µs: {"; ".join(added)}.
+
+## Entering and leaving a model of 10,000 modules
+
+{options.module_rounds} rounds; memory as Python's tracemalloc sees it, in a run of its own.
+""",
+        *modules_table(seconds, footprints),
+    ]
+    write_page(options.output, page)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

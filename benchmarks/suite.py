@@ -1,0 +1,465 @@
+"""Other projects' own tests without and with the profiler, and what differs: `make test-lightning`, for example.
+
+``python -m benchmarks.suite lightning FOLDER --work WORK`` takes a folder that holds the project's repository at the
+tag of the installed version: its tests are no part of this project. ``suite_lightning`` and ``suite_deepspeed`` say
+what is run. Each piece of a suite is a process of pytest with ``benchmarks.suite_plugin``, which writes a line for
+every test as soon as it is over. A piece whose process dies is begun again behind the test that it died in. A test that
+ends otherwise than without the profiler is run again alone, both ways; only what differs then, too, is a difference.
+Differences that the profiler's presence makes by construction stand in a file, each with its reason. Given once more
+with the same ``--work``, the command goes on where it ended, unless what it depends on has changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import Any
+
+from .machine import RESULTS, ROOT, ran_in_words
+from .page import table, write_page
+from .suite_plugin import LEFT, RECORDS, read
+
+RUNS = ("plain", "profiled")
+"""Without the profiler, and with it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """Tests that run in one process, without the profiler and with it."""
+
+    targets: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    profiled: Mapping[str, str] = field(default_factory=dict)
+    """With the profiler, in addition."""
+    mark: str = ""
+    """Stands before the tests' names, where they run in another piece, too."""
+
+    def variables(self, run: str) -> dict[str, str]:
+        """Of the environment."""
+        return {**self.environment, **(self.profiled if run == "profiled" else {})}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Project:
+    """A project whose tests are run."""
+
+    package: str
+    repository: str
+    holds: str
+    """A file or folder by which its source is known."""
+    version_files: tuple[str, ...]
+    title: str
+    about: str
+    """What is run, for the page."""
+    pieces: Mapping[str, Piece]
+    known: Path
+    """The list of differences by construction."""
+    settings: str
+    """Pytest's settings file, seen from the folder of the tests."""
+    left: str = ""
+    """``module:function`` that says what is left behind; see the plugin."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    options: tuple[str, ...] = ()
+    """More options of pytest."""
+    prepare: Callable[[Path], None] = lambda work: None
+    """Called with the folder for what runs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How one test ended."""
+
+    how: str
+    """passed, failed, error (in a fixture), skipped, xfailed, died (its process), or hung."""
+    words: str = ""
+    """The end of what it said, if it is no success."""
+    left: tuple[str, ...] = ()
+    """What was left behind after it."""
+    said: tuple[str, ...] = ()
+    """Warnings of the profiler's, from all its processes."""
+    windows: int = 0
+    """Windows of the profiler's that closed in it."""
+    traced: int = 0
+    """Of them, those with a traced step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A difference that the profiler's presence makes by construction."""
+
+    reason: str
+    says: str
+    """Regular expression that is found in what the test then says."""
+
+
+Pair = tuple[Outcome, Outcome]
+"""Without and with the profiler."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Comparison:
+    """Two runs of the same tests."""
+
+    same: Counter[str] = field(default_factory=Counter)
+    """Tests that ended alike, by how they ended."""
+    by_construction: dict[str, Known] = field(default_factory=dict)
+    faults: dict[str, Pair] = field(default_factory=dict)
+    leaks: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """What is left after a test with the profiler and is not without."""
+    failures: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Where the profiler said that it failed."""
+    unsteady: dict[str, Pair] = field(default_factory=dict)
+    """Differed once, and not when they ran again alone."""
+    missing: tuple[str, ...] = ()
+    """Tests that one of the runs alone has."""
+    known_and_the_same: list[str] = field(default_factory=list)
+    """Listed as differences by construction, and none any more."""
+    windows: int = 0
+    traced: int = 0
+
+    @property
+    def good(self) -> bool:
+        """Whether the profiler made no difference but those it makes by construction."""
+        return not (self.faults or self.leaks or self.failures or self.missing)
+
+
+OWN_FAILURE = re.compile(r"the FLOPs profiler failed|could not take every tap off|could not be loaded")
+"""What the profiler says when something of its own went wrong."""
+
+TEST_SEC = 300
+"""A test that takes longer fails."""
+
+_WORST = ("", "passed", "xfailed", "skipped", "failed", "error", "hung", "died")
+
+
+# ---- reading and comparing
+
+
+def outcomes(path: str | os.PathLike[str]) -> dict[str, Outcome]:
+    """How each test of a run ended, by its id, from the plugin's records.
+
+    A test that ran in several processes, which a launcher started from the same command, ended as the worst of them.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for record in read(path):
+        test = found.setdefault(record["test"], {"how": "", "words": "", "left": set(), "said": {}, "windows": []})
+        match record["kind"]:
+            case "ended" | "died":
+                if _WORST.index(record["how"]) > _WORST.index(test["how"]):
+                    test["how"], test["words"] = record["how"], record["words"]
+                test["left"].update(record.get("left", ()))
+            case "said":
+                test["said"][record["words"]] = None
+            case "profiled":
+                test["windows"].append(record["traced"])
+    return {
+        name: Outcome(
+            how=test["how"],
+            words=test["words"],
+            left=tuple(sorted(test["left"])),
+            said=tuple(test["said"]),
+            windows=len(test["windows"]),
+            traced=sum(test["windows"]),
+        )
+        for name, test in found.items()
+        if test["how"]
+    }
+
+
+def known_differences(path: Path) -> dict[str, Known]:
+    """The list of differences by construction at *path*, by the tests' ids.
+
+    A line ``# words`` begins a reason, a line ``~ regular expression`` behind it says what its tests then say; each
+    other line is the id of a test.
+    """
+    found, reason, says = {}, "", ""
+    for number, line in enumerate(path.read_text().splitlines(), start=1):
+        if line.startswith("# "):
+            reason, says = line[2:], ""
+        elif line.startswith("~ "):
+            says = line[2:]
+        elif line.strip():
+            if not reason or not says:
+                raise ValueError(f"{path}:{number}: a test stands behind a reason and what it then says")
+            found[line.strip()] = Known(reason, says)
+    return found
+
+
+def compare(
+    plain: Mapping[str, Outcome],
+    profiled: Mapping[str, Outcome],
+    known: Mapping[str, Known],
+    *,
+    again: Mapping[str, Sequence[Pair]] | None = None,
+) -> Comparison:
+    """What the profiler changed; *again* has how tests ended that were run again alone."""
+    result = Comparison(
+        missing=tuple(sorted(plain.keys() ^ profiled.keys())),
+        windows=sum(outcome.windows for outcome in profiled.values()),
+        traced=sum(outcome.traced for outcome in profiled.values()),
+    )
+    for test in sorted(plain.keys() & profiled.keys()):
+        before, after = plain[test], profiled[test]
+        pairs = [(before, after), *(again or {}).get(test, ())]
+        # A leak is left every time that the profiler is there, and never without it.
+        left = set(after.left).intersection(*(pair[1].left for pair in pairs))
+        if left := left.difference(*(pair[0].left for pair in pairs)):
+            result.leaks[test] = tuple(sorted(left))
+        if said := tuple(words for words in after.said if OWN_FAILURE.search(words)):
+            result.failures[test] = said
+        if before.how == after.how:
+            result.same[after.how] += 1
+            result.known_and_the_same += [test] * (test in known)
+        elif test in known and re.search(known[test].says, after.words):
+            result.by_construction[test] = known[test]
+        elif all(one.how != other.how for one, other in pairs):
+            result.faults[test] = pairs[-1]
+        else:
+            result.unsteady[test] = (before, after)
+    return result
+
+
+def last_words(outcome: Outcome) -> str:
+    """The line that says most of what a test said: its last error, or its last line."""
+    lines = [line.strip() for line in outcome.words.splitlines() if line.strip()]
+    errors = [line[1:].strip() for line in lines if line.startswith("E ")]
+    (line,) = errors[:1] or lines[-1:] or [""]
+    return line if len(line) <= 200 else line[:197] + "..."
+
+
+def report(result: Comparison, *, title: str, about: str, ran: str) -> list[str]:
+    """The lines of the page that says what *result* is."""
+    same, counted = sum(result.same.values()), (result.by_construction, result.faults, result.unsteady)
+    alike = ", ".join(f"{count:,} {how}" for how, count in sorted(result.same.items()))
+    rows = [
+        ("ran without and with the profiler", same + sum(map(len, counted))),
+        (f"ended alike ({alike})", same),
+        ("differ by construction, as listed", len(result.by_construction)),
+        ("differ otherwise: faults", len(result.faults)),
+        ("differed once, and not when run again alone", len(result.unsteady)),
+        ("after which something of the profiler's was left", len(result.leaks)),
+        ("in which the profiler said that it failed", len(result.failures)),
+        ("that ran one way only", len(result.missing)),
+    ]
+    lines = [f"# {title}", "", about, "", ran, "", *table(["", ">tests"], [(what, f"{n:,}") for what, n in rows])]
+    lines += ["", f"{result.windows:,} windows closed in these tests, {result.traced:,} of them with a traced step."]
+    sections = {
+        "Faults": _differing(result.faults),
+        "Left behind": [f"`{test}`: {_code(', '.join(left))}" for test, left in result.leaks.items()],
+        "The profiler failed": [f"`{test}`: {_code(said[0])}" for test, said in result.failures.items()],
+        "Ran one way only": [f"`{test}`" for test in result.missing],
+        "Differed once, and not when run again alone": _differing(result.unsteady),
+    }
+    for test, known in result.by_construction.items():
+        sections.setdefault(f"By construction: {known.reason}", []).append(f"`{test}`")
+    sections["Listed as differences by construction, and none"] = [f"`{test}`" for test in result.known_and_the_same]
+    for name, items in sections.items():
+        if items:
+            lines += ["", f"## {name} ({len(items)})", "", *(f"- {item}" for item in items)]
+    return lines
+
+
+def _differing(tests: Mapping[str, Pair]) -> list[str]:
+    return [
+        f"`{test}`: {one.how} without, {two.how} with the profiler: {_code(last_words(two) or last_words(one))}"
+        for test, (one, two) in tests.items()
+    ]
+
+
+def _code(words: str) -> str:
+    return f"`{words.replace('`', chr(39))}`" if words else "(no word)"
+
+
+# ---- running
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suite:
+    """A copy of a project's tests, and how they are run."""
+
+    folder: Path
+    """Where pytest is started; ids of tests are paths from here."""
+    settings: Path
+    """Pytest's settings file."""
+    left: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    options: tuple[str, ...] = ()
+
+    def run(self, targets: Sequence[str], records: Path, **environment: str) -> None:
+        """Run *targets*, paths or ids of tests, in one process, and in a next one if it dies; add to *records*.
+
+        What has ended according to *records* is not run again.
+        """
+        arguments = [*self._pytest(targets), "-q", "--tb=short", f"--timeout={TEST_SEC}"]
+        arguments += ["-o", f"faulthandler_timeout={TEST_SEC + 60}", "-o", "faulthandler_exit_on_timeout=true"]
+        variables = self._variables({RECORDS: str(records), LEFT: self.left, **environment})
+        for _ in range(20):
+            with open(f"{records}.log", "ab") as log:
+                process = self.start(arguments, variables, log.fileno())
+                try:
+                    code = process.wait()
+                finally:
+                    with contextlib.suppress(ProcessLookupError):  # with all that its tests have started and left
+                        os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+            if code in (0, 1, 5):  # all passed, some failed, none was left to run
+                return
+            if not _record_death(records, code):
+                print(f"pytest ended with {code} on {', '.join(targets)}: see {records}.log", file=sys.stderr)
+                return
+
+    def start(self, arguments: Sequence[str], variables: Mapping[str, str], output: int) -> Any:
+        """``python ARGUMENTS``, which leads a session of its own and writes to the file *output*."""
+        command = [sys.executable, *arguments]
+        return subprocess.Popen(
+            command, cwd=self.folder, env=variables, stdout=output, stderr=output, start_new_session=True
+        )
+
+    def _pytest(self, targets: Sequence[str]) -> list[str]:
+        pytest = ["-m", "pytest", *targets, "-c", str(self.settings), f"--rootdir={self.folder}"]
+        return [*pytest, "-p", "benchmarks.suite_plugin", "-p", "no:cacheprovider", *self.options]
+
+    def _variables(self, more: Mapping[str, str]) -> dict[str, str]:
+        variables = {**os.environ, "OMP_NUM_THREADS": "1", **self.environment, **more}
+        paths = [str(ROOT), variables.get("PYTHONPATH", "")]
+        return {**variables, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
+def _record_death(records: Path, code: int) -> bool:
+    """Record the test in which a process died as dead; whether there was one."""
+    running = {}
+    for record in read(records):
+        if record["kind"] == "started" and not record["launched"]:
+            running[record["test"]] = record
+        elif record["kind"] in ("ended", "died"):
+            running.pop(record["test"], None)
+    with open(records, "a") as lines:
+        for test in running:
+            death = {"kind": "died", "test": test, "how": "died", "words": f"its process ended with {code}"}
+            lines.write(json.dumps(death) + "\n")
+    return bool(running)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A project's source, and the folder for what runs."""
+
+    project: Project
+    source: Path
+    work: Path
+
+    def suite(self, name: str) -> Suite:
+        """A suite in a copy of its own: tests look for files that others leave in the folder."""
+        folder, project = self.work / name / "tests", self.project
+        if not folder.exists():
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(self.source / "tests", folder, ignore=ignored, symlinks=True)
+        environment = {"PYTHONPATH": str(self.work / "entry_point"), **project.environment}
+        options = ("--continue-on-collection-errors", "-p", "no:randomly", *project.options)
+        settings = folder / project.settings
+        return Suite(folder=folder, settings=settings, left=project.left, environment=environment, options=options)
+
+    def run(self, name: str, run: str) -> None:
+        """One piece, without or with the profiler."""
+        piece = self.project.pieces[name]
+        self.suite(f"{name}-{run}").run(piece.targets, self.work / f"{name}-{run}.jsonl", **piece.variables(run))
+
+    def outcomes(self, names: Iterable[str], run: str) -> dict[str, Outcome]:
+        """How all tests of the pieces ended."""
+        marks = {name: self.project.pieces[name].mark for name in names}
+        files = {name: outcomes(self.work / f"{name}-{run}.jsonl") for name in marks}
+        return {marks[name] + test: outcome for name, found in files.items() for test, outcome in found.items()}
+
+    def again(self, tests: Iterable[str]) -> dict[str, list[Pair]]:
+        """How *tests* end alone, without and with the profiler, twice each."""
+        found: dict[str, list[Pair]] = {}
+        suite, folder = self.suite("again"), self.work / "again-records"
+        folder.mkdir(exist_ok=True)
+        for number, test in enumerate(tests):
+            pieces = [piece for piece in self.project.pieces.values() if test.startswith(piece.mark)]
+            piece = max(pieces, key=lambda piece: len(piece.mark))
+            test_id, name = test.removeprefix(piece.mark), re.sub(r"\W+", "_", test)[-80:]
+            for attempt in range(2):
+                pair = []
+                for run in RUNS:
+                    records = folder / f"{name}-{number}-{attempt}-{run}.jsonl"
+                    suite.run([test_id], records, **piece.variables(run))
+                    pair.append(outcomes(records).get(test_id, Outcome(how="died", words="no record")))
+                found.setdefault(test, []).append((pair[0], pair[1]))
+        return found
+
+
+def drop_stale_records(work: Path) -> None:
+    """Throw away records of other versions: of all packages for a run without the profiler, of this one with it."""
+    installed = sorted(f"{each.name}=={each.version}" for each in metadata.distributions())
+    folders = (ROOT / "lightning_flops", ROOT / "benchmarks")
+    code = [path.read_bytes() for folder in folders for path in sorted(folder.rglob("*.py"))]
+    stamps = {"plain": "\n".join(installed), "profiled": hashlib.sha256(b"".join(code)).hexdigest()}
+    stamped = {run: path.read_text() if (path := work / f"{run}.stamp").is_file() else "" for run in RUNS}
+    stale = [run for run in RUNS if stamped[run] != stamps[run]]
+    for run in RUNS if "plain" in stale else stale:
+        for records in (*work.glob(f"*-{run}.jsonl"), *work.glob("again-records/*.jsonl")):
+            records.unlink()
+    for run, stamp in stamps.items():
+        (work / f"{run}.stamp").write_text(stamp)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run both, compare, write the page; 0 if the profiler made no difference but those by construction."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.suite", description=__doc__)
+    parser.add_argument("project", choices=("lightning", "deepspeed"))
+    parser.add_argument("source", type=Path, help="folder that holds its repository")
+    parser.add_argument("--work", type=Path, required=True, help="folder for what runs, and for the records")
+    parser.add_argument(
+        "--output", type=Path, help="the page (default: in benchmarks/results, unless --parts is given)"
+    )
+    parser.add_argument("--jobs", type=int, default=2, help="pieces that run at the same time")
+    parser.add_argument("--parts", nargs="+", help="some of its pieces")
+    options = parser.parse_args(arguments)
+    project: Project = import_module(f".suite_{options.project}", __package__).PROJECT
+    source, work, installed = options.source.resolve(), options.work.resolve(), metadata.version(project.package)
+    if not (source / project.holds).exists():
+        said = (
+            f"There is no {project.package} in {source}: give a folder that holds {project.repository} at the tag of "
+        )
+        print(f"{said}{installed}, the installed version.", file=sys.stderr)
+        return 2
+    files = [source / name for name in project.version_files if (source / name).is_file()]
+    version = files[0].read_text().strip() if files else "unknown"
+    if version != installed:
+        print(f"warning: the source is of version {version}, and {installed} is installed", file=sys.stderr)
+    work.mkdir(parents=True, exist_ok=True)
+    drop_stale_records(work)
+    project.prepare(work)
+    job, names = Job(project, source, work), options.parts or list(project.pieces)
+    with ThreadPoolExecutor(options.jobs) as pool:
+        list(pool.map(lambda each: job.run(*each), [(name, run) for name in names for run in RUNS]))
+    plain, profiled = (job.outcomes(names, run) for run in RUNS)
+    known = known_differences(project.known)
+    first = compare(plain, profiled, known)
+    result = compare(plain, profiled, known, again=job.again([*first.faults, *first.leaks]))
+    ran = f"{ran_in_words(('torch', project.package, 'pytest'))} The source is of version {version}."
+    page = report(result, title=project.title, about=f"{project.about} Parts: {', '.join(names)}.", ran=ran)
+    print("\n".join(page))
+    output = options.output or (None if options.parts else RESULTS / f"{options.project}_suite.md")
+    if output is not None:
+        write_page(output, page)
+    return 0 if result.good and (result.windows or options.parts) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

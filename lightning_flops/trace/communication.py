@@ -1,0 +1,154 @@
+"""Communication of one trace: how much of it computation hides, and every collective."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+
+import numpy as np
+
+from lightning_flops.schema.communication import CollectiveCalls, CollectiveRow, Overlap
+from lightning_flops.trace.columns import CollectiveArguments, Trace
+from lightning_flops.trace.intervals import (
+    NS_PER_US,
+    Intervals,
+    distinct,
+    durations_of,
+    inside,
+    intersect,
+    ratio,
+    table,
+    union,
+)
+from lightning_flops.trace.names import (
+    Kind,
+    collective_of_kernel,
+    computes_on_host,
+    host_collective,
+    is_point_to_point,
+)
+from lightning_flops.trace.structure import launched_at
+
+_LONGEST_GROUP_CHARS = 40
+_NOTHING = CollectiveArguments()
+
+
+def overlap(trace: Trace) -> Overlap:
+    """Computation, communication and their overlap over all steps."""
+    communication, computation = communication_and_computation(trace)
+    shared, wall = intersect(computation, communication).total, trace.steps.total_ns
+    return Overlap(
+        wall_us=wall / NS_PER_US,
+        computation_us=computation.total / NS_PER_US,
+        communication_us=communication.total / NS_PER_US,
+        overlap_us=shared / NS_PER_US,
+        other_us=(wall - union(computation, communication).total) / NS_PER_US,
+        overlap_ratio=ratio(shared, communication.total),
+    )
+
+
+def communication_and_computation(trace: Trace) -> tuple[Intervals, Intervals]:
+    """The moments of the steps in which the rank communicated, and those in which it computed."""
+    spans, collective = trace.steps.spans, trace.is_collective
+    if trace.has_device:
+        computes = trace.kind == Kind.KERNEL
+    else:
+        computes = trace.where(computes_on_host, Kind.OPERATOR)
+        # Operators inside a host collective are the copies that it consists of.
+        for lane in distinct(trace.lane[collective]).tolist():
+            rows = np.flatnonzero(computes & (trace.lane == lane))
+            computes[rows[inside(trace.merged(collective & (trace.lane == lane)), trace.start_ns[rows])]] = False
+    communication = intersect(trace.merged(collective), spans)
+    return communication, intersect(trace.merged(computes & ~collective), spans)
+
+
+def collective_name(trace: Trace, row: int) -> str:
+    """What the collective in *row* is called: by its own arguments, else by the event's name."""
+    name = trace.name_of(row)
+    return trace.collectives.get(row, _NOTHING).name or host_collective(name) or collective_of_kernel(name)
+
+
+def collective_bytes(trace: Trace, rows: list[int]) -> int | None:
+    """Bytes of the larger side of the collectives in *rows*; None if the trace does not say that of one.
+
+    A host scope says what it sends: what it gathers from all ranks is as many times that.
+    """
+    total = 0
+    for row in rows:
+        sent, times = trace.collectives.get(row, _NOTHING).bytes, 1
+        if not trace.on_device[row] and host_collective(trace.name_of(row)) in ("all_gather", "gather"):
+            times = 0 if trace.only_group is None else len(trace.only_group)
+        if sent is None or not times:
+            return None
+        total += sent * times
+    return total
+
+
+def collective_table(trace: Trace) -> tuple[CollectiveRow, ...] | None:
+    """Collectives by name, the longest first; None when the trace has none."""
+    found: dict[str, list[int]] = {}
+    for row in trace.by_start(trace.is_collective).tolist():
+        found.setdefault(collective_name(trace, row), []).append(row)
+    whole_ns = int(trace.duration_ns[trace.is_collective].sum())
+    rows = table(
+        CollectiveRow,
+        lambda row: (-row.latency.total_us, row.name),
+        name=found,
+        calls=map(len, found.values()),
+        bytes=[collective_bytes(trace, rows) for rows in found.values()],
+        latency=[durations_of(trace.duration_ns[rows], whole_ns=whole_ns) for rows in found.values()],
+    )
+    return rows or None
+
+
+def collective_calls(trace: Trace) -> tuple[CollectiveCalls, ...]:
+    """The collectives of *trace*, grouped by name, process group and the step in which they were started."""
+    found: dict[tuple[str, str | None, str | None, int | None], list[int]] = {}
+    every, steps = trace.by_start(trace.is_collective), trace.steps
+    for row, index in zip(every.tolist(), steps.of(launched_at(trace, every)).tolist(), strict=True):
+        if steps.marked and index < 0:
+            continue
+        arguments, name = trace.collectives.get(row, _NOTHING), collective_name(trace, row)
+        group, channel = arguments.group or _default_group(trace), None
+        if is_point_to_point(name, trace.name_of(row)):
+            channel = _channel(trace, arguments)
+            group = group if channel is not None else None
+        number = steps.numbers[index] if steps.marked else None
+        found.setdefault((name, group, channel, number), []).append(row)
+    return tuple(
+        CollectiveCalls(
+            name=name,
+            group=None if group is None else _short(group),
+            group_size=trace.collectives.get(rows[0], _NOTHING).group_size,
+            channel=channel,
+            step=number,
+            calls=len(rows),
+            bytes=collective_bytes(trace, rows),
+            total_ns=int(trace.duration_ns[rows].sum()),
+            latency_ns=array("q", trace.duration_ns[rows].tolist()),
+        )
+        for (name, group, channel, number), rows in found.items()
+    )
+
+
+def _channel(trace: Trace, arguments: CollectiveArguments) -> str | None:
+    """Sender and receiver; None if the trace does not say one of them."""
+    source = trace.rank if arguments.source is None else arguments.source
+    destination = trace.rank if arguments.destination is None else arguments.destination
+    if source is None or destination is None or arguments.source is arguments.destination:
+        return None
+    return f"{source} to {destination}"
+
+
+def _default_group(trace: Trace) -> str | None:
+    """The group of calls that name none; None if this rank is in several."""
+    if trace.only_group is not None:
+        return str(list(trace.only_group))
+    return "" if trace.groups is None else None
+
+
+def _short(group: str) -> str:
+    """A group's name and members in few characters: a report of thousands of ranks has thousands of these."""
+    if len(group) <= _LONGEST_GROUP_CHARS:
+        return group
+    return hashlib.blake2b(group.encode(errors="surrogatepass"), digest_size=8).hexdigest()

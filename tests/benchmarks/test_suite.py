@@ -1,0 +1,184 @@
+"""Comparing two runs of somebody else's tests finds what differs, what is left and what died, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from benchmarks.suite import Known, Outcome, Suite, compare, known_differences, last_words, outcomes, report
+from tests.forks import BEFORE_LIGHTNING, Fork, start_fork
+from tests.ranks import environment_of_ranks
+
+NO_OTHER_PLUGINS = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+"""Each process would import what the plugins that are installed need, for a second or two."""
+
+PASSED, FAILED = Outcome(how="passed"), Outcome(how="failed", words="E   AssertionError: 3 callbacks\n")
+
+
+def test_what_ends_alike_is_no_difference() -> None:
+    runs = {"a": PASSED, "b": FAILED, "c": Outcome(how="skipped")}
+    result = compare(runs, runs, {})
+    assert result.good
+    assert result.same == {"passed": 1, "failed": 1, "skipped": 1}
+
+
+def test_a_test_that_the_profiler_makes_fail_is_a_fault() -> None:
+    result = compare({"a": PASSED}, {"a": FAILED}, {})
+    assert not result.good
+    assert result.faults == {"a": (PASSED, FAILED)}
+
+
+def test_a_listed_difference_counts_as_one_only_if_it_says_what_the_list_says() -> None:
+    callbacks = Known("lists its callbacks", r"\d callbacks")
+    assert compare({"a": PASSED}, {"a": FAILED}, {"a": callbacks}).by_construction == {"a": callbacks}
+    assert compare({"a": PASSED}, {"a": FAILED}, {"a": Known("", "files")}).faults.keys() == {"a"}
+    assert compare({"a": PASSED}, {"a": PASSED}, {"a": callbacks}).known_and_the_same == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("again", "steady"),
+    [([(PASSED, FAILED), (PASSED, FAILED)], True), ([(PASSED, PASSED)], False), ([(FAILED, FAILED)], False)],
+)
+def test_a_fault_differs_every_time(again: list[tuple[Outcome, Outcome]], steady: bool) -> None:
+    result = compare({"a": PASSED}, {"a": FAILED}, {}, again={"a": again})
+    assert (result.faults.keys() == {"a"}, result.unsteady.keys() == {"a"}) == (steady, not steady)
+
+
+def test_what_is_left_with_the_profiler_alone_is_a_leak() -> None:
+    plain = {"a": Outcome(how="passed", left=("torch: functions",))}
+    profiled = {"a": Outcome(how="passed", left=("torch: functions", "Trainer.fit"))}
+    result = compare(plain, profiled, {})
+    assert not result.good
+    assert result.leaks == {"a": ("Trainer.fit",)}
+
+
+def test_a_profiler_that_failed_is_no_good_run_though_every_test_passed() -> None:
+    said = ("the FLOPs profiler failed and has taken itself out; training goes on: KeyError: 3",)
+    result = compare({"a": PASSED}, {"a": Outcome(how="passed", said=said)}, {})
+    assert not result.good
+    assert result.failures == {"a": said}
+
+
+def test_a_test_that_ran_one_way_only_is_named() -> None:
+    result = compare({"a": PASSED, "b": PASSED}, {"a": PASSED}, {})
+    assert not result.good
+    assert result.missing == ("b",)
+
+
+def test_the_page_counts_and_names_what_differs() -> None:
+    known = {"b": Known("lists its callbacks", "3 callbacks")}
+    plain, profiled = dict.fromkeys("abcd", PASSED), {"a": PASSED, "b": FAILED, "c": FAILED, "d": PASSED}
+    page = "\n".join(report(compare(plain, profiled, known), title="T", about="h", ran="r"))
+    assert "| ran without and with the profiler | 4 |\n| ended alike (2 passed) | 2 |\n" in page
+    assert "## By construction: lists its callbacks (1)\n\n- `b`" in page
+    assert "- `c`: passed without, failed with the profiler: `AssertionError: 3 callbacks`\n" in page
+
+
+def test_the_list_of_known_differences_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "known.txt"
+    path.write_text("# one reason\n~ says\na\nb[x y]\n\n# another\n~ words\nc\n")
+    one = Known("one reason", "says")
+    assert known_differences(path) == {"a": one, "b[x y]": one, "c": Known("another", "words")}
+
+
+def test_a_test_without_a_reason_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "known.txt"
+    path.write_text("# one reason\na\n")
+    with pytest.raises(ValueError, match=r"known.txt:2: a test stands behind a reason and what it then says"):
+        known_differences(path)
+
+
+def test_the_words_of_a_failure_are_its_first_error() -> None:
+    words = "x.py:1: in f\nE   assert 1 == 2\nE    +  where 1\nlog\n"
+    assert last_words(Outcome(how="failed", words=words)) == "assert 1 == 2"
+
+
+# ---- a suite that passes, fails, leaks and dies
+
+SUITE = """
+import os
+import pytest
+from torch.nn.modules.module import register_module_forward_hook
+
+def test_passes(): pass
+def test_fails(): assert 1 == 2
+@pytest.mark.skip
+def test_skipped(): pass
+@pytest.mark.xfail
+def test_expected(): assert False
+def test_leaks(): register_module_forward_hook(lambda *args: None)
+@pytest.fixture
+def broken():
+    yield
+    raise ValueError("in a fixture")
+def test_in_a_fixture(broken): pass
+def test_dies(): os._exit(7) if os.environ.get("DIES") else None
+def test_behind(): pass
+"""
+
+
+class Forked(Suite):
+    """Its processes find torch imported, which is nearly all that they take."""
+
+    def start(self, arguments: Sequence[str], variables: Mapping[str, str], output: int) -> Fork:
+        return start_fork(
+            arguments,
+            imports=BEFORE_LIGHTNING,
+            folder=self.folder,
+            environment=environment_of_ranks({}),
+            place=variables,
+            output=output,
+        )
+
+
+def suite_in(folder: Path) -> Suite:
+    (folder / "test_them.py").write_text(SUITE)
+    (folder / "settings.ini").write_text("[pytest]\n")
+    return Forked(
+        folder=folder,
+        settings=folder / "settings.ini",
+        environment=NO_OTHER_PLUGINS,
+        options=("-p", "pytest_timeout"),
+    )
+
+
+def test_every_test_of_a_run_has_an_outcome_also_behind_one_that_ends_the_process(tmp_path: Path) -> None:
+    suite = suite_in(tmp_path)
+    suite.run(["test_them.py"], tmp_path / "plain")
+    suite.run(["test_them.py"], tmp_path / "profiled", DIES="1")
+    plain, profiled = outcomes(tmp_path / "plain"), outcomes(tmp_path / "profiled")
+    assert {name.partition("::")[2]: outcome.how for name, outcome in plain.items()} == {
+        "test_passes": "passed",
+        "test_fails": "failed",
+        "test_skipped": "skipped",
+        "test_expected": "xfailed",
+        "test_leaks": "passed",
+        "test_in_a_fixture": "error",
+        "test_dies": "passed",
+        "test_behind": "passed",
+    }
+    assert plain["test_them.py::test_leaks"].left == ("torch: hooks",)
+    result = compare(plain, profiled, {})
+    assert result.faults.keys() == {"test_them.py::test_dies"}
+    assert profiled["test_them.py::test_dies"].words == "its process ended with 7"
+    assert sum(result.same.values()) == 7
+    # What has ended is not run again.
+    before = (tmp_path / "plain").read_text()
+    suite.run(["test_them.py"], tmp_path / "plain")
+    assert (tmp_path / "plain").read_text() == before
+
+
+def test_a_test_on_several_ranks_ended_as_the_worst_of_them(tmp_path: Path) -> None:
+    lines = [
+        {"kind": "ended", "test": "a", "launched": True, "how": "failed", "words": "rank 1", "left": []},
+        {"kind": "profiled", "test": "a", "pid": 1, "timed": 2, "traced": True},
+        {"kind": "profiled", "test": "a", "pid": 2, "timed": 0, "traced": False},
+        {"kind": "ended", "test": "a", "launched": False, "how": "passed", "words": "", "left": ["x"]},
+    ]
+    (tmp_path / "records").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert outcomes(tmp_path / "records") == {
+        "a": Outcome(how="failed", words="rank 1", left=("x",), windows=2, traced=1)
+    }

@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any, get_args
+
+import pytest
+
+from lightning_flops.commands.trace import SORT_KEYS
+from lightning_flops.instrument.counting.recorded_calls import recorded_work
+from lightning_flops.report.layout import SortKey, View
+from lightning_flops.report.trace_text import render_traces
+from lightning_flops.schema.trace import TracesReport
+from tests.analysis.in_memory import analyze_traces
+from tests.analysis.trace_events import kernel, launch, memory, module, on_device, operator, phase, step, trace
+
+
+def test_rows_go_by_what_was_asked_for_and_stay_where_a_table_has_no_such_key() -> None:
+    rows = [("b", 1, None), ("c", 3, 7.0), ("a", 2, 9.0)]
+    view = View(rows=None, sort="calls")
+    assert view.sorted(rows, calls=lambda row: row[1]) == [rows[1], rows[2], rows[0]]
+    assert replace(view, sort="name").sorted(rows, name=lambda row: row[0]) == [rows[2], rows[0], rows[1]]
+    assert replace(view, sort="rate").sorted(rows, rate=lambda row: row[2]) == [rows[2], rows[1], rows[0]]
+    assert replace(view, sort="bytes").sorted(rows, name=lambda row: row[0]) == rows
+    assert replace(view, sort=None).sorted(rows, name=lambda row: row[0]) == rows
+
+
+def test_names_give_way_where_the_terminal_is_narrow() -> None:
+    rows = [["x" * 60, "1"], ["y" * 60, "2"]]
+    wide = View(rows=None).table(["name", "calls"], rows)
+    assert max(map(len, wide)) == 60 + 2 + 10
+    narrow = View(rows=None, width=50).table(["name", "calls"], rows)
+    assert max(map(len, narrow)) == 50
+    assert narrow[1].split() == ["x" * 21 + "…" + "x" * 21, "1"]
+    # What cannot be cut any more stays as it is.
+    assert max(map(len, View(rows=None, width=5).table(["name", "calls"], rows))) == 16 + 2 + 5
+
+
+def test_a_table_moves_together_before_names_are_cut() -> None:
+    rows = [["x" * 20, "1", "2"]]
+    assert View(rows=None, width=34).table(["name", "a", "b"], rows)[1] == "x" * 20 + "  1  2"
+
+
+def test_a_table_that_is_too_wide_goes_on_below_with_its_names() -> None:
+    rows = [["name of a row", "111111111", "222222222", "333333333"]]
+    assert View(rows=None, width=36).table(["head", "a", "b", "c"], rows) == [
+        "head                   a          b",
+        "name of a row  111111111  222222222",
+        "",
+        "head                   c",
+        "name of a row  333333333",
+    ]
+
+
+def test_the_widest_of_the_texts_on_the_left_gives_way() -> None:
+    rows = [["a" * 30, "b" * 20, "1"]]
+    lines = View(rows=None, width=45).table(["x", "y", "n"], rows, left=(0, 1))
+    assert lines[1] == f"{'a' * 10}…{'a' * 9}  {'b' * 20}  1"
+
+
+def test_a_line_goes_on_below_its_label_where_the_terminal_is_narrow() -> None:
+    assert View(rows=None).line("peak", "2 GB") == [f"{'peak:':<70}  2 GB"]
+    assert View(rows=None, width=40).line("peak", "2 GB") == [f"{'peak:':<20}  2 GB"]
+    assert View(rows=None, width=30).line("device 0: achieved occupancy", "39.00%") == [
+        "device 0: achieved occupancy:",
+        "    39.00%",
+    ]
+
+
+def test_the_command_knows_the_keys_that_the_tables_know() -> None:
+    assert SORT_KEYS and set(SORT_KEYS) == set(get_args(SortKey))
+
+
+@pytest.mark.parametrize(("sort", "first"), [("max", "aten::add"), ("calls", "aten::mm"), ("name", "aten::add")])
+def test_tables_of_a_report_are_sorted(sort: str, first: str) -> None:
+    report = analyze_traces(
+        [
+            trace(
+                step(1, 0, 100),
+                operator("aten::mm", 0, 20),
+                operator("aten::mm", 30, 25),
+                operator("aten::add", 60, 30),
+            )
+        ]
+    )
+    text = render_traces(report, sort=sort)  # type: ignore[arg-type]
+    lines = text.splitlines()
+    place = next(index for index, line in enumerate(lines) if line.startswith("operator ") and "host self" in line)
+    assert lines[place + 1].startswith(first)
+
+
+def test_rows_cap_every_table() -> None:
+    events = [step(number, 100 * number, 100) for number in range(9)]
+    for number in range(9):
+        events += [operator(f"aten::op{number}", 100 * number, 50), launch(number, 100 * number)]
+        events += [kernel(number, 100 * number + 1, 5, name=f"k{number}", stream=number)]
+    text = render_traces(analyze_traces([trace(*events)]), top_rows=2)
+    assert "step 2 " not in text
+    assert "op2" not in text
+    assert "\nk2 " not in text
+    assert "stream 2" not in text
+    assert text.count("(and 7 more)") == 3  # steps, operators, kernels
+    assert "(and 8 more)" in text  # of the device as a whole and nine streams, two are shown
+
+
+SHAPES: dict[str, Any] = {"Input Dims": [[2, 3], [3, 4]], "Input type": ["float", "float"], "Concrete Inputs": ["", ""]}
+
+
+@pytest.fixture(scope="module")
+def every_table() -> TracesReport:
+    """Two ranks; the second step is longer, and has two products where the first has one."""
+    reports = []
+    for rank in (0, 1):
+        long = 200 + 100 * rank
+        events = [
+            step(1, 0, 100),
+            phase("forward", 0, 40),
+            module("b", 5, 10),
+            module("a", 20, 15),
+            operator("aten::mm", 21, 5, **SHAPES),
+            memory(6, 100, device=0, Addr=1),
+            memory(22, 300, device=0, Addr=2),
+            memory(36, 200, device=0, Addr=3),
+            phase("backward", 40, 50),
+            launch(1, 22),
+            kernel(1, 30, 5, name="sgemm"),
+            launch(2, 24, 2),
+            on_device("gpu_memset", 2, 50, 12, name="Memset (Device)", stream=8),
+            step(2, 1000, long),
+            operator("aten::mm", 1021, 5, **SHAPES),
+            operator("aten::mm", 1031, 5, **SHAPES),
+            launch(3, 1022),
+            kernel(3, 1030, 5, name="sgemm"),
+            launch(4, 1040),
+            kernel(4, 1050, 7, name="ncclDevKernel_AllGather", stream=8),
+            launch(5, 1042),
+            kernel(5, 1060, 20 + rank, name="ncclDevKernel_AllReduce", stream=8),
+        ]
+        head = {"distributedInfo": {"rank": rank, "world_size": 2, "backend": "nccl"}}
+        reports.append(trace(*events, **head))
+    return analyze_traces(reports, formulas=recorded_work)
+
+
+def rows_of(text: str, *, section: str, head: str) -> list[str]:
+    """The first cells of the first table of a section whose head begins so."""
+    lines = iter(text[text.index(f" {section} -") :].splitlines())
+    next(line for line in lines if line.split("  ")[0] == head)
+    rows = itertools.takewhile(lambda line: line and not line.startswith(("(and", "-", "mean", "ratio")), lines)
+    return [row.split("  ")[0] for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("section", "head", "sort", "rows"),
+    [
+        ("Step time", "", None, ["step 1", "step 2"]),
+        ("Step time", "", "total", ["step 2", "step 1"]),
+        ("Step time", "", "calls", ["step 1", "step 2"]),
+        ("FLOPs", "", "flops", ["step 2", "step 1"]),
+        ("FLOPs", "", "rate", ["step 1", "step 2"]),  # 48 FLOPs in 100 us, 96 in 200
+        ("Phases", "host", "total", ["step", "backward", "forward"]),
+        ("Phases", "host", "name", ["backward", "forward", "others", "step"]),
+        ("Memory by module (bytes)", "module", "bytes", ["(root)", "a", "b"]),
+        ("Memory by module (bytes)", "module", "name", ["(root)", "a", "b"]),
+        ("Memory over time", "module", "bytes", ["a", "(root)", "b"]),
+        ("Idle", "", "total", ["device 0", "device 0 stream 8", "device 0 stream 7"]),
+        ("Launches", "", "calls", ["kernel", "memset"]),
+        ("Launches", "", "mean", ["memset", "kernel"]),
+        ("Ranks", "rank", None, ["0", "1"]),
+        ("Ranks", "rank", "total", ["1", "0"]),
+    ],
+)
+def test_every_table_is_sorted_by_what_it_has(
+    every_table: TracesReport, section: str, head: str, sort: SortKey | None, rows: list[str]
+) -> None:
+    shown = rows_of(render_traces(every_table, sort=sort), section=section, head=head)
+    assert [row for row in shown if row in rows] == rows
+
+
+def test_collectives_of_ranks_are_those_with_most_time_first(every_table: TracesReport) -> None:
+    text = render_traces(every_table)
+    table = text[text.index("\ncollective ") :].splitlines()[2:4]
+    # 21 us on rank 1, 20 on rank 0, then the 7 of each.
+    assert [line.split()[0] for line in table] == ["allreduce", "allgather"]
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_everything_fits_the_terminal(every_table: TracesReport, width: int) -> None:
+    text = render_traces(every_table, width=width)
+    assert max(map(len, text.splitlines())) <= width
