@@ -68,10 +68,11 @@ class Phase(Enum):
     TRACING = "tracing"
     CLOSED = "closed"
 
-    @property
-    def idle(self) -> bool:
+    def __init__(self, word: str) -> None:
+        # Plain attributes, because these are asked at every step of a run.
+        self.idle = word in ("waiting", "settling")
         """Whether steps pass by, neither counted, timed nor traced."""
-        return self is Phase.WAITING or self is Phase.SETTLING
+        self.counts = word in ("counting", "sampling")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,7 +215,7 @@ class Recorder:
     @property
     def counting(self) -> bool:
         """Whether the running step is counted; its time is then not usable."""
-        return self.state is Phase.COUNTING or self.state is Phase.SAMPLING
+        return self.state.counts
 
     @property
     def timer(self) -> PhaseTimer | None:
