@@ -419,7 +419,7 @@ def operators_section(profile: Profile) -> Section | None:
         *(quantity(label, of(phase), "FLOPs") for label, phase in phases.items()),
         share("share", lambda one: ratio(part=one.flops.total, whole=whole)),
         Column("dtype", lambda one: ", ".join(one.dtypes), str, left=True),
-        *roofline_columns(spending),
+        *_roofline_columns(spending),
     ]
     note = ""
     if any(one.roofline is not None and one.roofline.flops_per_byte is not None for one in spending):
@@ -429,7 +429,7 @@ def operators_section(profile: Profile) -> Section | None:
     return Section(title, note, [table(spending, columns, least_width=5, after=after)])
 
 
-def roofline_columns(rows: Sequence[ModuleProfile] | Sequence[OperatorProfile]) -> Iterator[Column]:
+def _roofline_columns(rows: Sequence[OperatorProfile]) -> Iterator[Column]:
     """The columns of their rooflines that some of *rows* have a figure for."""
 
     def of(name: str) -> Any:
