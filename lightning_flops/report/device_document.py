@@ -122,13 +122,18 @@ def traced_section(profile: Profile) -> Section | None:
     if traced is None:
         return None
     tables = traced.tables
-    about = (
-        f"No profiler could run. In {word} {traced.index}, a clock was read at each module's hooks, so latencies are "
-        "of the fwd alone."
-        if tables is None
-        else f"{word.title()} {traced.index} ran under torch.profiler, apart from the counted and the timed "
-        f"{plural(word, 2)}."
-    )
+    if tables is None:
+        about = (
+            f"No profiler could run. In {traced.named(word)}, a clock was read at each module's hooks, so latencies "
+            "are of the fwd alone."
+        )
+    else:
+        about = (
+            f"{traced.named(word).capitalize()} ran under torch.profiler, apart from the counted and the timed "
+            f"{plural(word, 2)}."
+        )
+    if traced.steps > 1:
+        about += f" Times of modules and operators are medians over these {plain(traced.steps)}."
     if not traced.like_counted:
         about += " Its batch shapes, or its numbers of forwards, backwards and updates, are not the counted step's."
     items: list[Figure | Table | str] = [f"Every table: lightning-flops trace {file}" for file in traced.files]
