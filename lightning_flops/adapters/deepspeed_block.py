@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lightning_flops.config import BLOCK, ProfilerConfig, TakenBlock
+from lightning_flops.run.reports import OUTCOMES
 from lightning_flops.text.json_text import shown
 from lightning_flops.text.printable import package_logger
 
@@ -46,6 +47,7 @@ def log_mistakes(taken: TakenBlock, *, run: str) -> None:
     for words in taken.unknown:
         logger.warning("in the DeepSpeed config, %s", words)
     if taken.wrong:
+        OUTCOMES.warned = True
         logger.warning("this %s is not profiled: %s", run, taken.wrong)
 
 
