@@ -57,7 +57,7 @@ def _fastest(run: Callable[[], object], device: torch.device) -> float:
         wait()
         return time.perf_counter() - began
 
-    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    wait: Callable[[], object] = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     run()
     wait()
     until = time.perf_counter() + _SEC_EACH
