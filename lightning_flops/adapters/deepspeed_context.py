@@ -22,6 +22,7 @@ from lightning_flops.instrument.timing.settling import steps_to_settle
 from lightning_flops.instrument.torch_private.loading import fetched_ahead
 from lightning_flops.records import RunContext
 from lightning_flops.run.output import LoggedOutput
+from lightning_flops.run.reports import OUTCOMES
 from lightning_flops.run.run import Run
 from lightning_flops.sinks.console import to_standard_output
 from lightning_flops.sinks.services import monitors_in
@@ -177,4 +178,5 @@ def log_mistakes(taken: TakenBlock, *, run: str) -> None:
     for words in taken.unknown:
         logger.warning("in the DeepSpeed config, %s", words)
     if taken.wrong:
+        OUTCOMES.warned = True
         logger.warning("this %s is not profiled: %s", run, taken.wrong)
