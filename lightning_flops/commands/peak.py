@@ -35,7 +35,7 @@ def _measure(options: argparse.Namespace) -> int:
     except ImportError:
         complain("peak needs torch")
         return 2
-    from lightning_flops.analysis.measured_peaks import measured_file, read_measured
+    from lightning_flops.analysis.measured_peaks import COPY, measured_file, read_measured
     from lightning_flops.instrument.peaks import measure
     from lightning_flops.instrument.timing.processor_wait import ProcessorWatch
     from lightning_flops.sinks.file import write_text_file
@@ -47,11 +47,12 @@ def _measure(options: argparse.Namespace) -> int:
         devices[torch.cuda.get_device_name()] = torch.device("cuda")
     found, lines = read_measured(host), []
     for name, device in devices.items():
-        found[name] = measure(device)
+        products, copy = measure(device)
+        found[name] = {**products, COPY: copy}
         threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else ""
         lines.append(f"{name}{threads}, measured:\n")
         for what, rate in found[name].items():
-            lines.append(f"  {what:<10}{si(rate, 'B/s' if what == 'copy' else 'FLOP/s'):>16}\n")
+            lines.append(f"  {what:<10}{si(rate, 'B/s' if what == COPY else 'FLOP/s'):>16}\n")
     print_whole("".join(lines))
     loss = watch.loss()
     waited = 0.0 if loss is None else loss.waited_share or 0.0

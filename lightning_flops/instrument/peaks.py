@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from lightning_flops.analysis.measured_peaks import COPY
-
 _SEC_EACH = 0.1
 """How long each size is measured, and the copy."""
 _LEAST_SEC = 0.01
@@ -19,8 +17,8 @@ _COPIED_BYTES = 1 << 26
 """More than caches hold."""
 
 
-def measure(device: torch.device) -> dict[str, float]:
-    """FLOP/s of the fastest product in each dtype on *device*, by the counter's names, and bytes/s of a copy."""
+def measure(device: torch.device) -> tuple[dict[str, float], float]:
+    """FLOP/s of the fastest product in each dtype on *device*, by the counter's names; and bytes/s of a copy."""
     cuda, before = device.type == "cuda", torch.get_float32_matmul_precision()
     found: dict[str, float] = {}
     try:
@@ -35,7 +33,7 @@ def measure(device: torch.device) -> dict[str, float]:
         torch.set_float32_matmul_precision(before)
     source = torch.ones(_COPIED_BYTES // 4, device=device)
     target = torch.empty_like(source)
-    return {**found, COPY: 2 * _COPIED_BYTES / _fastest(lambda: target.copy_(source), device)}
+    return found, 2 * _COPIED_BYTES / _fastest(lambda: target.copy_(source), device)
 
 
 def _products(dtype: torch.dtype, device: torch.device) -> Iterator[float]:
