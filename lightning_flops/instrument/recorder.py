@@ -22,7 +22,8 @@ from torch import nn
 from lightning_flops import host_clock
 from lightning_flops.config import TraceSchedule
 from lightning_flops.instrument.batches import never_alike, shapes_text
-from lightning_flops.instrument.counting.part_counter import Counter, PartCounter
+from lightning_flops.instrument.counting.flop_counter import FlopCounter
+from lightning_flops.instrument.counting.part_counter import PartCounter
 from lightning_flops.instrument.module_scope import describe_modules
 from lightning_flops.instrument.notes import Notes, notes_on_times
 from lightning_flops.instrument.timing.clocks import Clock
@@ -182,7 +183,7 @@ class Recorder:
         timing_steps: int,
         settle_steps: int,
         clock: Clock[Any] | None,
-        new_counter: Callable[[nn.Module], Counter],
+        new_counter: Callable[[nn.Module], FlopCounter],
         notes: Notes,
         tracing: TraceCycles | None = None,
         whole: Callable[[], nn.Module | None] = lambda: None,

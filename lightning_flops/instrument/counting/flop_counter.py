@@ -248,7 +248,7 @@ class FlopCounter:
         # A wrapper and the module in it have one name, and count as one call.
         is_wrapped = caller.module == name and isinstance(caller.owner, nn.Module) and module in caller.owner.children()
         if task == NO_GRAPH_TASK and not state.paused and not is_wrapped:
-            self._totals.calls[name] = self._totals.calls.get(name, 0) + 1
+            self._totals.called(name)
         state.push(Running(name, "forward", module, task, without_grad=without_grad))
 
     def _on_module_leave(self, module: nn.Module, args: Any, output: Any) -> None:

@@ -34,6 +34,8 @@ from lightning_flops.text.printable import package_logger
 
 logger = package_logger(__name__)
 
+_FORWARDS = ("forward", "recompute")
+
 
 class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
     """Runs every operator, then adds what it cost where the thread's state says."""
@@ -175,7 +177,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
     ) -> Cell:
         """Adds the FLOPs of one call of an operator that has a formula; returns their cell."""
         totals, entry = self._totals, operator.entry
-        if phase == "forward" and self._compiled.in_place:
+        if phase in _FORWARDS and self._compiled.in_place:
             module = self._compiled.running_region(state, module)
         try:
             work = entry.compute(args, kwargs, out)
@@ -199,7 +201,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         if repeated:  # its bytes stay with the backward, in whose kernel it runs
             again = totals.cell(module, "recompute", operator.name, name)
             totals.add(again, "recompute", repeated, skipped_again)
-        if phase in ("forward", "recompute"):
+        if phase in _FORWARDS:
             self._follow(state, cell, flops, args, kwargs)
         return cell
 

@@ -108,8 +108,9 @@ def _work(name: str, types: Sequence[str], call: RecordedCall, function: Any) ->
         return RecordedWork(role="composite" if composite else "free", operator=name)
     if entry.kind == "unknown":
         heavy = _may_multiply(call.operator, types)
-        role = "composite" if composite else "unknown"
-        return RecordedWork(role=role, operator=name, heavy=heavy, reason="it has no formula")
+        return RecordedWork(
+            role="composite" if composite else "unknown", operator=name, heavy=heavy, reason="it has no formula"
+        )
     try:
         args, kwargs = _arguments(schema, _last(call.inputs, len(schema.arguments)))
         out = _result(function, args, kwargs, call.result)
@@ -135,8 +136,9 @@ def _last(inputs: RecordedInputs, count: int) -> RecordedInputs:
     """The last arguments, which are a call's own: TorchScript records all that its interpreter has on the stack."""
     if len(inputs.types) <= count:
         return inputs
-    columns = {name: getattr(inputs, name) for name in ("dims", "types", "concrete", "strides")}
-    return RecordedInputs(**{key: one if one is None else one[len(one) - count :] for key, one in columns.items()})
+    columns: dict[str, Any] = {name: getattr(inputs, name) for name in ("dims", "types", "concrete", "strides")}
+    last: dict[str, Any] = {name: one if one is None else one[len(one) - count :] for name, one in columns.items()}
+    return RecordedInputs(**last)
 
 
 @lru_cache(maxsize=4096)

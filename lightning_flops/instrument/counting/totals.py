@@ -65,6 +65,11 @@ class Totals:
             cell = self._cells[key] = Cell()
         return cell
 
+    def called(self, module: str) -> None:
+        """A module was called."""
+        with self.lock:
+            self.calls[module] = self.calls.get(module, 0) + 1
+
     def add(self, cell: Cell, phase: FlopPhase, flops: int, skipped: int) -> None:
         """Add FLOPs to a cell of *phase*."""
         cell.flops += flops

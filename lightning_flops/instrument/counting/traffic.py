@@ -69,7 +69,8 @@ class Operator:
         self.selects = short in _SELECTING
         self.reads_number = short == _READS_NUMBER
         self.keywords: tuple[str, ...] | None = None
-        self.sized_by_values = _has_sparse if self.counted else None
+        self.sized_by_values: Callable[[tuple[Any, ...]], bool] | None = _has_sparse if self.counted else None
+        """Asks a call's arguments whether numbers in tensors decide the size of its result; None: they never do."""
         self.moves_nothing = self.looks_inside = False
         if self.higher_order:
             return
@@ -99,7 +100,6 @@ class Operator:
 
 
 def _sized_by_values(function: Any, short: str) -> Callable[[tuple[Any, ...]], bool] | None:
-    """Asks an operator's arguments whether numbers in tensors decide the size of its result; None: they never do."""
     if short == _READS_NUMBER:
         return _is_whole
     if short == "index":

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar, overload
 
 import torch
 
@@ -21,6 +21,8 @@ from lightning_flops.instrument.torch_private.operators import (
     packet_name,
     schema_of,
 )
+
+F = TypeVar("F", bound=Formula | int)
 
 
 class FunctionListener(Protocol):
@@ -46,6 +48,12 @@ _listeners: list[FunctionListener] = []
 _lock = threading.RLock()
 
 
+@overload
+def register_flop_formula(target: Any, formula: F, *, backward: Formula | int | None = None) -> F: ...
+@overload
+def register_flop_formula(
+    target: Any, formula: None = None, *, backward: Formula | int | None = None
+) -> Callable[[F], F]: ...
 def register_flop_formula(
     target: Any, formula: Formula | int | None = None, *, backward: Formula | int | None = None
 ) -> Any:
