@@ -91,7 +91,7 @@ class EngineRun:
     ) -> None:
         self.engine = engine
         self._is_whole = self._is_between_steps()  # the step that runs, or comes next, is seen from its beginning
-        self._in_step = False  # A forward of the running step has begun
+        self._in_step = False  # a forward of the running step has begun
         self._evaluates = False
         self._batch: Any = ()
         self._shapes: Shapes = ()  # of all forwards of the running batch; empty before its first
