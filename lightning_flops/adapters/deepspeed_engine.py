@@ -91,7 +91,7 @@ class EngineRun:
     ) -> None:
         self.engine = engine
         self._is_whole = self._is_between_steps()  # the step that runs, or comes next, is seen from its beginning
-        self._in_step = False  # A forward of the running step has begun
+        self._in_step = False  # a forward of the running step has begun
         self._evaluates = False
         self._batch: Any = ()
         self._shapes: Shapes = ()  # of all forwards of the running batch; empty before its first
@@ -135,6 +135,8 @@ class EngineRun:
             "forward": (self._forward_begins, self._leave),
             "backward": (self.backward_begins, self.backward_ends),
             "step": (self._step_begins, self._step_ends),
+            "train": (self._mode_changes, _nothing),
+            "eval": (lambda: self._mode_changes(False), _nothing),
             # What the engine itself computes for the update, such as Muon's products, is the optimizer's.
             "_backward_epilogue": (self._work_begins, self._gradients_are_there),
             "_take_model_step": (self._work_begins, lambda _: self._work.close()),
@@ -225,10 +227,8 @@ class EngineRun:
     def _forward_begins(self, *args: Any, **kwargs: Any) -> None:
         run = self.run
         if not torch.is_grad_enabled():
-            if not (self._in_step or self._evaluates or self.engine.module.training):
-                self._evaluates = True
-                self.run.tokens.fetched.clear()
-                self.run.outside("validation", since_batch=True)
+            if not (self._in_step or self.engine.module.training):
+                self._evaluation_begins(since_batch=True)
             run.enter("forward", counts=False)
         elif self._is_whole:
             self._steps_go_on()
@@ -286,6 +286,19 @@ class EngineRun:
         self._in_step = not ends_step
         logs = ends_step and context.is_reading_due(engine)
         run.batch_done(batch, shapes, updates=int(ends_step), ends_step=ends_step, logs=logs, tokens=tokens)
+
+    def _mode_changes(self, mode: bool = True) -> None:
+        if not mode and not self._in_step:
+            self._evaluation_begins()
+        elif mode and self._evaluates:
+            self._evaluates = False
+            self.run.inside()
+
+    def _evaluation_begins(self, *, since_batch: bool = False) -> None:
+        if not self._evaluates:
+            self._evaluates = True
+            self.run.tokens.fetched.clear()
+            self.run.outside("validation", since_batch=since_batch)
 
     def _steps_go_on(self) -> None:
         """An evaluation is over, or what was before the first step."""

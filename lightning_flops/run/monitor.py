@@ -30,7 +30,7 @@ class _Batch(NamedTuple):
 class _Sums:
     """Of unprofiled batches."""
 
-    samples: int | None = 0  # none if the size of a batch is not known
+    samples: int | None = 0  # None if the size of a batch is not known
     tokens: BatchTokens = NO_TOKENS
 
 

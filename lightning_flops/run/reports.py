@@ -64,7 +64,7 @@ class Reports:
 
     def __init__(self, facts: Facts, config: ProfilerConfig, publish: Callable[[Profile], None], notes: Notes) -> None:
         self.throughput: ThroughputSummary | None = None  # of the whole run, once it is over
-        self.analyzing = False  # A window is being analyzed on the worker's thread, which slows the steps beside it
+        self.analyzing = False  # a window is being analyzed on the worker's thread, which slows the steps beside it
         self._has_closed_a_window = False
         self._facts = facts
         self._config = config

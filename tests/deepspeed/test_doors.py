@@ -50,7 +50,7 @@ def test_attach_refuses_what_it_cannot_profile() -> None:
     assert messages["no engine"] == (
         "LightningFlopsError: attach needs what deepspeed.initialize returns first, got Linear"
     )
-    assert "attach needs an engine with a module" in messages["no module"]
+    assert "attach needs what deepspeed.initialize returns first" in messages["no module"]
     assert messages["no file"] == (
         "ConfigError: cannot read the DeepSpeed config no/such/ds_config.json: No such file or directory"
     )
