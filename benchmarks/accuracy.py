@@ -1,10 +1,15 @@
-"""The corpus through this project and its peers: how far each tool's count is from the count by hand.
+"""Counts against counts by hand: the corpus through this project and its peers.
 
-``make bench-accuracy`` installs the peers beside this project and runs this; ``python -m benchmarks.accuracy`` runs it
-where they are installed. It writes ``benchmarks/results/accuracy.md``. ``--networks lstm`` takes only the networks with
-that word in their names, ``--tools`` only some tools; then give an ``--output`` too.
+``make bench-accuracy`` installs the peers beside this project and writes this. ``python -m benchmarks.accuracy`` runs
+where they are: ``--networks lstm`` takes only the networks with that word in their names, ``--tools`` only some tools;
+then give an ``--output`` too. A process for each tool, so that no tool sees another's patches of torch, and in it one
+for each network.
 
-A process for each tool, so that no tool sees another's patches of torch, and in it one for each network.
+The FLOPs of each network of ``tests/corpus`` were worked out by hand from its layer sizes: a multiply-add is two, and
+products, convolutions, recurrent layers and attention (over the full score matrix) count. Each cell is what a tool
+reported ÷ that truth. ``1`` is equality of integers; nothing is rounded to it. The networks are small, so that their
+counts can be checked by hand. What a tool adds by its own convention (biases, norms, activations) therefore weighs more
+here than in a large network: too high is often a convention, too low is work that was not seen.
 """
 
 from __future__ import annotations
@@ -21,8 +26,8 @@ from lightning_flops.records import OUTSIDE
 from tests.corpus import Network, all_networks
 
 from .counting_tools import TOOLS, Count, CountingTool, forward_calls, our_wrong_figures
-from .machine import RESULTS, code_in_words, ran_in_words
-from .page import table, write_page
+from .machine import RESULTS, code_in_words
+from .page import described, table, write_page
 from .runner import Answer, answer_of, run_apart, start
 
 logger = logging.getLogger("benchmarks.accuracy")
@@ -162,22 +167,11 @@ def report(
     packages = list(dict.fromkeys(["torch", "transformers", *(tool.package for tool in tools)]))
     columns = ["tool", "exact on", "too low on", "too high on", "raised on", "ratios from … to"]
     return [
-        f"""# Counts against counts by hand
+        *described(__doc__, *packages, code=code),
+        f"""## One forward
 
-{len(rows)} networks of `tests/corpus`, each with its FLOPs worked out by hand from its layer sizes: a multiply-add is
-two, and products, convolutions, recurrent layers and attention (over the full score matrix) count. Each cell is what a
-tool reported ÷ that truth. `1` is equality of integers; nothing is rounded to it.
-
-The networks are small, so that their counts can be checked by hand. What a tool adds by its own convention (biases,
-norms, activations) therefore weighs more here than in a large network: too high is often a convention, too low is work
-that was not seen.
-
-{ran_in_words(packages, code=code)} Again: `make bench-accuracy`.
-
-## One forward
-
-{len(forward_rows)} networks. The other {len(rows) - len(forward_rows)} have no such truth: their step is not one call
-of the model (functional transforms, accumulation), or the model takes a gradient in its own forward
+{len(forward_rows)} of {len(rows)} networks. The others have no such truth: their step is not one call of the model
+(functional transforms, accumulation), or the model takes a gradient in its own forward
 ({", ".join(sorted(GRADIENT_INSIDE_THE_FORWARD))}).
 """,
         *table(columns, [summary_row(n, [(r.forward.get(n), r.forward_truth) for r in forward_rows]) for n in names]),

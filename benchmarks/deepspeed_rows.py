@@ -228,7 +228,7 @@ def pipeline() -> None:
 
 @row(2 * LAYER, *SUMMARY, r"^fwd latency:", r"^steps of more", r"^  step \d")
 def compiled() -> None:
-    """A model that torch.compile compiles, of whose steps each tells its time."""
+    """A model that torch.compile compiles, whose slow steps are printed."""
     engine = engine_for(mlp(), profile_step=4)
     engine.compile()
     slow = []

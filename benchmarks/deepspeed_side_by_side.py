@@ -76,7 +76,7 @@ def run_row(name: str, *, ours: bool, folder: Path) -> tuple[int, str]:
         try:
             process.wait(timeout=240)
         except subprocess.TimeoutExpired:
-            process.kill()  # which its exit status tells
+            process.kill()  # which shows in its exit status
             process.wait()
     return processes[0].returncode, (folder / "output0.txt").read_text(errors="replace")
 

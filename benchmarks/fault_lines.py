@@ -69,7 +69,7 @@ class Tripwire:
 
 
 def _is_inside_a_hook(frame: FrameType | None) -> bool:
-    """Whether *frame* and all frames up to a ``safe`` hook's boundary are ours: nobody else hears of what it raises."""
+    """Whether *frame* and all frames up to a ``safe`` hook's boundary are ours: what it raises stops there."""
     while frame is not None and frame.f_code.co_filename.startswith(_FOLDER):
         if frame.f_code.co_filename == safety.__file__:
             return False

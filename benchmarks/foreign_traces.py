@@ -80,7 +80,7 @@ def _that_ran(spans: Sequence[Any]) -> Iterator[Any]:
             if float(one["ts"]) < ended.get(one["tid"], -math.inf):
                 continue  # called by another product: a part of it
             ended[one["tid"]] = float(one["ts"]) + float(one.get("dur") or 0)
-            before = [border for border in captures.get(one["tid"], ()) if border[0] <= float(one["ts"])]
+            before = [mark for mark in captures.get(one["tid"], ()) if mark[0] <= float(one["ts"])]
             if not before or not max(before)[1]:
                 yield one
 

@@ -1,9 +1,9 @@
 """How true the latency is that a standalone profiler reports: over the same forward's with no profiler there.
 
 ``python -m benchmarks.standalone_latency`` runs where DeepSpeed is installed, in one process on one thread. Every round
-takes every reading once, in a new random order and each after a forward that nobody times, after a round that is not
-measured. Median of the ratios of each round and its 95% bootstrap interval, and the median difference. The first row of
-a model says how far two readings of the same thing differ on this machine.
+takes every reading once, in a new random order and each after an untimed forward, after a round that is not measured.
+Median of the ratios of each round and its 95% bootstrap interval, and the median difference. The first row of a model
+says how far two readings of the same thing differ on this machine.
 """
 
 from __future__ import annotations

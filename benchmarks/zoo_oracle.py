@@ -294,7 +294,7 @@ def _extent(name: str, shape: Sequence[int], letter: str) -> int:
 
 
 def _names_of(equation: str, tensors: Sequence[torch.Tensor]) -> tuple[list[str], str]:
-    """Each operand's letters and the result's; an ellipsis becomes capital letters that nobody else has."""
+    """Each operand's letters and the result's; an ellipsis becomes letters that are not used otherwise."""
     text = equation.replace(" ", "")
     left, arrow, out = text.partition("->")
     names = left.split(",")

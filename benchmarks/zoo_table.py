@@ -1,4 +1,4 @@
-"""What the zoo's figures say: exact, explained, wrong or not run; and the page that tells it."""
+"""What the zoo's figures say: exact, explained, wrong or not run; and the page."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ NOT_PRODUCTS: Mapping[str, str] = {
 """By the beginning of an operator's name, why the oracle does not expect it: the rest must agree to the last FLOP."""
 
 EXPLAINED: Mapping[tuple[str, str], str] = {
-    ("reformer", way): "its reversible layers repeat their forward inside the backward: the counter books that as "
-    "recompute, the oracle, which is told of checkpoints alone, as backward; the sums agree"
+    ("reformer", way): "its reversible layers repeat their forward inside the backward: the counter attributes "
+    "that to recompute, the oracle, which knows of checkpoints alone, to backward; the sums agree"
     for way in ("eager", "autocast")
 }
 """By architecture and way, why the figures may differ though none is wrong."""

@@ -26,8 +26,7 @@ except ModuleNotFoundError as missing:
 
 from torch.utils.weak import WeakIdKeyDictionary
 
-from lightning_flops.adapters.deepspeed_block import log_mistakes
-from lightning_flops.adapters.deepspeed_context import make_without_builtin
+from lightning_flops.adapters.deepspeed_context import log_mistakes, make_without_builtin
 from lightning_flops.adapters.deepspeed_engine import EngineRun, engine_run
 from lightning_flops.adapters.wrapping import wrap
 from lightning_flops.config import BLOCK, ProfilerConfig, TakenBlock

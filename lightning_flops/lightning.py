@@ -16,8 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from lightning_flops.adapters.deepspeed_block import settings_of
-from lightning_flops.adapters.deepspeed_context import make_without_builtin
+from lightning_flops.adapters.deepspeed_context import make_without_builtin, settings_of
 from lightning_flops.adapters.lightning import LightningRun
 from lightning_flops.adapters.lightning_context import (
     IMPORT_ROOTS,

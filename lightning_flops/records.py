@@ -423,6 +423,8 @@ class ProcessorLoss:
     """Of the processor time that this machine asked for, what its hypervisor gave to other machines."""
     idle_cores: float | None = None
     """Cores of this machine that had nothing to do, on average."""
+    busy_share: float | None = None
+    """Of the processor time that this machine has, what anything used."""
 
     @property
     def lost_share(self) -> float | None:

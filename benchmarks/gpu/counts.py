@@ -142,7 +142,7 @@ def _gpt(here: Here) -> Iterator[Row]:
     )
     yield exactly("eager GPT: forward and backward FLOPs of a step", profile.flops.model, size.model_flops)
     heavy = sorted(name for name, one in profile.uncounted.items() if one.heavy)
-    yield exactly("eager GPT: operators that may spend FLOPs and are not counted", heavy, [])
+    yield exactly("eager GPT: operators that may have FLOPs and are not counted", heavy, [])
     blocks = {module.name: module.total.total for module in profile.modules if module.name.startswith("model.blocks.")}
     alike = {total for name, total in blocks.items() if name.count(".") == 2}
     yield exactly("eager GPT: all blocks cost the same, forward, backward and recomputed", len(alike), 1)

@@ -1,7 +1,7 @@
 """Parts 0, 5 and 6: the device, its MFU beside that by hand, energy and memory.
 
-MFU is the formula's FLOPs ÷ events around steps that nobody times ÷ the peak. Memory of each phase is what the
-allocator's totals say of a run that nobody watches.
+MFU is the formula's FLOPs ÷ events around untimed steps ÷ the peak. Memory of each phase is what the allocator's
+totals say of an unprofiled run.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class _Ends(Net):
 
 
 def _mfu(here: Here) -> Iterator[Row]:
-    """The formula's FLOPs ÷ events around steps that nobody times ÷ the peak, in the fit of which ours is."""
+    """The formula's FLOPs ÷ events around untimed steps ÷ the peak, in the fit of which ours is."""
     size, watch, timed = size_for(here), Stopwatch(on_gpu=here.on_gpu), here.pick(50, 3)
     peak = peak_flops_per_sec(torch.cuda.get_device_name(here.device), "bfloat16") if here.on_gpu else _GIVEN_PEAK
     if peak is None:
@@ -184,7 +184,7 @@ class _Read(Net):
 
 
 def _phases(here: Here) -> Iterator[Row]:
-    """Held at the end of each phase of the counted step; a run that is not watched is the truth."""
+    """Held at the end of each phase of the counted step; an unprofiled run is the truth."""
     plain, resets = _trained(here, None), list[str]()
     forget(here)
     with ExitStack() as undo:
@@ -200,7 +200,7 @@ def _phases(here: Here) -> Iterator[Row]:
     found = {phase.name: phase.current_bytes for phase in record.phases}
     mebibytes: dict[str, Any] = {"share": 0.01, "least": 2**20, "unit": "MiB", "scale": 2**-20}
     for phase, seen in plain.seen.items():
-        claim = f"held at the end of the {phase}, beside a run that nobody watches"
+        claim = f"held at the end of the {phase}, beside an unprofiled run"
         yield within(claim, found.get(phase), seen[FIRST_STEP], **mebibytes)
     yield exactly("resets of the allocator's peaks", resets, [])
     peak = int(torch.cuda.memory_stats(here.device)["allocated_bytes.all.peak"])

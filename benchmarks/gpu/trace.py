@@ -69,11 +69,13 @@ def _by_module(here: Here) -> Iterator[Row]:
     budget = done.profile.budget
     if budget is None:
         raise RuntimeError("there is no step time breakdown")
-    summed = sum(row.time_ns for row in budget.rows)
+    summed = sum(row.time_ns or 0 for row in budget.rows)
     yield exactly("rows of the step time breakdown, added up, in ns", summed, budget.wall_ns)
     for line in budget.rows:
-        seen = f"{line.time_ns / 1e6:.3f} ms, {line.time_ns / budget.wall_ns:.1%}"
-        yield reported(f"step time breakdown: {line.label}", seen)
+        seen = (
+            f"{line.time_ns / 1e6:.3f} ms, {line.time_ns / budget.wall_ns:.1%}" if line.time_ns is not None else "n/a"
+        )
+        yield reported(f"step time breakdown: {line.key}", seen)
     if here.on_gpu:
         yield from _on_device(tables, modules.forward_us + modules.backward_us + modules.optimizer_us)
 

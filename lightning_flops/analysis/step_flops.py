@@ -203,17 +203,9 @@ class StepFlops:
         data_dependent: bool,
         lower_bound: bool,
     ) -> None:
-        """A step was counted: in a window, because its shape was new, or at random.
+        """A step was counted: in a window, because its shape was new, or because the schedule drew it (*random*).
 
-        Args:
-            batches: shapes of the step's batches.
-            tokens: of these batches.
-            updates: optimizer updates in the step.
-            flops: of the step.
-            seconds: that it took.
-            random: the schedule drew it.
-            data_dependent: values in tensors decided sizes in it, so another step of its shape may cost something else.
-            lower_bound: an operator that may have FLOPs was not counted in it.
+        Where it was *data_dependent*, values in tensors decided sizes, and another step of its shape may cost more.
         """
         self._add_noted()
         shape, *tokens_of_it = _shape(batches, tokens, updates)

@@ -88,6 +88,7 @@ def build_timing(
         excluded_sec=_excluded(steps),
         processor_steps_sec=() if processor is None else _by_step(processor.batches_sec, len(seconds)),
         starved_share=None if processor is None else processor.lost_share,
+        cpu_system_ratio=None if processor is None else processor.busy_share,
     )
 
 

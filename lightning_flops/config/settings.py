@@ -195,12 +195,16 @@ class ProfilerConfig:
 
     def __post_init__(self) -> None:
         """Check every setting against its rule, and keep it in the form that the rule gives it."""
+        wrong = []
         for name, setting in SETTINGS.items():
             value = getattr(self, name)
             try:
                 object.__setattr__(self, name, setting.rule.kept(value))
-            except (ValueError, ArithmeticError):
-                raise ConfigError(f"{BLOCK}.{name} must be {setting.rule.words}, got {shown(value)}") from None
+            except (ValueError, ArithmeticError) as error:
+                hint = f", {error}" if isinstance(error, rules.Hint) else ""
+                wrong.append(f"{BLOCK}.{name} must be {setting.rule.words}, got {shown(value)}{hint}")
+        if wrong:
+            raise ConfigError("; ".join(wrong))
         if self.timer_only and not self.monitor:
             raise ConfigError(f"{BLOCK}.monitor must be true where timer_only is, got {self.monitor!r}")
         for one in fields(self) if not self.trace else ():

@@ -22,7 +22,8 @@ from torch import nn
 from lightning_flops import host_clock
 from lightning_flops.config import TraceSchedule
 from lightning_flops.instrument.batches import never_alike, shapes_text
-from lightning_flops.instrument.counting.part_counter import Counter, PartCounter
+from lightning_flops.instrument.counting.flop_counter import FlopCounter
+from lightning_flops.instrument.counting.part_counter import PartCounter
 from lightning_flops.instrument.module_scope import describe_modules
 from lightning_flops.instrument.notes import Notes, notes_on_times
 from lightning_flops.instrument.timing.clocks import Clock
@@ -67,10 +68,11 @@ class Phase(Enum):
     TRACING = "tracing"
     CLOSED = "closed"
 
-    @property
-    def idle(self) -> bool:
+    def __init__(self, word: str) -> None:
+        # Plain attributes, because these are asked at every step of a run.
+        self.idle = word in ("waiting", "settling")
         """Whether steps pass by, neither counted, timed nor traced."""
-        return self is Phase.WAITING or self is Phase.SETTLING
+        self.counts = word in ("counting", "sampling")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +183,7 @@ class Recorder:
         timing_steps: int,
         settle_steps: int,
         clock: Clock[Any] | None,
-        new_counter: Callable[[nn.Module], Counter],
+        new_counter: Callable[[nn.Module], FlopCounter],
         notes: Notes,
         tracing: TraceCycles | None = None,
         whole: Callable[[], nn.Module | None] = lambda: None,
@@ -213,7 +215,7 @@ class Recorder:
     @property
     def counting(self) -> bool:
         """Whether the running step is counted; its time is then not usable."""
-        return self.state is Phase.COUNTING or self.state is Phase.SAMPLING
+        return self.state.counts
 
     @property
     def timer(self) -> PhaseTimer | None:

@@ -25,14 +25,9 @@ def gather_run_facts(
     loader_workers: int | None,
     padding_ratio: float | None = None,
 ) -> RunFacts:
-    """The facts of this process; what cannot be read is left unknown.
+    """The facts of this process, which trains *root* on *device*; what cannot be read is left unknown.
 
-    Args:
-        root: the profiled model.
-        device: the one this process trains on.
-        optimizers: torch optimizers, or wrappers with an ``optimizer`` or ``param_groups``; None if not known.
-        loader_workers: fewest worker processes of the training DataLoaders; None if not known.
-        padding_ratio: share of padding in the tokens so far; None if not known.
+    The optimizers are torch's, or wrappers with an ``optimizer`` or ``param_groups``; the rest is passed on.
     """
     capability, memory_bytes = None, None
     if device.type == "cuda" and torch.cuda.is_available():

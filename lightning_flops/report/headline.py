@@ -240,7 +240,7 @@ def _longest(profile: Profile) -> str:
         return f"Top modules by FLOPs of their own: {shown}{of_what}."
     whole = "a typical step" if of == "step" else "all modules' forwards"
     if profile.traced is not None and profile.traced.is_apart:
-        whole += " (rough: the traced steps took over twice, or under half, as long)"
+        whole += " (rough: traced steps took far longer, or shorter)"
     return f"Top modules by self time: {shown} of {whole}."
 
 

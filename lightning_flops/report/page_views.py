@@ -17,13 +17,11 @@ from lightning_flops.report.profile_document import (
     modules_section,
     no_advice,
     notes_section,
-    roofline_columns,
     saving,
     share_of_peak,
     times_section,
 )
 from lightning_flops.report.ranks_document import rank_section
-from lightning_flops.report.summary_text import summary_lines
 from lightning_flops.report.text import detailed_sections
 from lightning_flops.report.trace_document import trace_sections
 from lightning_flops.report.trace_text import answer_lines as traces_answer
@@ -95,7 +93,6 @@ def profile_view(profile: Profile) -> View:
     sections += [one for one in detailed_sections(profile) if one.title not in ("Advice", "Notes")]
     if tables is not None:
         sections += _traced(tables, f"Traced {context.step_word}: ")
-    sections.append(Section("DeepSpeed's summary", "", [_deepspeed(profile)]))
     name = profile.modules[0].type_name if profile.modules else ""
     parts = [
         f"{context.device_name or 'unknown device'} ({context.device_type})",
@@ -162,12 +159,6 @@ def whole_sentences(lines: Sequence[str]) -> list[str]:
     return [line for line in joined if "█" not in line]
 
 
-def _deepspeed(profile: Profile) -> Any:
-    lines = [line.partition(":  ") for line in summary_lines(profile) if ":  " in line]
-    columns = [Column("label", lambda row: row[0], str), Column("value", lambda row: row[2].strip(), str)]
-    return table(lines, columns, whole=True)
-
-
 def _steps(profile: Profile) -> Any:
     timing = profile.timing
     if timing is None or not timing.global_step.steps_sec:
@@ -210,7 +201,6 @@ def _all_modules(profile: Profile) -> Any:
         ]
     columns += [
         Column("bytes", lambda one: per_step(one.total_bytes.total)),
-        *roofline_columns(profile.modules),
         Column("calls", lambda one: per_step(one.calls)),
         Column("", lambda one: one.extra_repr, str, left=True),
     ]

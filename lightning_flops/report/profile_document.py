@@ -89,6 +89,9 @@ def times_section(profile: Profile, *, spread: bool = False) -> Section:
     words += "." if spread else f"; typical is the mean of the middle {plain(timing.typical_steps)} by wall time."
     if timing.reader_sec is not None:
         words += f" The data loader ran {duration(timing.reader_sec)} per {word}, whether other work hid it or not."
+    if spread and timing.cpu_process_ratio is not None:
+        words += f" CPU (process) {percent(timing.cpu_process_ratio)}: this process's processor time over wall time."
+        words += f" CPU (system) {percent(timing.cpu_system_ratio)}: of the processor time that this machine has."
     return Section(title, "", [table([*parts, timing.global_step], columns, whole=True, after=[words])])
 
 
@@ -128,7 +131,10 @@ def breakdown_section(profile: Profile) -> Section:
         *([Column("advice", lambda row: row[2], str, left=True)] if any(row[2] for row in rows) else []),
     ]
     word = profile.context.step_word
-    about = [] if budget.traced_step is None else [f"Phases are divided as in the traced {word} {budget.traced_step}."]
+    traced = profile.traced
+    about = []
+    if traced is not None and budget.traced_step is not None:
+        about.append(f"Phases are divided as in the traced {traced.named(word)}.")
     beside = [f"{one.label} {duration(one.time_ns * _NS)}" for one in budget.run]
     if len(beside) > 1:
         about.append(f"Other time during profiling: {', '.join(beside[1:])}.")
@@ -416,7 +422,7 @@ def operators_section(profile: Profile) -> Section | None:
         *(quantity(label, of(phase), "FLOPs") for label, phase in phases.items()),
         share("share", lambda one: ratio(part=one.flops.total, whole=whole)),
         Column("dtype", lambda one: ", ".join(one.dtypes), str, left=True),
-        *roofline_columns(spending),
+        *_roofline_columns(spending),
     ]
     note = ""
     if any(one.roofline is not None and one.roofline.flops_per_byte is not None for one in spending):
@@ -426,7 +432,7 @@ def operators_section(profile: Profile) -> Section | None:
     return Section(title, note, [table(spending, columns, least_width=5, after=after)])
 
 
-def roofline_columns(rows: Sequence[ModuleProfile] | Sequence[OperatorProfile]) -> Iterator[Column]:
+def _roofline_columns(rows: Sequence[OperatorProfile]) -> Iterator[Column]:
     """The columns of their rooflines that some of *rows* have a figure for."""
 
     def of(name: str) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import os
 import textwrap
 from collections.abc import Callable, Mapping
@@ -60,6 +61,7 @@ class RunFiles:
         self._writes_throughput = config.timer_only  # otherwise only beside a profile
         self._pages = RunPages(WINDOWS_KEPT) if config.html and not rank else None
         self._number: int | None = None
+        self._has_failed = False
         self._tabs: list[str] = []
 
     def report(self, profile: Profile) -> None:
@@ -74,7 +76,7 @@ class RunFiles:
         text_path = self._write(_TEXT, lambda: text) if keep_text and self._output_file is None else None
         if self._output_file is not None:  # last: it may lie on a file system that hangs
             path = self._named(self._output_file)
-            text_path = _written(path, lambda: write_text_file(path, text))
+            text_path = self._written(path, lambda: write_text_file(path, text))
         return {"page": html_path, "text": text_path, "json": json_path}
 
     def summary(self, summary: ThroughputSummary) -> None:
@@ -94,7 +96,7 @@ class RunFiles:
             return
         path = f"{place}/{event_file_name(len(self._tabs) + 1)}"
         self._tabs.append(path)
-        _written(path, lambda: write_own_file(path, events))
+        self._written(path, lambda: write_own_file(path, events))
         if len(self._tabs) > WINDOWS_KEPT:
             remove_file(self._tabs[-1 - WINDOWS_KEPT])
 
@@ -104,14 +106,26 @@ class RunFiles:
         path = self._named(f"{place}/{name}")
         if self._number is not None:
             path = numbered(path, self._number)
-            return _written(path, lambda: write_own_file(path, content().encode()))
+            return self._written(path, lambda: write_own_file(path, content().encode()))
 
         def write() -> str:
             beside = [self._named(f"{place}/{one}") for one in _NAMES]
             self._number = write_new_file(path, [content().encode()], beside=beside)
             return numbered(path, self._number)
 
-        return _written(path, write)
+        return self._written(path, write)
+
+    def _written(self, path: str, write: Callable[[], str | None]) -> str | None:
+        """Where *write* has written, *path* if it does not say; None if that failed, which is one warning a run."""
+        try:
+            path = write() or path
+        except OSError as error:
+            level = logging.DEBUG if self._has_failed else logging.WARNING
+            self._has_failed = True
+            logger.log(level, "the FLOPs report was not written: %s", error)
+            return None
+        logger.info("wrote %s", path)
+        return path
 
     def _place(self) -> str | None:
         """Our folder: that of the logs if it has our name, else the one of our name in it, unless that is a package."""
@@ -197,14 +211,3 @@ def shown_path(path: str) -> str:
         return path
     relative = os.path.relpath(path)
     return path if relative.startswith("..") else relative
-
-
-def _written(path: str, write: Callable[[], str | None]) -> str | None:
-    """Where *write* has written, *path* if it does not say; if that failed, warn and return None."""
-    try:
-        path = write() or path
-    except OSError as error:
-        logger.warning("the FLOPs report was not written: %s", error)
-        return None
-    logger.info("wrote %s", path)
-    return path

@@ -245,6 +245,8 @@ class Reports:
         """The run has ended before *step* was profiled."""
         steps = "step(s)" if context.trains else "batch(es)"
         ended = f"this {context.run_word} ended after {steps_done} {steps}"
+        if not steps_done and context.framework in ("torch", "accelerate") and not self._facts.optimizers():
+            ended += ": no optimizer was given to profile_training, and step() was never called"
         if not self._has_closed_a_window:
             OUTCOMES.reasons.append(f"profile_step is {step}, and {ended}")
             OUTCOMES.warned |= self._writes

@@ -151,12 +151,20 @@ class TimingProfile:
     starved_share: float | None = None
     """Of the time of these steps, how much a thread of this process was ready to run and had no processor, or, if that
     is more, the share of the processor time that a hypervisor gave to others; None if nobody counts it."""
+    cpu_system_ratio: float | None = None
+    """Of the processor time that the machine has, what anything on it used during these steps; None if not known."""
 
     @property
     def cpu_time_sec(self) -> float | None:
         """Processor time of a step: other work on the machine, which lengthens a step, hardly moves it."""
         steps = self.processor_steps_sec
         return sum(steps) / len(steps) if steps else None
+
+    @property
+    def cpu_process_ratio(self) -> float | None:
+        """Processor time of this process over the wall time of a step; above 1 where several cores work for it."""
+        cpu_sec, wall_sec = self.cpu_time_sec, self.global_step.mean_sec
+        return None if cpu_sec is None or not wall_sec else cpu_sec / wall_sec
 
     def seconds_of(self, *phases: TimePhase, typical: bool = False) -> float | None:
         """Seconds of *phases* together, mean or typical; None if they are mixed up with others, or there are none."""

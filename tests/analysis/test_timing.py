@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from lightning_flops.analysis.timing import build_timing, middle_half
-from lightning_flops.records import PhaseSeconds
+from lightning_flops.config import ProfilerConfig
+from lightning_flops.records import PhaseSeconds, ProcessorLoss
+from lightning_flops.report.profile_document import times_section
 from lightning_flops.schema.step import Stalls, TimingProfile
 from tests.report import windows
+from tests.report.drawn import drawn
 
 
 def timing(*steps: PhaseSeconds) -> TimingProfile:
@@ -73,3 +78,14 @@ def test_a_step_stalls_from_a_tenth_beyond_a_typical_one(longest: float, stalls:
 @pytest.mark.parametrize(("steps", "few"), [(7, True), (8, False)])
 def test_less_than_eight_steps_are_few(steps: int, few: bool) -> None:
     assert forwards(*[1.0] * steps).few_steps is few
+
+
+def test_how_busy_processors_were_while_steps_were_timed() -> None:
+    steps = [windows.step(at, seconds=PhaseSeconds(forward=0.5)) for at in range(2)]
+    used = ProcessorLoss(seconds=1.0, batches_sec=(0.5, 1.0), waited_share=None, stolen_share=None, busy_share=0.875)
+    found = build_timing(steps, mixed_phases=(), processor=used)
+    assert found is not None and (found.cpu_process_ratio, found.cpu_system_ratio) == (1.5, 0.875)
+    profile = replace(windows.build_profile(windows.mlp_window(), config=ProfilerConfig()), timing=found)
+    text = " ".join(drawn(times_section(profile, spread=True)))
+    assert "CPU (process) 150.00%" in text and "CPU (system) 87.50%" in text
+    assert "CPU" not in " ".join(drawn(times_section(profile)))

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from lightning_flops.instrument.counting.flop_counter import FlopCounter
 from lightning_flops.instrument.notes import Notes
 from lightning_flops.instrument.recorder import Recorder
 from lightning_flops.instrument.timing.clocks import WallClock
@@ -21,7 +22,7 @@ CONTEXT = RunContext(
 SHAPES = ((4, 3), (4,))
 
 
-class FakeCounter:
+class FakeCounter(FlopCounter):
     """Counts what the test tells it to, while it is entered and not paused."""
 
     def __init__(self) -> None:
@@ -32,8 +33,9 @@ class FakeCounter:
         self.optimizers = 0
         self.flops: dict[FlopPhase, int] = {"forward": 0, "backward": 0, "recompute": 0, "optimizer": 0}
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> FakeCounter:
         self.entered += 1
+        return self
 
     def __exit__(self, *exc: object) -> None:
         self.entered -= 1

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, ExitStack
-from typing import Any, Protocol, get_args
+from typing import Any, get_args
 
+from lightning_flops.instrument.counting.flop_counter import FlopCounter
 from lightning_flops.records import BucketFlops, FlopRecord, PhaseFlops, TimePhase
 
 _TIME_PHASES: tuple[TimePhase, ...] = get_args(TimePhase)
@@ -13,41 +14,10 @@ _COUNTED_PARTS = ("backward", "optimizer", "transfer", "other")
 """Parts of a step whose work counts as it comes; a forward's counts as the root's, that of anything else not at all."""
 
 
-class Counter(Protocol):
-    """What is needed of a FLOP counter."""
-
-    def take_data_dependent(self) -> bool:
-        """Whether values in tensors have decided sizes since this was last asked."""
-
-    def __enter__(self) -> Any:
-        """Start counting; may be entered again after it was left, and adds up."""
-
-    def __exit__(self, *exc: object) -> Any:
-        """Stop counting and take everything off torch."""
-
-    def sweep(self) -> None:
-        """Take off torch what it has put back since the counter was left, inside a backward for one."""
-
-    def pause(self) -> AbstractContextManager[Any]:
-        """Inside, nothing is counted."""
-
-    def in_root(self) -> AbstractContextManager[Any]:
-        """Inside, work that no module call owns is the root's own."""
-
-    def in_optimizer(self) -> AbstractContextManager[Any]:
-        """Inside, work is the optimizer's."""
-
-    def total(self) -> PhaseFlops:
-        """FLOPs by phase so far."""
-
-    def record(self) -> FlopRecord:
-        """What was counted so far."""
-
-
 class PartCounter:
     """Counts whole steps; they add up."""
 
-    def __init__(self, counter: Counter) -> None:
+    def __init__(self, counter: FlopCounter) -> None:
         self._counter = counter
         self._open: list[tuple[str, ExitStack]] = []
         self._seen = PhaseFlops()

@@ -106,7 +106,7 @@ def _lost(before: Counters, after: Counters, *, seconds: float, batches_sec: Seq
     # A wait is counted when it ends, so a wait that began earlier may be included.
     waits = [sec - before.waited_sec[name] for name, sec in after.waited_sec.items() if name in before.waited_sec]
     waited = min(1.0, max(waits) / seconds) if waits and seconds > 0 else None
-    stolen = idle_cores = None
+    stolen = idle_cores = busy = None
     wanted, given_away, idle = (
         None if old is None or new is None else new - old for old, new in zip(before[1:], after[1:], strict=True)
     )
@@ -114,12 +114,14 @@ def _lost(before: Counters, after: Counters, *, seconds: float, batches_sec: Seq
         stolen = given_away / wanted if wanted > 0 else 0.0
     if wanted is not None and idle is not None and seconds >= LEAST_IDLE_SEC:
         idle_cores = (os.cpu_count() or 1) * idle / max(1, wanted + idle)
+        busy = wanted / max(1, wanted + idle)
     return ProcessorLoss(
         seconds=seconds,
         batches_sec=tuple(batches_sec),
         waited_share=waited,
         stolen_share=stolen,
         idle_cores=idle_cores,
+        busy_share=busy,
     )
 
 

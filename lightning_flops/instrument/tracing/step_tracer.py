@@ -17,7 +17,6 @@ from typing import Any
 import torch
 import torch.autograd.profiler as autograd_profiler
 from torch import distributed, nn
-from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, record_function
 
 from lightning_flops.instrument.module_hooks import module_hooks
@@ -123,7 +122,7 @@ class StepTracer:
                 index=self._first_index, signature=signature, process=os.getpid(), path=self._export(profiler)
             )
             events = profiler.profiler.kineto_results.events()
-            if self._device.type != "cpu" and all(event.device_type() == DeviceType.CPU for event in events):
+            if self._device.type != "cpu" and all(event.device_type().name == "CPU" for event in events):
                 self.lost = (
                     f"The trace has no event of the {self._device.type} device (it may not be permitted here): kernels "
                     "and device times of modules are n/a."

@@ -9,67 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.instrument.counting.recording import (
-    flops_by_operator,
-    forward_and_backward,
-    leaf,
-    meta,
-    total_flops,
-    work_of,
-)
-
-# layer, input, forward FLOPs: 2 × outputs × (channels in / groups) × taps, for transposed layers
-# 2 × inputs × (channels out / groups) × taps
-LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
-    "1d": (lambda: nn.Conv1d(4, 6, 3), (2, 4, 8), 2 * (2 * 6 * 6) * 4 * 3),
-    "2d": (lambda: nn.Conv2d(4, 6, 3), (2, 4, 8, 8), 2 * (2 * 6 * 6 * 6) * 4 * 9),
-    "2d without samples": (lambda: nn.Conv2d(4, 6, 3), (4, 8, 8), 2 * (6 * 6 * 6) * 4 * 9),
-    "3d": (lambda: nn.Conv3d(2, 4, 2), (1, 2, 4, 4, 4), 2 * (4 * 3 * 3 * 3) * 2 * 8),
-    "stride": (lambda: nn.Conv2d(4, 6, 3, stride=2), (2, 4, 9, 9), 2 * (2 * 6 * 4 * 4) * 4 * 9),
-    "padding": (lambda: nn.Conv2d(4, 6, 3, padding=1), (2, 4, 8, 8), 2 * (2 * 6 * 8 * 8) * 4 * 9),
-    "same padding": (lambda: nn.Conv2d(4, 6, 3, padding="same"), (2, 4, 8, 8), 2 * (2 * 6 * 8 * 8) * 4 * 9),
-    "dilation": (lambda: nn.Conv2d(4, 6, 3, dilation=2), (2, 4, 8, 8), 2 * (2 * 6 * 4 * 4) * 4 * 9),
-    "groups": (lambda: nn.Conv2d(4, 6, 3, groups=2), (2, 4, 8, 8), 2 * (2 * 6 * 6 * 6) * 2 * 9),
-    "depthwise": (lambda: nn.Conv2d(32, 32, 3, groups=32), (1, 32, 8, 8), 2 * (32 * 6 * 6) * 1 * 9),
-    "depthwise multiplier": (lambda: nn.Conv2d(4, 8, 3, groups=4), (1, 4, 8, 8), 2 * (8 * 6 * 6) * 1 * 9),
-    "transposed 1d": (lambda: nn.ConvTranspose1d(4, 6, 3), (2, 4, 8), 2 * (2 * 4 * 8) * 6 * 3),
-    "transposed 2d": (lambda: nn.ConvTranspose2d(4, 6, 3, stride=2), (2, 4, 5, 5), 2 * (2 * 4 * 5 * 5) * 6 * 9),
-    "transposed groups": (lambda: nn.ConvTranspose2d(4, 6, 3, groups=2), (2, 4, 5, 5), 2 * (2 * 4 * 5 * 5) * 3 * 9),
-    "transposed 3d": (lambda: nn.ConvTranspose3d(2, 4, 2), (1, 2, 3, 3, 3), 2 * (2 * 27) * 4 * 8),
-    "lazy circular": (
-        lambda: nn.Conv1d(4, 6, 3, padding=1, padding_mode="circular"),
-        (2, 4, 8),
-        2 * (2 * 6 * 8) * 4 * 3,
-    ),
-}
-
-
-@pytest.mark.parametrize("name", LAYERS)
-def test_a_convolution_costs_its_forward_twice_in_the_backward(name: str) -> None:
-    make, shape, forward = LAYERS[name]
-    layer, inputs = make(), leaf(*shape)
-    assert forward_and_backward(lambda: layer(inputs)) == (forward, 2 * forward)
-
-
-@pytest.mark.parametrize("name", LAYERS)
-def test_a_convolution_without_input_gradient_costs_its_forward_once_in_the_backward(name: str) -> None:
-    make, shape, forward = LAYERS[name]
-    layer, inputs = make(), torch.randn(shape)
-    assert forward_and_backward(lambda: layer(inputs)) == (forward, forward)
-
-
-@pytest.mark.parametrize("name", LAYERS)
-def test_a_convolution_costs_the_same_in_inference_mode(name: str) -> None:
-    make, shape, forward = LAYERS[name]
-    layer, inputs = make(), torch.randn(shape)
-    with torch.inference_mode():
-        assert total_flops(lambda: layer(inputs)) == forward
-
-
-def test_a_frozen_convolution_passes_gradients_on_at_the_cost_of_its_forward() -> None:
-    layer, inputs = nn.Conv2d(4, 6, 3).requires_grad_(False), leaf(2, 4, 8, 8)
-    forward = 2 * (2 * 6 * 6 * 6) * 4 * 9
-    assert forward_and_backward(lambda: layer(inputs)) == (forward, forward)
+from tests.instrument.counting.recording import forward_and_backward, leaf, meta, total_flops, work_of
 
 
 def test_a_bias_gradient_alone_is_free() -> None:
@@ -148,10 +88,6 @@ def test_a_time_major_convolution_counts_its_taps() -> None:
     # Padded by one, 6 steps come out; of the 5 that exist, either tap sees every one.
     padded = 2 * (5 + 5) * 2 * 3 * 4
     assert forward_and_backward(lambda: torch.conv_tbc(inputs, weight, bias, 1)) == (padded, 2 * padded)
-
-
-def test_unfolding_is_free() -> None:
-    assert flops_by_operator(lambda: nn.functional.unfold(leaf(1, 2, 4, 4), 2)) == {}
 
 
 @pytest.mark.parametrize("padding", [1, "same"])

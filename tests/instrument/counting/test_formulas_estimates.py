@@ -56,10 +56,7 @@ CALLS: dict[str, tuple[Callable[[], Any], int]] = {
     "eig": (lambda: torch.linalg.eig(spd(N)), 25 * N**3),
     # Five products of (6, 6) matrices for each of the batch
     "matrix exponential": (lambda: torch.linalg.matrix_exp(spd(N, 2)), 2 * 5 * (2 * N**3)),
-    "least squares": (
-        lambda: torch.linalg.lstsq(tall(9, 6), torch.ones(9, 2)),
-        2 * 36 * 7 + 2 * (4 * 9 * 6 - 36),
-    ),
+    "least squares": (lambda: torch.linalg.lstsq(tall(9, 6), torch.ones(9, 2)), 2 * 36 * 7 + 2 * (4 * 9 * 6 - 36)),
     "pinv": (lambda: torch.linalg.pinv(tall(9, 6)), 14 * 9 * 36 + 8 * 216 + 2 * 9 * 36),
     "few distances": (lambda: torch.cdist(torch.ones(3, 4), torch.ones(5, 4)), 2 * 3 * 5 * 4),
     "many distances": (lambda: torch.cdist(torch.ones(30, 4), torch.ones(26, 4)), 2 * 30 * 26 * 4),

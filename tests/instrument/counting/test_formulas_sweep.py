@@ -57,7 +57,7 @@ FREE_IN_SPITE_OF_THE_NAME = {
 
 PRODUCT = re.compile(
     r"mm(_|$)|_mv|^mv(_|$)|matmul|gemm|conv(?!ert)|attention|attn|flash|linear|lstm|gru|rnn|einsum|bilinear|multi_head"
-    r"|(?<!cu)fft|linalg|cholesky|_dot|^dot|^lu_|(?<!re)solve|encoder_layer|cdist|sdp",
+    r"|(?<!cu)fft|linalg|cholesky|_dot|^dot|^lu_|(?<!re)solve|encoder_layer|cdist|sdp"
 )
 
 
