@@ -27,7 +27,6 @@ from lightning_flops.report.work_document import (
     joined,
     kernel_section,
     operator_section,
-    sorted_by_flops,
 )
 from lightning_flops.schema.trace import TraceReport
 from lightning_flops.schema.trace_events import KERNEL_GAP_LIMIT_US, HeldMemory, MemoryCurve
@@ -169,8 +168,8 @@ def _modules(report: TraceReport) -> Section:
         columns += [field("fwd kernels", "forward_kernels"), field("bwd kernels", "backward_kernels")]
     if flops:
         columns += [
-            joined("FLOPs", flops, lambda one: one.counted, si),
-            joined("FLOP/s", flops, lambda one: one.flops_per_sec, si),
+            joined("FLOPs", flops, lambda one: one.counted, si, "flops"),
+            joined("FLOP/s", flops, lambda one: one.flops_per_sec, si, "rate"),
             joined("of peak", flops, lambda one: one.peak_share, percent),
         ]
     if any(row.source is not None for row in modules.rows):
@@ -188,7 +187,7 @@ def _modules(report: TraceReport) -> Section:
         Figure("  of it communication", us(modules.backward_communication_us)),
         Figure("  of it unattributed", us(modules.unattributed_backward_us)),
         Figure("optimizer", us(modules.optimizer_us)),
-        table(sorted(modules.rows, key=lambda row: -sorts["self"](row)), columns, **sorts, **sorted_by_flops(flops)),
+        table(sorted(modules.rows, key=lambda row: -sorts["self"](row)), columns, **sorts),
     ]
     return Section(
         "Modules",

@@ -35,33 +35,30 @@ def _operator(name: str) -> str:
     return shortened_inside(name, chars=_OPERATOR_CHARS)
 
 
+class _About(float):
+    """A number that is an estimate."""
+
+
 def joined(
-    label: str, found: dict[Any, Any], of: Callable[[Any], Any], show: Callable[[Any], str], *, sort: str = ""
+    label: str, found: dict[Any, Any], of: Callable[[Any], Any], show: Callable[[Any], str], sort: str = ""
 ) -> Column:
     """The column of what *found* has for a row's name, sizes and dtypes; nothing where it has none."""
 
-    def key(row: Any) -> Any:
-        return found.get((row.name, getattr(row, "inputs", ""), getattr(row, "dtypes", "")))
+    def value(row: Any) -> Any:
+        one = found.get((row.name, getattr(row, "inputs", ""), getattr(row, "dtypes", "")))
+        if one is None or (known := of(one)) is None:
+            return None
+        return _About(known) if one.estimated else known
 
-    def text(one: Any) -> str:
-        return "" if one is None else f"{'~' if one.estimated and of(one) is not None else ''}{show(of(one))}"
+    def text(known: Any) -> str:
+        return "" if known is None else f"{'~' if isinstance(known, _About) else ''}{show(known)}"
 
-    return Column(label, key, text, sort)
+    return Column(label, value, text, sort)
 
 
 def by_key(rows: Sequence[Any] | None) -> dict[Any, Any]:
     """Rows of FLOPs by name, sizes and dtypes, as ``joined`` looks them up."""
     return {(row.name, row.inputs, row.dtypes): row for row in rows or ()}
-
-
-def sorted_by_flops(found: dict[Any, Any]) -> dict[str, Callable[[Any], Any]]:
-    """What rows are sorted by that *found* has FLOPs for."""
-
-    def of(name: str) -> Callable[[Any], Any]:
-        keys = ("name", "inputs", "dtypes")
-        return lambda row: getattr(found.get(tuple(getattr(row, key, "") for key in keys)), name, None)
-
-    return {"flops": of("flops"), "rate": of("flops_per_sec")}
 
 
 def flops_section(flops: TraceFlops) -> Section:
@@ -160,8 +157,8 @@ def kernel_section(report: TraceReport) -> Section:
     ]
     if flops:
         columns += [
-            joined("FLOPs", flops, lambda one: one.flops, si),
-            joined("FLOP/s", flops, lambda one: one.flops_per_sec, si),
+            joined("FLOPs", flops, lambda one: one.flops, si, "flops"),
+            joined("FLOP/s", flops, lambda one: one.flops_per_sec, si, "rate"),
             joined("of peak", flops, lambda one: one.peak_share, percent),
         ]
     if told:
@@ -179,7 +176,7 @@ def kernel_section(report: TraceReport) -> Section:
             Figure("time in operators that can use them", percent(summary.tensor_core_eligible_ratio)),
         ]
     of_all = f"{percent(summary.short_calls_ratio)} of the kernels, {percent(summary.short_time_ratio)} of their time"
-    sorts: dict[str, Any] = {"self": lambda row: row.device.total_us} | sorted_by_flops(flops)
+    sorts: dict[str, Any] = {"self": lambda row: row.device.total_us}
     items += [
         Figure(f"shorter than {SHORT_KERNEL_LIMIT_US} us", of_all),
         table(rows, columns, least_width=6, after=after, **sorts),
@@ -233,11 +230,11 @@ def operator_section(report: TraceReport) -> Section:
             columns += [*times("device_self", "total", "device self "), *times("device", "total mean", "device ")]
         if flops:
             columns += [
-                joined("FLOPs", flops, lambda one: one.counted, si),
-                joined("FLOP/s", flops, lambda one: one.flops_per_sec, si),
+                joined("FLOPs", flops, lambda one: one.counted, si, "flops"),
+                joined("FLOP/s", flops, lambda one: one.flops_per_sec, si, "rate"),
                 joined("of peak", flops, lambda one: one.peak_share, percent),
             ]
-        items.append(table(report.operators_by_shape, columns, least_width=6, **sorts, **sorted_by_flops(flops)))
+        items.append(table(report.operators_by_shape, columns, least_width=6, **sorts))
     note = "Self: without the operators that it called. Ratios are of the self times of all operators."
     return Section("Operators", note, items)
 
