@@ -8,7 +8,7 @@ INSTALL := DS_BUILD_OPS=0 $(RUN) -m pip install --quiet --disable-pip-version-ch
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-deepspeed docs docs-profile page test test-all before-tests deepspeed-operators page-tools test-deepspeed-0.16 test-newest-torch test-deepspeed-suite test-hta test-lightning lightning-source lint bench-accuracy bench-counting bench-zoo bench-time bench-deepspeed bench-ranks bench-traces bench-foreign-traces bench-faults gpu clean
+.PHONY: help demo demo-deepspeed docs docs-profile page test test-all before-tests deepspeed-operators page-tools test-deepspeed-0.16 test-newest-torch test-deepspeed-suite test-hta test-lightning lightning-source lint bench-accuracy bench-counting bench-zoo bench-time bench-deepspeed bench-ranks bench-advice bench-traces bench-foreign-traces bench-faults gpu clean
 
 help:
 	@echo "make demo      train a small network on handwritten digits with the profiler, and print its report"
@@ -22,7 +22,7 @@ help:
 	@echo "make test-lightning LIGHTNING_SOURCE=folder  Lightning's own tests without and with the profiler, and what differs"
 	@echo "make lint      lint and type-check only"
 	@echo "make docs      build the pages of docs/ as a site, in site/"
-	@echo "make docs-profile  write docs/profile.md, docs/profile.schema.json and the tables of settings in docs/deepspeed.md anew"
+	@echo "make docs-profile  write docs/profile.md, docs/profile.schema.json docs/advice.md and the tables of settings in docs/deepspeed.md anew"
 	@echo "make page      build the page's script and style from web/ anew (needs node)"
 	@echo "make bench-accuracy  counts of this project and its peers beside counts by hand"
 	@echo "make bench-counting  what counting costs, beside the peers"
@@ -30,6 +30,7 @@ help:
 	@echo "make bench-time  whether reported times are those of an unprofiled run, and what timing and tracing cost"
 	@echo "make bench-deepspeed  what DeepSpeed's own profiler prints and what this one does, side by side"
 	@echo "make bench-ranks  what merging the records of 4,096 ranks takes, and how long their report is"
+	@echo "make bench-advice  whether the first advice names what is planted in small programs, and what obeying it saves"
 	@echo "make bench-traces  how fast traces are read and analyzed, beside HolisticTraceAnalysis"
 	@echo "make bench-foreign-traces TRACES=folder  other people's traces, held to sums that the benchmark makes itself"
 	@echo "make gpu       on a machine with an NVIDIA GPU: all that is claimed of CUDA, seen in nine minutes"
@@ -130,10 +131,12 @@ docs: export NO_MKDOCS_2_WARNING := 1
 docs: $(VENV)/.installed-dev
 	$(RUN) -m mkdocs build --strict
 
-# Writes docs/profile.md, docs/profile.schema.json and the tables in docs/deepspeed.md anew, from the dataclasses.
+# Writes docs/profile.md, docs/profile.schema.json and the tables in docs/deepspeed.md anew, from the dataclasses, and
+# docs/advice.md from the table of rules.
 docs-profile: $(VENV)/.installed-dev
 	$(RUN) -m docs.write_profile_pages
 	$(RUN) -m docs.write_settings_tables
+	$(RUN) -m docs.write_advice
 
 # Lightning's own tests, without and with the profiler in every Trainer, in an environment of their own. They are no part
 # of this project: LIGHTNING_SOURCE is a folder that holds Lightning-AI/pytorch-lightning at the installed version's tag.
@@ -198,6 +201,11 @@ bench-time: $(BENCH_VENV)/.installed-bench
 	$(BENCH_VENV)/bin/python -m benchmarks.slow_loader
 	$(BENCH_VENV)/bin/python -m benchmarks.step_cost
 	$(BENCH_VENV)/bin/python -m benchmarks.trace_cost
+
+# Writes benchmarks/results/advice.md anew; RUNS=6 ONLY=quiet takes up to twenty minutes on two cores.
+bench-advice: RUNS ?= 20
+bench-advice: $(VENV)/.installed-dev
+	$(RUN) -m benchmarks.advice --runs $(RUNS) $(if $(ONLY),--only $(ONLY))
 
 # Writes docs/deepspeed.md anew; takes several minutes.
 bench-deepspeed: $(VENV)/.installed-dev

@@ -1,10 +1,15 @@
-"""The corpus through this project and its peers: how far each tool's count is from the count by hand.
+"""Counts against counts by hand: the corpus through this project and its peers.
 
-``make bench-accuracy`` installs the peers beside this project and runs this; ``python -m benchmarks.accuracy`` runs it
-where they are installed. It writes ``benchmarks/results/accuracy.md``. ``--networks lstm`` takes only the networks with
-that word in their names, ``--tools`` only some tools; then give an ``--output`` too.
+``make bench-accuracy`` installs the peers beside this project and writes this. ``python -m benchmarks.accuracy`` runs
+where they are: ``--networks lstm`` takes only the networks with that word in their names, ``--tools`` only some tools;
+then give an ``--output`` too. A process for each tool, so that no tool sees another's patches of torch, and in it one
+for each network.
 
-A process for each tool, so that no tool sees another's patches of torch, and in it one for each network.
+The FLOPs of each network of ``tests/corpus`` were worked out by hand from its layer sizes: a multiply-add is two, and
+products, convolutions, recurrent layers and attention (over the full score matrix) count. Each cell is what a tool
+reported ÷ that truth. ``1`` is equality of integers; nothing is rounded to it. The networks are small, so that their
+counts can be checked by hand. What a tool adds by its own convention (biases, norms, activations) therefore weighs more
+here than in a large network: too high is often a convention, too low is work that was not seen.
 """
 
 from __future__ import annotations
@@ -21,8 +26,8 @@ from lightning_flops.records import OUTSIDE
 from tests.corpus import Network, all_networks
 
 from .counting_tools import TOOLS, Count, CountingTool, forward_calls, our_wrong_figures
-from .machine import RESULTS, code_in_words, ran_in_words
-from .page import table, write_page
+from .machine import RESULTS, code_in_words
+from .page import described, table, write_page
 from .runner import Answer, answer_of, run_apart, start
 
 logger = logging.getLogger("benchmarks.accuracy")
@@ -38,12 +43,10 @@ class Row:
     """One network: its truths and what every tool made of it."""
 
     name: str
-    forward_truth: int | None
-    """FLOPs of one call of the model; None where the step is not one call of the model."""
+    forward_truth: int | None  # FLOPs of one call of the model; None where the step is not one call of the model
     step_truth: int | None
     """FLOPs of the whole step: forward, backward, recomputation and optimizer; None where that is the forward alone."""
-    forward: dict[str, Answer] = field(default_factory=dict)
-    """By tool; a tool that was not asked is left out."""
+    forward: dict[str, Answer] = field(default_factory=dict)  # By tool; a tool that was not asked is left out
     step: dict[str, Answer] = field(default_factory=dict)
 
 
@@ -164,22 +167,11 @@ def report(
     packages = list(dict.fromkeys(["torch", "transformers", *(tool.package for tool in tools)]))
     columns = ["tool", "exact on", "too low on", "too high on", "raised on", "ratios from … to"]
     return [
-        f"""# Counts against counts by hand
+        *described(__doc__, *packages, code=code),
+        f"""## One forward
 
-{len(rows)} networks of `tests/corpus`, each with its FLOPs worked out by hand from its layer sizes: a multiply-add is
-two, and products, convolutions, recurrent layers and attention (over the full score matrix) count. Each cell is what a
-tool reported ÷ that truth. `1` is equality of integers; nothing is rounded to it.
-
-The networks are small, so that their counts can be checked by hand. What a tool adds by its own convention (biases,
-norms, activations) therefore weighs more here than in a large network: too high is often a convention, too low is work
-that was not seen.
-
-{ran_in_words(packages, code=code)} Again: `make bench-accuracy`.
-
-## One forward
-
-{len(forward_rows)} networks. The other {len(rows) - len(forward_rows)} have no such truth: their step is not one call
-of the model (functional transforms, accumulation), or the model takes a gradient in its own forward
+{len(forward_rows)} of {len(rows)} networks. The others have no such truth: their step is not one call of the model
+(functional transforms, accumulation), or the model takes a gradient in its own forward
 ({", ".join(sorted(GRADIENT_INSIDE_THE_FORWARD))}).
 """,
         *table(columns, [summary_row(n, [(r.forward.get(n), r.forward_truth) for r in forward_rows]) for n in names]),
@@ -202,7 +194,7 @@ On the network's own inputs, in its own mode and grad mode, unless the tool chan
 take as they are (keywords, arguments that are no tensors) pass through a module that hands them on. Each answer came
 from a process of its own, ended after {TIMEOUT_SEC:g} s.
 """,
-        *table(["tool", "one forward", "the whole step"], [[t.name, t.how, t.step_how or "–"] for t in tools]),
+        *table(["tool", "one forward", "the whole step"], [[t.name, t.how, t.step_how] for t in tools]),
         "\n## One forward, network by network\n",
         *ratio_table(forward_rows, names, step=False),
         "\n## The whole step, network by network\n",

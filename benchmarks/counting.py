@@ -1,7 +1,9 @@
 """What counting costs: a watched step over the same step unwatched, in one process, on one thread, in CPU time.
 
-``make bench-counting`` installs the peers and runs this; ``python -m benchmarks.counting`` runs it where they are
-installed. It writes ``benchmarks/results/counting.md``.
+``make bench-counting`` installs the peers and writes this; ``python -m benchmarks.counting`` runs where they are. A
+step is forward and backward. Every round runs every watcher once in a new random order, after one unmeasured round. A
+ratio is the median of the rounds' ratios, with a 95% bootstrap interval. lightning_flops counts FLOPs and bytes and
+attributes both to modules, phases and operators. Memory is as Python's tracemalloc sees it, in a run of its own.
 """
 
 from __future__ import annotations
@@ -12,18 +14,15 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple
 
 from torch import nn
-from torch.nn.modules import module as module_hooks
-from torch.optim import optimizer as optimizer_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .machine import RESULTS, code_in_words, ran_in_words
-from .page import met, table, write_page
+from .machine import RESULTS, code_in_words
+from .page import described, met, table, write_page
 from .ratios import Estimate, Target, difference, median_with_interval, ratio
 from .runner import in_rounds, start
 from .workloads import Workload, bert_mini, ten_thousand_modules, tiny_operators
@@ -48,7 +47,7 @@ class _NoOpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-class _OperatorCount(_NoOpMode):
+class _OperatorCount(_NoOpMode):  # type: ignore[no-untyped-call]
     calls = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -79,7 +78,7 @@ WATCHERS: Mapping[str, Watch] = {
     PLAIN: lambda model: nullcontext(),
     NO_OP: lambda model: _NoOpMode(),  # type: ignore[no-untyped-call]
     OURS: _ours,
-    "FlopCounterMode": lambda model: import_module("torch.utils.flop_counter").FlopCounterMode(display=False),  # type: ignore[no-any-return]
+    "FlopCounterMode": lambda model: import_module("torch.utils.flop_counter").FlopCounterMode(display=False),
     "DeepSpeed's profiler": _deepspeed_profiler,
 }
 
@@ -90,26 +89,11 @@ WATCHERS: Mapping[str, Watch] = {
 class StepSeconds(NamedTuple):
     """CPU seconds of one watched step."""
 
-    inside: float
-    """The step alone, being watched."""
-    whole: float
-    """The step, and taking up and ending the watch."""
+    inside: float  # The step alone, being watched
+    whole: float  # The step, and taking up and ending the watch
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Footprint:
-    """What a watcher keeps while it watches a model, and what is left when it is gone."""
-
-    held_bytes: int
-    left_bytes: int
-    left_hooks: int
-    """Hooks on the model's modules, and global module and optimizer hooks, that were not there before."""
-    left_attributes: int
-    """Entries in the modules' ``__dict__`` that were not there before."""
-
-
-Rounds = Mapping[str, Sequence[StepSeconds]]
-"""By watcher, one measurement of each round, in the order of the rounds."""
+Rounds = Mapping[str, Sequence[StepSeconds]]  # By watcher, one measurement of each round, in the order of the rounds
 
 
 def watched_step(workload: Workload, watch: Watch) -> StepSeconds:
@@ -141,40 +125,18 @@ def _enter_and_leave(model: nn.Module, watch: Watch) -> float:
     return time.process_time() - begin
 
 
-def footprint(model: nn.Module, watch: Watch) -> Footprint:
-    """Memory a watcher holds, and what it leaves on the model and on torch; its first use is not measured."""
+def held_bytes(model: nn.Module, watch: Watch) -> int:
+    """Memory that a watcher holds, which is not its first one, as Python's tracemalloc sees it."""
     _enter_and_leave(model, watch)
-    hooks, attributes = _hooks_on(model), _attributes_of(model)
     tracemalloc.start()
     try:
         gc.collect()
         before = tracemalloc.get_traced_memory()[0]
         with watch(model):
             gc.collect()
-            held = tracemalloc.get_traced_memory()[0] - before
-        gc.collect()
-        left = tracemalloc.get_traced_memory()[0] - before
+            return tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()
-    return Footprint(
-        held_bytes=held,
-        left_bytes=left,
-        left_hooks=_hooks_on(model) - hooks,
-        left_attributes=_attributes_of(model) - attributes,
-    )
-
-
-def _hooks_on(model: nn.Module) -> int:
-    return sum(
-        len(hooks)
-        for owner in (module_hooks, optimizer_hooks, *model.modules())
-        for name, hooks in vars(owner).items()
-        if "hooks" in name and isinstance(hooks, dict)
-    )
-
-
-def _attributes_of(model: nn.Module) -> int:
-    return sum(len(vars(module)) for module in model.modules())
 
 
 # ---- the report
@@ -207,17 +169,15 @@ def added_per_operator(rounds: Rounds, name: str, *, operators: int) -> Estimate
     return difference(ours, plain)
 
 
-def modules_table(seconds: Mapping[str, Sequence[float]], footprints: Mapping[str, Footprint]) -> list[str]:
-    """Entering and leaving a large model, and what is held and left."""
+def modules_table(seconds: Mapping[str, Sequence[float]], held: Mapping[str, int]) -> list[str]:
+    """Entering and leaving a large model, and what is held."""
     rows: list[list[str | None]] = []
     for name, samples in seconds.items():
-        milliseconds, kept = median_with_interval([1e3 * value for value in samples]), footprints[name]
-        held, nothing = kept.held_bytes <= HELD_TARGET_BYTES, kept.left_hooks == kept.left_attributes == 0
-        verdict = f"{MODULES_TARGET.verdict(milliseconds)}; ≤ 1 MiB held: {met(held)}; nothing left: {met(nothing)}"
-        left = f"{kept.left_hooks} hooks, {kept.left_attributes} attributes, {kept.left_bytes / 2**20:.2f} MiB"
-        mebibytes = f"{kept.held_bytes / 2**20:.2f} MiB"
-        rows.append([name, milliseconds.text(1), mebibytes, left, verdict if name == OURS else None])
-    return table(["watcher", ">CPU ms to enter and leave", ">held while entered", "left afterwards", "target"], rows)
+        milliseconds = median_with_interval([1e3 * value for value in samples])
+        verdict = f"{MODULES_TARGET.verdict(milliseconds)}; ≤ 1 MiB held: {met(held[name] <= HELD_TARGET_BYTES)}"
+        row = [name, milliseconds.text(1), f"{held[name] / 2**20:.2f} MiB"]
+        rows.append([*row, verdict if name == OURS else None])
+    return table(["watcher", ">CPU ms to enter and leave", ">held while entered", "target"], rows)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -239,7 +199,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logger.info("steps measured")
     arms = {name: partial(_enter_and_leave, large, watch) for name, watch in watchers.items()}
     seconds = in_rounds(arms, options.module_rounds)
-    footprints = {name: footprint(large, watch) for name, watch in watchers.items()}
+    held = {name: held_bytes(large, watch) for name, watch in watchers.items()}
     added = [
         f"{name} {added_per_operator(steps[1], name, operators=tiny_count).text(1)}"
         for name in watchers
@@ -247,34 +207,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ]
     modules = len(list(tiny.model.modules()))
     page = [
-        f"""# What counting costs
-
-A watched step over the same step unwatched: forward and backward, in one process, on one thread, in CPU time. Every
-round runs every watcher once in a new random order, after one unmeasured round. A ratio is the median of the rounds'
-ratios, with a 95% bootstrap interval. lightning_flops counts FLOPs and bytes and attributes both to modules, phases and
-operators.
-
-{ran_in_words(("torch", "transformers", "deepspeed"), code=code)} Again: `make bench-counting`.
-
-## BERT-mini: 4 layers, hidden size 256, 8 samples of 128 tokens
-
-{bert_count} operators a step, {options.bert_rounds} rounds.
-""",
+        *described(__doc__, "torch", "transformers", "deepspeed", code=code),
+        "## BERT-mini: 4 layers, hidden size 256, 8 samples of 128 tokens\n",
+        f"{bert_count} operators a step, {options.bert_rounds} rounds.\n",
         *step_table(steps[0], target=BERT_TARGET, target_base=PLAIN),
-        f"""
-## A thousand tiny operators
-
-{tiny_count} operators a step on tensors of 32 numbers, in {modules} modules, {options.tiny_rounds} rounds.
-""",
+        "\n## A thousand tiny operators\n",
+        f"{tiny_count} operators a step on 32 numbers, in {modules} modules, {options.tiny_rounds} rounds.\n",
         *step_table(steps[1], target=TINY_TARGET, target_base=NO_OP),
-        f"""
-Added to each operator, CPU µs: {"; ".join(added)}.
-
-## Entering and leaving a model of 10,000 modules
-
-{options.module_rounds} rounds; memory as Python's tracemalloc sees it, in a run of its own.
-""",
-        *modules_table(seconds, footprints),
+        f"\nAdded to each operator, CPU µs: {'; '.join(added)}.\n",
+        f"## Entering and leaving a model of 10,000 modules, {options.module_rounds} rounds\n",
+        *modules_table(seconds, held),
     ]
     write_page(options.output, page)
     return 0

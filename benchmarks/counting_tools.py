@@ -22,28 +22,22 @@ from lightning_flops.pytorch import count_flops
 from lightning_flops.records import PhaseFlops
 from tests.corpus.case import Example, Network, forward_in_inference_mode, forward_without_grad, tensors_in
 
-MULTIPLY_ADD = 2
-"""FLOPs of one multiply-add."""
+MULTIPLY_ADD = 2  # FLOPs of one multiply-add
 
 Count = Callable[[Example], int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class CountingTool:
     """A tool, and how it is asked."""
 
     name: str
-    package: str
-    """What to install; its version is printed with the results."""
-    module: str
-    """What to import, once for all networks."""
-    forward: Count
-    """FLOPs of one call of the model."""
-    how: str
-    """The call, in words for the report."""
-    step: Count | None = None
-    """FLOPs of the whole step; None for a tool that reports a forward alone."""
-    step_how: str = ""
+    package: str  # What to install; its version is printed with the results
+    module: str  # What to import, once for all networks
+    forward: Count  # FLOPs of one call of the model
+    how: str  # The call, in words for the report
+    step: Count | None = None  # FLOPs of the whole step; None for a tool that reports a forward alone
+    step_how: str = "–"
     step_from_forward: bool = False
     """The step is derived from one forward by a rule, so it is asked only where the step is one forward."""
 
@@ -98,7 +92,7 @@ def our_wrong_figures(network: Network) -> int:
         example.teardown()
     by_module = counts.by_module()
     phases = ("forward", "backward", "recompute", "optimizer", "skipped")
-    wrong = sum(getattr(counts, phase) != getattr(expected, phase) for phase in phases)
+    wrong = sum(int(getattr(counts, phase) != getattr(expected, phase)) for phase in phases)
     return wrong + sum(by_module.get(name, PhaseFlops()) != flops for name, flops in expected.by_module.items())
 
 
@@ -246,76 +240,33 @@ def _tensors_alone(example: Example) -> tuple[nn.Module, Mapping[str, Any]]:
     return _PassedOn(example.model, lambda module, *inputs, **more: module(*inputs, **more, **fixed)), tensors
 
 
+_PTFLOPS_HOW = '`get_model_complexity_info(..., backend="{}")`, MACs × 2'
+_DEEPSPEED_HOW = """`FlopsProfiler(model)`: `start_profile()`, the model's call, `get_total_macs()` × 2 (its FLOPs also
+count elementwise work, its MACs do not); the network's own mode, where `get_model_profile` would switch to eval"""
+
+# fmt: off
 TOOLS: tuple[CountingTool, ...] = (
-    CountingTool(
-        name="lightning_flops",
-        package="lightning-flops",
-        module="lightning_flops.pytorch",
-        forward=_ours_forward,
-        how="`with count_flops(model) as counts:` around the model's call; `counts.forward`",
-        step=_ours_step,
-        step_how="`count_flops` around the step; the four buckets added up",
-    ),
-    CountingTool(
-        name="FlopCounterMode",
-        package="torch",
-        module="torch.utils.flop_counter",
-        forward=partial(_torch_counter, whole_step=False),
-        how="`with FlopCounterMode(display=False)` around the model's call; FLOPs as reported",
-        step=partial(_torch_counter, whole_step=True),
-        step_how="`FlopCounterMode` around the step",
-    ),
-    CountingTool(
-        name="DeepSpeed",
-        package="deepspeed",
-        module="deepspeed.profiling.flops_profiler",
-        forward=_deepspeed,
-        how="`FlopsProfiler(model)`: `start_profile()`, the model's call, `get_total_macs()` × 2 (its FLOPs also count "
-        "elementwise work, its MACs do not); the network's own mode, where `get_model_profile` would switch to eval",
-        step=lambda example: 3 * _deepspeed(example),
-        step_how="forward × 3: the backward it prints is twice the forward",
-        step_from_forward=True,
-    ),
-    CountingTool(
-        name="fvcore",
-        package="fvcore",
-        module="fvcore.nn",
-        forward=_fvcore,
-        how="`FlopCountAnalysis(model, inputs).total()` × 2: it counts a multiply-add as one",
-    ),
-    CountingTool(
-        name="thop", package="thop", module="thop", forward=_thop, how="`profile(model, inputs=inputs)`, MACs × 2"
-    ),
-    CountingTool(
-        name="ptflops (aten)",
-        package="ptflops",
-        module="ptflops",
-        forward=partial(_ptflops, backend="aten"),
-        how='`get_model_complexity_info(..., backend="aten")`, MACs × 2',
-    ),
-    CountingTool(
-        name="ptflops (pytorch)",
-        package="ptflops",
-        module="ptflops",
-        forward=partial(_ptflops, backend="pytorch"),
-        how='`get_model_complexity_info(..., backend="pytorch")`, MACs × 2; inputs by keyword, so that the whole batch '
-        "is one sample to it",
-    ),
-    CountingTool(
-        name="calflops",
-        package="calflops",
-        module="calflops",
-        forward=_calflops,
-        how="`calculate_flops(model, args=..., kwargs=...)`, MACs × 2",
-        step=partial(_calflops, with_backward=True),
-        step_how="`include_backPropagation=True`: forward × 3",
-        step_from_forward=True,
-    ),
-    CountingTool(
-        name="torchinfo",
-        package="torchinfo",
-        module="torchinfo",
-        forward=_torchinfo,
-        how="`summary(model, input_data=..., mode=...).total_mult_adds` × 2, in the network's own mode",
-    ),
+    CountingTool("lightning_flops", "lightning-flops", "lightning_flops.pytorch", _ours_forward,
+                 "`with count_flops(model) as counts:` around the model's call; `counts.forward`",
+                 _ours_step, "`count_flops` around the step; the four buckets added up"),
+    CountingTool("FlopCounterMode", "torch", "torch.utils.flop_counter", partial(_torch_counter, whole_step=False),
+                 "`with FlopCounterMode(display=False)` around the model's call; FLOPs as reported",
+                 partial(_torch_counter, whole_step=True), "`FlopCounterMode` around the step"),
+    CountingTool("DeepSpeed", "deepspeed", "deepspeed.profiling.flops_profiler", _deepspeed, _DEEPSPEED_HOW,
+                 lambda example: 3 * _deepspeed(example), "forward × 3: the backward it prints is twice the forward",
+                 step_from_forward=True),
+    CountingTool("fvcore", "fvcore", "fvcore.nn", _fvcore,
+                 "`FlopCountAnalysis(model, inputs).total()` × 2: it counts a multiply-add as one"),
+    CountingTool("thop", "thop", "thop", _thop, "`profile(model, inputs=inputs)`, MACs × 2"),
+    CountingTool("ptflops (aten)", "ptflops", "ptflops", partial(_ptflops, backend="aten"),
+                 _PTFLOPS_HOW.format("aten")),
+    CountingTool("ptflops (pytorch)", "ptflops", "ptflops", partial(_ptflops, backend="pytorch"),
+                 f"{_PTFLOPS_HOW.format('pytorch')}; inputs by keyword, so that the whole batch is one sample to it"),
+    CountingTool("calflops", "calflops", "calflops", _calflops,
+                 "`calculate_flops(model, args=..., kwargs=...)`, MACs × 2",
+                 partial(_calflops, with_backward=True), "`include_backPropagation=True`: forward × 3",
+                 step_from_forward=True),
+    CountingTool("torchinfo", "torchinfo", "torchinfo", _torchinfo,
+                 "`summary(model, input_data=..., mode=...).total_mult_adds` × 2, in the network's own mode"),
 )
+# fmt: on

@@ -21,8 +21,7 @@ import torch
 from torch import Tensor, nn
 
 BATCH, WIDTH = 8, 256
-LAYER = 2 * BATCH * WIDTH * WIDTH
-"""FLOPs of the forward of a linear layer from 256 to 256 features, on a batch of 8."""
+LAYER = 2 * BATCH * WIDTH * WIDTH  # FLOPs of the forward of a linear layer from 256 to 256 features, on a batch of 8
 
 SUMMARY = (r"^Profile Summary", r"^The report came out", r"^fwd flops per GPU:")
 TRAINED = (*SUMMARY, r"Error", r"^trained")
@@ -33,20 +32,18 @@ class Row:
     """One way in which DeepSpeed's own profiler fails, and the program that shows it."""
 
     program: Callable[[], None]
-    flops: int | None
-    """Forward FLOPs of the counted step on rank 0; None if the program never finishes one."""
-    keep: tuple[str, ...]
-    """Patterns of the lines that the row is about, in both outputs."""
-    block: str | None
-    """Pattern of a line from which everything is kept, up to a closing parenthesis alone on its line."""
+    flops: int | None  # Forward FLOPs of the counted step on rank 0; None if the program never finishes one
+    keep: tuple[str, ...]  # Patterns of the lines that the row is about, in both outputs
+    block: str | None  # Pattern of a line from which everything is kept, up to a closing parenthesis alone on its line
     ranks: int
 
 
-ROWS: dict[str, Row] = {}
-"""By the programs' names."""
+ROWS: dict[str, Row] = {}  # By the programs' names
 
 
-def row(flops: int | None, *keep: str, block: str | None = None, ranks: int = 1) -> Any:
+def row(
+    flops: int | None, *keep: str, block: str | None = None, ranks: int = 1
+) -> Callable[[Callable[[], None]], Callable[[], None]]:
     """Make a program a row."""
 
     def add(program: Callable[[], None]) -> Callable[[], None]:
@@ -110,16 +107,9 @@ def accumulation() -> None:
 
 
 @row(
-    2 * 2 * LAYER,
-    *SUMMARY,
-    r"^world size",
-    r"^data parallel size:",
-    r"^model parallel size",
-    r"^batch size",
-    r"^iter latency",
-    r"^samples/second:",
+    2 * 2 * LAYER, *SUMMARY, r"^(world|data parallel|model parallel|batch) size", r"^iter latency", r"^samples/second:",
     ranks=2,
-)
+)  # fmt: skip
 def samples_per_second() -> None:
     """Two tensor-parallel ranks read the same data, in two micro-steps to a step."""
 
@@ -212,32 +202,18 @@ def lightnings_self() -> None:
             self.parallel_devices = [torch.device("cpu", 0)]
             super(DeepSpeedStrategy, self).setup_environment()
 
-    config = {
-        "zero_allow_untested_optimizer": True,
-        "flops_profiler": {"enabled": True, "profile_step": 2, "detailed": False, "timing_steps": 5},
-    }
+    block = {"enabled": True, "profile_step": 2, "detailed": False, "timing_steps": 5}
+    config = {"zero_allow_untested_optimizer": True, "flops_profiler": block}
+    settings: Any = dict.fromkeys(
+        ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
+    )
     strategy = OnCpu(config=config, process_group_backend="gloo")
-    quiet = {
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-    }
-    trainer = Trainer(accelerator="cpu", devices=1, strategy=strategy, max_epochs=1, **quiet)  # type: ignore[arg-type]
+    trainer = Trainer(accelerator="cpu", devices=1, strategy=strategy, max_epochs=1, **settings)
     trainer.fit(Net(), DataLoader(TensorDataset(torch.ones(16 * BATCH, WIDTH)), batch_size=BATCH))
     print("trained to the end")
 
 
-@row(
-    4 * 2 * LAYER,
-    *SUMMARY,
-    r"Error",
-    r"^params (per|of)",
-    r"^bubble +\d",
-    r"^(stage|[01]) +(ranks|\d) ",
-    r"^trained",
-    ranks=2,
-)
+@row(4 * 2 * LAYER, *TRAINED, r"^params (per|of)", r"^bubble +\d", r"^(stage|[01]) +(ranks|\d) ", ranks=2)
 def pipeline() -> None:
     """Two stages of a pipeline, on two ranks."""
     from deepspeed.pipe import PipelineModule
@@ -250,9 +226,9 @@ def pipeline() -> None:
     print("trained to the end")
 
 
-@row(2 * LAYER, *SUMMARY, r"^fwd latency:", r"^steps of more", r"^ step \d")
+@row(2 * LAYER, *SUMMARY, r"^fwd latency:", r"^steps of more", r"^  step \d")
 def compiled() -> None:
-    """A model that torch.compile compiles, of whose steps each tells its time."""
+    """A model that torch.compile compiles, whose slow steps are printed."""
     engine = engine_for(mlp(), profile_step=4)
     engine.compile()
     slow = []
@@ -384,7 +360,7 @@ def the_block_itself() -> None:
     train(engine, 12)
 
 
-@row(2 * LAYER, *SUMMARY, r"^tags", r"^ [A-Za-z_]+/")
+@row(2 * LAYER, *SUMMARY, r"^tags", r"^  [A-Za-z_]+/")
 def tensorboard() -> None:
     """TensorBoard switched on in the config."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -396,7 +372,7 @@ def tensorboard() -> None:
         print(f"  {tag}")
 
 
-@row(4 * LAYER, *SUMMARY, r"^depth", r"^ (params|MACs|fwd latency) ", block=r"^Sequential\($")
+@row(4 * LAYER, *SUMMARY, r"^depth", r"^    (params|MACs|fwd latency) ", block=r"^Sequential\($")
 def module_depth() -> None:
     """A report down to depth 1: the root and its children."""
     train(engine_for(nn.Sequential(mlp(), mlp()), module_depth=1, detailed=True))

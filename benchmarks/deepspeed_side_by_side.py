@@ -54,19 +54,15 @@ def run_row(name: str, *, ours: bool, folder: Path) -> tuple[int, str]:
         port = probe.getsockname()[1]
     processes = []
     for rank in range(ROWS[name].ranks):
-        environment = {
-            "PYTHONPATH": str(ROOT),
+        quiet = {
             "PYTHONWARNINGS": "ignore",
             "OMP_NUM_THREADS": "1",
             "DS_ACCELERATOR": "cpu",
             "CUDA_VISIBLE_DEVICES": "",
-            "TORCH_EXTENSIONS_DIR": str(ROOT / ".cache" / "torch_extensions"),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "WORLD_SIZE": str(ROWS[name].ranks),
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
         }
+        job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ROWS[name].ranks)}
+        paths = {"PYTHONPATH": str(ROOT), "TORCH_EXTENSIONS_DIR": str(ROOT / ".cache" / "torch_extensions")}
+        environment = {**quiet, **job, **paths, "RANK": str(rank), "LOCAL_RANK": str(rank)}
         with (folder / f"output{rank}.txt").open("wb") as output:
             process = subprocess.Popen(
                 [sys.executable, *command_of(name, ours=ours)],
@@ -80,7 +76,7 @@ def run_row(name: str, *, ours: bool, folder: Path) -> tuple[int, str]:
         try:
             process.wait(timeout=240)
         except subprocess.TimeoutExpired:
-            process.kill()  # which its exit status tells
+            process.kill()  # which shows in its exit status
             process.wait()
     return processes[0].returncode, (folder / "output0.txt").read_text(errors="replace")
 

@@ -1,4 +1,4 @@
-"""Hostile input: settings, trace files, ranks' records, saved profiles and names that nobody in good faith writes."""
+"""Hostile input: settings, trace files, ranks' records, saved profiles and names that are not written in good faith."""
 
 from __future__ import annotations
 
@@ -35,13 +35,11 @@ from .faults import Fault, Trial
 from .machine import ROOT
 from .runner import Answer, answer_of
 
-FILE_SEC = 60.0
-"""A mutated file is refused or read within this time."""
+FILE_SEC = 60.0  # A mutated file is refused or read within this time
 MEMORY_FACTOR, MEMORY_BASE = 60, 200 << 20
 """Bytes that reading may take: so many times the file's, inflated, and so many."""
 
-_INFLATED = 40 << 20
-"""Bytes that fit into a record when they are all the same, and that nobody needs memory for."""
+_INFLATED = 40 << 20  # Bytes that fit into a record when they are all the same, and that should need no memory
 
 TRACES = ROOT / "tests" / "data" / "traces"
 # fmt: off

@@ -7,7 +7,6 @@ on torch, and one warning.
 
 from __future__ import annotations
 
-import logging
 import os
 import random
 import sys
@@ -29,7 +28,8 @@ from lightning_flops.run import safety
 from tests.left_on_torch import torch_state
 
 from .faults import Fault
-from .runner import Answer, answer_of
+from .runner import Answer, answer_of, heard
+from .workloads import quiet_trainer
 
 _FOLDER = f"{Path(lightning_flops.__file__).resolve().parent}{os.sep}"
 _TRIAL_SEC = 300.0
@@ -40,11 +40,7 @@ _SETTINGS: dict[str, Any] = {"profile_step": 1, "timing_steps": 2}
 
 
 class Tripwire:
-    """Counts the lines of ours that run inside a hook, and raises at one of them; a tracing function of one thread.
-
-    Args:
-        at: the number of the line that raises, the first being 0; None: none does.
-    """
+    """Counts the lines of ours that run inside a hook, and raises at the one numbered *at*; traces one thread."""
 
     def __init__(self, at: int | None = None) -> None:
         self.lines = 0
@@ -73,7 +69,7 @@ class Tripwire:
 
 
 def _is_inside_a_hook(frame: FrameType | None) -> bool:
-    """Whether *frame* and all frames up to a ``safe`` hook's boundary are ours: nobody else hears of what it raises."""
+    """Whether *frame* and all frames up to a ``safe`` hook's boundary are ours: what it raises stops there."""
     while frame is not None and frame.f_code.co_filename.startswith(_FOLDER):
         if frame.f_code.co_filename == safety.__file__:
             return False
@@ -111,7 +107,7 @@ def train_loop(profiled: bool) -> nn.Module:
 
 def train_lightning(profiled: bool, *, manual: bool = False) -> nn.Module:
     """A fit of two epochs with validation and checkpoints."""
-    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch import LightningModule
     from lightning.pytorch.loggers import CSVLogger
 
     from lightning_flops import FlopsProfilerCallback
@@ -138,11 +134,9 @@ def train_lightning(profiled: bool, *, manual: bool = False) -> nn.Module:
             return torch.optim.AdamW(self.parameters())
 
     module = Module()
-    quiet: dict[str, Any] = {"enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
-    callbacks: Any = [FlopsProfilerCallback(**_SETTINGS)] if profiled else []
-    trainer = Trainer(
-        max_epochs=2, logger=CSVLogger("."), callbacks=callbacks, log_every_n_steps=3, val_check_interval=5, **quiet
-    )
+    callbacks = [FlopsProfilerCallback(**_SETTINGS)] if profiled else []
+    settings = {"enable_checkpointing": True, "log_every_n_steps": 3, "val_check_interval": 5}
+    trainer = quiet_trainer(".", *callbacks, max_epochs=2, logger=CSVLogger("."), **settings)
     trainer.fit(module, _loader(), _loader())
     return module
 
@@ -160,8 +154,8 @@ def train_transformers(profiled: bool) -> nn.Module:
     data: Any = [{"input_ids": row, "labels": int(row[0]) % 2} for row in ids]
     quiet: dict[str, Any] = {"report_to": [], "disable_tqdm": True, "use_cpu": True}
     evaluates: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 5, "logging_steps": 3}
-    sizes = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "max_steps": _STEPS}
-    arguments = TrainingArguments(output_dir="out", **sizes, **evaluates, **quiet)
+    batches: dict[str, Any] = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "max_steps": _STEPS}
+    arguments = TrainingArguments(output_dir="out", **batches, **evaluates, **quiet)
     callbacks: Any = [FlopsProfilerTrainerCallback(**_SETTINGS)] if profiled else []
     Trainer(model, arguments, train_dataset=data, eval_dataset=data[:4], callbacks=callbacks).train()
     return model
@@ -177,23 +171,11 @@ RUNS: dict[str, tuple[Callable[[bool], nn.Module], tuple[str, ...]]] = {
 """Each training, and what its first one in a process imports, which takes longer than the training."""
 
 
-class _Heard(logging.Handler):
-    """The package's warnings."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
-
-
 def _outcome(run: Callable[[bool], nn.Module], *, profiled: bool, at: int | None) -> dict[str, Any]:
     """Everything that can be seen of one training, in a process of its own."""
     torch.set_num_threads(1)
-    heard, wire, raised, weights = _Heard(), Tripwire(at), "", ""
-    logging.getLogger("lightning_flops").addHandler(heard)
-    with tempfile.TemporaryDirectory() as folder:
+    wire, raised, weights = Tripwire(at), "", ""
+    with heard() as said, tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         before = torch_state()
         try:
@@ -209,7 +191,7 @@ def _outcome(run: Callable[[bool], nn.Module], *, profiled: bool, at: int | None
         "weights": weights,
         "random": torch.get_rng_state().numpy().tobytes().hex(),
         "left": left,
-        "said": heard.lines,
+        "said": said,
         "place": wire.place,
         "lines": wire.lines,
     }

@@ -1,8 +1,9 @@
-"""Campaigns against both promises, and their figures: `make bench-faults`.
+"""Campaigns against both promises, and their figures.
 
-Failures raised at random lines of this package inside a training, random settings, mutated trace files, ranks' records
-and profiles, and hostile names. Each trial draws from a generator seeded by its number, and each fault is printed with
-the arguments that show it again. The figures say what is, not what should be.
+``make bench-faults`` runs them again. Failures are raised at random lines of this package that run inside its hooks in
+a training (``benchmarks/fault_lines.py``); random settings, mutated trace files, ranks' records and profiles, and
+hostile names are tried (``benchmarks/fault_inputs.py``). Each trial draws from a generator seeded by its number, and
+each fault is printed with the arguments that show it again. The figures say what is, not what should be.
 """
 
 from __future__ import annotations
@@ -14,12 +15,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from .machine import RESULTS, ran_in_words
-from .page import table, write_page
+from .machine import RESULTS
+from .page import described, table, write_page
 from .runner import start
 
-_SHOWN = 40
-"""So many kinds and places of faults of one campaign are listed."""
+_SHOWN = 40  # So many kinds and places of faults of one campaign are listed
 
 _UNNOTICED = "losses, weights and random state to the last bit those without the profiler; nothing raised, nothing left"
 
@@ -41,10 +41,8 @@ CAMPAIGNS = {
 class Fault:
     """Something that a promise of this project rules out."""
 
-    kind: str
-    """In few words; faults of one kind and place are one line of the report."""
-    where: str
-    """The place in our code, or what was asked."""
+    kind: str  # In few words; faults of one kind and place are one line of the report
+    where: str  # The place in our code, or what was asked
     words: str = ""
 
 
@@ -56,12 +54,10 @@ class Tally:
     """What came out of one campaign."""
 
     campaign: str
-    promise: str
-    """What a trial without fault shows."""
+    promise: str  # What a trial without fault shows
     seed: int = 1
     tried: int = 0
-    faults: list[tuple[int, Fault]] = field(default_factory=list)
-    """Each with the number of its trial."""
+    faults: list[tuple[int, Fault]] = field(default_factory=list)  # Each with the number of its trial
 
     @property
     def faulty(self) -> int:
@@ -123,24 +119,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except RuntimeError as error:  # the others are worth their while
             tally.promise += f". **It did not run: {error}**"
         print(f"{campaign}: {tally.tried} tried, {tally.faulty} with a fault", file=sys.stderr, flush=True)
-    page = render(tallies, ran=ran_in_words(("torch", "lightning", "deepspeed")))
+    page = render(tallies)
     print("\n".join(page))
     if options.only < 0:
         write_page(options.output, page)
     return 0
 
 
-def render(tallies: Sequence[Tally], *, ran: str) -> list[str]:
+def render(tallies: Sequence[Tally]) -> list[str]:
     """The lines of the page that says what the campaigns found."""
     rows = [[each.campaign, each.promise, f"{each.tried:,}", f"{each.faulty:,}"] for each in tallies]
     lines = [
-        f"""# Campaigns against both promises
-
-Written by `make bench-faults`, which runs them again: the figures say what is, not what should be.
-A line is drawn among those that run inside hooks of ours (`benchmarks/fault_lines.py`).
-
-{ran}
-""",
+        *described(__doc__, "torch", "lightning", "deepspeed"),
         *table(["campaign", "what it tries, and what then holds", ">tried", ">with a fault"], rows),
     ]
     for tally in tallies:

@@ -1,7 +1,8 @@
-"""Trace files of other people: each read as text, JSON and page, and held to sums that are made here.
+"""Other people's traces: each read as text, JSON and page, and held to sums that are made here.
 
-``python -m benchmarks.foreign_traces --folder FOLDER``: the sums here know nothing of the package. The files'
-licences are their owners' matter, so only the table is kept.
+``python -m benchmarks.foreign_traces --folder FOLDER`` writes it; the sums know nothing of the package. In brackets:
+the sum where it differs: steps that the report leaves out with a note, and products that are a part of an operator that
+is counted as a whole. The files' licences are their owners' matter, so only the table is kept.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from .machine import RESULTS
-from .page import table, write_page
+from .page import described, table, write_page
 from .runner import start
 
 _KERNELS = ("kernel", "mtia_ccp_events")
@@ -79,7 +80,7 @@ def _that_ran(spans: Sequence[Any]) -> Iterator[Any]:
             if float(one["ts"]) < ended.get(one["tid"], -math.inf):
                 continue  # called by another product: a part of it
             ended[one["tid"]] = float(one["ts"]) + float(one.get("dur") or 0)
-            before = [border for border in captures.get(one["tid"], ()) if border[0] <= float(one["ts"])]
+            before = [mark for mark in captures.get(one["tid"], ()) if mark[0] <= float(one["ts"])]
             if not before or not max(before)[1]:
                 yield one
 
@@ -161,12 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     wrong = sum(not right for _, right in rows)
     columns = ["file", "", "kernels", "their union", "steps", "FLOPs of matrix products"]
     page = [
-        """# Other people's traces
-
-Each file read as text, JSON and page. In brackets: the sum that `benchmarks/foreign_traces.py` makes by
-itself where it differs: steps that the report leaves out with a note, and products that are a part of an
-operator that is counted as a whole.
-""",
+        *described(__doc__),
         *table([*columns, "greatest MFU or HFU", "impossible"], [row for row, _ in rows]),
         "",
         f"{len(files)} files, {wrong} with something wrong.",

@@ -1,14 +1,13 @@
 """What the report of thousands of ranks takes: size of a record, time and memory of merging, length of the report.
 
-``python -m benchmarks.many_ranks`` makes a job of synthetic ranks, each with a thousand modules and three thousand
-collective calls whose times are drawn at random, as nothing compresses less. Merging is measured in a process of its
-own: from the bytes that arrived to the merged profile, and on to the text. Its peak resident memory is taken less what
-the process had before it read those bytes.
+Written by ``make bench-ranks``. Each rank has 1,000 modules, 20 timed steps and 3,000 collective calls in a traced
+step, the times drawn at random, as nothing compresses less; the last but one is late, and is named. Merging is
+unpacking all records and ``with_ranks``, in a process of its own: least and greatest. Memory is the peak, with the
+packed records, over what the process had before it read them.
 """
 
 from __future__ import annotations
 
-import logging
 import random
 import resource
 import struct
@@ -21,21 +20,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lightning_flops import records
 from lightning_flops.analysis.profile import build_profile
 from lightning_flops.analysis.rank_record import RECORD_LIMIT_BYTES, make_rank_record, pack, unpack
 from lightning_flops.analysis.ranks import with_ranks
 from lightning_flops.config import ProfilerConfig
-from lightning_flops.records import (
-    FlopPhase,
-    FlopRecord,
-    ModuleRecord,
-    OperatorCell,
-    PhaseSeconds,
-    RunContext,
-    StepRecord,
-    StepSignature,
-    WindowRecord,
-)
 from lightning_flops.report.document import draw
 from lightning_flops.report.ranks_document import ranks_section
 from lightning_flops.report.text import VIEW
@@ -45,27 +34,19 @@ from lightning_flops.schema.rank_record import RankRecord
 from lightning_flops.schema.ranks import RankAbsence
 from lightning_flops.schema.trace import TracedPart
 
-from .machine import RESULTS, ran_in_words
-from .page import met, table, write_section
+from .machine import RESULTS
+from .page import described, met, table, write_page
 from .runner import run_apart, start
-
-logger = logging.getLogger("benchmarks.many_ranks")
 
 MODULES = 1_000
 CALLS = 3_000
 TIMED_STEPS = 20
 TRACED_STEP = 30
 STEP_SEC = 0.4
-LATE_SEC = 0.1
-"""How much longer the one late rank waits for data."""
+LATE_SEC = 0.1  # How much longer the one late rank waits for data
 
 TARGET_SEC = 2.0
 TARGET_BYTES = 500_000_000
-
-_HEAD = """# What the report of many ranks takes
-
-Written by `make bench-ranks`, which runs it again.
-"""
 
 
 def synthetic_profile(ranks: int) -> Profile:
@@ -73,40 +54,32 @@ def synthetic_profile(ranks: int) -> Profile:
     names = ["", "layers", *(f"layers.{i // 10}" for i in range(0, MODULES, 10))]
     leaves = [f"layers.{i // 10}.projection_{i % 10}" for i in range(MODULES - len(names))]
     names += leaves
-    phases: tuple[tuple[FlopPhase, int], ...] = (("forward", 1), ("backward", 2))
-    cells = [
-        OperatorCell(
-            module=leaf, phase=phase, operator="aten.mm", dtype="bfloat16", calls=calls, flops=calls * 2 * 10**9
-        )
+    phases: tuple[tuple[records.FlopPhase, int], ...] = (("forward", 1), ("backward", 2))
+    sizes: dict[str, Any] = dict.fromkeys(("params", "trainable_params", "local_params"), 10**6)
+    product: dict[str, Any] = {"operator": "aten.mm", "dtype": "bfloat16"}
+    cells = tuple(
+        records.OperatorCell(module=leaf, phase=phase, calls=calls, flops=calls * 2 * 10**9, **product)
         for leaf in leaves
         for phase, calls in phases
-    ]
-    signature = StepSignature(batches=("8x4096",), forwards=1, backwards=1, updates=1)
-    step = StepRecord(index=1, signature=signature, micro_steps=1, samples=8, tokens=8 * 4096)
-    seconds = PhaseSeconds(data_wait=0.01, transfer=0.002, forward=0.12, backward=0.24, optimizer=0.02, other=0.008)
-    window = WindowRecord(
+    )
+    signature = records.StepSignature(batches=("8x4096",), forwards=1, backwards=1, updates=1)
+    step = records.StepRecord(index=1, signature=signature, micro_steps=1, samples=8, tokens=8 * 4096)
+    seconds = records.PhaseSeconds(
+        data_wait=0.01, transfer=0.002, forward=0.12, backward=0.24, optimizer=0.02, other=0.008
+    )
+    window = records.WindowRecord(
         profile_step=1,
-        context=RunContext(
-            framework="lightning.pytorch",
-            framework_version="2.6.6",
-            torch_version="2.13.0",
-            device_type="cuda",
-            device_name="NVIDIA H100 80GB HBM3",
-            precision="bf16-mixed",
-            host="node-000000",
-            world_size=ranks,
-            dp_size=ranks,
-            strategy="DDPStrategy",
+        context=records.RunContext(
+            framework="lightning.pytorch", framework_version="2.6.6", torch_version="2.13.0", device_type="cuda",
+            device_name="NVIDIA H100 80GB HBM3", precision="bf16-mixed", strategy="DDPStrategy", host="node-000000",
+            world_size=ranks, dp_size=ranks,
         ),
-        modules=tuple(
-            ModuleRecord(name=name, type_name="Module", params=10**6, trainable_params=10**6, local_params=10**6)
-            for name in names
-        ),
-        flops=FlopRecord(cells=tuple(cells), module_calls=dict.fromkeys(names, 1)),
+        modules=tuple(records.ModuleRecord(name=name, type_name="Module", **sizes) for name in names),
+        flops=records.FlopRecord(cells=cells, module_calls=dict.fromkeys(names, 1)),
         counted_steps=(step,),
         timed_steps=tuple(replace(step, index=4 + i, seconds=seconds, reader_sec=0.0) for i in range(TIMED_STEPS)),
         timing_steps=TIMED_STEPS,
-    )
+    )  # fmt: skip
     return build_profile(window, config=ProfilerConfig(detailed=False))
 
 
@@ -123,6 +96,7 @@ def synthetic_records(profile: Profile, ranks: int, *, seed: int = 0) -> Iterato
         means = {part.name: part.mean_sec * draw.uniform(0.98, 1.02) + waits.get(part.name, 0) for part in timing.parts}
         parts = tuple(replace(part, mean_sec=means[part.name], median_sec=means[part.name]) for part in timing.parts)
         waited_us = 0 if late else 1e6 * LATE_SEC
+        exposed = {"backward": 1e-6 * waited_us + 0.01}
         summary = replace(
             base.summary,
             context=replace(base.summary.context, rank=rank, host=f"node-{rank // 8:06}"),
@@ -130,23 +104,15 @@ def synthetic_records(profile: Profile, ranks: int, *, seed: int = 0) -> Iterato
             traced_step=TRACED_STEP,
             traced_steps=1,
             traced_parts=tuple(
-                TracedPart(
-                    name=part.name.replace(" ", "_"),
-                    wall_sec=part.mean_sec,
-                    exposed_sec=1e-6 * waited_us + 0.01 if part.name == "backward" else 0.0,
-                )
-                for part in parts
+                TracedPart(name=name.replace(" ", "_"), wall_sec=seconds, exposed_sec=exposed.get(name, 0.0))
+                for name, seconds in means.items()
             ),
             overlap=Overlap(
-                wall_us=1e6 * STEP_SEC,
-                computation_us=draw.uniform(199e3, 201e3),
-                communication_us=draw.uniform(59e3, 61e3) + waited_us,
-                overlap_us=50e3,
-                other_us=90e3,
-                overlap_ratio=0.5,
+                wall_us=1e6 * STEP_SEC, computation_us=draw.uniform(199e3, 201e3), overlap_us=50e3, other_us=90e3,
+                communication_us=draw.uniform(59e3, 61e3) + waited_us, overlap_ratio=0.5,
             ),
             modules_clock="device",
-        )
+        )  # fmt: skip
         latency_ns = _nanoseconds(draw, CALLS)
         latency_ns[-1] += int(1_000 * waited_us)
         yield replace(
@@ -157,18 +123,12 @@ def synthetic_records(profile: Profile, ranks: int, *, seed: int = 0) -> Iterato
             own_backward_ns=_nanoseconds(draw, len(names)),
             collectives=tuple(
                 CollectiveCalls(
-                    name=name,
-                    group="world",
-                    group_size=ranks,
-                    step=TRACED_STEP,
-                    calls=CALLS // 3,
-                    bytes=CALLS // 3 * 10**6,
-                    total_ns=sum(latency_ns[place::3]),
-                    latency_ns=latency_ns[place::3],
+                    name=name, group="world", group_size=ranks, step=TRACED_STEP, calls=CALLS // 3,
+                    bytes=CALLS // 3 * 10**6, total_ns=sum(latency_ns[place::3]), latency_ns=latency_ns[place::3],
                 )
                 for place, name in enumerate(("all_gather", "reduce_scatter", "allreduce"))
             ),
-        )
+        )  # fmt: skip
 
 
 def _nanoseconds(draw: random.Random, number: int) -> array[int]:
@@ -246,22 +206,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     columns = "ranks|record, bytes|merge, CPU s|merge, wall s|of it unpacking, CPU s|peak over base, MB|base, MB"
     columns += "|section, lines|text, CPU s|profile.json, MB|its writing, CPU s"
     lines = [
-        f"""## Thousands of ranks
-
-Each rank has {MODULES:,} modules, {TIMED_STEPS} timed steps and {CALLS:,} collective calls in a traced step, the times
-drawn at random; the last but one is late, and is named. Merging is unpacking all records and `with_ranks`, in a process
-of its own, {options.rounds} times: least and greatest. Memory is the peak, with the packed records, over what the
-process had before it read them.
-""",
+        *described(__doc__, "torch"),
         *table([f">{column}" for column in columns.split("|")], rows),
         f"""
 Targets: a record of at most {RECORD_LIMIT_BYTES:,} bytes; merging {options.ranks:,} ranks in at most {TARGET_SEC:g} s
 ({met(most["wall_sec"] <= TARGET_SEC)}) and {TARGET_BYTES / 1e6:g} MB ({met(most["peak_bytes"] <= TARGET_BYTES)}); a
 section as long as that of 4 ranks.
 """,
-        ran_in_words(("torch",)),
     ]
-    write_section(options.output, "many ranks", lines, head=_HEAD)
+    write_page(options.output, lines)
     return 0
 
 

@@ -6,6 +6,8 @@ import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from .machine import ran_in_words
+
 logger = logging.getLogger("benchmarks.page")
 
 
@@ -25,6 +27,12 @@ def met(holds: bool) -> str:
     return "met" if holds else "**missed**"
 
 
+def described(about: str | None, *packages: str, level: str = "#", code: str = "") -> list[str]:
+    """The beginning of a page or section: the benchmark's docstring, and when, where and with what it ran."""
+    title, _, text = (about or "").partition("\n\n")
+    return [f"{level} {title.rstrip('.')}", "", text.strip(), "", ran_in_words(packages, code=code), ""]
+
+
 def write_page(path: Path, lines: Iterable[str]) -> None:
     """Write *lines* to *path*."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -32,22 +40,12 @@ def write_page(path: Path, lines: Iterable[str]) -> None:
     logger.info("wrote %s", path)
 
 
-def write_section(path: Path, name: str, lines: Sequence[str], *, head: str) -> None:
+def write_section(path: Path, name: str, lines: Sequence[str]) -> None:
     """Put *lines* in place of the section *name* of the page at *path*, or at its end if it has none.
 
-    Args:
-        path: the page; it is made if there is none.
-        name: tells the section from others; it stands in the page as a comment.
-        lines: a heading and what belongs under it.
-        head: what a new page begins with.
+    The name stands in the page as a comment.
     """
     begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
     section = "\n".join([begin, "", *lines, "", end])
-    before, found, rest = (path.read_text() if path.exists() else head).partition(begin)
+    before, found, rest = (path.read_text() if path.exists() else "").partition(begin)
     write_page(path, [before + section + rest.partition(end)[2]] if found else [before.rstrip(), "", section])
-
-
-TIME_HEAD = """# What times come to, and what timing costs
-
-Each section is written by a benchmark of its own, which says where and when it ran. Again: `make bench-time`.
-"""

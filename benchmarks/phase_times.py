@@ -1,18 +1,16 @@
-"""Whether reported forward, backward and optimizer latencies are those of a run that nobody profiles.
+"""Whether reported forward, backward and optimizer latencies are those of an unprofiled run.
 
 ``make bench-time`` runs this with the other benchmarks of time; ``python -m benchmarks.phase_times`` runs it alone.
 
 The truth is a clock in the model itself, read around its forward, its backward and its optimizer's arithmetic in steps
-without marks. Steps come in groups of three in random order inside one fit: one with marks, whose latencies the
-profiler reports, and two without. A pair is the marked step's report beside one plain step's truth; the two plain steps
-beside each other (A/A) show how large a difference of nothing is. DeepSpeed's profiler, driven by its own engine on
-the same models, reports its profiled steps beside plain steps of the same engine.
+without marks. Steps come in groups of three in random order inside one fit on one thread: one with marks, whose
+latencies the profiler reports, and two without. A pair is the marked step's report beside one plain step's truth; the
+two plain steps beside each other (A/A) show how large a difference of nothing is. Differences are reported less plain:
+medians over pairs with 95% bootstrap intervals. Target: ≤ 2% or ≤ 60 µs.
 """
 
 from __future__ import annotations
 
-import logging
-import os
 import random
 import tempfile
 import time
@@ -35,21 +33,18 @@ from lightning_flops.records import WindowRecord
 from lightning_flops.run import results as run_results
 from lightning_flops.run import window as run_window
 
-from .machine import RESULTS, ran_in_words
-from .page import TIME_HEAD, met, table, write_section
+from .machine import RESULTS
+from .page import described, met, table, write_section
 from .ratios import difference
 from .runner import start
 from .workloads import encoder, quiet_trainer, sized
-
-logger = logging.getLogger("benchmarks.phase_times")
 
 PHASES = ("forward", "backward", "optimizer")
 RELATIVE_LIMIT = 0.02
 ABSOLUTE_LIMIT_SEC = 60e-6
 FIRST_STEPS = 10
 
-Phases = tuple[float, float, float]
-"""Seconds of forward, backward and optimizer."""
+Phases = tuple[float, float, float]  # Seconds of forward, backward and optimizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,13 +52,12 @@ class _Model:
     make: Callable[[], nn.Module]
     batch: tuple[int, ...]
     pairs: int
-    deepspeed_pairs: int
 
 
 MODELS: Mapping[str, _Model] = {
-    "large": _Model(make=lambda: encoder(256, 2), batch=(4, 128, 256), pairs=200, deepspeed_pairs=50),
-    "medium": _Model(make=lambda: sized(*[256] * 7), batch=(64, 256), pairs=400, deepspeed_pairs=200),
-    "tiny": _Model(make=lambda: sized(16, 16, 16), batch=(8, 16), pairs=600, deepspeed_pairs=200),
+    "large": _Model(make=lambda: encoder(256, 2), batch=(4, 128, 256), pairs=200),
+    "medium": _Model(make=lambda: sized(*[256] * 7), batch=(64, 256), pairs=400),
+    "tiny": _Model(make=lambda: sized(16, 16, 16), batch=(8, 16), pairs=600),
 }
 
 
@@ -212,7 +206,8 @@ class _RandomlyMarked(Recorder):
 def recorders(planned: Sequence[bool]) -> Iterator[list[WindowRecord]]:
     """Inside, windows are marked by plan, and kept."""
     windows: list[WindowRecord] = []
-    build_profile = run_results.build_profile
+    results: Any = run_results
+    build_profile = results.build_profile
 
     def keep(window: WindowRecord, **kwargs: Any) -> Any:
         windows.append(window)
@@ -247,99 +242,41 @@ def ours(model: _Model) -> Pairs:
     return paired(planned, reported=phases_of(timed), truth=net.truth()[0][first:])
 
 
-# ---- DeepSpeed's profiler
-
-
-def deepspeeds(model: _Model) -> Pairs:
-    """Steps of a DeepSpeed engine, of which the planned ones are profiled."""
-    import deepspeed
-    from deepspeed.utils import timer
-
-    torch.manual_seed(0)
-    net = model.make()
-    profiler = {"enabled": True, "profile_step": 10**9, "detailed": False, "output_file": os.devnull}
-    config = {"train_micro_batch_size_per_gpu": model.batch[0], "zero_allow_untested_optimizer": True}
-    config |= {"steps_per_print": 10**9, "flops_profiler": profiler}
-    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4)
-    engine = deepspeed.initialize(model=net, optimizer=optimizer, config=config)[0]
-    names = (timer.FORWARD_GLOBAL_TIMER, timer.BACKWARD_GLOBAL_TIMER, timer.STEP_GLOBAL_TIMER)
-    reported: dict[int, Phases] = {}
-    truth: list[Phases] = []
-    planned = plan(model.deepspeed_pairs)
-    print_model_profile = engine.flops_profiler.print_model_profile
-
-    def print_and_keep(**kwargs: Any) -> None:
-        # What its report takes from the engine's timers, in milliseconds.
-        forward, backward, step = (engine.timers(name).elapsed(False) / 1e3 for name in names)
-        reported[len(truth) - FIRST_STEPS] = (forward, backward, step)
-        print_model_profile(**kwargs)
-
-    engine.flops_profiler.print_model_profile = print_and_keep
-    batch, now = torch.randn(*model.batch), time.perf_counter
-    for profiled in [False] * FIRST_STEPS + planned:
-        engine._config.flops_profiler_config.profile_step = engine.global_steps if profiled else 10**9
-        begin = now()
-        loss = engine(batch).square().mean()
-        forward = now()
-        engine.backward(loss)
-        backward = now()
-        engine.step()
-        truth.append((forward - begin, backward - forward, now() - backward))
-    engine.destroy()
-    return paired(planned, reported=reported, truth=truth[FIRST_STEPS:])
-
-
-def _join_a_group() -> None:
-    """Of this process alone, which a DeepSpeed engine needs."""
-    import deepspeed
-
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # or it compiles one
-    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="29731")
-    deepspeed.init_distributed("gloo")
-    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
-
-
 # ---- the report
 
 
-def _rows(model: str, who: str, pairs: Pairs, *, plain: bool = False, judged: bool = False) -> Iterator[list[object]]:
+def _rows(model: str, who: str, pairs: Pairs, *, plain: bool = False) -> Iterator[list[object]]:
     for index, phase in enumerate(PHASES):
         latency, excess = median(phases[index] for phases in pairs.plain), pairs.excess(index, plain=plain)
         limit = max(RELATIVE_LIMIT * latency, ABSOLUTE_LIMIT_SEC)
         low, high = sorted([abs(excess.low), abs(excess.high)])
         inside = ", the limit is inside the interval" if low <= limit < high else ""
-        verdict = f"≤ {1e6 * limit:.0f} µs: {met(abs(excess.value) <= limit)}{inside}" if judged else None
+        verdict = f"≤ {1e6 * limit:.0f} µs: {met(abs(excess.value) <= limit)}{inside}"
         interval = f"{1e6 * excess.value:+.0f} [{1e6 * excess.low:+.0f} to {1e6 * excess.high:+.0f}]"
         relative = f"{excess.value / latency:+.1%}"
-        yield [model, who, len(pairs.plain), phase, f"{1e3 * latency:.3f}", interval, relative, verdict]
+        yield [
+            model,
+            who,
+            len(pairs.plain),
+            phase,
+            f"{1e3 * latency:.3f}",
+            interval,
+            relative,
+            None if plain else verdict,
+        ]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures, writes its section of the results, and returns 0."""
     options = start(__file__, __doc__, RESULTS / "time.md", arguments, models=list(MODELS))
-    chosen = {name: model for name, model in MODELS.items() if name in options.models}
-    mine = {name: ours(model) for name, model in chosen.items()}
-    logger.info("this project measured")
-    _join_a_group()
     rows: list[list[object]] = []
-    for name, model in chosen.items():
-        rows += _rows(name, "lightning_flops", mine[name], judged=True)
-        rows += _rows(name, "A/A: plain beside plain", mine[name], plain=True)
-        rows += _rows(name, "DeepSpeed's profiler", deepspeeds(model))
-    torch.distributed.destroy_process_group()
+    for name in options.models:
+        pairs = ours(MODELS[name])
+        rows += _rows(name, "lightning_flops", pairs)
+        rows += _rows(name, "A/A: plain beside plain", pairs, plain=True)
     columns = ["model", "whose", ">pairs", "phase", ">plain, ms", ">difference, µs", ">relative", "target"]
-    lines = [
-        f"""## Reported latencies beside those of an uninstrumented run
-
-One fit for each model, on one thread; steps with and without marks in random order. The plain latency is by a clock in
-the model itself (DeepSpeed's: around the engine's calls), the difference is reported less plain: medians over pairs
-with 95% bootstrap intervals. Target: ≤ {RELATIVE_LIMIT:.0%} or ≤ {1e6 * ABSOLUTE_LIMIT_SEC:.0f} µs.
-""",
-        *table(columns, rows),
-        "",
-        ran_in_words(("torch", "lightning", "deepspeed")),
-    ]
-    write_section(options.output, "phase_times", lines, head=TIME_HEAD)
+    lines = [*described(__doc__, "torch", "lightning", level="##"), *table(columns, rows)]
+    write_section(options.output, "phase_times", lines)
     return 0
 
 

@@ -40,11 +40,7 @@ class Target:
 
 
 def median_with_interval(values: Sequence[float], *, seed: int = 0) -> Estimate:
-    """The median of *values* and the percentile interval of medians of resampled values.
-
-    Raises:
-        ValueError: there are no values.
-    """
+    """The median of *values* and the percentile interval of medians of resampled values; ValueError without any."""
     if not values:
         raise ValueError("a median needs at least one value, got none")
     generator = random.Random(seed)
@@ -55,11 +51,7 @@ def median_with_interval(values: Sequence[float], *, seed: int = 0) -> Estimate:
 
 
 def ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Estimate:
-    """The median of round-by-round ratios: what slows the machine down for a while slows both and cancels.
-
-    Raises:
-        ValueError: the two do not come from the same rounds.
-    """
+    """The median of round-by-round ratios: what slows the machine down for a while slows both and cancels."""
     if len(numerators) != len(denominators):
         raise ValueError(f"ratios need as many numerators as denominators, got {len(numerators)}, {len(denominators)}")
     return median_with_interval([one / other for one, other in zip(numerators, denominators, strict=True)])

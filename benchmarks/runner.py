@@ -16,7 +16,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -67,6 +67,20 @@ def be_quiet() -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
+@contextlib.contextmanager
+def heard() -> Iterator[list[str]]:
+    """Inside, what this project warns of."""
+    log: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: log.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("lightning_flops")
+    logger.addHandler(handler)
+    try:
+        yield log
+    finally:
+        logger.removeHandler(handler)
+
+
 def in_rounds(arms: Mapping[str, Callable[[], T]], rounds: int, *, warm_up: int = 1) -> dict[str, list[T]]:
     """What each arm returned in each round: rounds in a new random order, after *warm_up* that are in no figure."""
     order, found = random.Random(0), {name: list[T]() for name in arms}
@@ -87,10 +101,8 @@ class Answer:
     """How something ended that ran in a process of its own."""
 
     kind: Literal["answered", "raised", "timed out", "crashed"] = "answered"
-    value: Any = None
-    """What it returned; None unless *kind* is ``answered``."""
-    words: str = ""
-    """The exception's type and first line, or how the process ended."""
+    value: Any = None  # What it returned; None unless *kind* is `answered`
+    words: str = ""  # The exception's type and first line, or how the process ended
     traceback: str = ""
 
 

@@ -3,8 +3,9 @@
 ``make bench-time`` runs this with the other benchmarks of time; ``python -m benchmarks.slow_loader`` runs it alone.
 
 Four workers take 40 ms for each batch, so that one comes every 10 ms, and a step rests 5 ms: in the long run about half
-of the time is waiting, and the step that is counted lets the workers fetch ahead. The truth is a clock in the loader:
-over the timed steps themselves, and over the last steps of the fit.
+of the time is waiting, and the counted step, which takes 1 s, lets the workers fill their queues. Medians, least and
+greatest of the fits. What the last 100 steps of each fit waited, by a clock in the loader, is the truth; what that
+clock says of the timed steps themselves shows how much of a difference is the profile's.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from lightning_flops import FlopsProfilerCallback
 
-from .machine import RESULTS, ran_in_words
-from .page import TIME_HEAD, met, table, write_section
+from .machine import RESULTS
+from .page import described, met, table, write_section
 from .runner import start
 from .workloads import quiet_trainer
 
@@ -33,8 +34,7 @@ WORKERS, STEP_SEC, BATCH_SEC = 4, 0.005, 0.040
 TOLERANCE = 0.03
 LONG_RUN_STEPS = 100
 COUNTED_STEP = 20
-COUNTED_SEC = 1.0
-"""How long the counted step takes: enough for the workers to fill every queue."""
+COUNTED_SEC = 1.0  # How long the counted step takes: enough for the workers to fill every queue
 
 
 class _SlowRows(Dataset[torch.Tensor]):
@@ -93,15 +93,11 @@ class _ShortStep(LightningModule):
 class Fit:
     """What one fit showed."""
 
-    waiting: float
-    """Share of the step that the profile calls waiting for data."""
-    wait_sec: float
-    """Mean wait of a timed step, as the profile has it."""
-    loader_wait_sec: float
-    """The same steps' by the loader's own clock."""
+    waiting: float  # Share of the step that the profile calls waiting for data
+    wait_sec: float  # Mean wait of a timed step, as the profile has it
+    loader_wait_sec: float  # The same steps' by the loader's own clock
     timed_steps: int
-    long_run_waiting: float
-    """Share of waiting in the fit's last steps by the loader's own clock."""
+    long_run_waiting: float  # Share of waiting in the fit's last steps by the loader's own clock
 
 
 def measure(timing_steps: int) -> Fit:
@@ -145,19 +141,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows.append(
             [timing_steps, timed, *spans, *(f"{1e3 * one:.2f}" for one in waits), f"{1e3 * most:+.2f}", met(within)]
         )
-    lines = [
-        f"""## A loader slower than the step
-
-{WORKERS} workers, one batch every {1e3 * BATCH_SEC / WORKERS:.0f} ms, a step of about {1e3 * STEP_SEC:.0f} ms. The
-counted step takes {COUNTED_SEC:g} s, in which the workers fill their queues. Medians, least and greatest of
-{options.fits} fits. What the last {LONG_RUN_STEPS} steps of each fit waited, by a clock in the loader, is the truth on
-this machine; what that clock says of the timed steps themselves shows how much of a difference is the profile's.
-""",
-        *table(columns, rows),
-        "",
-        ran_in_words(("torch", "lightning")),
-    ]
-    write_section(options.output, "slow_loader", lines, head=TIME_HEAD)
+    lines = [*described(__doc__, "torch", "lightning", level="##"), *table(columns, rows)]
+    write_section(options.output, "slow_loader", lines)
     return 0
 
 

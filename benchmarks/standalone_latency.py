@@ -1,8 +1,9 @@
 """How true the latency is that a standalone profiler reports: over the same forward's with no profiler there.
 
 ``python -m benchmarks.standalone_latency`` runs where DeepSpeed is installed, in one process on one thread. Every round
-takes every reading once, in a new random order and each after a forward that nobody times, after a round that is not
-measured. It writes ``benchmarks/results/standalone_latency.md``.
+takes every reading once, in a new random order and each after an untimed forward, after a round that is not measured.
+Median of the ratios of each round and its 95% bootstrap interval, and the median difference. The first row of a model
+says how far two readings of the same thing differ on this machine.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from torch import nn
 
 from lightning_flops import FlopsProfiler, get_model_profile
 
-from .machine import RESULTS, ran_in_words
-from .page import table, write_page
+from .machine import RESULTS
+from .page import described, table, write_page
 from .ratios import ratio
 from .runner import in_rounds, start
 from .workloads import encoder
@@ -110,19 +111,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         *_rows("encoder, 4 × 64", encoder(64, 4).eval(), torch.randn(8, 32, 64), options.rounds),
         *_rows("encoder, 4 × 256", encoder(256, 4).eval(), torch.randn(8, 64, 256), options.rounds),
     ]
-    page = [
-        f"""# The latency a standalone profiler reports, over the true one
-
-`python -m benchmarks.standalone_latency`: what each profiler says that a forward takes, over what the same forward
-takes with no profiler, in {options.rounds} rounds of one process on one thread, in random order. Median of the ratios
-of each round and its 95% bootstrap interval; beside it the median difference. The first row of a model says how far two
-readings of the same thing differ on this machine, which others used at the same time.
-
-{ran_in_words(("torch", "deepspeed"))}
-""",
-        *table(["", "reported ÷ true", "reported − true"], rows),
-    ]
-    write_page(options.output, page)
+    lines = table(["", "reported ÷ true", "reported − true"], rows)
+    write_page(options.output, [*described(__doc__, "torch", "deepspeed"), *lines])
     return 0
 
 

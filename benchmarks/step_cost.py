@@ -1,12 +1,13 @@
-"""What a step costs outside of windows under each adapter: host time over the same training without the profiler.
+"""What a step costs outside of windows under each adapter: host µs over the same training without the profiler.
 
 ``make bench-time`` runs this with the other benchmarks of time; ``python -m benchmarks.step_cost`` runs it alone.
 
 The same small network trains in short trainings, one after the other in one process: in a loop of its own, in a
-Lightning ``Trainer`` and in that of transformers, bare and with the profiler, in a new order in every round. Each
-logs every 50 steps, to something that writes nothing, and the profiler's readings go along. The figure of a training is
-the mean of its steps but the first ones, in which the profiler counts what it is free to count; differences are taken
-within a round. Two bare arms show how large a difference of nothing is.
+Lightning ``Trainer`` and in that of transformers, bare and with the profiler, in a new order in every round. Each logs
+every 50 steps, to something that writes nothing, and the profiler's readings go along. The figure of a training is the
+mean of its steps but the first 200; what the profiler counts in them to check its FLOPs is in the mean. Differences are
+taken within a round: medians with 95% bootstrap intervals. CPU is the time of the thread that trains. Two bare arms
+show how large a difference of nothing is.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from torch.utils.data import DataLoader
 
 from lightning_flops import FlopsProfilerCallback, profile_training
 
-from .machine import RESULTS, ran_in_words
-from .page import TIME_HEAD, table, write_section
+from .machine import RESULTS
+from .page import described, table, write_section
 from .ratios import Estimate, Target, difference
 from .runner import in_rounds, start
 from .workloads import quiet_trainer
@@ -51,8 +52,7 @@ ARMS: Mapping[str, Settings] = {
 class Taken(NamedTuple):
     """Microseconds of the mean step of one training."""
 
-    cpu: float
-    """Of the thread that trains."""
+    cpu: float  # Of the thread that trains
     wall: float
 
 
@@ -150,7 +150,7 @@ def transformers(settings: Settings, clock: Clock, *, folder: Path, **_: Any) ->
     from lightning_flops import FlopsProfilerTrainerCallback
 
     quiet: dict[str, Any] = {"report_to": "none", "save_strategy": "no", "disable_tqdm": True, "use_cpu": True}
-    steps = {"per_device_train_batch_size": 2, "max_steps": STEPS, "logging_steps": LOG_EVERY}
+    steps: dict[str, Any] = {"per_device_train_batch_size": 2, "max_steps": STEPS, "logging_steps": LOG_EVERY}
     arguments = TrainingArguments(output_dir=str(folder), dataloader_pin_memory=False, **steps, **quiet)
     rows: Any = [{"x": torch.zeros(64)}] * (2 * STEPS)
     callbacks: list[Any] = [] if settings is None else [FlopsProfilerTrainerCallback(**settings)]
@@ -161,8 +161,7 @@ def transformers(settings: Settings, clock: Clock, *, folder: Path, **_: Any) ->
 
 Training = Callable[..., None]
 TRAININGS: Mapping[str, Training] = {"own loop": own_loop, "Lightning": lightning, "transformers": transformers}
-Samples = Mapping[str, Sequence[Taken]]
-"""By arm: one figure for each round."""
+Samples = Mapping[str, Sequence[Taken]]  # By arm: one figure for each round
 
 
 def measure(
@@ -204,20 +203,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name, training in TRAININGS.items():
             rows += _rows(name, measure(training, rounds=options.rounds, folder=Path(folder)))
     columns = ["training", "arm", ">CPU", ">over bare", ">wall", ">over bare", "target: mean CPU over bare"]
-    lines = [
-        f"""## What a step costs outside of windows
-
-Host µs a step of a small network: the mean of {STEPS - UNSEEN_STEPS - 1} steps of a training after its first
-{UNSEEN_STEPS}. Trainings under each arm, in one process, in a new order in each of {options.rounds} rounds; medians of
-the rounds' differences with 95% bootstrap intervals. CPU is the time of the thread that trains. Every {LOG_EVERY} steps
-the run logs, to something that writes nothing, and with it the monitor. What the profiler counts in these steps to
-check its FLOPs is in the mean.
-""",
-        *table(columns, rows),
-        "",
-        ran_in_words(("torch", "lightning", "transformers")),
-    ]
-    write_section(options.output, "step_cost", lines, head=TIME_HEAD)
+    lines = [*described(__doc__, "torch", "lightning", "transformers", level="##"), *table(columns, rows)]
+    write_section(options.output, "step_cost", lines)
     return 0
 
 

@@ -31,10 +31,9 @@ from typing import Any
 
 from .machine import RESULTS, ROOT, ran_in_words
 from .page import table, write_page
-from .suite_plugin import LEFT, RECORDS, read
+from .suite_plugin import RECORDS, read
 
-RUNS = ("plain", "profiled")
-"""Without the profiler, and with it."""
+RUNS = ("plain", "profiled")  # Without the profiler, and with it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,10 +42,8 @@ class Piece:
 
     targets: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
-    profiled: Mapping[str, str] = field(default_factory=dict)
-    """With the profiler, in addition."""
-    mark: str = ""
-    """Stands before the tests' names, where they run in another piece, too."""
+    profiled: Mapping[str, str] = field(default_factory=dict)  # With the profiler, in addition
+    mark: str = ""  # Stands before the tests' names, where they run in another piece, too
 
     def variables(self, run: str) -> dict[str, str]:
         """Of the environment."""
@@ -59,42 +56,28 @@ class Project:
 
     package: str
     repository: str
-    holds: str
-    """A file or folder by which its source is known."""
+    holds: str  # A file or folder by which its source is known
     version_files: tuple[str, ...]
     title: str
-    about: str
-    """What is run, for the page."""
+    about: str  # What is run, for the page
     pieces: Mapping[str, Piece]
-    known: Path
-    """The list of differences by construction."""
-    settings: str
-    """Pytest's settings file, seen from the folder of the tests."""
-    left: str = ""
-    """``module:function`` that says what is left behind; see the plugin."""
+    known: Path  # The list of differences by construction
+    settings: str  # Pytest's settings file, seen from the folder of the tests
     environment: Mapping[str, str] = field(default_factory=dict)
-    options: tuple[str, ...] = ()
-    """More options of pytest."""
-    prepare: Callable[[Path], None] = lambda work: None
-    """Called with the folder for what runs."""
+    options: tuple[str, ...] = ()  # More options of pytest
+    prepare: Callable[[Path], None] = lambda work: None  # Called with the folder for what runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """How one test ended."""
 
-    how: str
-    """passed, failed, error (in a fixture), skipped, xfailed, died (its process), or hung."""
-    words: str = ""
-    """The end of what it said, if it is no success."""
-    left: tuple[str, ...] = ()
-    """What was left behind after it."""
-    said: tuple[str, ...] = ()
-    """Warnings of the profiler's, from all its processes."""
-    windows: int = 0
-    """Windows of the profiler's that closed in it."""
-    traced: int = 0
-    """Of them, those with a traced step."""
+    how: str  # passed, failed, error (in a fixture), skipped, xfailed, died (its process), or hung
+    words: str = ""  # The end of what it said, if it is no success
+    left: tuple[str, ...] = ()  # What was left behind after it
+    said: tuple[str, ...] = ()  # Warnings of the profiler's, from all its processes
+    windows: int = 0  # Windows of the profiler's that closed in it
+    traced: int = 0  # Of them, those with a traced step
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,46 +85,45 @@ class Known:
     """A difference that the profiler's presence makes by construction."""
 
     reason: str
-    says: str
-    """Regular expression that is found in what the test then says."""
+    says: str  # Regular expression that is found in what the test then says
 
 
-Pair = tuple[Outcome, Outcome]
-"""Without and with the profiler."""
+Pair = tuple[Outcome, Outcome]  # Without and with the profiler
 
 
-@dataclass(slots=True, kw_only=True)
+FAULTS, UNSTEADY, LEFT = "Faults", "Differed once, and not when run again alone", "Left behind"
+FAILED, ONE_WAY = "The profiler failed", "Ran one way only"
+KNOWN, NONE = "By construction", "Listed as differences by construction, and none"
+HEADINGS = {
+    KNOWN: "differ by construction, as listed",
+    FAULTS: "differ otherwise: faults",
+    UNSTEADY: "differed once, and not when run again alone",
+    LEFT: "after which something of the profiler's was left",
+    FAILED: "in which the profiler said that it failed",
+    ONE_WAY: "that ran one way only",
+    NONE: "",
+}  # Of the page's lists, and what they are called in its table
+
+
+@dataclass(slots=True)
 class Comparison:
     """Two runs of the same tests."""
 
-    same: Counter[str] = field(default_factory=Counter)
-    """Tests that ended alike, by how they ended."""
-    by_construction: dict[str, Known] = field(default_factory=dict)
-    faults: dict[str, Pair] = field(default_factory=dict)
-    leaks: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """What is left after a test with the profiler and is not without."""
-    failures: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Where the profiler said that it failed."""
-    unsteady: dict[str, Pair] = field(default_factory=dict)
-    """Differed once, and not when they ran again alone."""
-    missing: tuple[str, ...] = ()
-    """Tests that one of the runs alone has."""
-    known_and_the_same: list[str] = field(default_factory=list)
-    """Listed as differences by construction, and none any more."""
-    windows: int = 0
-    traced: int = 0
+    windows: int
+    traced: int
+    same: Counter[str] = field(default_factory=Counter)  # Tests that ended alike, by how they ended
+    lists: dict[str, dict[str, str]] = field(default_factory=lambda: {heading: {} for heading in HEADINGS})
 
     @property
     def good(self) -> bool:
         """Whether the profiler made no difference but those it makes by construction."""
-        return not (self.faults or self.leaks or self.failures or self.missing)
+        return not any(self.lists[heading] for heading in (FAULTS, LEFT, FAILED, ONE_WAY))
 
 
-OWN_FAILURE = re.compile(r"the FLOPs profiler failed|could not take every tap off|could not be loaded")
+OWN_FAILURE = re.compile(r"the FLOPs profiler failed|FLOPs profiler could not be (loaded|removed)")
 """What the profiler says when something of its own went wrong."""
 
-TEST_SEC = 300
-"""A test that takes longer fails."""
+TEST_SEC = 300  # A test that takes longer fails
 
 _WORST = ("", "passed", "xfailed", "skipped", "failed", "error", "hung", "died")
 
@@ -207,29 +189,30 @@ def compare(
     again: Mapping[str, Sequence[Pair]] | None = None,
 ) -> Comparison:
     """What the profiler changed; *again* has how tests ended that were run again alone."""
-    result = Comparison(
-        missing=tuple(sorted(plain.keys() ^ profiled.keys())),
-        windows=sum(outcome.windows for outcome in profiled.values()),
-        traced=sum(outcome.traced for outcome in profiled.values()),
-    )
+    ours = profiled.values()
+    result = Comparison(sum(outcome.windows for outcome in ours), sum(outcome.traced for outcome in ours))
+    lists = result.lists
+    lists[ONE_WAY] = dict.fromkeys(sorted(plain.keys() ^ profiled.keys()), "")
     for test in sorted(plain.keys() & profiled.keys()):
         before, after = plain[test], profiled[test]
         pairs = [(before, after), *(again or {}).get(test, ())]
         # A leak is left every time that the profiler is there, and never without it.
         left = set(after.left).intersection(*(pair[1].left for pair in pairs))
         if left := left.difference(*(pair[0].left for pair in pairs)):
-            result.leaks[test] = tuple(sorted(left))
-        if said := tuple(words for words in after.said if OWN_FAILURE.search(words)):
-            result.failures[test] = said
+            lists[LEFT][test] = _code(", ".join(sorted(left)))
+        if said := [words for words in after.said if OWN_FAILURE.search(words)]:
+            lists[FAILED][test] = _code(said[0])
         if before.how == after.how:
             result.same[after.how] += 1
-            result.known_and_the_same += [test] * (test in known)
+            if test in known:
+                lists[NONE][test] = ""
         elif test in known and re.search(known[test].says, after.words):
-            result.by_construction[test] = known[test]
-        elif all(one.how != other.how for one, other in pairs):
-            result.faults[test] = pairs[-1]
+            lists[KNOWN][test] = known[test].reason
         else:
-            result.unsteady[test] = (before, after)
+            steady = all(one.how != other.how for one, other in pairs)
+            words = _code(last_words(after) or last_words(before))
+            ends = f"{before.how} without, {after.how} with the profiler: {words}"
+            lists[FAULTS if steady else UNSTEADY][test] = ends
     return result
 
 
@@ -243,41 +226,20 @@ def last_words(outcome: Outcome) -> str:
 
 def report(result: Comparison, *, title: str, about: str, ran: str) -> list[str]:
     """The lines of the page that says what *result* is."""
-    same, counted = sum(result.same.values()), (result.by_construction, result.faults, result.unsteady)
+    same, lists = sum(result.same.values()), result.lists
     alike = ", ".join(f"{count:,} {how}" for how, count in sorted(result.same.items()))
-    rows = [
-        ("ran without and with the profiler", same + sum(map(len, counted))),
-        (f"ended alike ({alike})", same),
-        ("differ by construction, as listed", len(result.by_construction)),
-        ("differ otherwise: faults", len(result.faults)),
-        ("differed once, and not when run again alone", len(result.unsteady)),
-        ("after which something of the profiler's was left", len(result.leaks)),
-        ("in which the profiler said that it failed", len(result.failures)),
-        ("that ran one way only", len(result.missing)),
-    ]
+    total = same + sum(len(lists[heading]) for heading in (KNOWN, FAULTS, UNSTEADY))
+    rows = [("ran without and with the profiler", total), (f"ended alike ({alike})", same)]
+    rows += [(words, len(lists[heading])) for heading, words in HEADINGS.items() if words]
     lines = [f"# {title}", "", about, "", ran, "", *table(["", ">tests"], [(what, f"{n:,}") for what, n in rows])]
     lines += ["", f"{result.windows:,} windows closed in these tests, {result.traced:,} of them with a traced step."]
-    sections = {
-        "Faults": _differing(result.faults),
-        "Left behind": [f"`{test}`: {_code(', '.join(left))}" for test, left in result.leaks.items()],
-        "The profiler failed": [f"`{test}`: {_code(said[0])}" for test, said in result.failures.items()],
-        "Ran one way only": [f"`{test}`" for test in result.missing],
-        "Differed once, and not when run again alone": _differing(result.unsteady),
-    }
-    for test, known in result.by_construction.items():
-        sections.setdefault(f"By construction: {known.reason}", []).append(f"`{test}`")
-    sections["Listed as differences by construction, and none"] = [f"`{test}`" for test in result.known_and_the_same]
-    for name, items in sections.items():
-        if items:
-            lines += ["", f"## {name} ({len(items)})", "", *(f"- {item}" for item in items)]
+    reasons = dict.fromkeys(lists[KNOWN].values())
+    by_reason = {f"{KNOWN}: {why}": {t: "" for t, words in lists[KNOWN].items() if words == why} for why in reasons}
+    for heading, tests in {**lists, KNOWN: {}, **by_reason}.items():
+        if tests:
+            lines += ["", f"## {heading} ({len(tests)})", ""]
+            lines += [f"- `{test}`" + (f": {words}" if words else "") for test, words in tests.items()]
     return lines
-
-
-def _differing(tests: Mapping[str, Pair]) -> list[str]:
-    return [
-        f"`{test}`: {one.how} without, {two.how} with the profiler: {_code(last_words(two) or last_words(one))}"
-        for test, (one, two) in tests.items()
-    ]
 
 
 def _code(words: str) -> str:
@@ -291,11 +253,8 @@ def _code(words: str) -> str:
 class Suite:
     """A copy of a project's tests, and how they are run."""
 
-    folder: Path
-    """Where pytest is started; ids of tests are paths from here."""
-    settings: Path
-    """Pytest's settings file."""
-    left: str = ""
+    folder: Path  # Where pytest is started; ids of tests are paths from here
+    settings: Path  # Pytest's settings file
     environment: Mapping[str, str] = field(default_factory=dict)
     options: tuple[str, ...] = ()
 
@@ -306,7 +265,7 @@ class Suite:
         """
         arguments = [*self._pytest(targets), "-q", "--tb=short", f"--timeout={TEST_SEC}"]
         arguments += ["-o", f"faulthandler_timeout={TEST_SEC + 60}", "-o", "faulthandler_exit_on_timeout=true"]
-        variables = self._variables({RECORDS: str(records), LEFT: self.left, **environment})
+        variables = self._variables({RECORDS: str(records), **environment})
         for _ in range(20):
             with open(f"{records}.log", "ab") as log:
                 process = self.start(arguments, variables, log.fileno())
@@ -371,7 +330,7 @@ class Job:
         environment = {"PYTHONPATH": str(self.work / "entry_point"), **project.environment}
         options = ("--continue-on-collection-errors", "-p", "no:randomly", *project.options)
         settings = folder / project.settings
-        return Suite(folder=folder, settings=settings, left=project.left, environment=environment, options=options)
+        return Suite(folder=folder, settings=settings, environment=environment, options=options)
 
     def run(self, name: str, run: str) -> None:
         """One piece, without or with the profiler."""
@@ -451,7 +410,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     plain, profiled = (job.outcomes(names, run) for run in RUNS)
     known = known_differences(project.known)
     first = compare(plain, profiled, known)
-    result = compare(plain, profiled, known, again=job.again([*first.faults, *first.leaks]))
+    result = compare(plain, profiled, known, again=job.again([*first.lists[FAULTS], *first.lists[LEFT]]))
     ran = f"{ran_in_words(('torch', project.package, 'pytest'))} The source is of version {version}."
     page = report(result, title=project.title, about=f"{project.about} Parts: {', '.join(names)}.", ran=ran)
     print("\n".join(page))

@@ -6,8 +6,6 @@ soon as a test is over, and a run that begins again goes on where the last one e
 
 Environment:
     SUITE_RECORDS: the file, to which lines are added.
-    SUITE_LEFT: optional, ``module:function``: called after each test, says in words what is left behind beyond what
-        ``tests.left_on_torch`` knows of torch.
 """
 
 from __future__ import annotations
@@ -16,7 +14,6 @@ import functools
 import json
 import logging
 import os
-import pkgutil
 import signal
 from collections.abc import Generator
 from importlib import import_module
@@ -28,9 +25,7 @@ import torch
 from tests.left_on_torch import torch_state
 
 RECORDS = "SUITE_RECORDS"
-LEFT = "SUITE_LEFT"
-WORDS = 2_000
-"""So many characters of what a failing test says are kept, its last ones."""
+WORDS = 2_000  # So many characters of what a failing test says are kept, its last ones
 
 _PATH = os.environ.get(RECORDS)  # now: a test may empty the environment
 _LAUNCHED = "LOCAL_RANK" in os.environ
@@ -102,8 +97,6 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
     before = torch_state()
     result = yield
     left = [f"torch: {name}" for name, value in torch_state().items() if value != before[name]]
-    if function := os.environ.get(LEFT):
-        left += pkgutil.resolve_name(function)()
     how, words = _how_it_ended(_ended.pop(item.nodeid))
     write(kind="ended", test=item.nodeid, launched=_LAUNCHED, how=how, words=words, left=left)
     return result

@@ -1,38 +1,29 @@
 """How fast traces are read and analyzed, in how much memory, and beside HolisticTraceAnalysis over the same file.
 
 ``make bench-traces`` writes synthetic traces in torch's format to a temporary folder: steps of nested operators with
-kernels that they launch. Each reading is a process of its own. Times are of the processor, so that what else runs
-on the machine changes them little; readings take turns, and the least of each is taken: all else only adds to it.
+kernels that they launch. Each reading is a process of its own. Times are seconds of the processor, so that what else
+runs on the machine changes them little; readings take turns, and the least of each is taken: all else only adds to it.
+Memory is the most over what the process had before. HolisticTraceAnalysis makes four tables (temporal, kernels, idle
+time, launches), this project all of them.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from .machine import RESULTS, ran_in_words
-from .page import met, table, write_section
+from .machine import RESULTS
+from .page import described, met, table, write_page
 from .runner import start
-
-logger = logging.getLogger("benchmarks.traces")
 
 OPERATORS_IN_STEP = 20_000
 LARGE_SEC, LARGE_BYTES = 12.0, 1e9
 """Most that a trace of one gigabyte may take, of one core and of memory over what the process had before."""
-TIMES_FASTER = 15.0
-"""Than HolisticTraceAnalysis, at least."""
-SIDE_BY_SIDE = 1.2
-"""Two processes take at most so many times half of what one does."""
-
-_HEAD = """# How fast traces are read
-
-What `lightning-flops trace` does with a file: reading it, and every table. Again: `make bench-traces`.
-"""
+TIMES_FASTER = 15.0  # Than HolisticTraceAnalysis, at least
 
 _OURS = """
 import json, resource, sys, time
@@ -60,20 +51,6 @@ analysis.get_gpu_kernel_breakdown(visualize=False)
 analysis.get_idle_time_breakdown(visualize=False)
 analysis.get_cuda_kernel_launch_stats(visualize=False)
 print(json.dumps([read_sec, time.process_time() - begun]))
-"""
-
-_RANKS = """
-import json, multiprocessing, resource, sys, time
-from lightning_flops.trace.many import analyze_files
-def used():
-    uses = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(use.ru_utime + use.ru_stime for use in uses)
-before, begun = used(), time.perf_counter()
-analyze_files(sys.argv[2:], processes=int(sys.argv[1]))
-elapsed = time.perf_counter() - begun
-for child in multiprocessing.active_children():
-    child.join()
-print(json.dumps([used() - before, elapsed]))
 """
 
 
@@ -105,11 +82,11 @@ def _step(number: int, begin_us: float) -> Iterator[str]:
         yield _event("kernel", kernel, at + 20, 25.75, **inner, **_KERNEL, correlation=one)
 
 
-def write_trace(path: Path, size_bytes: int, *, rank: int = 0) -> None:
+def write_trace(path: Path, size_bytes: int) -> None:
     """Steps until the file is as large as asked."""
     with path.open("w", encoding="utf-8") as file:
         file.write('{\n"schemaVersion": 1,\n"deviceProperties": [{"id": 0, "name": "A100", "numSms": 108}],\n')
-        file.write(f'"distributedInfo": {{"rank": {rank}, "world_size": 8}},\n"traceEvents": [\n')
+        file.write('"distributedInfo": {"rank": 0, "world_size": 8},\n"traceEvents": [\n')
         number = 0
         while file.tell() < size_bytes:
             file.write(",\n" if number else "")
@@ -118,23 +95,12 @@ def write_trace(path: Path, size_bytes: int, *, rank: int = 0) -> None:
         file.write('\n],\n"traceName": "synthetic"\n}\n')
 
 
-def begin(program: str, *arguments: str, python: str = sys.executable) -> subprocess.Popen[str]:
-    """*program* running, in a process of its own."""
-    command = [python, "-c", program, *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def ended(process: subprocess.Popen[str]) -> list[float]:
-    """What a program that is running prints as JSON; nothing where a package that it needs is not installed."""
-    printed, complaint = process.communicate(timeout=3600)
-    if process.returncode and "ModuleNotFoundError" not in complaint:
-        raise RuntimeError(complaint[-2000:])
-    return list(json.loads(printed.splitlines()[-1])) if printed else []
-
-
 def run(program: str, *arguments: str, python: str = sys.executable) -> list[float]:
-    """What *program* prints as JSON."""
-    return ended(begin(program, *arguments, python=python))
+    """What *program* prints as JSON; nothing where a package that it needs is not installed."""
+    done = subprocess.run([python, "-c", program, *arguments], capture_output=True, text=True, timeout=3600)
+    if done.returncode and "ModuleNotFoundError" not in done.stderr:
+        raise RuntimeError(done.stderr[-2000:])
+    return list(json.loads(done.stdout.splitlines()[-1])) if done.stdout else []
 
 
 def least(readings: Sequence[Sequence[float]], *columns: int) -> float:
@@ -151,11 +117,8 @@ def large_section(path: Path, rounds: int) -> list[str]:
     times = [f"{one:.1f}" for one in (least(readings, 3), least(readings, 4), seconds)]
     row = [f"{events:,}", *times, f"{seconds / events * 1e6:.2f}", f"{peak / 1e6:,.0f}", holds]
     return [
-        f"""## A large trace
-
-A synthetic trace of {size / 1e9:.2f} GB. Seconds of one core, the least of {rounds} readings; memory is the most over
-what the process had before. Goal: {LARGE_SEC:.0f} s and {LARGE_BYTES / 1e9:.1f} GB a gigabyte.
-""",
+        f"## A synthetic trace of {size / 1e9:.2f} GB, {rounds} readings; goal: 12 s and 1 GB a gigabyte",
+        "",
         *table([">events", ">read, s", ">analyzed, s", ">together, s", ">µs an event", ">peak, MB", "goal"], [row]),
     ]
 
@@ -173,54 +136,10 @@ def rival_section(path: Path, python: str, rounds: int) -> list[str]:
     times = totals[1] / totals[0]
     rows[1].append(f"{times:.1f}: {met(times >= TIMES_FASTER)}")
     return [
-        f"""## Beside HolisticTraceAnalysis
-
-A synthetic trace of {path.stat().st_size / 1e6:,.0f} MB, in turns, seconds of the processor, the least of {rounds}. It
-makes four tables (temporal, kernels, idle time, launches), this project all of them. Goal: {TIMES_FASTER:.0f} times as
-fast.
-""",
+        f"## Beside HolisticTraceAnalysis: {path.stat().st_size / 1e6:,.0f} MB; goal: {TIMES_FASTER:.0f} times as fast",
+        "",
         *table(["", ">read, s", ">tables, s", ">together, s", "times"], [[*rows[0], None], rows[1]]),
     ]
-
-
-def ranks_section(folder: Path, size: int, rounds: int) -> list[str]:
-    """Eight files by one process, by two that know nothing of each other, and by two of one command."""
-    files = [str(folder / f"rank{rank}.json") for rank in range(8)]
-    for rank, file in enumerate(files):
-        write_trace(Path(file), size, rank=rank)
-    one, apart, two = [], [], []
-    for _ in range(rounds):
-        one.append(run(_RANKS, "1", *files))
-        halves = [ended(process) for process in [begin(_RANKS, "1", *files[:4]), begin(_RANKS, "1", *files[4:])]]
-        apart.append([sum(half[0] for half in halves), max(half[1] for half in halves)])
-        two.append(run(_RANKS, "2", *files))
-    return [
-        f"""## Eight ranks on two cores
-
-Eight files of {Path(files[0]).stat().st_size / 1e6:,.0f} MB, the least of {rounds} readings, which take turns. Two
-processes that are given four files each and know nothing of each other are what this machine can do: they share its
-caches and memory, and nothing of this project. Elapsed is the time until the report is there. Goal: {SIDE_BY_SIDE}
-times half of what one process takes.
-""",
-        *table(
-            ["", ">of the processor, s", ">of the one process's", ">elapsed, s", "of half of the one process's"],
-            ranks_rows(one, apart, two),
-        ),
-    ]
-
-
-def ranks_rows(
-    one: Sequence[Sequence[float]], apart: Sequence[Sequence[float]], two: Sequence[Sequence[float]]
-) -> list[list[str | None]]:
-    """The rows of the table; each reading is seconds of the processor and seconds that elapsed."""
-    used, half = least(one, 0), least(one, 1) / 2
-    rows: list[list[str | None]] = [["one process", f"{used:.1f}", None, f"{2 * half:.1f}", None]]
-    for what, readings in (("two that share nothing", apart), ("two of one command", two)):
-        share, elapsed = least(readings, 0) / used, least(readings, 1) / half
-        verdict = f": {met(elapsed <= SIDE_BY_SIDE)}" if readings is two else ""
-        times = [f"{least(readings, 0):.1f}", f"{share:.2f}", f"{least(readings, 1):.1f}"]
-        rows.append([what, *times, f"{elapsed:.2f}{verdict}"])
-    return rows
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -231,13 +150,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         write_trace(path, options.bytes)
-        sections = {"large trace": large_section(path, options.rounds)}
+        lines = [*described(__doc__), *large_section(path, options.rounds)]
         write_trace(path, options.bytes // 10)
-        sections["rival"] = rival_section(path, options.hta, options.rounds)
-        path.unlink()
-        sections["ranks"] = ranks_section(Path(folder), options.bytes // 10, max(1, options.rounds // 2))
-    for name, lines in sections.items():
-        write_section(options.output, name, [*lines, "", ran_in_words(())], head=_HEAD)
+        lines += ["", *rival_section(path, options.hta, options.rounds)]
+    write_page(options.output, lines)
     return 0
 
 

@@ -294,7 +294,7 @@ def _extent(name: str, shape: Sequence[int], letter: str) -> int:
 
 
 def _names_of(equation: str, tensors: Sequence[torch.Tensor]) -> tuple[list[str], str]:
-    """Each operand's letters and the result's; an ellipsis becomes capital letters that nobody else has."""
+    """Each operand's letters and the result's; an ellipsis becomes letters that are not used otherwise."""
     text = equation.replace(" ", "")
     left, arrow, out = text.partition("->")
     names = left.split(",")
@@ -342,37 +342,18 @@ def _recurrent(result: Any, input: torch.Tensor, *args: Any, **_: Any) -> list[P
     return [Product(flops, gradients)]
 
 
-RULES: dict[str, Rule] = {
-    "linear": _linear,
-    "matmul": _matmul,
-    "__matmul__": _matmul,
-    "__rmatmul__": _right_matmul,
-    "mm": _matmul,
-    "bmm": _matmul,
-    "mv": _matmul,
-    "dot": _matmul,
-    "vdot": _matmul,
-    "addmm": _add_matmul,
-    "addmm_": _add_matmul,
-    "addmv": _add_matmul,
-    "baddbmm": _add_matmul,
-    "baddbmm_": _add_matmul,
-    "addbmm": _add_matmul,
-    "einsum": _einsum,
-    "conv1d": _convolution,
-    "conv2d": _convolution,
-    "conv3d": _convolution,
-    "conv_transpose1d": _transposed,
-    "conv_transpose2d": _transposed,
-    "conv_transpose3d": _transposed,
-    "scaled_dot_product_attention": _attention,
-    "grouped_mm": _grouped,
-    "_grouped_mm": _grouped,
-    "grouped_mm_fallback": _grouped,
-    "linalg_solve_triangular": _triangular_solve,
-    "lstm": _recurrent,
-    "gru": _recurrent,
-    "rnn_tanh": _recurrent,
-    "rnn_relu": _recurrent,
+_CALLS: dict[Rule, str] = {
+    _linear: "linear",
+    _matmul: "matmul __matmul__ mm bmm mv dot vdot",
+    _right_matmul: "__rmatmul__",
+    _add_matmul: "addmm addmm_ addmv baddbmm baddbmm_ addbmm",
+    _einsum: "einsum",
+    _convolution: "conv1d conv2d conv3d",
+    _transposed: "conv_transpose1d conv_transpose2d conv_transpose3d",
+    _attention: "scaled_dot_product_attention",
+    _grouped: "grouped_mm _grouped_mm grouped_mm_fallback",
+    _triangular_solve: "linalg_solve_triangular",
+    _recurrent: "lstm gru rnn_tanh rnn_relu",
 }
+RULES: dict[str, Rule] = {name: rule for rule, names in _CALLS.items() for name in names.split()}
 """By the name of a built-in function or method of torch, how its products are worked out."""

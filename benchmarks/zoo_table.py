@@ -1,4 +1,4 @@
-"""What the zoo's figures say: exact, explained, wrong or not run; and the page that tells it."""
+"""What the zoo's figures say: exact, explained, wrong or not run; and the page."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from .machine import ran_in_words
 from .page import table
 
 Verdict = Literal["exact", "explained", "wrong", "not run"]
-Figures = tuple[int, int, int]
-"""Forward, backward and recompute FLOPs."""
+Figures = tuple[int, int, int]  # Forward, backward and recompute FLOPs
 
 WAYS = ("eager", "sdpa", "checkpointing", "autocast", "offline")
 """How an architecture is counted; the first is there whenever the architecture runs at all."""
@@ -30,8 +29,8 @@ NOT_PRODUCTS: Mapping[str, str] = {
 """By the beginning of an operator's name, why the oracle does not expect it: the rest must agree to the last FLOP."""
 
 EXPLAINED: Mapping[tuple[str, str], str] = {
-    ("reformer", way): "its reversible layers repeat their forward inside the backward: the counter books that as "
-    "recompute, the oracle, which is told of checkpoints alone, as backward; the sums agree"
+    ("reformer", way): "its reversible layers repeat their forward inside the backward: the counter attributes "
+    "that to recompute, the oracle, which knows of checkpoints alone, to backward; the sums agree"
     for way in ("eager", "autocast")
 }
 """By architecture and way, why the figures may differ though none is wrong."""
@@ -54,14 +53,11 @@ class Result:
     counted: Figures | None = None
     expected: Figures | None = None
     not_run: str = ""
-    batch: str = ""
-    """What the model was called with."""
+    batch: str = ""  # What the model was called with
     by_operator: Mapping[str, Figures] = field(default_factory=dict)
     """The counter's, for people who look for a difference."""
-    by_call: Mapping[str, int] = field(default_factory=dict)
-    """The oracle's."""
-    said_at_least: tuple[str, ...] = ()
-    """What made the counter call its figures lower bounds."""
+    by_call: Mapping[str, int] = field(default_factory=dict)  # The oracle's
+    said_at_least: tuple[str, ...] = ()  # What made the counter call its figures lower bounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,8 +57,7 @@ SMALLER: tuple[dict[str, Any], ...] = (
 )
 """What a model is made with, if it takes it: the first with which it runs."""
 
-SIDES = (64, 96, 160)
-"""Sides of the images that are tried before the model's own."""
+SIDES = (64, 96, 160)  # Sides of the images that are tried before the model's own
 
 
 def architectures() -> list[str]:
@@ -117,7 +116,7 @@ def checkpointing(model: Any, checkpoint: Callable[..., Any]) -> Iterator[None]:
 class _Nothing(types.ModuleType):
     """A module of torchvision's: each name in it is an empty class."""
 
-    __path__: list[str] = []  # noqa: RUF012 - a module's, that tells the importer it may have others inside
+    __path__: list[str] = []  # noqa: RUF012 - a module's, by which the importer knows that others may be inside
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

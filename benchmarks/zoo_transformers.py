@@ -226,25 +226,15 @@ def _smaller(name: str, value: Any) -> Any:
 def batches_for(model: Any, config: Any) -> Iterator[dict[str, Any]]:
     """Arguments that the model's forward may take, by the names in its signature; the likeliest first."""
     signature = inspect.signature(model.forward).parameters
-    required = [
-        name
-        for name, parameter in signature.items()
-        if parameter.default is parameter.empty
-        and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-    ]
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    required = [name for name, one in signature.items() if one.default is one.empty and one.kind in named]
     main = model.main_input_name
     makers = _Makers(config)
-    with_text = [name for name in ("input_ids",) if name in signature]
-    with_image = [name for name in ("pixel_values",) if name in signature]
-    with_sound = [name for name in ("input_features", "input_values") if name in signature]
-    wanted: list[list[str]] = [required, [main], with_text, with_text + with_image, with_text + with_sound]
-    wanted += [
-        with_image,
-        with_sound,
-        [*with_text, "bbox"],
-        ["encoder_hidden_states"],
-        sorted(OPTIONAL & set(signature)),
-    ]
+    text = [name for name in ("input_ids",) if name in signature]
+    image = [name for name in ("pixel_values",) if name in signature]
+    sound = [name for name in ("input_features", "input_values") if name in signature]
+    wanted: list[list[str]] = [required, [main], text, text + image, text + sound, image, sound, [*text, "bbox"]]
+    wanted += [["encoder_hidden_states"], sorted(OPTIONAL & set(signature))]
     seen: set[tuple[str, ...]] = set()
     for names in wanted:
         together = tuple(dict.fromkeys([*required, *names]))

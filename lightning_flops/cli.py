@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import itertools
 import re
 import sys
@@ -12,6 +13,7 @@ from typing import NoReturn
 import lightning_flops
 from lightning_flops.commands import compare, formula, peak, report, run, skill, trace
 from lightning_flops.commands.terminal import PROGRAM, complain
+from lightning_flops.config import ARGUMENTS
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.text.printable import printable
 
@@ -50,7 +52,10 @@ class _Parser(argparse.ArgumentParser):
     """Says in printable text what is wrong with arguments."""
 
     def error(self, message: str) -> NoReturn:
-        super().error(printable(message))
+        name = message.removeprefix("unrecognized arguments: --").partition(" ")[0].partition("=")[0]
+        near = difflib.get_close_matches(name.replace("-", "_"), ARGUMENTS, n=1) if name != message else ()
+        hint = f", did you mean --{near[0].replace('_', '-')}?" if near else ""
+        super().error(printable(f"{message}{hint}"))
 
 
 def parser() -> argparse.ArgumentParser:

@@ -10,8 +10,8 @@ import atexit
 import functools
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, MutableMapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ except ModuleNotFoundError as missing:
 
 from torch.utils.weak import WeakIdKeyDictionary
 
-from lightning_flops.adapters.deepspeed_block import log_mistakes
+from lightning_flops.adapters.deepspeed_context import log_mistakes, make_without_builtin
 from lightning_flops.adapters.deepspeed_engine import EngineRun, engine_run
 from lightning_flops.adapters.wrapping import wrap
 from lightning_flops.config import BLOCK, ProfilerConfig, TakenBlock
@@ -34,7 +34,7 @@ from lightning_flops.errors import ConfigError, LightningFlopsError
 from lightning_flops.instrument.torch_private.modules import holds
 from lightning_flops.run.reports import OUTCOMES
 from lightning_flops.run.results import ProfiledRun
-from lightning_flops.signals import is_of_signal_handler
+from lightning_flops.signals import words_of
 from lightning_flops.text.printable import package_logger
 
 __all__ = ["Handle", "attach", "install", "uninstall"]
@@ -81,6 +81,7 @@ def install() -> None:
     """
     if not _installed:
         _installed.append(ExitStack())
+        make_without_builtin(_installed[0])
         for kind in _ENGINES:
             wrap(kind, "__init__", functools.partial(_attaching_at_the_end, kind), _installed[0])
 
@@ -160,21 +161,12 @@ def _attaching_at_the_end(kind: type, original: Callable[..., None]) -> Callable
     def make(engine: Any, *args: Any, **kwargs: Any) -> None:
         original(engine, *args, **kwargs)
         if next(one for one in type(engine).__mro__ if one in _ENGINES) is kind:  # and no part of another's
-            with _not_profiled_if_it_raises():
+            try:
                 _attach_by_block(engine)
+            except Exception as error:  # training goes on without us
+                logger.warning("this engine is not profiled: %s", words_of(error))
 
     return make
-
-
-@contextmanager
-def _not_profiled_if_it_raises() -> Iterator[None]:
-    """Our side may raise inside: training goes on without us."""
-    try:
-        yield
-    except Exception as error:
-        if is_of_signal_handler(error):
-            raise
-        logger.warning("this engine is not profiled: %s: %s", type(error).__name__, error)
 
 
 def _attach_by_block(engine: Any) -> None:
@@ -184,7 +176,6 @@ def _attach_by_block(engine: Any) -> None:
     elif engine.global_rank == 0:
         if taken is not None:
             log_mistakes(taken, run="engine")
-            engine._config.flops_profiler_config.enabled = False  # DeepSpeed's own, which may fail with such a value
         if taken is None or not taken.wrong:
             why = 'config has no "flops_profiler" block that is enabled'
             OUTCOMES.reasons.append(f"the DeepSpeed {why}")

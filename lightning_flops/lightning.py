@@ -10,14 +10,21 @@ import importlib.util
 import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from lightning_flops.adapters.deepspeed_block import settings_of
+from lightning_flops.adapters.deepspeed_context import make_without_builtin, settings_of
 from lightning_flops.adapters.lightning import LightningRun
-from lightning_flops.adapters.lightning_context import IMPORT_ROOTS, block_of, folder_of_trainer, is_lightnings
+from lightning_flops.adapters.lightning_context import (
+    IMPORT_ROOTS,
+    block_of,
+    folder_of_trainer,
+    is_deepspeed,
+    is_lightnings,
+)
 from lightning_flops.adapters.lightning_launch import origin_of, send_home
 from lightning_flops.adapters.when_imported import when_imported
 from lightning_flops.config import SETTINGS, ProfilerConfig, given_settings, refuse_unknown, with_settings_described
@@ -45,7 +52,7 @@ _LOOPS: dict[str | None, Loop] = {"fit": "training", "validate": "validate", "te
 _UNUSED_HOOKS = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
 """A Trainer takes microseconds to call each in every batch, also where nobody has written it; it passes over None."""
 
-_RUNTIME_ATTRIBUTES = ("_adapter", "run", "log", "log_dict", *_UNUSED_HOOKS)
+_RUNTIME_ATTRIBUTES = ("_adapter", "run", "_making_engine", "log", "log_dict", *_UNUSED_HOOKS)
 """What is not pickled: what belongs to a run, and the bound methods that a Trainer sets on the callback."""
 
 
@@ -113,6 +120,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         self._start_anew()
         self._adapter: LightningRun | None = None
         self.run: Run | None = None  # the run that goes on; None outside of a loop
+        self._making_engine = ExitStack()
 
     @classmethod
     def from_deepspeed_config(cls, config: Mapping[str, Any] | str | Path) -> FlopsProfilerCallback:
@@ -143,12 +151,17 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         if self._origin.is_here:  # a copy beside the callback that was made here, and not in a launcher's process
             self._origin = origin_of(self)
         self._adapter = self.run = None
+        self._making_engine = ExitStack()
 
     # ---- the hooks of a fit and of the other loops, in the order in which a Trainer calls them
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._end_run()  # of an earlier one, if nobody said that it was over
         self._take_settings(trainer, "fit" if stage == "fit" else f"{stage} loop")
+
+    @safe
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._making_engine.close()
 
     @safe
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -241,7 +254,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         if self._for_any_trainer and not all(one._for_any_trainer for one in ours):
             self._config = ProfilerConfig(enabled=False)
             return
-        self._config = settings_of(
+        taken = settings_of(
             block_of(trainer),
             self._given,
             enabled=not self._for_any_trainer,
@@ -249,7 +262,10 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
             logs=trainer.is_global_zero,
             # Somebody who wrote the callback into the program expects a profile.
             level_if_off=logging.INFO if self._for_any_trainer else logging.WARNING,
-        ).settings
+        )
+        self._config = taken.settings
+        if run == "fit" and is_deepspeed(trainer) and (self._config.enabled or taken.wrong):
+            make_without_builtin(self._making_engine)
 
     def _finish(self, interrupted_by: BaseException | None = None) -> None:
         self._report(interrupted_by)
@@ -268,6 +284,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         OUTCOMES.profiles += len(profiles)
 
     def _end_run(self) -> None:
+        self._making_engine.close()
         if (adapter := self._adapter) is not None:
             adapter.run.close()
             self._throughput = adapter.run.reports.throughput

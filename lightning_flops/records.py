@@ -337,6 +337,8 @@ class RunFacts:
     optimizers: tuple[OptimizerFacts, ...] | None = None
     loader_workers: int | None = None
     """Fewest worker processes of the training DataLoaders."""
+    cores: int | None = None
+    """Cores that this process may use."""
     padding_ratio: float | None = None
     """Share of padding in the tokens of the run's batches so far."""
 
@@ -419,6 +421,10 @@ class ProcessorLoss:
     """Of the time, how much a thread was ready to run and had no processor: the one that waited most."""
     stolen_share: float | None
     """Of the processor time that this machine asked for, what its hypervisor gave to other machines."""
+    idle_cores: float | None = None
+    """Cores of this machine that had nothing to do, on average."""
+    busy_share: float | None = None
+    """Of the processor time that this machine has, what anything used."""
 
     @property
     def lost_share(self) -> float | None:
@@ -484,8 +490,6 @@ class WindowRecord:
     """Batches that ran while they were counted or traced, warm-up included."""
     slowed_sec: float = 0.0
     """Wall seconds of these together, on the host."""
-    flops_without_padding: Mapping[str, int] | None = None
-    """By dtype, the model FLOPs that the counted steps together would have spent without padding; None if not known."""
     mixed_phases: tuple[TimePhase, ...] = ()
     """Phases whose seconds cannot be told apart, so their latencies and rates are n/a; their sum is still true."""
     notes: tuple[str, ...] = ()

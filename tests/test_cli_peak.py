@@ -18,8 +18,8 @@ def measure(waited: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> i
     """The command on a machine where this process waited so much of the time for a processor, and short."""
     loss = ProcessorLoss(seconds=1.0, batches_sec=(), waited_share=waited, stolen_share=None)
     monkeypatch.setattr(ProcessorWatch, "loss", lambda watch: loss)
-    monkeypatch.setattr("lightning_flops.commands.peak._SIZES", (64,))
-    monkeypatch.setattr("lightning_flops.commands.peak._SEC_EACH", 0.001)
+    monkeypatch.setattr("lightning_flops.instrument.peaks._SIZES", (64,))
+    monkeypatch.setattr("lightning_flops.instrument.peaks._SEC_EACH", 0.001)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return main(["peak"])
 

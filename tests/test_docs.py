@@ -32,6 +32,7 @@ OUTPUT_OF = {
     "formula.md": "its command, which is read here",
     "reading.md": "the program above; here",
     "traces.md": "its command; tests/report/test_trace_text.py",
+    "tutorial.md": "its commands; tests/test_tutorial.py",
 }
 """Whose output the blocks of text on a page are, and what holds them to it."""
 
@@ -139,7 +140,7 @@ def program_of(page: Path) -> str:
         # An engine waits for operators of DeepSpeed's to be compiled.
         pytest.param(page, id=page.name, marks=[pytest.mark.slow] if page.name == "deepspeed.md" else [])
         for page in PAGES
-        if page != README and blocks(page, "python")
+        if page.name in BEFORE and page != README and blocks(page, "python")
     ],
 )
 def test_the_programs_of_a_page_run_and_print_what_it_shows(page: Path, tmp_path: Path) -> None:
@@ -169,7 +170,7 @@ def test_a_program_that_fails_fails_its_page(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_block_says_what_it_is_and_every_output_whose_it_is(page: Path) -> None:
-    found = [block for block in blocks(page) if block.language not in ("python", "bash", "json")]
+    found = [block for block in blocks(page) if block.language not in ("python", "bash", "json", "yaml")]
     assert [str(block) for block in found if block.language not in ("text", "console")] == []
     outputs = len(found) - PICTURES_OF_TEXT.get(page.name, 0)
     assert (outputs > 0) == (page.name in OUTPUT_OF), page.name
@@ -184,8 +185,8 @@ def test_figures_of_time_and_nothing_else_are_masked() -> None:
         == "bwd FLOPS per GPU = ~ * fwd: (measured) ~"
     )
     assert (
-        without_times("One step: 6.35 ms, 5,042.1 samples/s over the wall clock. MFU n/a: no")
-        == "One step: ~, ~ samples/s over the wall clock."
+        without_times("A typical step: 6.35 ms; 5,042.1 samples/s over the wall clock. MFU n/a: no")
+        == "A typical step: ~; ~ samples/s over the wall clock."
     )
     assert without_times("optimizer    0.8    1.29%   0.5") == "optimizer ~ ~ ~"
     assert without_times("optimizer       0      0    249.74 KB") == "optimizer       0      0    249.74 KB"
@@ -235,7 +236,7 @@ def problem_of(command: str) -> str | None:
         case ["make", target]:
             rules = re.findall(r"^([\w.-]+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE)
             return None if target in rules else f"no target {target}"
-        case ["tensorboard", "--logdir", _] | ["python", "train.py"]:
+        case ["tensorboard", "--logdir", _] | ["python", "train.py", *_]:
             return None
         case ["lightning-flops", *arguments]:
             return refused(arguments)

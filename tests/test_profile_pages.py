@@ -148,7 +148,7 @@ def test_summary_is_the_headline_by_name() -> None:
         "hardware_flops": MLP["flops"]["hardware"],
         "cpu_time_sec": None,
         "params": MLP["params"],
-        "advice": {one["rule"]: one["stake"] for one in MLP["advice"]},
+        "advice": {one["rule"]: one["ceiling"] for one in MLP["advice"]},
     }
     assert summary["mfu"] is not None
     assert list(summary) == [
@@ -167,7 +167,7 @@ def test_summary_of_a_run_that_was_not_timed_has_no_rates() -> None:
         "backward_flops": profile.flops.backward,
         "hardware_flops": profile.flops.hardware,
         "params": profile.params,
-        "advice": {one.rule: one.stake for one in profile.advice},
+        "advice": {one.rule: one.ceiling for one in profile.advice},
     }
     renamed = replace(profile, params=7)
     assert renamed.summary()["params"] == 7

@@ -19,21 +19,20 @@ from ..page import table, write_page
 from .checks import Here, Part, Row, Verdict, run_part
 
 PARTS = (
-    # Number, name, module, seconds after which it is ended on a GPU, and what earlier parts have left over: together
-    # nine minutes.
-    (0, "The machine", "machine_facts", 30),
+    # Number, name, module (and what of it), seconds after which it is ended on a GPU, and what earlier parts have left
+    # over: together nine minutes.
+    (0, "The machine", "device:FACTS", 30),
     (1, "Counts", "counts", 150),
     (2, "Times", "times", 80),
     (3, "The run does not notice", "unnoticed", 85),
     (4, "Trace", "trace", 50),
-    (5, "MFU", "mfu", 45),
-    (6, "Memory", "memory", 25),
+    (5, "MFU", "device:MFU", 45),
+    (6, "Memory", "device:MEMORY", 25),
     (7, "NCCL", "ranks", 45),
-    (8, "The trace command", "trace_command", 30),
+    (8, "The trace command", "trace:COMMAND_CHECKS", 30),
 )
 _NO_GPU = "There is no CUDA device that torch can use: nothing was looked at. On a CPU: --device cpu --small"
-_CPU_IS_SLOWER = 8
-"""Than a GPU, at what is left of the work there; others may use the machine."""
+_CPU_IS_SLOWER = 8  # Than a GPU, at what is left of the work there; others may use the machine
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -70,7 +69,7 @@ def _seen(here: Here, chosen: Sequence[int] | None) -> Iterator[Part]:
     if not here.on_gpu:
         for _, _, module, _ in modules:  # before the parts' processes are forked: each has the imports then
             try:
-                import_module(module)
+                import_module(module.partition(":")[0])
             except Exception as error:  # which fails in its own part
                 print(f"{module}: {error}", file=sys.stderr)
     for number, name, module, seconds in modules:

@@ -30,22 +30,17 @@ class Row:
     claim: str
     seen: str
     verdict: Verdict
-    limit: str = ""
-    """What it was held to."""
-    note: str = ""
-    """Why there is nothing to see, or the traceback of what raised."""
+    limit: str = ""  # What it was held to
+    note: str = ""  # Why there is nothing to see, or the traceback of what raised
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Here:
     """Where the program runs."""
 
-    device_type: str
-    """``cuda`` or ``cpu``."""
-    small: bool
-    """Sizes are those of a test."""
-    folder: Path
-    """For what a part writes; it is deleted afterwards."""
+    device_type: str  # `cuda` or `cpu`
+    small: bool  # Sizes are those of a test
+    folder: Path  # For what a part writes; it is deleted afterwards
 
     @property
     def on_gpu(self) -> bool:
@@ -73,8 +68,7 @@ class Check:
 
     claim: str
     look: Callable[[Here], Iterable[Row]]
-    needs_gpu: str = ""
-    """Why a CPU cannot show it; empty if it can."""
+    needs_gpu: str = ""  # Why a CPU cannot show it; empty if it can
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +79,7 @@ class Part:
     name: str
     rows: tuple[Row, ...]
     seconds: float
-    broken: str = ""
-    """Why it did not come to its end; empty if it did."""
+    broken: str = ""  # Why it did not come to its end; empty if it did
 
     @property
     def holds(self) -> bool:
@@ -113,22 +106,12 @@ def within(
     unit: str = "",
     scale: float = 1.0,
 ) -> Row:
-    """*seen* is to be *truth*, but for a *share* of it, or for *least* where that is more.
-
-    Args:
-        claim: in words.
-        seen: None if there is no figure, which misses.
-        truth: as measured in another way.
-        share: of *truth*.
-        least: in the unit of *truth*.
-        unit: in which figures are shown.
-        scale: by which they are multiplied for that.
-    """
+    """*seen* is to be *truth*, but for a *share* of it, or *least* where that is more; shown × *scale* in *unit*."""
     limit, found = max(share * abs(truth), least), math.nan if seen is None else seen
     relative = f" ({(found - truth) / truth:+.2%})" if truth else ""
     return Row(
         claim=claim,
-        seen=f"{_number(found, unit, scale)} beside {_number(truth, unit, scale)}{relative}",
+        seen=f"{_number(found, '', scale)} beside {_number(truth, unit, scale)}{relative}",
         verdict=_met(abs(found - truth) <= limit),
         limit=f"± {_number(limit, unit, scale)}",
     )
@@ -208,8 +191,9 @@ def run_part(
 ) -> Part:
     """What the ``CHECKS`` of *module* see, in a process of its own that is ended after *limit_sec*.
 
-    It may raise, hang or crash: what it had seen until then is kept. On a CPU the process is forked, which saves the
-    imports. CUDA cannot be used in a fork of a process that has used it, so on a GPU each part begins anew.
+    ``module:NAME`` has others. It may raise, hang or crash: what it had seen until then is kept. On a CPU the process
+    is forked, which saves the imports. CUDA cannot be used in a fork of a process that has used it, so on a GPU each
+    part begins anew.
     """
     rows: list[Row] = []
 
@@ -234,6 +218,7 @@ def run_part(
 
 
 def _look(module: str, here: Here, send: Send) -> None:
-    for check in import_module(module).CHECKS:
+    name, _, checks = module.partition(":")
+    for check in getattr(import_module(name), checks or "CHECKS"):
         for row in rows_of(check, here):
             send(row)

@@ -19,7 +19,7 @@ from lightning_flops.records import PhaseFlops
 from tests.corpus import Network, on_a_gpu
 
 from .checks import Check, Here, Row, exactly, holds, not_here, reported
-from .nets import FIRST_STEP, SETTLES, batches_of, fit, forget, gpt_net, profiler, size_for
+from .nets import FIRST_STEP, SETTLES, Net, batches_of, fit, forget, gpt_on, next_token_loss, profiler, size_for
 
 _SMALL_FAMILIES = ("mlp", "autograd_forms")
 _SHOWN = 5
@@ -142,7 +142,7 @@ def _gpt(here: Here) -> Iterator[Row]:
     )
     yield exactly("eager GPT: forward and backward FLOPs of a step", profile.flops.model, size.model_flops)
     heavy = sorted(name for name, one in profile.uncounted.items() if one.heavy)
-    yield exactly("eager GPT: operators that may spend FLOPs and are not counted", heavy, [])
+    yield exactly("eager GPT: operators that may have FLOPs and are not counted", heavy, [])
     blocks = {module.name: module.total.total for module in profile.modules if module.name.startswith("model.blocks.")}
     alike = {total for name, total in blocks.items() if name.count(".") == 2}
     yield exactly("eager GPT: all blocks cost the same, forward, backward and recomputed", len(alike), 1)
@@ -165,7 +165,7 @@ def _compiled_gpt(here: Here) -> Iterator[Row]:
 def _gpt_fit(here: Here, *, compiled: bool) -> Profile:
     size = size_for(here)
     torch.manual_seed(0)
-    net = gpt_net(here, size)
+    net = Net(gpt_on(here, size), next_token_loss)
     if compiled:
         blocks: Any = net.model.blocks
         for block in blocks:  # blocks are alike: one is compiled, and serves them all

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import logging
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,13 +16,12 @@ from torch.utils.data import DataLoader
 
 from lightning_flops import FlopsProfilerCallback, Profile
 
+from ..runner import heard
 from ..workloads import quiet_trainer
 from .checks import Here
 
-FIRST_STEP = 3
-"""The step that is counted: what a first step sets up is over then."""
-SETTLES = 2
-"""Steps that are left alone after the counted one, without a data loader's workers."""
+FIRST_STEP = 3  # The step that is counted: what a first step sets up is over then
+SETTLES = 2  # Steps that are left alone after the counted one, without a data loader's workers
 
 
 # ---- a GPT
@@ -62,8 +59,7 @@ class Size:
         return 3 * self.forward_flops
 
 
-LARGE = Size(layers=24, width=1024, heads=16, vocabulary=50_304, batch=8, length=1024)
-"""354 M parameters."""
+LARGE = Size(layers=24, width=1024, heads=16, vocabulary=50_304, batch=8, length=1024)  # 354 M parameters
 MEDIUM = Size(layers=4, width=512, heads=8, vocabulary=4096, batch=4, length=512)
 TINY = Size(layers=2, width=32, heads=2, vocabulary=64, batch=2, length=16)
 
@@ -121,11 +117,6 @@ def next_token_loss(logits: Tensor, tokens: Tensor) -> Tensor:
     return functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), tokens[:, 1:].flatten())
 
 
-def gpt_net(here: Here, size: Size) -> Net:
-    """A GPT and its loss."""
-    return Net(gpt_on(here, size), next_token_loss)
-
-
 def batches_of(size: Size, here: Here, number: int) -> list[Tensor]:
     """*number* times one batch of random tokens, on the device."""
     generator = torch.Generator().manual_seed(0)
@@ -178,22 +169,17 @@ class Net(LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=1e-4, fused=next(self.parameters()).is_cuda)
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Fit:
     """A fit that is over."""
 
     net: Any
     callback: FlopsProfilerCallback | None
-    log: list[str] = field(default_factory=list)
-    """What this project warned of."""
+    log: list[str]  # What this project warned of
 
     @property
     def profile(self) -> Profile:
-        """What the profiler measured.
-
-        Raises:
-            RuntimeError: there is no profile.
-        """
+        """What the profiler measured; raises RuntimeError if there is nothing."""
         if self.callback is None or self.callback.profile is None:
             raise RuntimeError(f"the fit left no profile; the profiler warned: {self.log or 'of nothing'}")
         return self.callback.profile
@@ -206,49 +192,27 @@ def profiler(here: Here, **settings: Any) -> FlopsProfilerCallback:
 
 
 def fit(
-    here: Here,
-    net: LightningModule,
-    batches: Sequence[Any] | DataLoader[Any],
-    callback: FlopsProfilerCallback | None = None,
-    *callbacks: Callback,
-    hear: Callable[[str], None] | None = None,
-    **settings: Any,
-) -> Fit:
-    """One epoch.
-
-    Args:
-        here: where.
-        net: what is trained.
-        batches: each is a batch; or a loader.
-        callback: the profiler, or none.
-        callbacks: others.
-        hear: gets every warning; without it there are none.
-        settings: of the Trainer.
-    """
-    done = Fit(net=net, callback=callback)
+    here: Here, net: LightningModule, batches: Sequence[Any] | DataLoader[Any], callback: Any = None,
+    *callbacks: Callback, hear: Callable[[str], None] | None = None, **settings: Any,
+) -> Fit:  # fmt: skip
+    """One epoch over *batches*, with the profiler or without; *hear* gets every warning, without it there are none."""
     settings = {"accelerator": "gpu" if here.on_gpu else "cpu", **settings}
     trainer = quiet_trainer(here.folder, *([] if callback is None else [callback]), *callbacks, **settings)
-    with _heard(done.log), warnings.catch_warnings():
+    loader = batches if isinstance(batches, DataLoader) else DataLoader(batches, batch_size=None)  # type: ignore[arg-type]
+    with heard() as log, warnings.catch_warnings():
         warnings.simplefilter("ignore" if hear is None else "always")
         if hear is not None:
             listener = hear
             warnings.showwarning = lambda message, *_: listener(str(message))
-        trainer.fit(net, batches if isinstance(batches, DataLoader) else DataLoader(batches, batch_size=None))  # type: ignore[arg-type]
+        trainer.fit(net, loader)
     here.settle()
-    return done
+    return Fit(net, callback, log)
 
 
-@contextlib.contextmanager
-def _heard(log: list[str]) -> Iterator[None]:
-    """Inside, what this project warns of is kept in *log*."""
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: log.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("lightning_flops")
-    logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
+def gpt_fit(here: Here, size: Size, steps: int, callback: Any, *callbacks: Callback, **settings: Any) -> Fit:
+    """A fit of a GPT in bfloat16."""
+    net, batches = Net(gpt_on(here, size), next_token_loss), batches_of(size, here, steps)
+    return fit(here, net, batches, callback, *callbacks, precision="bf16-mixed", **settings)
 
 
 def forget(here: Here) -> None:

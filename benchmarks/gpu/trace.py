@@ -1,7 +1,10 @@
-"""Part 4: the trace's times by module add up to what the device was busy, and the fallback where there is no trace."""
+"""Parts 4 and 8: times by module add up to what the device was busy; a trace file says what the live report said."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -12,30 +15,28 @@ from torch.profiler import ProfilerActivity, profile
 
 from lightning_flops.schema.trace import TraceReport
 
+from ..machine import ROOT
+from . import nets
 from .checks import Check, Here, Row, at_least, at_most, exactly, holds, reported, unjudged, within
-from .nets import FIRST_STEP, SETTLES, Fit, Net, Size, batches_of, fit, forget, gpt_net, layers, profiler, size_for
+from .nets import Fit, Net, fit, forget, profiler
 
-_STEPS = FIRST_STEP + 1 + SETTLES + 2 + 2 + 1
+_STEPS = nets.FIRST_STEP + 1 + nets.SETTLES + 2 + 2 + 1
 LOST_FORWARD, LOST_BACKWARD = 0.02, 0.03
 _BUSY_SHARE = 0.02
 _at_most_share = partial(at_most, unit="%", scale=100)
+_sum = partial(within, share=1e-3, least=15.0, unit="µs")  # a mark ends some µs behind its phase
 
 
-def gpt_traced(here: Here, size: Size, **settings: Any) -> Fit:
+def gpt_traced(here: Here, size: nets.Size, **settings: Any) -> Fit:
     """A fit of a GPT of which one step is traced."""
     torch.manual_seed(0)
-    callback = profiler(here, timing_steps=2, trace=True, **settings)
-    done = fit(here, gpt_net(here, size), batches_of(size, here, _STEPS), callback, precision="bf16-mixed")
+    done = nets.gpt_fit(here, size, _STEPS, profiler(here, timing_steps=2, trace=True, **settings))
     forget(here)
     return done
 
 
 def _tables_of(done: Fit) -> TraceReport:
-    """The tables of the traced step.
-
-    Raises:
-        RuntimeError: none was traced.
-    """
+    """The tables of the traced step; raises RuntimeError if none was traced."""
     found = done.profile
     if found.traced is None or found.traced.tables is None:
         raise RuntimeError(f"no step was traced: {found.notes}")
@@ -44,7 +45,7 @@ def _tables_of(done: Fit) -> TraceReport:
 
 def _by_module(here: Here) -> Iterator[Row]:
     """Nothing of forward and backward is lost between modules, and they add up."""
-    done = gpt_traced(here, size_for(here))
+    done = gpt_traced(here, nets.size_for(here))
     tables = _tables_of(done)
     modules = tables.modules
     if modules is None:
@@ -61,18 +62,20 @@ def _by_module(here: Here) -> Iterator[Row]:
     )
     forward = sum(row.own_forward_us for row in modules.rows) + lost_forward
     claim = "modules' own forwards, added up, beside the forward"
-    yield within(claim, forward, modules.forward_us, share=1e-3, unit="µs")
+    yield _sum(claim, forward, modules.forward_us)
     backward = sum(row.own_backward_us for row in modules.rows) + lost_backward
     backward += modules.gradient_accumulation_us + modules.backward_communication_us
-    yield within("the same of the backward", backward, modules.backward_us, share=1e-3, unit="µs")
+    yield _sum("the same of the backward", backward, modules.backward_us)
     budget = done.profile.budget
     if budget is None:
         raise RuntimeError("there is no step time breakdown")
-    summed = sum(row.time_ns for row in budget.rows)
+    summed = sum(row.time_ns or 0 for row in budget.rows)
     yield exactly("rows of the step time breakdown, added up, in ns", summed, budget.wall_ns)
     for line in budget.rows:
-        seen = f"{line.time_ns / 1e6:.3f} ms, {line.time_ns / budget.wall_ns:.1%}"
-        yield reported(f"step time breakdown: {line.label}", seen)
+        seen = (
+            f"{line.time_ns / 1e6:.3f} ms, {line.time_ns / budget.wall_ns:.1%}" if line.time_ns is not None else "n/a"
+        )
+        yield reported(f"step time breakdown: {line.key}", seen)
     if here.on_gpu:
         yield from _on_device(tables, modules.forward_us + modules.backward_us + modules.optimizer_us)
 
@@ -122,7 +125,7 @@ def _second_stream(here: Here) -> Iterator[Row]:
     width, number = here.pick(4096, 64), here.pick(8, 2)
     batch = torch.randn(here.pick(8192, 32), width, device=here.device, dtype=torch.bfloat16)
     host = torch.empty(here.pick(64, 1) * 2**20, dtype=torch.uint8).pin_memory()
-    net = _Copies(layers(here, width, number), host, here.device)
+    net = _Copies(nets.layers(here, width, number), host, here.device)
     callback = profiler(here, timing_steps=2, trace=True)
     tables = _tables_of(fit(here, net, [batch] * _STEPS, callback, precision="bf16-true"))
     forget(here)
@@ -145,7 +148,7 @@ def _other_profiler(here: Here) -> Iterator[Row]:
     """While another profiler is on, modules are timed at their boundaries, and the report says why."""
     torch.manual_seed(0)
     batch = torch.randn(here.pick(1024, 32), here.pick(1024, 64), device=here.device)
-    net = Net(layers(here, batch.shape[1], 2))
+    net = Net(nets.layers(here, batch.shape[1], 2))
     with profile(activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * here.on_gpu):
         done = fit(here, net, [batch] * _STEPS, profiler(here, timing_steps=2, trace=True))
     traced = done.profile.traced
@@ -163,3 +166,73 @@ CHECKS = (
     Check("a second stream", _second_stream, "it has no streams"),
     Check("another profiler", _other_profiler),
 )
+
+
+# ---- the command `lightning-flops trace` on the file that a run has written
+
+_OF_THE_FILE = ("flops", "source", "rank", "overlap", "events", "notes", "device_summary")
+"""What is the file's own, or what a live run of one rank leaves out."""
+_SHARE = 1e-3  # On a CPU the live report has nanoseconds, a file microseconds with three digits
+_SHOWN = 5
+_LEAST_FIGURES = 50
+
+
+def _command(here: Here) -> Iterator[Row]:
+    traced = gpt_traced(
+        here, nets.size_for(here, nets.MEDIUM), trace_dir=str(here.folder / "traces"), record_shapes=True
+    )
+    profile = json.loads(traced.profile.to_json())
+    (path,) = profile["traced"]["files"]
+    command = [sys.executable, "-m", "lightning_flops", "trace", path, "--json"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    yield exactly("status of the command", run.returncode, 0)
+    if run.returncode:
+        yield reported("what it wrote", run.stderr[-500:])
+        return
+    (read,) = json.loads(run.stdout)["traces"]
+    # A table that a live run on a CPU has nothing for, because it keeps no shapes, may stand in the file.
+    live = profile["traced"]["tables"].items()
+    tables = dict(_leaves({name: rows for name, rows in live if rows is not None and name not in _OF_THE_FILE}))
+    others = dict(_leaves(read))
+    apart = [
+        f"{path}: {one} live, {others.get(path)} read"
+        for path, one in tables.items()
+        if not _same(one, others.get(path))
+    ]
+    yield holds(
+        f"figures of the live report that the command has, too, of {len(tables)}",
+        not apart and len(tables) > _LEAST_FIGURES,
+        "; ".join([str(len(tables) - len(apart)), *apart[:_SHOWN]]),
+    )
+    # Counted from the shapes in the trace, beside what the counter saw in its own step.
+    (step,) = read["flops"]["steps"]
+    for phase in ("forward", "backward", "recompute"):
+        claim = f"{phase} FLOPs from the trace's shapes, beside the counted step's"
+        seen, truth = step[phase], profile["flops"][phase]
+        if step["lower_bound"]:
+            yield holds(f"{claim}: a lower bound", seen <= truth, f"{seen:,} of {truth:,}")
+        else:
+            yield exactly(claim, seen, truth)
+
+
+def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """The values in a tree of JSON, and how long its lists are, each with where it stands."""
+    if isinstance(tree, dict):
+        for name, value in tree.items():
+            yield from _leaves(value, f"{path}.{name}")
+    elif isinstance(tree, list):
+        yield f"{path} has", len(tree)
+        for index, value in enumerate(tree):
+            yield from _leaves(value, f"{path}[{index}]")
+    else:
+        yield path, tree
+
+
+def _same(live: Any, read: Any) -> bool:
+    """Whether two values differ by no more than a rounding."""
+    if isinstance(live, float) and isinstance(read, (int, float)):
+        return abs(live - read) <= _SHARE * max(abs(live), abs(read), 1.0)
+    return bool(live == read)
+
+
+COMMAND_CHECKS = (Check("the command beside the live report", _command),)

@@ -20,26 +20,12 @@ from torch.profiler import ProfilerActivity, profile
 from lightning_flops import FlopsProfilerCallback
 
 from .. import step_cost
+from . import nets
 from .checks import Check, Here, Row, exactly, holds, reported, unjudged
-from .nets import (
-    FIRST_STEP,
-    MEDIUM,
-    SETTLES,
-    Fit,
-    Net,
-    batches_of,
-    fit,
-    forget,
-    gpt_net,
-    gpt_on,
-    layers,
-    next_token_loss,
-    profiler,
-    size_for,
-)
+from .nets import Fit, Net, fit, forget, profiler
 
-_STEPS = FIRST_STEP + 1 + SETTLES + 3 + 2 + 4
-"""Counted, settling, timed, warmed up and traced, and a few afterwards."""
+# Counted, settling, timed, warmed up and traced, and a few afterwards.
+_STEPS = nets.FIRST_STEP + 1 + nets.SETTLES + 3 + 2 + 4
 _SYNCHRONIZED = "called a synchronizing CUDA operation"
 
 
@@ -49,9 +35,7 @@ def _watched(here: Here) -> FlopsProfilerCallback:
 
 
 def _gpt_fit(here: Here, callback: FlopsProfilerCallback | None, *callbacks: Callback, **settings: Any) -> Fit:
-    size = size_for(here, MEDIUM)
-    batches = batches_of(size, here, _STEPS)
-    return fit(here, gpt_net(here, size), batches, callback, *callbacks, precision="bf16-mixed", **settings)
+    return nets.gpt_fit(here, nets.size_for(here, nets.MEDIUM), _STEPS, callback, *callbacks, **settings)
 
 
 # ---- the same numbers
@@ -70,9 +54,11 @@ class _Dropped(nn.Module):
 
 def _same_training(here: Here) -> Iterator[Row]:
     """With deterministic algorithms, every loss and every weight is the same to the last bit."""
-    size = size_for(here, MEDIUM)
-    batches = batches_of(size, here, _STEPS)
-    yield from _compared(here, "GPT", lambda: Net(_Dropped(gpt_on(here, size)), next_token_loss), batches, "bf16-mixed")
+    size = nets.size_for(here, nets.MEDIUM)
+    batches = nets.batches_of(size, here, _STEPS)
+    yield from _compared(
+        here, "GPT", lambda: Net(_Dropped(nets.gpt_on(here, size)), nets.next_token_loss), batches, "bf16-mixed"
+    )
 
 
 def _compared(
@@ -120,11 +106,7 @@ def _did_it_all(done: Fit) -> tuple[bool, str]:
 
 
 class _SyncMode(Callback):
-    """Has torch watch for synchronizations during the training alone: behind it Lightning moves the model to the host.
-
-    Args:
-        mode: ``warn`` or ``error``.
-    """
+    """Has torch warn or raise at synchronizations in the training alone: then Lightning moves the model to the host."""
 
     def __init__(self, mode: str) -> None:
         self.mode = mode
@@ -233,13 +215,13 @@ class _Recorded(Callback):
 def _work(here: Here, callback: FlopsProfilerCallback | None) -> Counter[str]:
     torch.manual_seed(0)
     seen = _Recorded(here)
-    fit(here, Net(layers(here, 64, 2)), [torch.randn(16, 64, device=here.device)] * 16, callback, seen)
+    fit(here, Net(nets.layers(here, 64, 2)), [torch.randn(16, 64, device=here.device)] * 16, callback, seen)
     return seen.names
 
 
 def _cost_inside(here: Here) -> Iterator[Row]:
     """What the counted and the traced step take, waiting for the device at each step's end."""
-    size, ends = size_for(here), list[float]()
+    ends: list[float] = []
 
     class Walls(Callback):
         def on_train_batch_end(self, *args: Any) -> None:
@@ -247,11 +229,11 @@ def _cost_inside(here: Here) -> Iterator[Row]:
             ends.append(time.perf_counter())
 
     callback = profiler(here, timing_steps=3, trace=True)
-    done = fit(here, gpt_net(here, size), batches_of(size, here, _STEPS), callback, Walls(), precision="bf16-mixed")
+    done = nets.gpt_fit(here, nets.size_for(here), _STEPS, callback, Walls())
     seconds = [after - before for before, after in pairwise(ends)]
     plain = median(seconds[-3:])  # batch i ends at seconds[i - 1]
     yield reported("a plain step of the GPT", f"{1e3 * plain:.2f} ms")
-    yield reported("its counted step", f"{seconds[FIRST_STEP - 1] / plain:.2f} × a plain one")
+    yield reported("its counted step", f"{seconds[nets.FIRST_STEP - 1] / plain:.2f} × a plain one")
     if done.profile.traced is not None:
         times = seconds[done.profile.traced.index - 1] / plain
         yield reported("its traced step, with starting and reading the trace", f"{times:.2f} × a plain one")
@@ -280,7 +262,7 @@ def _captured_graph(here: Here) -> Iterator[Row]:
     sample = torch.randn(64, 256, device=here.device)
 
     def make() -> Net:
-        graphed: Any = torch.cuda.make_graphed_callables(layers(here, 256, 3), (sample,))
+        graphed: Any = torch.cuda.make_graphed_callables(nets.layers(here, 256, 3), (sample,))
         return Net(graphed)
 
     watched = yield from _compared(here, "captured CUDA graph", make, [sample] * _STEPS, "32-true")
@@ -300,7 +282,7 @@ def _compiled(here: Here) -> Iterator[Row]:
     def make() -> Net:
         torch.compiler.reset()
         torch._dynamo.utils.counters.clear()
-        model = layers(here, batch.shape[1], 2)
+        model = nets.layers(here, batch.shape[1], 2)
         model.compile(**how)
         return Counted(model)
 

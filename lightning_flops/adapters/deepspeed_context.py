@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import inspect
+import logging
 import math
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Any
 
 import torch
 
 from lightning_flops.adapters.place import run_context_on
-from lightning_flops.config import OWN_FOLDER
+from lightning_flops.adapters.wrapping import wrap
+from lightning_flops.config import OWN_FOLDER, ProfilerConfig, TakenBlock
 from lightning_flops.instrument.deepspeed_groups import parallel_sizes
 from lightning_flops.instrument.timing.settling import steps_to_settle
 from lightning_flops.instrument.torch_private.loading import fetched_ahead
 from lightning_flops.records import RunContext
 from lightning_flops.run.output import LoggedOutput
+from lightning_flops.run.reports import OUTCOMES
+from lightning_flops.run.run import Run
 from lightning_flops.sinks.console import to_standard_output
 from lightning_flops.sinks.services import monitors_in
-from lightning_flops.text.printable import page
+from lightning_flops.text.printable import package_logger, page
 
-if TYPE_CHECKING:
-    from lightning_flops.config import ProfilerConfig
-    from lightning_flops.run.run import Run
+logger = package_logger(__name__)
 
 LOST = {
     "_config": "DeepSpeed's own profiler is not switched off, and the block of its config is not found",
@@ -77,6 +83,21 @@ def switch_off_builtin(engine: Any, run: Run) -> None:
         run.undo.callback(setattr, settings, "enabled", True)
 
 
+def make_without_builtin(undo: ExitStack) -> None:
+    """Have engines made with DeepSpeed's own profiler off, and so without its timers, until *undo* is closed."""
+    wrap(importlib.import_module("deepspeed.runtime.config"), "DeepSpeedFlopsProfilerConfig", _switched_off, undo)
+
+
+def _switched_off(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    @functools.wraps(original, updated=())
+    def read(param_dict: Any) -> Any:
+        result = original(param_dict)  # first: what DeepSpeed refuses ends in its own error
+        result.enabled = False
+        return result
+
+    return read
+
+
 def run_context(engine: Any) -> RunContext:
     """Where *engine* trains, as far as a rank knows without asking the others."""
     return run_context_on(
@@ -122,3 +143,40 @@ def engine_output(engine: Any, config: ProfilerConfig) -> LoggedOutput:
         text_file=False,
         announce=lambda sentence: to_standard_output(page([sentence])),
     )
+
+
+# ---- the block of a DeepSpeed config, whatever framework got it
+
+
+def settings_of(
+    block: object | None,
+    given: Mapping[str, Any],
+    *,
+    enabled: bool = True,
+    run: str,
+    logs: bool,
+    level_if_off: int = logging.WARNING,
+) -> TakenBlock:
+    """The settings of a *run*: those of the *block* (None: there is none), and those *given*, which win.
+
+    A block without the key ``enabled`` is *enabled* or not. With *logs*, the log says what is wrong in the block, and
+    why nothing is profiled.
+    """
+    if block is None:
+        taken = TakenBlock(ProfilerConfig(**given), (), None, says_enabled=False)
+    else:
+        taken = ProfilerConfig.taken_over(block, given=given, enabled=enabled)
+    if logs:
+        log_mistakes(taken, run=run)
+        if not (taken.wrong or taken.settings.enabled):
+            logger.log(level_if_off, "flops_profiler.enabled is not true: this %s is not profiled", run)
+    return taken
+
+
+def log_mistakes(taken: TakenBlock, *, run: str) -> None:
+    """Log which keys of a block are ignored, and whether a wrong value keeps the *run* from being profiled."""
+    for words in taken.unknown:
+        logger.warning("in the DeepSpeed config, %s", words)
+    if taken.wrong:
+        OUTCOMES.warned = True
+        logger.warning("this %s is not profiled: %s", run, taken.wrong)

@@ -10,23 +10,21 @@ import functools
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from lightning_flops.adapters import deepspeed_context as context
 from lightning_flops.adapters.wrapping import hear_backwards, hear_fetches, wrap
+from lightning_flops.config import ProfilerConfig
 from lightning_flops.errors import ConfigError
 from lightning_flops.instrument.batches import tensor_shapes
+from lightning_flops.records import BatchTokens, Shapes, TimePhase
 from lightning_flops.run.adapter import Facts
+from lightning_flops.run.output import LoggedOutput
 from lightning_flops.run.run import Run
 from lightning_flops.run.safety import safe
-
-if TYPE_CHECKING:
-    from lightning_flops.config import ProfilerConfig
-    from lightning_flops.records import BatchTokens, Shapes, TimePhase
-    from lightning_flops.run.output import LoggedOutput
-    from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.profile import Profile
 
 _ADAPTER = "_lightning_flops_adapter"
 """Attribute of an engine that is profiled."""
@@ -89,11 +87,7 @@ class EngineRun:
     unseen: tuple[TimePhase, ...] = ("transfer", "other")  # as in ``Facts``
 
     def __init__(
-        self,
-        engine: Any,
-        config: ProfilerConfig,
-        publish: Callable[[Profile], None],
-        output: LoggedOutput | None,
+        self, engine: Any, config: ProfilerConfig, publish: Callable[[Profile], None], output: LoggedOutput | None
     ) -> None:
         self.engine = engine
         self._is_whole = self._is_between_steps()  # the step that runs, or comes next, is seen from its beginning
@@ -296,7 +290,7 @@ class EngineRun:
     def _steps_go_on(self) -> None:
         """An evaluation is over, or what was before the first step."""
         self._evaluates = False
-        while self._is_whole and self.run.is_outside:
+        while self._is_whole and self.run.outside_of:
             self.run.inside()
 
 

@@ -13,20 +13,17 @@ from collections.abc import Callable, Container
 from contextlib import ExitStack
 from dataclasses import replace
 from types import MethodType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning_flops.adapters.deepspeed_context import is_reading_due, private
 from lightning_flops.adapters.deepspeed_engine import EngineRun, Hooks, seen
 from lightning_flops.adapters.wrapping import wrap
+from lightning_flops.config import ProfilerConfig
 from lightning_flops.instrument.batches import tensor_shapes
-from lightning_flops.records import Shapes
+from lightning_flops.records import Shapes, TimePhase
+from lightning_flops.run.output import LoggedOutput
 from lightning_flops.run.safety import safe
-
-if TYPE_CHECKING:
-    from lightning_flops.config import ProfilerConfig
-    from lightning_flops.records import TimePhase
-    from lightning_flops.run.output import LoggedOutput
-    from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.profile import Profile
 
 _PARTS: dict[str, TimePhase] = {
     "LoadMicroBatch": "transfer",  # without the wait for the batch
@@ -52,11 +49,7 @@ class PipelineRun(EngineRun):
     unseen = ()
 
     def __init__(
-        self,
-        engine: Any,
-        config: ProfilerConfig,
-        publish: Callable[[Profile], None],
-        output: LoggedOutput | None,
+        self, engine: Any, config: ProfilerConfig, publish: Callable[[Profile], None], output: LoggedOutput | None
     ) -> None:
         self._loads = bool(engine.is_first_stage() or engine.is_last_stage())
         self._micro_batches: list[tuple[Any, Shapes]] = []
@@ -121,13 +114,13 @@ class PipelineRun(EngineRun):
             setattr(self.engine, _LATEST, MethodType(function, self.engine))
 
     def _instruction_begins(self, part: TimePhase, *_: Any, buffer_id: int = 0, **__: Any) -> None:
-        if part == "forward" and not self._loads and not self.run.is_outside:
+        if part == "forward" and not self._loads and not self.run.outside_of:
             self._micro_batch_is_there((), tensor_shapes(self.engine.pipe_buffers["inputs"][buffer_id]))
         self.run.enter(part)
 
     def _micro_batch_is_loaded(self, batch: Any) -> None:
         self.run.fetch_ends()
-        if not self.run.is_outside:
+        if not self.run.outside_of:
             self._micro_batch_is_there(() if batch is None else batch, tensor_shapes(batch))
 
     def _micro_batch_is_there(self, batch: Any, shapes: Shapes) -> None:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from lightning_flops.adapters.deepspeed_context import switch_off_builtin
 from lightning_flops.adapters.lightning_context import (
     engine_of,
     is_lightnings,
@@ -170,15 +169,14 @@ class LightningRun:
     def begin(self) -> None:
         """The loop is about to fetch its first batch."""
         run = self.run
-        if self._engine is not None:
-            switch_off_builtin(self._engine, run)
         run.begin()
         hear_fetches(self, run.undo)
         if self._manual:  # users may step optimizers that Lightning does not wrap: torch hears every one
             hooks = Hook(self, LightningRun.update_begins), Hook(self, LightningRun.update_ends)
             run.undo.callback(register_optimizer_step_pre_hook(hooks[0]).remove)
             run.undo.callback(register_optimizer_step_post_hook(hooks[1]).remove)
-        self._updates = 0 if self._manual else self._attempts()
+        if not self._manual:
+            self._updates = int(self._trainer.global_step if self._engine is None else self._engine.global_steps)
         self.outside("start")  # until the first batch is there
 
     # ---- parts of a step
@@ -272,7 +270,7 @@ class LightningRun:
     def _steps_go_on(self) -> None:
         """What was between two batches is over, with the hooks of every callback."""
         self._is_between = False
-        while self.run.is_outside:
+        while self.run.outside_of:
             self.run.inside()
 
     def checkpoint_begins(self) -> None:
@@ -302,7 +300,8 @@ class LightningRun:
         self._batches_done += 1
         updates, self._updates = self._updates, 0
         if self._trains and not self._manual:
-            self._updates = self._attempts()
+            # DeepSpeed accumulates across epochs, where Lightning starts anew.
+            self._updates = int(self._trainer.global_step if self._engine is None else self._engine.global_steps)
             updates = self._updates - updates
         self._depth = 0
         ends_step = not self._trains or updates > 0
@@ -311,11 +310,6 @@ class LightningRun:
         tokens, self._batch, self._tokens = self._tokens, None, None
         logs = ends_step and self._logs()
         return {"shapes": self._shapes, "updates": updates, "ends_step": ends_step, "logs": logs, "tokens": tokens}
-
-    def _attempts(self) -> int:
-        """Optimizer attempts until now."""
-        # DeepSpeed accumulates across epochs, where Lightning starts anew.
-        return int(self._trainer.global_step if self._engine is None else self._engine.global_steps)
 
     def _logs(self) -> bool:
         """Whether the Trainer logs its metrics with this step (``logger_connector.should_update_logs``)."""

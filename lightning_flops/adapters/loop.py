@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,19 +20,17 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from lightning_flops.adapters.loop_context import Frame, called_in, device_of, root_of, run_context
 from lightning_flops.adapters.wrapping import hear, hear_backwards, hear_fetches
+from lightning_flops.config import ProfilerConfig
 from lightning_flops.instrument.batches import HIDDEN_SHAPE, tensor_shapes
 from lightning_flops.instrument.timing.settling import steps_to_settle
 from lightning_flops.instrument.torch_private.compiler import compiler_callbacks, hide, leave_compiled_code, was_used
 from lightning_flops.instrument.torch_private.loading import fetched_ahead, workers_of
+from lightning_flops.records import BatchTokens, Shapes
 from lightning_flops.run.adapter import Facts
+from lightning_flops.run.output import LoggedOutput
 from lightning_flops.run.run import Run
 from lightning_flops.run.safety import safe
-
-if TYPE_CHECKING:
-    from lightning_flops.config import ProfilerConfig
-    from lightning_flops.records import BatchTokens, Shapes
-    from lightning_flops.run.output import LoggedOutput
-    from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.profile import Profile
 
 _NOT_CALLED = (
     "The model was not called, or compiled code called it: forward is what ran from the batch to the backward."

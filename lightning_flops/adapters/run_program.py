@@ -12,7 +12,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,14 +20,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from lightning_flops.adapters.loop import LoopRun
 from lightning_flops.adapters.loop_context import frame_of, loop_output
+from lightning_flops.config import ProfilerConfig
 from lightning_flops.instrument.module_hooks import module_hooks
 from lightning_flops.run.reports import OUTCOMES
+from lightning_flops.run.run import Run
 from lightning_flops.run.safety import close_quietly, safe
-
-if TYPE_CHECKING:
-    from lightning_flops.config import ProfilerConfig
-    from lightning_flops.run.run import Run
-    from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.profile import Profile
 
 
 class LoopFinder:

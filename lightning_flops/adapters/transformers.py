@@ -19,12 +19,7 @@ from transformers.trainer_callback import CallbackHandler
 from lightning_flops.adapters.deepspeed_context import switch_off_builtin
 from lightning_flops.adapters.loop import LoopRun
 from lightning_flops.adapters.loop_context import optimizers_in, run_context
-from lightning_flops.adapters.transformers_context import (
-    NO_TOKENS,
-    engine_of,
-    trainer_frame,
-    training_output,
-)
+from lightning_flops.adapters.transformers_context import NO_TOKENS, engine_of, trainer_frame, training_output
 from lightning_flops.adapters.wrapping import hear
 from lightning_flops.instrument.timing.settling import steps_to_settle
 from lightning_flops.instrument.torch_private.loading import fetched_ahead
@@ -176,7 +171,7 @@ class TrainerRun(LoopRun):
     @safe
     def log_begins(self, trainer: Any, logs: dict[str, float], *_: Any, **__: Any) -> None:
         """The Trainer logs its own metrics: those that we have follow, but not an evaluation's."""
-        if trainer is not self.trainer or self.run.is_outside_for("validation"):
+        if trainer is not self.trainer or "validation" in self.run.outside_of:
             return
         self.logging = True
         if "train_runtime" in logs:  # its last

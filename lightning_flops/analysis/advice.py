@@ -1,50 +1,500 @@
-"""What holds a run back, and what to try."""
+"""What holds a run back, and what to try: one table of rules; docs/advice.md is made of it.
+
+A rule compares one measured number with one limit. Its advice is the fact, the remedy, and the most that the remedy
+can save: each "up to", so two pieces of advice may name the same milliseconds.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from lightning_flops.analysis.advice_claims import STRAGGLER, claim, set_apart
-from lightning_flops.analysis.advice_rules import LOW_MFU, STARVED, low_mfu, seen_alone
-from lightning_flops.analysis.evidence import Evidence
+from lightning_flops.analysis.device_abilities import DeviceAbilities
+from lightning_flops.analysis.evidence import Cost, Evidence, with_trace
+from lightning_flops.analysis.rank_names import name_files
+from lightning_flops.analysis.rates import ratio
+from lightning_flops.analysis.straggler_words import straggler_action, straggler_evidence
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.schema.advice import Advice
+from lightning_flops.schema.budget import BudgetKey
+from lightning_flops.schema.communication import RankComparison, RankRow
+from lightning_flops.schema.ranks import Straggler
+from lightning_flops.schema.trace import TraceReport
+from lightning_flops.units import duration, percent, plain
+
+STARVED = "starved"
+ON_COMMUNICATION = ("exposed_communication", "waiting", "straggler")
+"""Rules whose answer changes once the other ranks are known."""
+
+LEAST_WAIT_SEC = 0.001
+"""A worker process hands a batch over in about a millisecond: no shorter wait is saved by one."""
+
+_PROFILER, _MATCHER, _OWN = "PyTorch Profiler's recommendations", "torch.profiler's pattern matcher", "this project"
+_US_PER_SEC = 1e6
+_NAMED = 3
 
 
-def advise(
-    evidence: Evidence, thresholds: AdviceThresholds, *, known: Iterable[Advice] = (), rank: int | None = None
-) -> tuple[Advice, ...]:
-    """What to try, the most at stake first; empty for a run that nothing measured holds back.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One row of the table. In ``fact`` and ``remedy``, names in braces stand for what ``words`` returns."""
+
+    name: str
+    measured: Callable[[Evidence], float | None]
+    """What is compared, ``{measured}`` in the texts; None where it is not known, or where the rule does not apply."""
+    limit: str = ""
+    """The field of ``AdviceThresholds`` above which ``measured`` must be; empty: anything is above."""
+    threshold: str = "more than {limit}"
+    fact: str
+    remedy: str
+    unless: str
+    """When not to follow it."""
+    saves: Callable[[Evidence, float], float | None] = lambda evidence, measured: measured
+    """The ceiling: the share of a step that the remedy can save at most."""
+    ceiling: str = ""
+    """The same in words, where it is neither the share that was measured nor unknown."""
+    source: str = _OWN
+    words: Callable[[Evidence], Mapping[str, str]] = lambda evidence: {}
+    rows: tuple[BudgetKey, ...] = ()
+    """Rows of the step time breakdown that the remedy lowers."""
+    shown_by: str = "`make gpu`"
+    """Where the rule was tried."""
+
+    def advice(self, evidence: Evidence, limits: AdviceThresholds) -> Advice | None:
+        """What this rule says; None if it says nothing."""
+        measured = self.measured(evidence)
+        if measured is None or measured <= getattr(limits, self.limit, -math.inf):
+            return None
+        words = {"measured": percent(measured), **self.words(evidence)}
+        saves = self.saves(evidence, measured)
+        return Advice(
+            rule=self.name,
+            fact=self.fact.format(**words),
+            remedy=self.remedy.format(**words),
+            ceiling=None if saves is None else min(1.0, saves),
+            unless=self.unless,
+            threshold=self.threshold.format(limit=percent(getattr(limits, self.limit, None))),
+            source=self.source,
+        )
+
+
+def advise(evidence: Evidence, thresholds: AdviceThresholds, *, known: Iterable[Advice] = ()) -> tuple[Advice, ...]:
+    """What to try, the largest possible saving first; empty for a run that nothing measured holds back.
 
     Args:
         evidence: what was measured.
-        thresholds: what it is held against.
-        known: advice from earlier evidence, of one rank. It stays where *evidence* says nothing about its rule.
-        rank: the rank whose step this is about.
+        thresholds: what it is compared with.
+        known: advice from earlier evidence of the same run, whose rules *evidence* says nothing about.
     """
-    found = {advice.rule: advice for advice in seen_alone(evidence, thresholds)}
-    is_another = rank is None or evidence.straggler is None or evidence.straggler.rank != rank
-    claims = [
-        claim(
-            advice,
-            whose="another" if advice.rule == STRAGGLER and is_another else "",
-            knows_waiting=evidence.waiting_share is not None,
+    found = [advice for rule in RULES if (advice := rule.advice(evidence, thresholds)) is not None]
+    return tuple(sorted((*found, *known), key=lambda one: (one.ceiling is None, -(one.ceiling or 0.0))))
+
+
+def advise_on_traces(
+    traces: Sequence[TraceReport],
+    ranks: RankComparison | None,
+    *,
+    straggler: Straggler | None,
+    devices: Sequence[DeviceAbilities],
+    thresholds: AdviceThresholds | None = None,
+) -> tuple[Advice, ...]:
+    """Advice from traces alone; of several ranks to which a rule applies, the one with the largest possible saving.
+
+    Args:
+        traces: the tables of each rank's trace.
+        ranks: the ranks side by side, in the same order; None for a single one.
+        straggler: the rank that the others wait for longest, by its place in *traces*; None if there is none.
+        devices: what each rank's device can do, in the same order.
+        thresholds: None for the defaults.
+    """
+    limits = AdviceThresholds() if thresholds is None else thresholds
+    files = name_files([trace.source for trace in traces])
+    rows: Sequence[RankRow | None] = [None] * len(traces) if ranks is None else ranks.ranks
+    every: list[Advice] = []
+    for trace, file, row, device in zip(traces, files, rows, devices, strict=True):
+        mean, waiting = trace.step_times.mean, None
+        if row is not None and row.wait_us is not None:
+            exposed_us = row.overlap.communication_us - row.overlap.overlap_us
+            waiting = ratio(part=min(exposed_us, row.wait_us), whole=row.overlap.wall_us)
+        evidence = Evidence(
+            step_sec=mean.wall_us / _US_PER_SEC,
+            data_wait_sec=None if mean.data_loader_us is None else mean.data_loader_us / _US_PER_SEC,
+            waiting_share=waiting,
+            device=device,
         )
-        for advice in found.values()
-    ]
-    claims += [
-        replace(claim(advice, knows_waiting=evidence.waiting_share is not None), is_apart=True)
-        for advice in known
-        if advice.rule != LOW_MFU and advice.rule not in found
-    ]
-    ordered = in_order(set_apart(claims))
-    low = low_mfu(evidence, thresholds, largest=ordered[0] if ordered else None)
-    return (*ordered, low) if low is not None else ordered
+        whose = "" if len(traces) == 1 else f"{file}: " if trace.rank is None else f"Rank {trace.rank}: "
+        for one in advise(with_trace(evidence, trace, limits), limits):
+            if straggler is None or one.rule != "waiting":  # the others wait for the straggler
+                every.append(replace(one, fact=f"{whose}{one.fact}"))
+    if straggler is not None:
+        rank = traces[straggler.rank].rank
+        named = Evidence(straggler=straggler, straggler_name=files[straggler.rank])
+        every += advise(named if rank is None else Evidence(straggler=replace(straggler, rank=rank)), limits)
+    ordered = advise(Evidence(), limits, known=every)
+    return tuple({one.rule: one for one in reversed(ordered)}.values())[::-1]
 
 
-def in_order(found: Iterable[Advice]) -> tuple[Advice, ...]:
-    """The most at stake first; advice whose stake is not known comes last, but for what puts all else in question."""
-    return tuple(
-        sorted(found, key=lambda advice: (advice.rule != STARVED, advice.stake is None, -(advice.stake or 0.0)))
-    )
+# ---- waiting for data
+
+
+def _wait_of_batch(evidence: Evidence) -> float:
+    return (evidence.data_wait_sec or 0.0) / max(1.0, evidence.batches)
+
+
+def _more_workers(evidence: Evidence) -> int | None:
+    """How many more workers there is room for; None if the cores are not known.
+
+    As many as would load a batch in the time of a step without the wait, and never more than there are idle cores.
+    """
+    cores, now = evidence.facts.cores, evidence.facts.loader_workers or 0
+    if cores is None or evidence.step_sec is None:
+        return None
+    idle = cores - 1 - now if evidence.idle_cores is None else min(evidence.idle_cores, cores - now)
+    work_sec = max(evidence.step_sec - (evidence.data_wait_sec or 0.0), evidence.step_sec / 100)
+    loads_sec = evidence.step_sec * now if now else evidence.data_wait_sec or 0.0
+    return max(0, min(math.floor(idle + 0.5), math.ceil(loads_sec / work_sec) - now))
+
+
+def _data_wait(rule: str) -> Callable[[Evidence], float | None]:
+    def measured(evidence: Evidence) -> float | None:
+        is_short, is_full = _wait_of_batch(evidence) < LEAST_WAIT_SEC, _more_workers(evidence) == 0
+        applies = "data_wait_short" if is_short else "data_wait_full" if is_full else "data_wait"
+        return evidence.data_wait_share if rule == applies else None
+
+    return measured
+
+
+def _of_loader(evidence: Evidence) -> Mapping[str, str]:
+    cores, now, room = evidence.facts.cores, evidence.facts.loader_workers, _more_workers(evidence)
+    idle = "" if evidence.idle_cores is None else f", {evidence.idle_cores:.1f} of them idle"
+    pins = evidence.device.pins_memory and evidence.pageable_copy_share != 0
+    return {
+        "wait": duration(_wait_of_batch(evidence)),
+        "workers": "" if now is None else f", with {plain(now)} loader workers",
+        "cores": "" if cores is None else f"; this process may use {plain(cores)} cores{idle}",
+        "more": "Raise the DataLoader's num_workers"
+        if room is None
+        else f"Set the DataLoader's num_workers={plain((now or 0) + room)}",
+        "pin": ", pin_memory=True" if pins else "",
+    }
+
+
+# ---- words of other rules
+
+
+def _some(cost: Cost | None) -> Mapping[str, str]:
+    names = () if cost is None else cost.names
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return {"modules": f"{', '.join(name or 'the root' for name in names[:_NAMED])}{more}"}
+
+
+def _of_idle(evidence: Evidence) -> Mapping[str, str]:
+    memory, short = evidence.peak_memory_share, evidence.short_kernel_ratio
+    return {
+        "host": percent(evidence.host_idle_share),
+        "gaps": percent(evidence.kernel_gap_share),
+        "short": "" if short is None else f" {percent(short)} of the kernels take under 10 us.",
+        "memory": "" if memory is None else f" (memory in use: {percent(memory)})",
+    }
+
+
+def _of_optimizer(evidence: Evidence) -> Mapping[str, str]:
+    single = [one for one in evidence.facts.optimizers or () if one.implementation == "single-tensor"]
+    ways = [way for way in (single[0].faster_with if single else ()) if all(way in one.faster_with for one in single)]
+    return {"names": " and ".join(dict.fromkeys(one.type_name for one in single)), "ways": ", or with ".join(ways)}
+
+
+def _of_energy(evidence: Evidence) -> Mapping[str, str]:
+    energy = evidence.energy
+    known = energy is not None and energy.clock_mhz is not None and energy.highest_clock_mhz is not None
+    return {
+        "clock": f", on average at {plain(round(energy.clock_mhz))} of at most {plain(energy.highest_clock_mhz)} MHz"  # type: ignore[union-attr,arg-type]
+        if known
+        else ""
+    }
+
+
+def _of_straggler(evidence: Evidence) -> Mapping[str, str]:
+    one = evidence.straggler
+    if one is None:
+        return {}
+    return {"who": straggler_evidence(one, name=evidence.straggler_name), "look": straggler_action(one)}
+
+
+def _of_communication(evidence: Evidence) -> Mapping[str, str]:
+    hidden = "" if evidence.overlap_ratio is None else f"; computation hides {percent(evidence.overlap_ratio)} of it"
+    transfer = f", {percent(evidence.transfer_share)} without waiting for other ranks" if evidence.waiting_share else ""
+    return {"all": percent(evidence.exposed_communication_share), "transfer": transfer, "hidden": hidden}
+
+
+def _of_kernels(evidence: Evidence, measured: float) -> float | None:
+    return None if evidence.kernel_share is None else measured * evidence.kernel_share
+
+
+def _none(evidence: Evidence, measured: float) -> None:
+    """No ceiling is known."""
+
+
+_KERNELS: tuple[BudgetKey, ...] = ("compute", "operators")
+_BENCH, _RANKS = "`make bench-advice`", "tests with several processes"
+
+RULES: tuple[Rule, ...] = (
+    *(
+        Rule(
+            name=name,
+            measured=_data_wait(name),
+            limit="data_wait",
+            words=_of_loader,
+            fact="The step waits {wait} a batch for data ({measured}){workers}{cores}.",
+            remedy=remedy,
+            unless=unless,
+            source=_PROFILER if name == "data_wait" else _OWN,
+            rows=("data",),
+            shown_by=_BENCH,
+        )
+        for name, remedy, unless in (
+            (
+                "data_wait",
+                "{more}, with persistent_workers=True{pin}.",
+                "where the wait is for a disk or a network that is at its limit",
+            ),
+            (
+                "data_wait_full",
+                "No core is idle for more workers: prepare once, before training, what is made anew for each sample "
+                "(decoded, resized, tokenized), or load fewer bytes.",
+                "where each epoch needs other random changes of a sample",
+            ),
+            (
+                "data_wait_short",
+                "Workers would cost more than such a wait. Take a whole batch from the data at once: give the Dataset "
+                "__getitems__(indices), which returns data[indices], and the DataLoader collate_fn=lambda batch: "
+                "batch.",
+                "where samples differ in shape",
+            ),
+        )
+    ),
+    Rule(
+        name="padding",
+        measured=lambda one: one.facts.padding_ratio,
+        limit="padding",
+        fact="Padding is {measured} of the tokens that are processed.",
+        remedy="Put samples of similar lengths into a batch (transformers: train_sampling_strategy='group_by_length', "
+        "before version 5 group_by_length=True), pad to the longest of the batch alone, or pack several samples into "
+        "one sequence.",
+        unless="where the order of the samples must stay random",
+        saves=lambda one, measured: None if one.compute_share is None else measured * one.compute_share,
+        ceiling="that share of forward and backward; of attention, whose work grows with the square, more",
+        rows=("model", *_KERNELS),
+        shown_by=_BENCH,
+    ),
+    Rule(
+        name="exposed_communication",
+        measured=lambda one: one.transfer_share,
+        limit="exposed_communication",
+        words=_of_communication,
+        fact="Communication that no computation hides takes {all} of the step{transfer}{hidden}.",
+        # Sharded gradients (ZeRO-2 and -3, FSDP) are reduced in every micro-step: accumulation saves nothing there.
+        remedy="Raise the batch size, or, where gradients are reduced once a step (DDP, ZeRO-0 and -1), accumulate "
+        "them over more batches; let communication begin earlier (DDP: a smaller bucket_cap_mb; DeepSpeed: "
+        "overlap_comm, reduce_bucket_size, stage3_prefetch_bucket_size).",
+        unless="where a larger batch changes how the model learns",
+        source=_PROFILER,
+        rows=("communication",),
+        shown_by=_RANKS,
+    ),
+    Rule(
+        name="waiting",
+        measured=lambda one: one.waiting_share if one.straggler is None else None,
+        limit="waiting",
+        fact="Waiting for other ranks takes {measured} of the traced step, and none of them is late enough to be a "
+        "straggler.",
+        remedy="Even out what ranks do in a step: lengths of samples, sizes of batches, what else runs on their hosts.",
+        unless="where another rank is late in each step for a reason outside of the program",
+        rows=("communication",),
+        shown_by=_RANKS,
+    ),
+    Rule(
+        name="straggler",
+        measured=lambda one: None if one.straggler is None else math.inf,
+        limit="straggler",
+        threshold="more than {limit} of the other ranks' own time, and longer by more than straggler_sec",
+        words=_of_straggler,
+        fact="{who}",
+        remedy="{look}",
+        unless="where that rank does what the others do not, such as saving a checkpoint in each step",
+        saves=lambda one, _: None if one.straggler is None else one.straggler.share,
+        ceiling="what the others wait for it",
+        rows=("communication",),
+        shown_by=_RANKS,
+    ),
+    Rule(
+        name="backend",
+        measured=lambda one: None if one.backend in (None, "nccl", "rccl") else math.inf,
+        threshold="any backend but NCCL",
+        words=lambda one: {"backend": str(one.backend)},
+        fact="Gradients on GPUs are synchronized through {backend}.",
+        remedy='Initialize the process group with backend="nccl".',
+        unless="where NCCL does not run",
+        saves=lambda one, _: one.transfer_share,
+        ceiling="exposed communication",
+        source=_PROFILER,
+        rows=("communication",),
+    ),
+    Rule(
+        name="data_parallel",
+        measured=lambda one: math.inf if one.facts.data_parallel_devices > 1 else None,
+        threshold="DataParallel over several GPUs",
+        words=lambda one: {"devices": plain(one.facts.data_parallel_devices)},
+        fact="torch.nn.DataParallel spreads the batch over {devices} GPUs from one process.",
+        remedy="Use DistributedDataParallel, with a process for each GPU.",
+        unless="where the program cannot run as several processes",
+        saves=_none,
+        source=_PROFILER,
+        rows=("communication", "idle"),
+    ),
+    Rule(
+        name="optimizer",
+        measured=lambda one: one.optimizer_share if _of_optimizer(one)["ways"] else None,
+        limit="optimizer",
+        words=_of_optimizer,
+        fact="{names} updates one tensor at a time and takes {measured} of the step.",
+        remedy="Construct it with {ways}.",
+        unless="where its results must stay the same to the last bit",
+        source=_MATCHER,
+        rows=("operators", "idle"),
+        shown_by=_BENCH,
+    ),
+    Rule(
+        name="norm",
+        measured=lambda one: one.norm.share if one.norm else None,
+        limit="norm",
+        words=lambda one: _some(one.norm),
+        fact="Norms that are written out in Python take {measured} of the step: {modules}.",
+        remedy="Take torch's own, which are one operator: nn.LayerNorm, nn.RMSNorm, nn.BatchNorm.",
+        unless="where torch has none that computes the same",
+        rows=("operators",),
+        shown_by=_BENCH,
+    ),
+    Rule(
+        name="dropout",
+        measured=lambda one: one.dropout.share if one.dropout else None,
+        limit="dropout",
+        words=lambda one: _some(one.dropout),
+        fact="Dropout takes {measured} of the step: {modules}.",
+        remedy="Set its p to 0.",
+        unless="where the data overfit without it",
+        rows=("operators",),
+        shown_by=_BENCH,
+    ),
+    Rule(
+        name="starved",
+        measured=lambda one: one.processor_lost_share,
+        limit="starved",
+        words=lambda one: {"cores": plain(one.facts.cores)},
+        fact="While steps were timed, {measured} of the processor time that this process asked for went to others. "
+        "Cores that it may use: {cores}.",
+        remedy="Give it cores of its own, or fewer threads and workers, and profile again: all times, rates and shares "
+        "here are those of a starved run.",
+        unless="where the run will always share its cores",
+        shown_by=_BENCH,
+    ),
+    Rule(
+        name="idle",
+        measured=lambda one: one.idle_share,
+        limit="idle",
+        words=_of_idle,
+        fact="The device is idle for {measured} of the step, not counting the wait for data: {host} until the host "
+        "launches work, {gaps} between kernels.{short}",
+        remedy="Raise the batch size{memory}, and take .item(), print and other synchronizations out of the step.",
+        unless="where memory is full, or a larger batch changes how the model learns",
+        source="Holistic Trace Analysis",
+        rows=("idle",),
+    ),
+    Rule(
+        name="blocks_per_sm",
+        measured=lambda one: one.low_blocks_kernel_share,
+        limit="blocks_per_sm_share",
+        fact="Kernels that are too small for the device take {measured} of the kernel time.",
+        remedy="Give each kernel more to do: a larger batch, larger layers.",
+        unless="where a larger batch changes how the model learns",
+        saves=_of_kernels,
+        ceiling="that share of the kernels",
+        source=_PROFILER,
+        rows=_KERNELS,
+    ),
+    Rule(
+        name="tensor_core_eligible",
+        measured=lambda one: (
+            one.tensor_core_eligible_ratio if one.device.tensor_core_dtypes and one.tensor_core_ratio == 0 else None
+        ),
+        limit="tensor_core_eligible",
+        words=lambda one: {"dtype": one.device.tensor_core_dtypes[0]},
+        fact="No kernel runs on tensor cores, but {measured} of the kernel time could.",
+        remedy="Train with automatic mixed precision in {dtype}.",
+        unless="where the model needs more digits",
+        saves=_of_kernels,
+        ceiling="that share of the kernels",
+        source=_PROFILER,
+        rows=("compute",),
+    ),
+    Rule(
+        name="float32",
+        measured=lambda one: one.float32_share if one.device.tf32 else None,
+        limit="float32",
+        fact="{measured} of the model FLOPs are float32, with TF32 off.",
+        remedy='Call torch.set_float32_matmul_precision("high").',
+        unless="where the model needs more digits",
+        saves=_none,
+        source=_MATCHER,
+        rows=("compute",),
+    ),
+    Rule(
+        name="misaligned",
+        measured=lambda one: one.misaligned.share if one.misaligned else None,
+        limit="misaligned",
+        words=lambda one: _some(one.misaligned),
+        fact="{measured} of the FLOPs are 16-bit products with a dimension that is not a multiple of 8: {modules}.",
+        remedy="Pad the dimension (vocabulary, hidden size) to a multiple of 8.",
+        unless="where a checkpoint fixes it",
+        saves=_none,
+        source="NVIDIA's matrix multiplication guide",
+        rows=("compute",),
+    ),
+    Rule(
+        name="pageable_copies",
+        measured=lambda one: one.pageable_copy_share,
+        limit="pageable_copies",
+        fact="Copies from pageable host memory to the device take {measured} of the step.",
+        remedy="Set the DataLoader's pin_memory, and copy with non_blocking=True.",
+        unless="where host memory is short",
+        rows=("idle", "data"),
+    ),
+    *(
+        Rule(
+            name=f"{cause}_limited",
+            measured=share,
+            limit=f"{cause}_limited",
+            words=_of_energy,
+            fact=f"While steps were timed, {cause} held the GPU's clock down for {{measured}} of the time{{clock}}.",
+            remedy=remedy,
+            unless="where that is the speed that the GPU has for such work",
+            saves=_none,
+            source=f"NVML; the share is of {_OWN}",
+        )
+        for cause, share, remedy in (
+            (
+                "heat",
+                lambda one: one.energy and one.energy.heat_limited_share,
+                "Look after its cooling, or what else heats its host.",
+            ),
+            (
+                "power",
+                lambda one: one.energy and one.energy.power_limited_share,
+                "See whether its power limit was lowered (nvidia-smi -q -d POWER); compare runs at the same limit.",
+            ),
+        )
+    ),
+)
+"""Every rule, in the order of docs/advice.md."""
+
+ROWS_OF_RULE: Mapping[str, frozenset[BudgetKey]] = {rule.name: frozenset(rule.rows) for rule in RULES}

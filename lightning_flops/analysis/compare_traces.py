@@ -9,7 +9,7 @@ shared out between more calls and longer calls by the formula of ``compare_split
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -38,7 +38,6 @@ from lightning_flops.schema.trace_comparison import (
     TraceComparison,
 )
 from lightning_flops.schema.trace_events import MemoryCurve
-from lightning_flops.schema.trace_flops import TracedStepFlops
 from lightning_flops.schema.trace_steps import STEP_PARTS
 from lightning_flops.trace.many import refuse_mixed_ranks
 from lightning_flops.trace.report import AnalyzedTrace
@@ -84,12 +83,13 @@ def compare_traces(
             f"{other.source} has {len(other.steps)}"
         )
     parts = [
-        _difference(name, *((run.part_ns(field), np.zeros(len(run.steps))) for run in runs))
+        _difference(name, *(run.part(field) for run in runs))
         for name, field in STEP_PARTS
         if any(run.knows(field) for run in runs)
     ]
+    # The whole step is the sum of its parts, which are rounded.
+    whole = _difference("step" if runs[0].marked else "whole trace", *(run.part("wall_us") for run in runs))
     ends = [sum(part.a_ns for part in parts), sum(part.b_ns for part in parts)]
-    walls = [run.walls_ns() for run in runs]
     tables = [TimeTable(of=of, clock=clock, rows=rows) for of, clock in _TABLES if (rows := _table(runs, (of, clock)))]
     return TraceComparison(
         schema_version=SCHEMA_VERSION,
@@ -97,17 +97,7 @@ def compare_traces(
         a=runs[0].identity(),
         b=runs[1].identity(),
         settings=_settings(*runs),
-        step=TimeDifference(
-            name="step" if runs[0].marked else "whole trace",
-            a_ns=ends[0],
-            b_ns=ends[1],
-            difference_ns=ends[1] - ends[0],
-            calls_a=None,
-            calls_b=None,
-            calls_ns=None,
-            length_ns=None,
-            noise=noise_interval(walls[0] / _NS_PER_SEC, walls[1] / _NS_PER_SEC, value_ns=ends[1] - ends[0]),
-        ),
+        step=replace(whole, a_ns=ends[0], b_ns=ends[1], difference_ns=ends[1] - ends[0]),
         parts=tuple(parts),
         ranks=tuple(_ranks(*runs)),
         tables=tuple(tables),
@@ -159,13 +149,9 @@ class _Run:
 
     def identity(self) -> ComparedTraces:
         """What the comparison says of it."""
-        return ComparedTraces(
-            sources=tuple(report.source for report in self.reports),
-            ranks=len(self.reports),
-            steps=len(self.steps),
-            marked=self.marked,
-            device=self.device,
-        )
+        sources = tuple(report.source for report in self.reports)
+        count = {"ranks": len(self.reports), "steps": len(self.steps)}
+        return ComparedTraces(sources=sources, marked=self.marked, device=self.device, **count)
 
     def each(self, values: Callable[[TraceReport], Sequence[Any]]) -> Floats:
         """One number of each step: the mean of the ranks'; NaN where one of these is not known."""
@@ -174,15 +160,12 @@ class _Run:
         means: Floats = np.mean([column[list(at)] for column, at in columns], axis=0)
         return means
 
-    def part_ns(self, field: str) -> Floats:
-        """Nanoseconds of a part in each step; 0 where it is not known."""
-        return self.each(
+    def part(self, field: str) -> _Times:
+        """Nanoseconds of a part of each step, 0 where it is not known; nothing is called."""
+        ns = self.each(
             lambda report: [round((getattr(step, field) or 0.0) * _NS_PER_US) for step in report.step_times.steps]
         )
-
-    def walls_ns(self) -> Floats:
-        """Wall time of each step."""
-        return self.part_ns("wall_us")
+        return ns, np.zeros(len(ns))
 
     def knows(self, field: str) -> bool:
         """Whether a part of the steps is known of any rank."""
@@ -200,22 +183,26 @@ class _Run:
                 found[name] = (ns + mine.ns[places, column] * share, calls + mine.calls[places, column] * share)
         return found if with_table else None
 
-    def flops(self, of_step: Callable[[TracedStepFlops], float | None]) -> Floats | None:
-        """One number of each step's FLOPs; None if it is not known of all steps of all ranks."""
+    def used_ns(self, share: str) -> Floats | None:
+        """Nanoseconds of each step that its FLOPs take at the peak; None if not known of all steps and ranks."""
         if any(report.flops is None for report in self.reports):
             return None
-        values = self.each(lambda report: [of_step(step) for step in report.flops.steps] if report.flops else [])
+
+        def of_steps(report: TraceReport) -> list[float | None]:
+            steps = report.flops.steps if report.flops else ()
+            shares = [(getattr(step, share), step.wall_us) for step in steps]
+            return [None if used is None else used * wall_us * _NS_PER_US for used, wall_us in shares]
+
+        values = self.each(of_steps)
         return None if np.isnan(values).any() else values
 
     def count(self, field: str) -> float | None:
         """A count of one step; an integer where all steps and ranks together are a multiple of their number."""
-        steps = [report.flops.steps for report in self.reports if report.flops is not None]
-        if len(steps) < len(self.reports):
+        ranks = [report.flops.steps for report in self.reports if report.flops is not None]
+        if len(ranks) < len(self.reports):
             return None
-        total: int = sum(
-            getattr(rank[place], field) for at in self.steps for rank, place in zip(steps, at, strict=True)
-        )
-        number = len(self.steps) * len(steps)
+        total: int = sum(getattr(rank[at], field) for step in self.steps for rank, at in zip(ranks, step, strict=True))
+        number = len(self.steps) * len(ranks)
         return total // number if total % number == 0 else total / number
 
     def curves(self, kind: str) -> list[MemoryCurve]:
@@ -278,14 +265,12 @@ def _ranks(a: _Run, b: _Run) -> Iterator[TimeDifference]:
     """The step of each rank that both runs have."""
     places = [{report.rank: at for at, report in enumerate(run.reports)} for run in (a, b)]
     both = [rank for rank in places[0] if rank is not None and rank in places[1]]
-
-    def walls(run: _Run, place: int) -> _Times:
-        steps = run.reports[place].step_times.steps
-        ns = np.array([round(steps[at[place]].wall_us * _NS_PER_US) for at in run.steps], dtype=np.float64)
-        return ns, np.zeros(len(ns))
-
     for rank in both if len(both) > 1 else ():
-        yield _difference(f"rank {rank}", walls(a, places[0][rank]), walls(b, places[1][rank]))
+        alone = [
+            replace(run, reports=(run.reports[at[rank]],), steps=tuple((step[at[rank]],) for step in run.steps))
+            for run, at in zip((a, b), places, strict=True)
+        ]
+        yield _difference(f"rank {rank}", *(run.part("wall_us") for run in alone))
 
 
 def _table(runs: tuple[_Run, _Run], which: tuple[TableName, Clock]) -> tuple[TimeDifference, ...]:
@@ -312,7 +297,13 @@ def _joined(mine: dict[str, _Times], other: dict[str, _Times]) -> dict[str, _Tim
 
 def _figures(runs: tuple[_Run, _Run]) -> Iterator[FigureDifference]:
     """Step time and rates with the noise of the times that they are made of, counts, and the most memory."""
-    walls = (runs[0].walls_ns(), runs[1].walls_ns())
+    walls = (runs[0].part("wall_us")[0], runs[1].part("wall_us")[0])
+
+    def figure(
+        name: str, values: Sequence[float | None], why: Callable[[_Run], str | None], noise: Any = EXACT
+    ) -> FigureDifference:
+        of = dict(zip("AB", runs, strict=True))
+        return figure_difference(name, values[0], values[1], noise=lambda: noise, unknown=lambda which: why(of[which]))
 
     def noise(parts: Sequence[Floats | None], *, share: bool = True) -> tuple[float, float] | str:
         a, b = parts
@@ -320,44 +311,28 @@ def _figures(runs: tuple[_Run, _Run]) -> Iterator[FigureDifference]:
             return NO_NOISE
         return ratio_ends(a, b, over=walls if share else None) or TOO_WIDE
 
-    def figure(
-        name: str, values: Sequence[float | None], noise: Callable[[], Any], why: Callable[[_Run], str | None]
-    ) -> FigureDifference:
-        of = dict(zip("AB", runs, strict=True))
-        return figure_difference(name, values[0], values[1], noise=noise, unknown=lambda which: why(of[which]))
-
-    def mean_share(part: Floats | None, run: _Run) -> float | None:
-        wall = run.walls_ns().mean()
-        return None if part is None or not wall else float(part.mean() / wall)
+    def shares(parts: Sequence[Floats | None]) -> list[float | None]:
+        wholes = [float(wall.mean()) for wall in walls]
+        return [
+            None if part is None or not whole else float(part.mean()) / whole
+            for part, whole in zip(parts, wholes, strict=True)
+        ]
 
     sec = [float(wall.mean()) / _NS_PER_SEC for wall in walls]
-    yield figure("global_step_sec", sec, partial(noise, walls, share=False), lambda run: None)
+    yield figure("global_step_sec", sec, lambda run: None, noise(walls, share=False))
     for name in ("mfu", "hfu"):
-        at_peak = [run.flops(partial(_ns_at_peak, share=name)) for run in runs]
-        shares = [mean_share(part, run) for part, run in zip(at_peak, runs, strict=True)]
-        yield figure(name, shares, partial(noise, at_peak), lambda run: why_no_mfu(run.reports))
+        used = [run.used_ns(name) for run in runs]
+        yield figure(name, shares(used), lambda run: why_no_mfu(run.reports), noise(used))
     for name, field in _COUNTS.items():
-        yield figure(name, [run.count(field) for run in runs], lambda: EXACT, lambda run: why_no_flops(run.reports))
+        yield figure(name, [run.count(field) for run in runs], lambda run: why_no_flops(run.reports))
     for name, (field, reason) in _SHARES.items():
         if any(run.knows(field) for run in runs) or field != "communication_us":  # that neither communicates is none
-            parts = [run.part_ns(field) for run in runs]
-            shares = [
-                mean_share(part, run) if run.knows(field) else None for part, run in zip(parts, runs, strict=True)
-            ]
-            yield figure(name, shares, partial(noise, parts), partial(_said, words=reason))
+            parts = [run.part(field)[0] for run in runs]
+            known = [part if run.knows(field) else None for part, run in zip(parts, runs, strict=True)]
+            yield figure(name, shares(known), lambda run, reason=reason: reason, noise(parts))  # type: ignore[misc]
     for name, kind in _MEMORY.items():
         most = [_most_memory(run, runs, kind) for run in runs]
-        yield figure(name, most, lambda: EXACT, partial(_why_no_memory, kind=kind))
-
-
-def _ns_at_peak(step: TracedStepFlops, *, share: str) -> float | None:
-    used: float | None = getattr(step, share)
-    return None if used is None else used * step.wall_us * _NS_PER_US
-
-
-def _said(run: _Run, *, words: str) -> str:
-    """The same for every run."""
-    return words
+        yield figure(name, most, partial(_why_no_memory, kind=kind))
 
 
 def _most_memory(run: _Run, runs: Sequence[_Run], kind: str) -> int | None:

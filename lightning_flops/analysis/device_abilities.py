@@ -9,7 +9,6 @@ _TENSOR_CORES_SINCE = (7, 0)
 _TURING = (7, 5)
 _BFLOAT16_SINCE = (8, 0)
 _TF32_SINCE = (8, 0)
-_TRITON_SINCE = (7, 0)
 
 _OF_ANOTHER_VENDOR = re.compile(r"AMD|Radeon|Instinct|gfx\d", re.I)
 """ROCm fills the fields of a compute capability with numbers of its own."""
@@ -27,9 +26,6 @@ class DeviceAbilities:
     tensor_core_dtypes: tuple[str, ...] = ()
     """16-bit dtypes that its tensor cores take, the one to train in first."""
     tf32: bool = False
-    cuda_graphs: bool = False
-    compiles: bool = True
-    """False where it is known that torch.compile makes no kernels for it."""
     pins_memory: bool = False
     """Copies from pinned host memory are faster."""
 
@@ -60,7 +56,5 @@ def device_abilities(
     return DeviceAbilities(
         tensor_core_dtypes=tensor_core_dtypes,
         tf32=compute_capability >= _TF32_SINCE,
-        cuda_graphs=True,
-        compiles=compute_capability >= _TRITON_SINCE,
         pins_memory=pins_memory,
     )

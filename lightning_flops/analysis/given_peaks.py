@@ -100,9 +100,7 @@ def _budget(profile: Profile, peaks: Mapping[str, float], bandwidth: float | Non
         traced=profile.traced,
         at_peak=SecondsAtPeak(
             model=seconds(flops.model),
-            recompute=seconds(flops.recompute),
-            optimizer=seconds(flops.optimizer),
-            skipped=seconds(flops.skipped),
+            others=seconds(flops.recompute + flops.optimizer - flops.skipped),
         ),
         memory_sec=None if bandwidth is None else profile.per_step(moved) / bandwidth,
         advice=profile.advice,

@@ -96,13 +96,16 @@ def build_job_rates(
             reasons[name] = _no_rate(summaries, amount, seconds, unknown)
         return value
 
-    tokens_per_sec = rate("tokens_per_sec", _tokens, global_step_sec, NO_TOKENS)
+    def iter_sec(one: RankSummary) -> float | None:
+        return None if one.timing is None else one.timing.iter_sec
+
+    tokens_per_sec = rate("tokens_per_sec", lambda one: one.tokens, global_step_sec, NO_TOKENS)
     beyond = _impossible(summaries)
     rates = JobRates(
         mfu=_utilization(summaries, model),
         hfu=_utilization(summaries, hardware),
-        samples_per_sec=rate("samples_per_sec", _samples, global_step_sec, NO_SAMPLES),
-        iter_samples_per_sec=rate("iter_samples_per_sec", _samples, _iter_sec, NO_SAMPLES),
+        samples_per_sec=rate("samples_per_sec", lambda one: one.samples, global_step_sec, NO_SAMPLES),
+        iter_samples_per_sec=rate("iter_samples_per_sec", lambda one: one.samples, iter_sec, NO_SAMPLES),
         tokens_per_sec=tokens_per_sec,
         tokens_per_sec_per_device=ratio(part=tokens_per_sec, whole=len(summaries)),
     )
@@ -114,18 +117,6 @@ def build_job_rates(
         elif value is None:
             reasons[name] = _no_utilization(summaries, flops)
     return rates, reasons
-
-
-def _samples(summary: RankSummary) -> float | None:
-    return summary.samples
-
-
-def _tokens(summary: RankSummary) -> float | None:
-    return summary.tokens
-
-
-def _iter_sec(summary: RankSummary) -> float | None:
-    return None if summary.timing is None else summary.timing.iter_sec
 
 
 def _utilization(summaries: Iterable[RankSummary], flops: Mapping[str, float]) -> float | None:
@@ -144,35 +135,29 @@ def _impossible(summaries: Sequence[RankSummary]) -> str:
     return f"on {name_ranks(beyond)} {impossible('HFU', max(shares.values()))}" if beyond else ""
 
 
+def _untimed(summaries: Sequence[RankSummary]) -> str:
+    untimed = [one.context.rank for one in summaries if one.timing is None]
+    return f"{name_ranks(untimed)} timed no step" if untimed else ""
+
+
 def _no_utilization(summaries: Sequence[RankSummary], flops: Mapping[str, float]) -> str:
     """Why there is no utilization of *flops*."""
-    untimed = [one.context.rank for one in summaries if one.timing is None]
-    if untimed:
-        return f"{name_ranks(untimed)} timed no step"
-    spending = [dtype for dtype, spent in flops.items() if spent]
-    unknown = [one for one in summaries if any(dtype not in one.peaks_flops_per_sec for dtype in spending)]
-    if not unknown:
-        return "no FLOPs were counted"
-    dtypes = sorted({dtype for one in unknown for dtype in spending if dtype not in one.peaks_flops_per_sec})
+    spending = {dtype for dtype, spent in flops.items() if spent}
+    unknown = [one for one in summaries if spending - set(one.peaks_flops_per_sec)]
+    if (untimed := _untimed(summaries)) or not unknown:
+        return untimed or "no FLOPs were counted"
+    dtypes = sorted({dtype for one in unknown for dtype in spending - set(one.peaks_flops_per_sec)})
     devices = sorted({one.context.device_name or one.context.device_type for one in unknown})
     whose = f" ({name_ranks(one.context.rank for one in unknown)})" if len(unknown) < len(summaries) else ""
     return f"no dense peak is known for {', '.join(dtypes)} on {', '.join(devices)}{whose}; {GIVE_PEAK}"
 
 
-def _no_rate(
-    summaries: Sequence[RankSummary],
-    amount: _Figure,
-    seconds: _Figure,
-    unknown: str,
-) -> str:
+def _no_rate(summaries: Sequence[RankSummary], amount: _Figure, seconds: _Figure, unknown: str) -> str:
     """Why there is no rate of *amount* over *seconds*; *unknown* says what to do where the amount is not known."""
-    untimed = [one.context.rank for one in summaries if one.timing is None]
-    if untimed:
-        return f"{name_ranks(untimed)} timed no step"
-    without = [one.context.rank for one in summaries if amount(one) is None]
-    if without:
+    if untimed := _untimed(summaries):
+        return untimed
+    if without := [one.context.rank for one in summaries if amount(one) is None]:
         return unknown if len(without) == len(summaries) else f"{unknown} ({name_ranks(without)})"
-    mixed = [one.context.rank for one in summaries if seconds(one) is None]
-    if mixed:
+    if mixed := [one.context.rank for one in summaries if seconds(one) is None]:
         return f"the times of these phases cannot be told apart on {name_ranks(mixed)}"
     return "what was measured cannot be right"

@@ -23,9 +23,8 @@ from lightning_flops.analysis.roofline import Roof, module_rooflines, operator_r
 from lightning_flops.analysis.step_rates import build_rates
 from lightning_flops.analysis.timing import build_timing, is_timed
 from lightning_flops.analysis.traced_step import module_times
-from lightning_flops.analysis.without_flops import longest_without_flops
 from lightning_flops.config import DTYPE_NAMES, ProfilerConfig
-from lightning_flops.records import OUTSIDE, MemoryRecord, ModuleRecord, OperatorCell, PhaseFlops, WindowRecord
+from lightning_flops.records import OUTSIDE, ModuleRecord, OperatorCell, PhaseFlops, WindowRecord
 from lightning_flops.schema.modules import ModuleTimes
 from lightning_flops.schema.profile import SCHEMA_VERSION, Profile, ReportSettings
 from lightning_flops.schema.trace import TracedStep
@@ -81,24 +80,16 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
     flops = mean_flops(total, steps=steps)
     energy = build_energy(window.gpu, timing=timing, hardware_flops=flops.hardware, samples=samples, tokens=tokens)
     evidence = gather_evidence(
-        rates=rates,
+        window,
         timing=timing,
+        batches=sum(step.micro_steps for step in timed) / max(1, len(timed)),
         dtypes=dtypes,
-        cells=window.flops.cells,
-        modules=window.modules,
-        context=window.context,
-        facts=window.facts,
-        trace=None if traced is None else traced.tables,
-        peak_memory_bytes=_device_peak_bytes(window.memory),
-        lower_bound=lower_bound,
-        thresholds=config.thresholds,
-        processor=window.processor,
+        times=times,
+        traced=traced,
         energy=energy,
-        without_flops=longest_without_flops(
-            cells=window.flops.cells, modules=window.modules, times=times, traced=traced
-        ),
+        thresholds=config.thresholds,
     )
-    advice = advise(evidence, config.thresholds)
+    advice = () if timing is None or timing.few_steps else advise(evidence, config.thresholds)
     bandwidth = config.memory_bytes_per_sec
     if bandwidth is None:
         bandwidth = memory_bytes_per_sec(window.context.device_name) or measured.get(COPY)
@@ -148,9 +139,7 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
         budget=build_budget(
             timing=timing,
             traced=traced,
-            at_peak=seconds_at_peak(
-                window.flops.cells, peak_of=peak_of, counted_steps=steps, without_padding=window.flops_without_padding
-            ),
+            at_peak=seconds_at_peak(window.flops.cells, peak_of=peak_of, counted_steps=steps),
             memory_sec=mean(total=per_second(amount=_other_bytes(window.flops.cells), seconds=bandwidth), steps=steps),
             advice=advice,
             lower_bound=lower_bound,
@@ -187,11 +176,6 @@ def _other_bytes(cells: Sequence[OperatorCell]) -> int:
     """Bytes that operators without FLOPs read and wrote."""
     spending = {cell.operator for cell in cells if cell.flops}
     return sum(cell.bytes_read + cell.bytes_written for cell in cells if cell.operator not in spending)
-
-
-def _device_peak_bytes(memory: MemoryRecord | None) -> int | None:
-    """Peak memory of tensors on the device. What the allocator holds in reserve does not count: it can give it back."""
-    return memory.run_peak_bytes if memory is not None and memory.kind == "allocated" else None
 
 
 def _mean_amount(amounts: Sequence[int | None]) -> float | None:

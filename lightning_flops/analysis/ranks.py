@@ -14,8 +14,7 @@ from fractions import Fraction
 from statistics import median
 from typing import get_args
 
-from lightning_flops.analysis.advice import advise
-from lightning_flops.analysis.advice_rules import RULES_ON_COMMUNICATION
+from lightning_flops.analysis.advice import ON_COMMUNICATION, advise
 from lightning_flops.analysis.budget import link_advice
 from lightning_flops.analysis.collectives import TracedRank, compare
 from lightning_flops.analysis.evidence import Evidence
@@ -65,8 +64,8 @@ def with_ranks(
     ranks = _merged(records, absences, waited_sec=waited_sec, thresholds=limits)
     evidence, known = _evidence(ranks), profile.advice
     if evidence.waiting_share is not None:
-        known = tuple(one for one in known if one.rule not in RULES_ON_COMMUNICATION)
-    advice = advise(evidence, limits, known=known, rank=profile.context.rank)
+        known = tuple(one for one in known if one.rule not in ON_COMMUNICATION)
+    advice = () if profile.timing is None or profile.timing.few_steps else advise(evidence, limits, known=known)
     budget = None if profile.budget is None else link_advice(profile.budget, advice)
     return replace(profile, ranks=ranks, advice=advice, budget=budget)
 
@@ -75,7 +74,6 @@ def _evidence(ranks: RanksProfile) -> Evidence:
     """Evidence of all ranks together; for communication, the median rank's."""
     evidence = Evidence(
         straggler=ranks.stragglers[0] if ranks.stragglers else None,
-        mfu=None if ranks.lower_bound else ranks.rates.mfu,
     )
     if ranks.communication is None:
         return evidence

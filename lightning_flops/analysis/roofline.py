@@ -17,8 +17,6 @@ from lightning_flops.schema.modules import ModuleTimes
 from lightning_flops.schema.step import Roofline
 from lightning_flops.schema.trace import TracedStep
 
-_US_PER_SEC = 1e6
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roof:
@@ -63,12 +61,10 @@ def operator_rooflines(
         roof: of the device.
         counted_steps: how many steps the cells are of.
     """
-    seconds: dict[str, tuple[int, float]] = {}
-    if traced is not None and traced.like_counted and traced.tables is not None:
-        steps = len(traced.tables.step_times.steps)
-        for row in traced.tables.operators or ():
-            spent = row.host if row.device is None else row.device
-            seconds[row.name.replace("::", ".", 1)] = (row.calls // steps, spent.total_us / _US_PER_SEC / steps)
+    seconds: dict[str, tuple[float, float]] = {}
+    if traced is not None and traced.like_counted:
+        for name, one in traced.operators.items():
+            seconds[name.replace("::", ".", 1)] = (one.calls, one.total_sec)
     found = {}
     for operator, group in grouped(cells, lambda cell: cell.operator).items():
         work = _Work()

@@ -1,17 +1,24 @@
-"""The timing of a step: the mean of each part over the timed steps, and their spread."""
+"""The timing of a step: each part's mean over the timed steps, their spread, and a typical step.
+
+A typical step is the mean of the middle half of the timed steps by wall time. Which steps these are is the same for
+all parts, so the parts still add up. One hiccup of the machine is in none of them: it is a stall.
+"""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import get_args
 
 from lightning_flops.records import PhaseSeconds, ProcessorLoss, StepRecord, TimePhase
-from lightning_flops.schema.step import PartTiming, TimingProfile
+from lightning_flops.schema.step import PartTiming, Stalls, TimingProfile, phases_text
 
 _PHASES: tuple[TimePhase, ...] = get_args(TimePhase)
+
+_STALLS_FROM = 1.1
+"""A step that takes so many times as long as a typical one has stalled."""
 
 _LONGEST_SEC = 1e9
 """Thirty years: no step takes longer."""
@@ -57,31 +64,45 @@ def build_timing(
         together = mixed if phase in mixed else (phase,)
         if together not in samples:
             samples[together] = [math.fsum(getattr(one, each) for each in together) for one in seconds]
-    means = {together: math.fsum(times) / len(times) for together, times in samples.items()}
     # Only pipelines have a bubble.
     never: Iterable[tuple[TimePhase, ...]] = [("bubble",)] if trains else [(phase,) for phase in _OF_TRAINING]
-    absent = {together for together in never if together in samples and not any(samples[together])}
-    global_step_sec = math.fsum(means.values())
+    for together in never:
+        if together in samples and not any(samples[together]):
+            del samples[together]
+    wall = [one.total for one in seconds]
+    middle = middle_half(wall)
+    parts = tuple(_part(together, times, middle) for together, times in samples.items())
+    step = replace(
+        _part((), wall, middle),
+        mean_sec=math.fsum(part.mean_sec for part in parts),
+        typical_sec=math.fsum(part.typical_sec for part in parts),
+    )
     return TimingProfile(
         timed_steps=len(seconds),
-        parts=tuple(
-            _part(together, times, mean_sec=means[together])
-            for together, times in samples.items()
-            if together not in absent
-        ),
-        global_step=_part((), [one.total for one in seconds], mean_sec=global_step_sec),
+        typical_steps=len(middle),
+        stalls=_stalls(parts, step, middle),
+        parts=parts,
+        global_step=step,
         # If the wait was not timed apart, the host did not see it either.
         reader_sec=None if "data_wait" in mixed else _mean([step.reader_sec for step in steps]),
         excluded_sec=_excluded(steps),
         processor_steps_sec=() if processor is None else _by_step(processor.batches_sec, len(seconds)),
         starved_share=None if processor is None else processor.lost_share,
+        cpu_system_ratio=None if processor is None else processor.busy_share,
     )
 
 
-def _part(phases: tuple[TimePhase, ...], times: Sequence[float], *, mean_sec: float) -> PartTiming:
+def middle_half(times: Sequence[float]) -> list[int]:
+    """Places of the middle half of *times*: without the shortest and the longest quarter, both rounded down."""
+    ordered = sorted(range(len(times)), key=times.__getitem__)
+    return sorted(ordered[len(times) // 4 : len(times) - len(times) // 4])
+
+
+def _part(phases: tuple[TimePhase, ...], times: Sequence[float], middle: Sequence[int]) -> PartTiming:
     return PartTiming(
         phases=phases,
-        mean_sec=mean_sec,
+        mean_sec=math.fsum(times) / len(times),
+        typical_sec=math.fsum(times[place] for place in middle) / len(middle),
         minimum_sec=min(times),
         median_sec=statistics.median(times),
         maximum_sec=max(times),
@@ -96,6 +117,19 @@ def _by_step(batches_sec: Sequence[float], steps: int) -> tuple[float, ...]:
     if odd or not size or not all(map(_is_duration, batches_sec)):
         return ()
     return tuple(math.fsum(batches_sec[at : at + size]) for at in range(0, len(batches_sec), size))
+
+
+def _stalls(parts: Sequence[PartTiming], step: PartTiming, middle: Sequence[int]) -> Stalls | None:
+    others = set(range(len(step.steps_sec))).difference(middle)
+    stalled = [place for place in others if step.steps_sec[place] > _STALLS_FROM * step.typical_sec]
+    if not stalled:
+        return None
+
+    def longer_sec(part: PartTiming) -> float:
+        return math.fsum(part.steps_sec[place] - part.typical_sec for place in stalled)
+
+    most = max(parts, key=longer_sec)
+    return Stalls(steps=len(stalled), seconds=longer_sec(step), part=phases_text(most.phases))
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -1,16 +1,22 @@
-"""The traced step of a window: the tables of its trace, and the times of each module in them."""
+"""The traced steps of a window: the tables of their trace, and what each module and operator takes in one of them.
+
+Modules and operators have the median over the traced steps, so a call that the system interrupted changes nothing.
+torch.profiler slows the host, so the host's times are scaled to what forward and backward of a typical step take.
+"""
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
 
 from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.analysis.module_names import with_those_above, with_those_below
 from lightning_flops.analysis.rates import mean, per_second, ratio
+from lightning_flops.analysis.timing import build_timing, is_timed
 from lightning_flops.records import (
     OUTSIDE,
     PhaseFlops,
@@ -21,13 +27,15 @@ from lightning_flops.records import (
 )
 from lightning_flops.schema.communication import CollectiveCalls
 from lightning_flops.schema.modules import ModuleTimes
-from lightning_flops.schema.trace import StepFilling, TracedPart, TracedStep, TraceReport
+from lightning_flops.schema.trace import StepFilling, TracedOperator, TracedPart, TracedStep, TraceReport
 from lightning_flops.schema.trace_steps import ModuleTable
 
 if TYPE_CHECKING:
     from lightning_flops.trace.counters import CounterTrack
+    from lightning_flops.trace.intervals import Ints
 
 _US_PER_SEC = 1e6
+_NS_PER_SEC = 1e9
 
 
 def build_traced_step(window: WindowRecord) -> TracedStep | None:
@@ -64,6 +72,7 @@ def build_traced_step(window: WindowRecord) -> TracedStep | None:
         like_counted &= is_like_counted(clocked.signature)
     counted = frozenset(cell.operator for cell in window.flops.cells if cell.flops)
     read = _read(best, window.context, counted=counted)
+    scales = _scales(read.tables.modules, window)
     return TracedStep(
         index=best.index,
         like_counted=like_counted,
@@ -72,8 +81,81 @@ def build_traced_step(window: WindowRecord) -> TracedStep | None:
         own_forward_sec=own_forward_sec,
         parts=read.parts,
         filling=read.filling,
+        steps=len(read.tables.step_times.steps),
+        operators=traced_operators(read.operators, *scales),
+        forward_scale=scales[0],
+        backward_scale=scales[1],
         collectives=read.collectives,
     )
+
+
+def _scales(table: ModuleTable | None, window: WindowRecord) -> tuple[float, float]:
+    """Typical seconds of forward and backward / traced ones; 1 where that is not known, or times are the device's."""
+    timing = build_timing(
+        [step for step in window.timed_steps if is_timed(step)],
+        mixed_phases=window.mixed_phases,
+        trains=window.context.trains,
+    )
+    if timing is None or table is None or table.clock == "device":
+        return 1.0, 1.0
+    forward = ratio(part=timing.seconds_of("forward", typical=True), whole=table.forward_us / _US_PER_SEC)
+    backward = ratio(part=timing.seconds_of("backward", typical=True), whole=table.backward_us / _US_PER_SEC)
+    if forward is None and backward is None:
+        both = timing.seconds_of("forward", "backward", typical=True)
+        forward = backward = ratio(part=both, whole=(table.forward_us + table.backward_us) / _US_PER_SEC)
+    return forward or 1.0, backward or 1.0
+
+
+def traced_operators(
+    operators: Iterable[tuple[str, Ints, Ints, Ints]], forward: float = 1.0, backward: float = 1.0
+) -> dict[str, TracedOperator]:
+    """What ``typical_operators`` returns by name, times in forward and backward multiplied by these scales."""
+    scales = (1.0, forward, backward)
+
+    def seconds(spent_ns: Ints) -> float:
+        return math.fsum(ns * scale for ns, scale in zip(spent_ns.tolist(), scales, strict=True)) / _NS_PER_SEC
+
+    return {
+        name: TracedOperator(calls=float(calls.sum()), self_sec=seconds(own), total_sec=seconds(total))
+        for name, calls, own, total in operators
+    }
+
+
+def _medians(tables: Sequence[ModuleTable]) -> ModuleTable:
+    """One step's table: the median over *tables* of each module's figures, and sums of these."""
+
+    def median(of_steps: Sequence[Any], name: str) -> Any:
+        values = [getattr(one, name) for one in of_steps]
+        if None in values:
+            return None
+        return statistics.median_low(values) if isinstance(values[0], int) else statistics.median(values)
+
+    rows = tuple(
+        replace(of_steps[0], **{name: median(of_steps, name) for name in _OF_A_ROW})
+        for of_steps in zip(*(one.rows for one in tables), strict=True)
+    )
+    wholes = {name: median(tables, name) for name in _OF_A_TABLE}
+    table = replace(tables[0], steps=1, rows=rows, **wholes)
+    if table.clock == "device":
+        return table
+    # On the host every moment is one module's, or of what the table names besides.
+    own = {row.name: (row.own_forward_us, row.own_backward_us) for row in rows}
+    forward, backward = (with_those_below({name: one[side] for name, one in own.items()}, 0.0) for side in (0, 1))
+    return replace(
+        table,
+        rows=tuple(replace(row, forward_us=forward[row.name], backward_us=backward[row.name]) for row in rows),
+        forward_us=math.fsum(one[0] for one in own.values()) + table.unattributed_forward_us,
+        backward_us=math.fsum(one[1] for one in own.values())
+        + table.gradient_accumulation_us
+        + table.backward_communication_us
+        + table.unattributed_backward_us,
+    )
+
+
+_OF_A_ROW = (
+    "calls", "forward_us", "own_forward_us", "backward_us", "own_backward_us", "forward_kernels", "backward_kernels",
+)  # fmt: skip
+_OF_A_TABLE = tuple(one.name for one in fields(ModuleTable) if one.name.endswith("_us"))
 
 
 def with_files(traced: TracedStep, files: Mapping[int, str]) -> TracedStep:
@@ -91,22 +173,40 @@ class _Read:
     tables: TraceReport
     parts: tuple[TracedPart, ...]
     filling: StepFilling | None
+    operators: Sequence[tuple[str, Ints, Ints, Ints]]
     collectives: tuple[CollectiveCalls, ...]
 
 
 def _read(record: TracedStepRecord, context: RunContext, *, counted: Collection[str]) -> _Read:
-    from lightning_flops.trace import analyze_trace, collective_calls, load_trace, step_filling, step_parts
+    from lightning_flops.trace import (
+        analyze_trace,
+        collective_calls,
+        load_trace,
+        module_table,
+        step_filling,
+        step_parts,
+        typical_operators,
+    )
 
     trace = load_trace(record.path)
     tables = replace(analyze_trace(trace), rank=context.rank, source="(this run)")
+    of_steps = [table for step in range(len(trace.steps)) if (table := module_table(trace, step)) is not None]
+    if of_steps:
+        tables = replace(tables, modules=_medians(of_steps))
     filling: StepFilling | None = step_filling(trace, counted=counted)
     if context.device_type != "cpu" and not trace.has_device:
         # The host only launches the device's work: its time is neither the modules' nor the step's.
         tables, filling = replace(tables, modules=None), None
     if context.world_size == 1:
         # Some frameworks run their collectives all the same: a rank alone has nobody to wait for.
-        return _Read(tables=replace(tables, overlap=None), parts=step_parts(trace), filling=filling, collectives=())
-    return _Read(tables=tables, parts=step_parts(trace), filling=filling, collectives=collective_calls(trace))
+        tables = replace(tables, overlap=None)
+    return _Read(
+        tables=tables,
+        parts=step_parts(trace),
+        filling=filling,
+        operators=typical_operators(trace),
+        collectives=() if context.world_size == 1 else collective_calls(trace),
+    )
 
 
 def counter_tracks_of(record: TracedStepRecord) -> tuple[CounterTrack, ...]:
@@ -139,7 +239,7 @@ def module_times(
         has_backward: the steps may have one. If not, the times of one are not known, instead of 0 s.
     """
     table = None if traced.tables is None else traced.tables.modules
-    spent = _spent_in_trace(table) if table is not None else _spent_by_borders(traced.own_forward_sec or {})
+    spent = _spent_in_trace(traced, table) if table is not None else _spent_by_borders(traced.own_forward_sec or {})
     flops = counts.by_module() if traced.like_counted else {}
     at_peak = _seconds_at_peak(counts, peak_of)
     steps = max(1, counted_steps)
@@ -214,22 +314,17 @@ _NO_RATES = {
 }
 
 
-def _spent_in_trace(table: ModuleTable) -> dict[str, ModuleTimes]:
-    steps = max(1, table.steps)
-    us_per_step_sec = _US_PER_SEC * steps
-
-    def kernels(count: int | None) -> float | None:
-        return None if count is None else count / steps
-
+def _spent_in_trace(traced: TracedStep, table: ModuleTable) -> dict[str, ModuleTimes]:
+    forward_sec, backward_sec = traced.forward_scale / _US_PER_SEC, traced.backward_scale / _US_PER_SEC
     return {
         row.name: ModuleTimes(
             clock=table.clock,
-            forward_sec=row.forward_us / us_per_step_sec,
-            own_forward_sec=row.own_forward_us / us_per_step_sec,
-            backward_sec=row.backward_us / us_per_step_sec,
-            own_backward_sec=row.own_backward_us / us_per_step_sec,
-            forward_kernels=kernels(row.forward_kernels),
-            backward_kernels=kernels(row.backward_kernels),
+            forward_sec=row.forward_us * forward_sec,
+            own_forward_sec=row.own_forward_us * forward_sec,
+            backward_sec=row.backward_us * backward_sec,
+            own_backward_sec=row.own_backward_us * backward_sec,
+            forward_kernels=row.forward_kernels,
+            backward_kernels=row.backward_kernels,
             **_NO_RATES,
         )
         for row in table.rows

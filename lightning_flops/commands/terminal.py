@@ -9,7 +9,7 @@ import shutil
 import sys
 from typing import Any
 
-from lightning_flops.sinks.console import PROGRAM
+from lightning_flops.sinks.console import PROGRAM as PROGRAM
 from lightning_flops.sinks.console import say as say
 from lightning_flops.text.printable import printable
 

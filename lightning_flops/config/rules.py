@@ -29,6 +29,10 @@ class Rule(NamedTuple):
     ValueError for one that breaks the rule."""
 
 
+class Hint(ValueError):
+    """A value breaks its rule, and the message says what may be meant."""
+
+
 def _require(holds: object) -> None:
     if not holds:
         raise ValueError
@@ -96,10 +100,24 @@ def _by_name(value: Any, names: Mapping[str, Any], number: Callable[[Any], Any])
     return {name: number(one) for name, one in value.items()}
 
 
+_SHORT = {
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "half": "float16",
+    "fp32": "float32",
+    "fp64": "float64",
+    "fp8": "float8",
+}
+"""Other names of dtypes that have peaks."""
+
+
 def _peak(value: Any) -> float | dict[str, float]:
     if not isinstance(value, Mapping):
         return _positive(value)
     _require(value)
+    for name in value:
+        if name in _SHORT:
+            raise Hint(f"did you mean {_SHORT[name]}?")
     return _by_name(value, dict.fromkeys(PEAK_DTYPES), _positive)
 
 
@@ -121,8 +139,7 @@ THRESHOLDS_OR_NONE = _or_none(
     )
 )
 TRACE_SCHEDULE_OR_NONE = _or_none(
-    Rule("a mapping from wait, warmup (>= 0), active and repeat (>= 1) to integers", _schedule),
-    kept_as=TraceSchedule(),
+    Rule("a mapping from wait, warmup (>= 0), active and repeat (>= 1) to integers", _schedule), kept_as=TraceSchedule()
 )
 
 

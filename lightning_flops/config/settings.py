@@ -91,25 +91,27 @@ class ProfilerConfig:
     )
     timing_steps: int = _setting(20, rules.integer_from(1), "How many steps are timed after the counted one.")
     trace: bool = _setting(
-        True, rules.BOOLEAN, "Run one more step under torch.profiler, for the time of each module, operator and kernel."
+        True,
+        rules.BOOLEAN,
+        "Run some more steps under torch.profiler, for the time of each module, operator and kernel.",
     )
     trace_dir: str | None = _setting(
         None,
         rules.PATH_OR_NONE,
-        "A folder, as a path or URL, for the trace file of that step; with ``all_ranks``, for the files of all ranks. "
-        "None keeps no file.",
+        "A folder, as a path or URL, for the trace file of those steps; with ``all_ranks``, for the files of all "
+        "ranks. None keeps no file.",
         of_the_trace=True,
     )
     record_shapes: bool = _setting(
-        False, rules.BOOLEAN, "Record the shapes of operators' inputs in the traced step.", of_the_trace=True
+        False, rules.BOOLEAN, "Record the shapes of operators' inputs in the traced steps.", of_the_trace=True
     )
     profile_memory: bool = _setting(
-        False, rules.BOOLEAN, "Record what is allocated and freed in the traced step.", of_the_trace=True
+        False, rules.BOOLEAN, "Record what is allocated and freed in the traced steps.", of_the_trace=True
     )
     with_stack: bool = _setting(
         False,
         rules.BOOLEAN,
-        "Record the Python calls of the traced step. It makes that step much slower.",
+        "Record the Python calls of the traced steps. It makes them much slower.",
         of_the_trace=True,
     )
     monitor: bool = _setting(
@@ -163,7 +165,7 @@ class ProfilerConfig:
         TraceSchedule(),
         rules.TRACE_SCHEDULE_OR_NONE,
         "Which steps after the timed ones are traced, as ``torch.profiler.schedule`` has it: a mapping from ``wait``, "
-        "``warmup``, ``active`` and ``repeat`` to numbers of steps. By default one step, after one to warm up.",
+        "``warmup``, ``active`` and ``repeat`` to numbers of steps. By default five steps, after one to warm up.",
         of_the_trace=True,
     )
     ranks_timeout_sec: float = _setting(
@@ -193,12 +195,16 @@ class ProfilerConfig:
 
     def __post_init__(self) -> None:
         """Check every setting against its rule, and keep it in the form that the rule gives it."""
+        wrong = []
         for name, setting in SETTINGS.items():
             value = getattr(self, name)
             try:
                 object.__setattr__(self, name, setting.rule.kept(value))
-            except (ValueError, ArithmeticError):
-                raise ConfigError(f"{BLOCK}.{name} must be {setting.rule.words}, got {shown(value)}") from None
+            except (ValueError, ArithmeticError) as error:
+                hint = f", {error}" if isinstance(error, rules.Hint) else ""
+                wrong.append(f"{BLOCK}.{name} must be {setting.rule.words}, got {shown(value)}{hint}")
+        if wrong:
+            raise ConfigError("; ".join(wrong))
         if self.timer_only and not self.monitor:
             raise ConfigError(f"{BLOCK}.monitor must be true where timer_only is, got {self.monitor!r}")
         for one in fields(self) if not self.trace else ():

@@ -29,32 +29,22 @@ class AdviceThresholds:
 
     data_wait: float = 0.05  # waiting for data above this share
     exposed_communication: float = 0.10  # communication that no computation hides above this share
-    overlap: float = 0.50  # less than this share of the communication hidden
-    gpu_utilization: float = 0.50  # kernels run for less than this share
     blocks_per_sm: float = 1.0  # kernels with fewer blocks per SM
     blocks_per_sm_share: float = 0.10  # ... holding more than this share of the kernels' time
-    occupancy: float = 0.15  # estimated achieved occupancy below this
     tensor_core_eligible: float = 0.05
     """No tensor cores in use, though more than this share of the kernels' time could use them."""
-    memory_high: float = 0.90  # peak memory above this share of the device's
-    memory_low: float = 0.50  # peak memory below this share
-    memory_low_utilization: float = 0.80  # ... with a GPU utilization below this
     float32: float = 0.05  # float32 products, TF32 off, above this share of the model FLOPs
     misaligned: float = 0.05
     """16-bit products with a dimension that is no multiple of 8 above this share of the FLOPs."""
     optimizer: float = 0.15  # optimizer that updates tensor by tensor above this share
-    idle: float = 0.20  # idle device above this share, mostly because nothing was launched
-    short_kernels: float = 0.50  # kernels under 10 us above this share of all kernels
-    short_kernels_idle: float = 0.10  # ... with the device idle above this share
+    idle: float = 0.20  # idle device above this share, the wait for data left out
     straggler: float = 1.1  # the slowest rank's own time above this many times the median
     straggler_sec: float = 0.001  # ... and longer by more than so many seconds a step
     waiting: float = 0.10  # waiting for other ranks above this share, though none of them is a straggler
-    mfu: float = 0.30  # MFU below this
     padding: float = 0.20  # padding above this share of the tokens
     pageable_copies: float = 0.05  # copies from pageable host memory above this share
-    without_flops: float = 0.15
-    """An operator, or a class of modules, that computes no products above this share, Python between operators left
-    out."""
+    dropout: float = 0.10  # dropout above this share
+    norm: float = 0.10  # norms that are written out in Python above this share
     heat_limited: float = 0.05  # heat held the GPU's clock down above this share of the timed steps
     power_limited: float = 0.20  # power held it down above this share of the timed steps
     starved: float = 0.05
@@ -67,5 +57,5 @@ class TraceSchedule:
 
     wait: int = 0  # steps before each cycle that run without the profiler
     warmup: int = 1  # steps that run under the profiler and are not kept
-    active: int = 1  # steps that are kept
+    active: int = 5  # steps that are kept: times of modules and operators are medians over them
     repeat: int = 1  # how many cycles of the three

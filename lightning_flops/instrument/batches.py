@@ -95,10 +95,7 @@ def _shape_text(shape: tuple[int, ...]) -> str:
 
 
 def from_loader(shapes: Shapes, index: int) -> Shapes:
-    """*shapes* of a batch from the data loader of this *index*: batches of two loaders are never alike.
-
-    What is computed on a batch may depend on its loader.
-    """
+    """*shapes* of a batch from the data loader of this *index*: what is computed may depend on the loader."""
     return ((_FROM_LOADER, index), *shapes)
 
 
@@ -124,13 +121,10 @@ def samples_in(shapes: Shapes) -> int | None:
 
 
 class BatchMeter:
-    """Samples and tokens of batches, from what the user said or from the batches themselves.
+    """Samples and tokens of batches, by the settings of these names, or else by the batches themselves.
 
-    Args:
-        batch_size: samples in each batch, or a function of the batch; None looks at the tensors.
-        tokens_per_sample: tokens in each sample, or a function from the batch to its tokens; None: no tokens are told.
-        note: gets a sentence for the report when something could not be told; the run goes on.
-        declared: the batch size that the run's own settings name; it stands in where the tensors do not tell one.
+    *note* gets a sentence for the report when something is not known; *declared* is the batch size that the run's own
+    settings name, for batches whose tensors do not tell one.
     """
 
     def __init__(

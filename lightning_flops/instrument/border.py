@@ -21,8 +21,7 @@ Failed = Callable[[str, Exception], None]
 def border(where: str) -> Callable[[_Method], _Method]:
     """Catches the errors of a method, and gives them to the ``_failed`` of the method's owner.
 
-    Args:
-        where: what the method does, in words for the report: "Counting failed in ...".
+    *where* is what the method does, in words for the report: "Counting failed in ...".
     """
 
     def guard(method: _Method) -> _Method:

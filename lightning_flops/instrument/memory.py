@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from lightning_flops.instrument.optimizer_hooks import with_inner
-from lightning_flops.instrument.torch_private.tensors import local_shard
+from lightning_flops.instrument.torch_private.tensors import on_this_rank
 from lightning_flops.records import MemoryRecord, PhaseMemory
 
 try:
@@ -46,10 +46,7 @@ class MemoryReading(NamedTuple):
 class MemoryWatch:
     """Follows the parts of one step.
 
-    Args:
-        root: the model.
-        read: reads the memory that is held now; ``memory_reader`` makes one for a device.
-        on_device: whether *read* reads the statistics of a device's allocator; then differences are exact.
+    *read* reads the memory that is held now, exactly where it is *on_device*, as an allocator's statistics have it.
     """
 
     def __init__(self, root: nn.Module, *, read: Callable[[], MemoryReading], on_device: bool) -> None:
@@ -105,11 +102,7 @@ class MemoryWatch:
     def record(self, *, optimizers: Iterable[Any] | None) -> MemoryRecord | None:
         """What was measured, with the current bytes of the model's and the optimizers' own tensors.
 
-        Args:
-            optimizers: torch optimizers or wrappers of such; None if not known.
-
-        Returns:
-            None if no part was followed.
+        None if no part was followed. The optimizers are torch's or wrappers of such; None if not known.
         """
         if self._last is None:
             return None
@@ -190,26 +183,17 @@ def _bytes(tensors: Iterable[torch.Tensor | None]) -> int:
 
 
 def _local_bytes(tensor: torch.Tensor) -> int:
-    tensor = _on_this_rank(tensor)
+    tensor = on_this_rank(tensor)
     try:
         return int(tensor.numel()) * int(tensor.element_size())
     except (RuntimeError, ValueError):  # a lazy parameter has no size yet
         return 0
 
 
-def _on_this_rank(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of *tensor*, which ZeRO-3 or a DTensor may have split; ZeRO-3 keeps the part in ds_tensor."""
-    shard = getattr(tensor, "ds_tensor", None)
-    if isinstance(shard, torch.Tensor):
-        tensor = shard
-    shard = local_shard(tensor)
-    return tensor if shard is None else shard
-
-
 def _storage(tensor: torch.Tensor) -> object:
     """A key that is equal for two tensors with the same memory."""
     try:
-        return _on_this_rank(tensor).untyped_storage().data_ptr() or id(tensor)
+        return on_this_rank(tensor).untyped_storage().data_ptr() or id(tensor)
     except (RuntimeError, ValueError, NotImplementedError):  # a lazy parameter, a subclass without a storage
         return id(tensor)
 

@@ -44,20 +44,13 @@ def put_up_hooks(
 ) -> Callable[[], bool]:
     """Calls *on_enter* before every module's forward and *on_leave* after it, also after one that raised.
 
-    They run in the user's step: what one of them raises goes to *failed*.
+    They run in the user's step: what one of them raises goes to *failed*, with the place.
 
     While torch compiles something the hooks are down: compiled code that had seen them would break its graph at them,
     and would be compiled again as soon as they are gone.
 
-    Args:
-        undo: takes them down again.
-        on_enter: gets the module and its positional arguments.
-        on_leave: gets the module, its positional arguments and its output.
-        on_compiled: is called when torch has compiled something.
-        failed: gets the place where one of them failed, and the error; it raises nothing.
-
-    Returns:
-        What says whether *on_leave* is the last of torch's hooks: only then may it be removed from inside of itself.
+    *undo* takes them down again. *on_compiled* is called when torch has compiled something. What is returned says
+    whether *on_leave* is the last of torch's hooks: only then may it be removed from inside of itself.
     """
 
     def enters(module: nn.Module, args: Any) -> None:

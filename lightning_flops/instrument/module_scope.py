@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
-from torch.jit import ScriptModule
 
 from lightning_flops.instrument.parameter_sizes import Held, Parameters
 from lightning_flops.instrument.random_state import random_state_kept
-from lightning_flops.instrument.torch_private.modules import WRAPPERS, children_of, parameters_of
+from lightning_flops.instrument.torch_private.modules import children_of, parameters_of, wraps
 from lightning_flops.records import OUTSIDE, ModuleRecord
 from lightning_flops.signals import words_of
 from lightning_flops.text.printable import package_logger
 
 logger = package_logger(__name__)
-
-_WITH_WRAPPERS = ("torch", "deepspeed", "lightning", "lightning_fabric")
-"""Packages that wrap models."""
 
 
 def require_module(model: object) -> None:
@@ -31,18 +28,6 @@ def require_module(model: object) -> None:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-
-
-def wraps(module: nn.Module, child: str) -> bool:
-    """Whether *module* is a wrapper, and its child of this name is the module that it wraps.
-
-    The wrapper's class, or one of its base classes, decides, and never the child's name alone. We compare classes by
-    name, so that no framework is imported for this.
-    """
-    return child in WRAPPERS and any(
-        cls.__name__ in WRAPPERS[child] and cls.__module__.partition(".")[0] in _WITH_WRAPPERS
-        for cls in type(module).__mro__
-    )
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
@@ -81,8 +66,8 @@ class ModuleNames:
 
     def __init__(self, root: nn.Module | None) -> None:
         self._root = root
-        self._known: dict[nn.Module, str | tuple[str, ...]] = {}
-        """Each module's name; its names if it is shared or TorchScript's."""
+        self._known: dict[nn.Module, tuple[str, ...]] = {}
+        """Each module's names: several if it is shared."""
         self._strangers: set[nn.Module] = set()
         self._owners: dict[int, str] | None = None
         self.refresh()
@@ -94,10 +79,7 @@ class ModuleNames:
             known = names.get(module, ())
             if name not in known:
                 names[module] = (*known, name)
-        self._known = {
-            module: known[0] if len(known) == 1 and not isinstance(module, ScriptModule) else known
-            for module, known in names.items()
-        }
+        self._known = names
         self._strangers = set()
         self._owners = None
 
@@ -116,8 +98,8 @@ class ModuleNames:
             if known is None:
                 self._strangers.add(module)
                 return None
-        if isinstance(known, str):
-            return known
+        if len(known) == 1:
+            return known[0]
         return max(known, key=lambda name: _shared_depth(name, caller))
 
     def modules(self) -> Iterable[nn.Module]:
@@ -130,18 +112,14 @@ class ModuleNames:
             self._owners = {}
             for module, known in self._known.items():
                 for held in parameters_of(module).values():
-                    self._owners.setdefault(id(held), known if isinstance(known, str) else known[0])
+                    self._owners.setdefault(id(held), known[0])
         return OUTSIDE if parameter is None else self._owners.get(id(parameter), OUTSIDE)
 
 
 def _shared_depth(name: str, caller: str) -> int:
     """How many leading parts the two names share."""
-    depth = 0
-    for mine, theirs in zip(name.split("."), caller.split("."), strict=False):
-        if mine != theirs:
-            break
-        depth += 1
-    return depth
+    pairs = zip(name.split("."), caller.split("."), strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def describe_modules(

@@ -54,12 +54,8 @@ def notes_on_times(
 ) -> Iterator[str]:
     """Sentences on the times of *window*, for whoever reads rates made of them.
 
-    Args:
-        window: what was measured.
-        watched: steps that ran while some were timed.
-        clocked: the device can be timed.
-        mixed: phases whose work ran, in part, while the loop was in another of them.
-        complete: the window did not end before counts and times were complete.
+    *watched* steps ran while some were timed; work of the *mixed* phases ran, in part, in another of them; *complete*
+    are counts and times that the window did not end before.
     """
     timed = len(window.timed_steps)
     if not complete:

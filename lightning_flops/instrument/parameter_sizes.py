@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from lightning_flops.instrument.deepspeed_groups import expert_parallel_size, tensor_parallel_size_of_process
-from lightning_flops.instrument.torch_private.modules import FlatPiece, flat_parts, parameters_of
-from lightning_flops.instrument.torch_private.tensors import local_shard
+from lightning_flops.instrument.torch_private.modules import FlatPiece, flat_parts, parameters_of, wraps
+from lightning_flops.instrument.torch_private.tensors import on_this_rank
 
 
 class Held(NamedTuple):
@@ -43,7 +43,9 @@ class Parameters:
         self._pieces: dict[nn.Module, list[FlatPiece]] = {}
         self._flat: set[int] = set()
         try:
-            for wrapper in filter(_is_fsdp, whole.modules()):
+            for wrapper in whole.modules():
+                if not wraps(wrapper, "_fsdp_wrapped_module"):
+                    continue
                 tensors, pieces = flat_parts(wrapper)
                 self._flat.update(map(id, tensors))
                 for module, piece in pieces:
@@ -71,15 +73,6 @@ class Parameters:
         return found
 
 
-def _is_fsdp(module: nn.Module) -> bool:
-    """Whether *module* is a FullyShardedDataParallel; told by its class's name, so that nothing is imported for it."""
-    return any(
-        (kind.__name__, kind.__module__)
-        == ("FullyShardedDataParallel", "torch.distributed.fsdp.fully_sharded_data_parallel")
-        for kind in type(module).__mro__
-    )
-
-
 def parameter_sizes(parameter: torch.Tensor) -> tuple[int, bool, int]:
     """(size in the whole model, whether it is trained, size held in this rank's memory) of *parameter*.
 
@@ -103,14 +96,10 @@ def parameter_sizes(parameter: torch.Tensor) -> tuple[int, bool, int]:
 
 def _unsharded_size(parameter: torch.Tensor) -> tuple[int, int]:
     """(size with the shards of data-parallel ranks, or a DTensor's, put together; size of this rank's shard)."""
-    local = parameter.numel()
-    # ZeRO-3 empties a parameter while it is not in use and keeps its full size beside it, the shard in ds_tensor.
+    # ZeRO-3 empties a parameter while it is not in use and keeps its full size beside it; a DTensor's is the full one.
     partitioned = getattr(parameter, "ds_numel", None)
-    if isinstance(partitioned, int):
-        shard = getattr(parameter, "ds_tensor", None)
-        return partitioned, shard.numel() if isinstance(shard, torch.Tensor) else local
-    shard = local_shard(parameter)
-    return local, local if shard is None else shard.numel()  # a DTensor's own size is the global one
+    size = partitioned if isinstance(partitioned, int) else parameter.numel()
+    return size, on_this_rank(parameter).numel()
 
 
 def _whole_shape(meta: Any) -> tuple[int, ...] | None:

@@ -68,10 +68,11 @@ class Phase(Enum):
     TRACING = "tracing"
     CLOSED = "closed"
 
-    @property
-    def idle(self) -> bool:
+    def __init__(self, word: str) -> None:
+        # Plain attributes, because these are asked at every step of a run.
+        self.idle = word in ("waiting", "settling")
         """Whether steps pass by, neither counted, timed nor traced."""
-        return self is Phase.WAITING or self is Phase.SETTLING
+        self.counts = word in ("counting", "sampling")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,7 +215,7 @@ class Recorder:
     @property
     def counting(self) -> bool:
         """Whether the running step is counted; its time is then not usable."""
-        return self.state is Phase.COUNTING or self.state is Phase.SAMPLING
+        return self.state.counts
 
     @property
     def timer(self) -> PhaseTimer | None:
@@ -297,11 +298,8 @@ class Recorder:
     def enter(self, part: TimePhase | str, *, counts: bool = True) -> None:
         """*part* of the step begins, inside whatever part is running.
 
-        A name that is not a phase (``validation``, ``checkpoint``) is time that does not belong to the step.
-
-        Args:
-            part: its name.
-            counts: whether it is a forward, a backward or an update by itself, and not only a part of one.
+        A name that is not a phase (``validation``, ``checkpoint``) is time that does not belong to the step. *counts*
+        says whether it is a forward, a backward or an update by itself, and not only a part of one.
         """
         if (timer := self.timer) is not None:
             timer.enter(Mark(part, counts))
@@ -343,13 +341,9 @@ class Recorder:
     # ---- steps end
 
     def end_batch(self, *, shapes: Shapes, samples: int | None, tokens: int | None, ends_step: bool) -> None:
-        """A batch went through the loop.
+        """A batch went through the loop, with so many samples and tokens, if that is known.
 
-        Args:
-            shapes: shapes of its tensors.
-            samples: samples in it; None if not known.
-            tokens: tokens in it; None if not known.
-            ends_step: an optimizer attempt belongs to this batch, so a global step ends here.
+        A global step ends here if an optimizer attempt belongs to this batch.
         """
         self._slowed_batches += self.state is Phase.COUNTING or self.tracing
         self._step.add_batch(shapes, samples=samples, tokens=tokens)
@@ -441,7 +435,7 @@ class Recorder:
         """Counts and times are complete."""
         measured.complete = True
         flops = measured.counter.flops
-        calls = sum(one.calls for one in (*flops.cells, *flops.uncounted.values()))
+        calls = sum(cell.calls for cell in flops.cells) + sum(one.calls for one in flops.uncounted.values())
         self._traces.begin(measured.is_comparable, operators=calls // len(measured.counted))
         self._go_on(Phase.CLOSED if self._traces.over else Phase.TRACING)
 
@@ -462,14 +456,7 @@ class Recorder:
         self._undo.close()
 
     def close(self, *, context: RunContext) -> WindowRecord | None:
-        """End the window, in any phase, and return what it measured.
-
-        Args:
-            context: where the run takes place.
-
-        Returns:
-            None if no step was counted to its end.
-        """
+        """End the window, in any phase; what it measured, or None if no step was counted to its end."""
         if self.state is Phase.TRACING:
             self._notes.add(f"{context.activity} ended before all was traced that was to be.")
         self.abandon()

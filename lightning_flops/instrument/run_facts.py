@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -23,14 +25,9 @@ def gather_run_facts(
     loader_workers: int | None,
     padding_ratio: float | None = None,
 ) -> RunFacts:
-    """The facts of this process; what cannot be read is left unknown.
+    """The facts of this process, which trains *root* on *device*; what cannot be read is left unknown.
 
-    Args:
-        root: the profiled model.
-        device: the one this process trains on.
-        optimizers: torch optimizers, or wrappers with an ``optimizer`` or ``param_groups``; None if not known.
-        loader_workers: fewest worker processes of the training DataLoaders; None if not known.
-        padding_ratio: share of padding in the tokens so far; None if not known.
+    The optimizers are torch's, or wrappers with an ``optimizer`` or ``param_groups``; the rest is passed on.
     """
     capability, memory_bytes = None, None
     if device.type == "cuda" and torch.cuda.is_available():
@@ -49,7 +46,18 @@ def gather_run_facts(
         nccl=distributed.is_available() and distributed.is_nccl_available(),
         optimizers=None if optimizers is None else tuple(_optimizer_facts(one, device) for one in optimizers),
         loader_workers=loader_workers,
+        cores=_cores(),
     )
+
+
+def _cores() -> int | None:
+    """Cores that this process may use: those that it is bound to, or a container's quota of their time, if less."""
+    bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return min(bound or 1, max(1, int(quota) // int(period)))
+    except (OSError, ValueError):  # no such limit, or no such system
+        return bound
 
 
 def _backend(device: torch.device) -> str | None:

@@ -45,14 +45,8 @@ def tokens_in(batch: Any, *, note: Callable[[str], object] = str) -> BatchTokens
 
     Of an encoder's and a decoder's tokens in one dict those of the encoder are told. ``labels`` of -100 are not trained
     on; they do not tell padding, because a prompt has them, too. If nothing else tells it and every token has a label,
-    none is padding.
-
-    If a batch consists of several that tell their tokens, as of two loaders, or of a query and a document, they are
-    added up. Of several PackedSequences the first is told: the others may be its targets.
-
-    Args:
-        batch: as the loop has it.
-        note: gets a sentence if what is there can be read in two ways.
+    none is padding. Several batches in one, as of two loaders, are added up; of several PackedSequences the first is
+    told, as the others may be its targets. *note* gets a sentence if what is there can be read in two ways.
 
     Raises:
         OnDeviceError: its values are on a device.

@@ -12,6 +12,7 @@ from lightning_flops.schema.comparison import (
     Causes,
     ComparedRun,
     Comparison,
+    Detail,
     ModuleDifference,
     PartDifference,
 )
@@ -25,7 +26,7 @@ _NAME_CHARS = 48
 _WORDS = {"work": ("more work", "less work"), "efficiency": ("worse efficiency", "better efficiency")} | {
     "waiting": ("more waiting", "less waiting")
 }
-_DETAILS = {
+_DETAILS: dict[str, tuple[tuple[Detail, str], ...]] = {
     "work": (("flops", "FLOPs"), ("bytes", "bytes"), ("modules", "new or gone modules")),
     "waiting": (("data", "data"), ("communication", "communication"), ("idle", "idle device"), ("loop", "the loop")),
 }

@@ -59,141 +59,124 @@ def render_trace_comparison(comparison: TraceComparison, *, width: int | None = 
 
 def trace_comparison_headline(comparison: TraceComparison) -> str:
     """The difference, and what of it is beyond noise."""
-    report = _Report(comparison)
-    return " ".join([report.sentence(), *report.named()])
+    return " ".join(_said(comparison, _scale(comparison)))
 
 
 def trace_comparison_sections(comparison: TraceComparison) -> list[Section]:
-    """What in a step takes longer, the most first."""
-    return _Report(comparison).sections()
+    """What in a step takes longer, the most first; all times in the unit that fits its step."""
+    scale, mean = _scale(comparison), f"mean, {_scale(comparison).unit}"
+    items: list[Figure | Table | str] = [f"A: {_where(comparison.a)}", f"B: {_where(comparison.b)}"]
+    if comparison.settings:
+        items.append(settings_table(comparison.settings))
+    found = [Section("Two traces compared", "", [*items, "", *_said(comparison, scale)])]
+    rows = [[row.name, *_times(row, scale), _interval(row, scale)] for row in (*comparison.parts, comparison.step)]
+    parts = cells([mean, "A", "B", "B - A", "by noise"], rows, left=(0, 4))
+    found.append(Section("By part of the step", "", [parts]))
+    if comparison.ranks:
+        found.append(Section("By rank", "", [_table("step of", comparison.ranks, scale)]))
+    for one in comparison.tables:
+        found.append(Section(_TITLES[one.of, one.clock], "", [_table(mean, one.rows, scale)]))
+    found.append(figures_section(comparison.figures))
+    return [*found, Section("How to read it", "", [f"- {note}" for note in _notes(comparison)])]
 
 
-class _Report:
-    """Describes one comparison, all times in the unit that fits its step."""
+def _scale(comparison: TraceComparison) -> Scale:
+    return Scale.of_steps(comparison.step.a_ns, comparison.step.b_ns)
 
-    def __init__(self, comparison: TraceComparison) -> None:
-        self._comparison = comparison
-        self._scale = Scale.of_steps(comparison.step.a_ns, comparison.step.b_ns)
 
-    def sections(self) -> list[Section]:
-        """The whole report."""
-        comparison = self._comparison
-        items: list[Figure | Table | str] = [f"A: {_where(comparison.a)}", f"B: {_where(comparison.b)}"]
-        if comparison.settings:
-            items.append(settings_table(comparison.settings))
-        items += ["", self.sentence(), *self.named()]
-        found = [Section("Two traces compared", "", items), self._parts()]
-        if comparison.ranks:
-            found.append(Section("By rank", "", [self._table("step of", comparison.ranks)]))
-        for one in comparison.tables:
-            shown = self._table(f"mean, {self._scale.unit}", one.rows)
-            found.append(Section(_TITLES[one.of, one.clock], "", [shown]))
-        found.append(figures_section(comparison.figures))
-        return [*found, Section("How to read it", "", [f"- {note}" for note in self._notes()])]
+def _said(comparison: TraceComparison, scale: Scale) -> Iterator[str]:
+    """What the difference comes to, and the parts that changed most, each with what in it did, if that is no noise."""
+    step = comparison.step
+    yield difference_sentence(
+        "One step" if comparison.a.marked else "The whole trace",
+        a_ns=step.a_ns,
+        b_ns=step.b_ns,
+        noise=step.noise,
+        confidence=comparison.confidence,
+        scale=scale,
+    )
+    words = []
+    for part in sorted(filter(_is_beyond, comparison.parts), key=lambda part: -abs(part.difference_ns))[:_NAMED]:
+        inside = _most_of(part, comparison, scale)
+        words.append(f"{part.name} {scale.signed(part.difference_ns)}" + (f" ({inside})" if inside else ""))
+    if words:
+        yield f"Beyond noise: {', '.join(words)}."
 
-    def sentence(self) -> str:
-        """What the difference comes to."""
-        step = self._comparison.step
-        return difference_sentence(
-            "One step" if self._comparison.a.marked else "The whole trace",
-            a_ns=step.a_ns,
-            b_ns=step.b_ns,
-            noise=step.noise,
-            confidence=self._comparison.confidence,
-            scale=self._scale,
-        )
 
-    def named(self) -> Iterator[str]:
-        """The parts that changed most, each with what in it did, if that is no noise."""
-        found = sorted(
-            (part for part in self._comparison.parts if part.noise is not None and part.noise.beyond),
-            key=lambda part: -abs(part.difference_ns),
-        )
-        words = []
-        for part in found[:_NAMED]:
-            inside = self._most_of(part)
-            words.append(f"{part.name} {self._scale.signed(part.difference_ns)}" + (f" ({inside})" if inside else ""))
-        if words:
-            yield f"Beyond noise: {', '.join(words)}."
+def _is_beyond(row: TimeDifference) -> bool:
+    return row.noise is not None and row.noise.beyond
 
-    def _most_of(self, part: TimeDifference) -> str:
-        """What changed most among that which fills a part, if it changed as the part did and is no noise."""
-        of, clock = _CAUSES_IN.get(part.name, (None, ""))
-        sign = 1 if part.difference_ns > 0 else -1
-        rows = [
-            row
-            for table in self._comparison.tables
-            if table.of == of and clock in ("", table.clock)
-            for row in table.rows
-            if row.noise is not None
-            and row.noise.beyond
-            and row.difference_ns * sign > 0
-            and _is_in(row.name, part.name)
-        ]
-        if not rows:
-            return ""
-        row = max(rows, key=lambda row: abs(row.difference_ns))
-        name = shortened_apart([row.name], chars=_NAME_CHARS)[0]
-        return f"{name} {self._scale.signed(row.difference_ns)}, {_cause(row)}"
 
-    def _parts(self) -> Section:
-        comparison = self._comparison
-        head = [f"mean, {self._scale.unit}", "A", "B", "B - A", "by noise"]
-        rows = [[row.name, *self._times(row), self._interval(row)] for row in (*comparison.parts, comparison.step)]
-        return Section("By part of the step", "", [cells(head, rows, left=(0, 4))])
+def _most_of(part: TimeDifference, comparison: TraceComparison, scale: Scale) -> str:
+    """What changed most among that which fills a part, if it changed as the part did and is no noise."""
+    of, clock = _CAUSES_IN.get(part.name, (None, ""))
+    rows = [
+        row
+        for table in comparison.tables
+        if table.of == of and clock in ("", table.clock)
+        for row in table.rows
+        if _is_beyond(row) and row.difference_ns * part.difference_ns > 0 and _is_in(row.name, part.name)
+    ]
+    if not rows:
+        return ""
+    row = max(rows, key=lambda row: abs(row.difference_ns))
+    return f"{shortened_apart([row.name], chars=_NAME_CHARS)[0]} {scale.signed(row.difference_ns)}, {_cause(row)}"
 
-    def _table(self, first: str, found: Sequence[TimeDifference]) -> Table | str:
-        shown = [row for row in found if row.difference_ns or row.calls_a != row.calls_b]
-        if not shown:
-            return f"No difference in any of {plain(len(found))}."
 
-        def number(label: str, of: Callable[[TimeDifference], int], *, signed: bool = False) -> Column:
-            return Column(label, of, lambda ns: self._scale.number(ns, signed=signed))
+def _table(first: str, found: Sequence[TimeDifference], scale: Scale) -> Table | str:
+    shown = [row for row in found if row.difference_ns or row.calls_a != row.calls_b]
+    if not shown:
+        return f"No difference in any of {plain(len(found))}."
 
-        columns = [
-            Column(first, lambda row: row.name or "(root)", str, chars=_NAME_CHARS),
-            number("A", lambda row: row.a_ns),
-            number("B", lambda row: row.b_ns),
-            number("B - A", lambda row: row.difference_ns, signed=True),
-            *([Column("calls", _calls, str)] if any(row.calls_a is not None for row in shown) else []),
-            Column("", self._verdict, str, left=True),
-        ]
-        return table(shown, columns, least_width=7)
+    def number(label: str, of: Callable[[TimeDifference], int], *, signed: bool = False) -> Column:
+        return Column(label, of, lambda ns: scale.number(ns, signed=signed))
 
-    def _times(self, row: TimeDifference) -> list[str]:
-        number = self._scale.number
-        return [number(row.a_ns), number(row.b_ns), number(row.difference_ns, signed=True)]
+    columns = [
+        Column(first, lambda row: row.name or "(root)", str, chars=_NAME_CHARS),
+        number("A", lambda row: row.a_ns),
+        number("B", lambda row: row.b_ns),
+        number("B - A", lambda row: row.difference_ns, signed=True),
+        *([Column("calls", _calls, str)] if any(row.calls_a is not None for row in shown) else []),
+        Column("", lambda row: _verdict(row, scale), str, left=True),
+    ]
+    return table(shown, columns, least_width=7)
 
-    def _verdict(self, row: TimeDifference) -> str:
-        """What a difference comes from, unless it is noise. What only one of the runs has is no chance."""
-        in_both = row.calls_a is None or (row.calls_a and row.calls_b)
-        if in_both and row.noise is not None and not row.noise.beyond:
-            return "noise"
-        if not row.difference_ns:
-            return ""
-        if not row.calls_ns or not row.length_ns:
-            return _cause(row)
-        calls, length = (self._scale.number(ns, signed=True) for ns in (row.calls_ns, row.length_ns))
-        return f"calls {calls}, length {length}"
 
-    def _interval(self, row: TimeDifference) -> str:
-        if row.noise is None:
-            return NOT_AVAILABLE
-        low, high = (self._scale.number(ns, signed=True) for ns in (row.noise.low_ns, row.noise.high_ns))
-        return f"{low} to {high}" if row.noise.beyond else "noise"
+def _times(row: TimeDifference, scale: Scale) -> list[str]:
+    return [scale.number(row.a_ns), scale.number(row.b_ns), scale.number(row.difference_ns, signed=True)]
 
-    def _notes(self) -> tuple[str, ...]:
-        comparison = self._comparison
-        return (
-            "Each moment of a step counts under the first part from the top that ran then, so the parts add up to the "
-            "step. All other tables are sums of what was launched or began in the step; they may overlap. Calls: what "
-            "goes with more or fewer of them. Length: each call takes longer or shorter, perhaps for other inputs.",
-            f"Noise is the spread of the traced steps ({plain(100 * comparison.confidence)}% by Welch's t). Of a "
-            "hundred rows that do not differ, one seems to. What changes from one start of a program to the next is "
-            "not in it: compare two traces of A to see that.",
-            "Steps under torch.profiler are slower than others, above all on the host.",
-            *comparison.notes,
-        )
+
+def _verdict(row: TimeDifference, scale: Scale) -> str:
+    """What a difference comes from, unless it is noise. What only one of the runs has is no chance."""
+    in_both = row.calls_a is None or (row.calls_a and row.calls_b)
+    if in_both and row.noise is not None and not row.noise.beyond:
+        return "noise"
+    if not row.difference_ns:
+        return ""
+    if not row.calls_ns or not row.length_ns:
+        return _cause(row)
+    calls, length = (scale.number(ns, signed=True) for ns in (row.calls_ns, row.length_ns))
+    return f"calls {calls}, length {length}"
+
+
+def _interval(row: TimeDifference, scale: Scale) -> str:
+    if row.noise is None:
+        return NOT_AVAILABLE
+    low, high = (scale.number(ns, signed=True) for ns in (row.noise.low_ns, row.noise.high_ns))
+    return f"{low} to {high}" if row.noise.beyond else "noise"
+
+
+def _notes(comparison: TraceComparison) -> tuple[str, ...]:
+    return (
+        "Each moment of a step counts under the first part from the top that ran then, so the parts add up to the "
+        "step. All other tables are sums of what was launched or began in the step; they may overlap. Calls: what "
+        "goes with more or fewer of them. Length: each call takes longer or shorter, perhaps for other inputs.",
+        f"Noise is the spread of the traced steps ({plain(100 * comparison.confidence)}% by Welch's t). Of a "
+        "hundred rows that do not differ, one seems to. What changes from one start of a program to the next is "
+        "not in it: compare two traces of A to see that.",
+        "Steps under torch.profiler are slower than others, above all on the host.",
+        *comparison.notes,
+    )
 
 
 def _where(run: ComparedTraces) -> str:

@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
 from lightning_flops.report.layout import TITLE_WIDTH, cut, wrapped
-from lightning_flops.report.profile_document import NO_ADVICE
+from lightning_flops.report.profile_document import NO_ADVICE, no_advice, saving, top_modules
 from lightning_flops.schema.advice import Advice
-from lightning_flops.schema.answer import Answer
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.throughput import ThroughputSummary
 from lightning_flops.text.printable import printable
@@ -27,6 +26,8 @@ _CELLS = 40
 _BLOCK = "█"
 _NAME_CHARS = 44
 _DEVICES_SHOWN = 2
+_MODULES = 3
+_ADVICE = 3
 
 _WIDTH = 200
 """Characters of a headline, if its figures leave room for the advice."""
@@ -41,43 +42,49 @@ def answer_lines(profile: Profile, *, advice: bool = True, whole: bool = False) 
     At most ``MOST_LINES`` lines of ``layout.TITLE_WIDTH`` columns, names of the user's apart; with *whole* a line for
     each part, however long, where something else breaks the lines.
     """
-    answer = profile.answer
     lines = [
         *(line for sentences in opening(profile) for line in _sentences(sentences, whole=whole)),
-        *_bar(answer),
-        *_sentences(_flops(profile, answer), whole=whole),
-        *_sentences(_longest(answer, lower_bound=profile.lower_bound), whole=whole),
+        *_bar(step_parts(profile)),
+        *_sentences(stalls_words(profile), whole=whole),
+        *_sentences(_flops(profile), whole=whole),
+        *_sentences(_longest(profile), whole=whole),
     ]
     if not advice:
         return lines
-    room = max(len(answer.advice), MOST_LINES - len(lines))
-    return [*lines, *try_first(answer.advice, room=room, width=TITLE_WIDTH)][:MOST_LINES]
+    room, nothing = MOST_LINES - len(lines), no_advice(profile)
+    return [*lines, *try_first(profile.advice[:_ADVICE], room=room, width=TITLE_WIDTH, nothing=nothing)][:MOST_LINES]
 
 
-def try_first(advice: Sequence[Advice], *, room: int, width: int) -> Iterator[str]:
-    """*advice* without its rules, the largest saving first: in at most *room* lines, at least one for each."""
+def try_first(advice: Sequence[Advice], *, room: int, width: int, nothing: str = NO_ADVICE) -> Iterator[str]:
+    """*advice* without its rules, fact and remedy of each: as many pieces as *room* lines hold, the first in any case.
+
+    Args:
+        advice: the largest saving first.
+        room: lines.
+        width: columns.
+        nothing: what to say without advice.
+    """
     if not advice:
-        yield NO_ADVICE
+        yield nothing
     for index, one in enumerate(advice):
-        first, most = "Then: " if index else "Try first: ", max(1, room - (len(advice) - index - 1))
-        saving = "" if one.stake is None else f" (Potential saving: up to {100 * one.stake:.1f}% of step time.)"
-        lines: list[str] = []
-        for text in (f"{one.evidence} {one.action}", f"{one.action}{saving}"):
-            lines = wrapped(text, width=width, first=first, rest="  ")
-            if len(lines) <= most:
-                break
-        lines = cut(lines, most=most, width=width)
+        first = "Then: " if index else "Try first: "
+        lines = wrapped(f"{one.fact} {one.remedy}{saving(one)}", width=width, first=first, rest="  ")
+        if index and len(lines) > room:
+            return
+        lines = cut(lines, most=max(1, room), width=width)
         room -= len(lines)
         yield from lines
 
 
 def opening(profile: Profile) -> tuple[str, str]:
     """What ran where and when; a step's time, its rates and utilization."""
-    answer = profile.answer
-    return (
-        f"{_what(profile)} {_when(profile)}",
-        f"{_step(profile, answer)} {_utilization(profile, answer)}".rstrip(),
-    )
+    return f"{_what(profile)} {_when(profile)}", f"{_step(profile)} {_utilization(profile)}".rstrip()
+
+
+def step_parts(profile: Profile) -> list[tuple[str, float]]:
+    """Seconds of each part of a typical step that took any, the longest first; they add up to it."""
+    parts = () if profile.timing is None else profile.timing.parts
+    return sorted(((one.name, one.typical_sec) for one in parts if one.typical_sec > 0), key=lambda one: -one[1])
 
 
 def _sentences(text: str, *, whole: bool) -> list[str]:
@@ -132,46 +139,46 @@ def _indexes(word: str, steps: Sequence[int]) -> str:
     return f"{plural(word, len(steps)).title()} {', '.join(map(run_text, runs))}"
 
 
-def _step(profile: Profile, answer: Answer) -> str:
-    word = profile.context.step_word
-    if answer.global_step_sec is None:
+def _step(profile: Profile) -> str:
+    word, timing, rates = profile.context.step_word, profile.timing, profile.job_rates
+    if timing is None:
         return f"No {word} was timed, so samples/s, MFU and HFU are {NOT_AVAILABLE}."
-    figures = [duration(answer.global_step_sec)]
-    if answer.samples_per_sec is not None:
-        figures.append(f"{plain(answer.samples_per_sec)} samples/s")
-    else:
-        reason = answer.unavailable.get("samples_per_sec", "")
-        figures.append(f"samples/s {NOT_AVAILABLE}" + (f" ({reason})" if reason else ""))
-    if answer.tokens_per_sec is not None:
-        figures.append(f"{plain(answer.tokens_per_sec)} tokens/s")
+    reason = profile.job_unavailable.get("samples_per_sec", "")
+    figures = [f"samples/s {NOT_AVAILABLE}" + (f" ({reason})" if reason else "")]
+    if rates.samples_per_sec is not None:
+        figures = [f"{plain(rates.samples_per_sec)} samples/s"]
+    if rates.tokens_per_sec is not None:
+        figures.append(f"{plain(rates.tokens_per_sec)} tokens/s")
     in_all = " in all" if profile.context.world_size > 1 else ""
-    return f"One {word}: {', '.join(figures)}{in_all} over the wall clock."
+    few = f" (few steps: {len(profile.timed_steps)} timed)" if timing.few_steps else ""
+    typical = f"A typical {word}{few}: {duration(timing.global_step.typical_sec)}"
+    return f"{typical}; {', '.join(figures)}{in_all} over the wall clock."
 
 
-def _utilization(profile: Profile, answer: Answer) -> str:
-    if answer.global_step_sec is None:
+def _utilization(profile: Profile) -> str:
+    mfu, hfu = profile.job_rates.mfu, profile.job_rates.hfu
+    if profile.timing is None:
         return ""
-    if answer.mfu is None or answer.hfu is None:
-        reason = answer.unavailable.get("mfu") or answer.unavailable.get("hfu", "")
-        known = "" if answer.mfu is None else f"MFU {percent(answer.mfu)}, "
-        return f"{known}{'MFU and HFU' if answer.mfu is None else 'HFU'} {NOT_AVAILABLE}: {reason}."
+    if mfu is None or hfu is None:
+        reason = profile.job_unavailable.get("mfu") or profile.job_unavailable.get("hfu", "")
+        known = "" if mfu is None else f"MFU {percent(mfu)}, "
+        return f"{known}{'MFU and HFU' if mfu is None else 'HFU'} {NOT_AVAILABLE}: {reason}."
     least = "at least " if profile.lower_bound else ""
-    values = f"MFU {least}{percent(answer.mfu)}, HFU {least}{percent(answer.hfu)}"
+    values = f"MFU {least}{percent(mfu)}, HFU {least}{percent(hfu)}"
     given = ", as given" if profile.settings.peak_given else ", measured" if profile.settings.measured else ""
     if profile.ranks is not None:
         return f"{values} of {si(profile.ranks.peak_flops_per_sec, 'FLOP/s')} of all ranks{given}."
-    peaks = [
-        f"{si(one.peak_flops_per_sec, 'FLOP/s')} ({one.dtype})" for one in profile.dtypes if one.peak_flops_per_sec
-    ]
+    known_peaks = [(one.peak_flops_per_sec, one.dtype) for one in profile.dtypes if one.peak_flops_per_sec]
+    peaks = [f"{si(peak, 'FLOP/s')} ({dtype})" for peak, dtype in known_peaks]
     return f"{values} of {', '.join(peaks)}{given}."
 
 
-def _bar(answer: Answer) -> Iterator[str]:
+def _bar(parts: Sequence[tuple[str, float]]) -> Iterator[str]:
     """Each part's share, which add up to 100%, and blocks of that length."""
-    if not answer.parts:
+    if not parts:
         return
-    shares = _apportioned(answer.parts, among=1000)
-    cells = _apportioned(answer.parts, among=_CELLS)
+    shares = _apportioned(parts, among=1000)
+    cells = _apportioned(parts, among=_CELLS)
     pieces = [
         f"{name} {share / 10:.1f}%{' ' if cells[name] else ''}{_BLOCK * cells[name]}"
         for name, share in shares.items()
@@ -197,40 +204,49 @@ def _apportioned(parts: Sequence[tuple[str, float]], *, among: int) -> dict[str,
     return units
 
 
-def _flops(profile: Profile, answer: Answer) -> str:
-    flops, context = profile.flops, profile.context
+def stalls_words(profile: Profile) -> str:
+    """Steps that took much longer than a typical one, in a sentence; empty if none did."""
+    timing = profile.timing
+    if timing is None or timing.stalls is None:
+        return ""
+    one, word = timing.stalls, profile.context.step_word
+    return (
+        f"Stalls: {plain(one.steps)} of {plain(timing.timed_steps)} {plural(word, 2)} took {duration(one.seconds)} "
+        f"longer than typical ones, mostly in {one.part}."
+    )
+
+
+def _flops(profile: Profile) -> str:
+    flops, context, params = profile.flops, profile.context, profile.job_params
     of_rank = "" if context.world_size == 1 else " on this rank"
-    parts = [f"forward {si(answer.forward_flops)}"]
-    if profile.has_backward:
-        parts.append(f"backward {si(answer.backward_flops)}")
+    parts = [f"forward {si(flops.forward)}", *([f"backward {si(flops.backward)}"] if profile.has_backward else [])]
     least = "At least " if profile.lower_bound else ""
     words = f"{least}{si(flops.model, 'FLOPs')} a {context.step_word}{of_rank}: {', '.join(parts)}"
-    beside = [
-        f"{name} {si(amount)}"
-        for name, amount in (("recomputed", flops.recompute), ("optimizer", flops.optimizer))
-        if amount
-    ]
-    if beside:
+    others = (("recomputed", flops.recompute), ("optimizer", flops.optimizer))
+    if beside := [f"{name} {si(amount)}" for name, amount in others if amount]:
         words += f"; beside them {', '.join(beside)}"
     if flops.skipped > 0:
         words += f"; masked attention skips {si(flops.skipped)}"
-    return f"{words}. {plain(answer.params)} parameters." if answer.params is not None else f"{words}."
+    return f"{words}." if params is None else f"{words}. {plain(params)} parameters."
 
 
-def _longest(answer: Answer, *, lower_bound: bool) -> str:
-    if not answer.longest:
+def _longest(profile: Profile) -> str:
+    found, of = top_modules(profile)
+    if not found:
         return ""
-    shown = [f"{_module(one.name)} {100 * one.share:.1f}%" for one in answer.longest]
-    if answer.longest_of == "FLOPs":
-        of_what = " of those that could be counted" if lower_bound else ""
-        return f"Top modules by FLOPs of their own: {', '.join(shown)}{of_what}."
-    whole = "the traced step" if answer.longest_of == "traced step" else "all modules' forwards"
-    return f"Top modules by self time: {', '.join(shown)} of {whole}."
+    shown = ", ".join(f"{_module(group.name)} {100 * (part or 0.0):.1f}%" for group, part in found[:_MODULES])
+    if of == "FLOPs":
+        of_what = " of those that could be counted" if profile.lower_bound else ""
+        return f"Top modules by FLOPs of their own: {shown}{of_what}."
+    whole = "a typical step" if of == "step" else "all modules' forwards"
+    if profile.traced is not None and profile.traced.is_apart:
+        whole += " (rough: traced steps took far longer, or shorter)"
+    return f"Top modules by self time: {shown} of {whole}."
 
 
 def _module(name: str) -> str:
     """*name*; of a long one, the end."""
-    name = printable(name) or "(root)"
+    name = printable(name)
     if len(name) <= _NAME_CHARS:
         return name
     kept = ""
@@ -244,10 +260,10 @@ def _module(name: str) -> str:
 def headline(profile: Profile) -> str:
     """One line of whole sentences: FLOPs and time of a step, samples/s, MFU or why there is none, the first advice."""
     sentences = f"{figures(profile)}."
-    if profile.answer.advice:
-        first = profile.answer.advice[0]
+    if profile.advice:
+        first = profile.advice[0]
         opening = f"{sentences} First advice: "
-        words = printable(f"{first.evidence} {first.action}")
+        words = printable(f"{first.fact} {first.remedy}")
         room = max(_LEAST_ADVICE, _WIDTH - len(opening))
         sentences = opening + textwrap.shorten(words, room, placeholder=" …")
     return printable(sentences)
@@ -260,34 +276,26 @@ def counted(profile: Profile) -> str:
 
 def figures(profile: Profile, *, reasons: bool = True) -> str:
     """FLOPs and time of a step, samples/s, and MFU or why there is none, in one line; without *reasons*, not why."""
-    context, ranks, answer = profile.context, profile.ranks, profile.answer
-    word = context.step_word
+    context, ranks, rates, timing = profile.context, profile.ranks, profile.job_rates, profile.timing
     of_rank = in_all = of_whom = ""
     if context.world_size > 1:
         of_rank, in_all = f" on rank {context.rank} of {context.world_size}", " in all"
         of_whom = " of this rank" if ranks is None else " of all ranks"
-    flops = f"{'at least ' if profile.lower_bound else ''}{si(profile.flops.model, 'FLOPs')}"
-    known = [f"{flops} a {word}{of_rank}"]
-    if answer.global_step_sec is not None:
-        known = [f"{flops} and {duration(answer.global_step_sec)} a {word}{of_rank}"]
-    if answer.samples_per_sec is not None:
-        known.append(f"{plain(answer.samples_per_sec)} samples/s{in_all}")
-    if answer.mfu is not None:
-        known.append(f"MFU {'at least ' if profile.lower_bound else ''}{percent(answer.mfu)}{of_whom}")
-    return ", ".join((*known, *(_missing(answer) if reasons else ())))
-
-
-def _missing(answer: Answer) -> Iterator[str]:
-    """The figures that are not known, and why; one phrase for each reason."""
-    by_reason: dict[str, list[str]] = {}
-    for name, value, rate in (
-        ("samples/s", answer.samples_per_sec, "samples_per_sec"),
-        ("MFU", answer.mfu, "mfu"),
-    ):
-        if value is None:
-            by_reason.setdefault(answer.unavailable.get(rate, ""), []).append(name)
-    for reason, names in by_reason.items():
-        yield f"{' and '.join(names)} {NOT_AVAILABLE}" + (f" ({reason})" if reason else "")
+    least = "at least " if profile.lower_bound else ""
+    took = "" if timing is None else f" and {duration(timing.global_step_sec)}"
+    known = [f"{least}{si(profile.flops.model, 'FLOPs')}{took} a {context.step_word}{of_rank}"]
+    missing: dict[str, list[str]] = {}  # by reason
+    if rates.samples_per_sec is not None:
+        known.append(f"{plain(rates.samples_per_sec)} samples/s{in_all}")
+    else:
+        missing.setdefault(profile.job_unavailable.get("samples_per_sec", ""), []).append("samples/s")
+    if rates.mfu is not None:
+        known.append(f"MFU {least}{percent(rates.mfu)}{of_whom}")
+    else:
+        missing.setdefault(profile.job_unavailable.get("mfu", ""), []).append("MFU")
+    for reason, names in missing.items() if reasons else ():
+        known.append(f"{' and '.join(names)} {NOT_AVAILABLE}" + (f" ({reason})" if reason else ""))
+    return ", ".join(known)
 
 
 def throughput_headline(summary: ThroughputSummary) -> str:

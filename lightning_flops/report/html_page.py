@@ -23,6 +23,7 @@ from typing import Any
 from lightning_flops.errors import ProfileFormatError
 from lightning_flops.report.compare_text import comparison_headline, comparison_sections
 from lightning_flops.report.compare_traces_text import trace_comparison_headline, trace_comparison_sections
+from lightning_flops.report.headline import step_parts
 from lightning_flops.report.page_views import View, page_view, profile_view, traces_views
 from lightning_flops.schema import codec
 from lightning_flops.schema.comparison import Comparison
@@ -193,13 +194,13 @@ def view_text(view: View) -> str:
 
 def window_figures(profile: Profile) -> Mapping[str, Any]:
     """One window in a few figures: for a strip of many windows."""
-    answer = profile.answer
+    timing = profile.timing
     return {
         "label": f"{profile.profile_step:,}",
         "profile_step": profile.profile_step,
-        "global_step_sec": answer.global_step_sec,
-        "parts_sec": dict(answer.parts),
-        "mfu": answer.mfu,
+        "global_step_sec": None if timing is None else timing.global_step_sec,
+        "parts_sec": dict(step_parts(profile)),
+        "mfu": profile.job_rates.mfu,
     }
 
 

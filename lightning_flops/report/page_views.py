@@ -9,28 +9,29 @@ from typing import Any
 from lightning_flops.analysis.module_names import parent_name
 from lightning_flops.analysis.rank_names import name_files
 from lightning_flops.report.document import Column, Section, as_data, quantity, share, table
-from lightning_flops.report.headline import answer_lines
+from lightning_flops.report.headline import answer_lines, step_parts
 from lightning_flops.report.layout import WHOLE
 from lightning_flops.report.profile_document import (
     advice_section,
     breakdown_section,
     modules_section,
+    no_advice,
     notes_section,
-    roofline_columns,
+    saving,
     share_of_peak,
     times_section,
 )
 from lightning_flops.report.ranks_document import rank_section
-from lightning_flops.report.summary_text import summary_lines
 from lightning_flops.report.text import detailed_sections
-from lightning_flops.report.trace_answer_text import answer_lines as traces_answer
-from lightning_flops.report.trace_answer_text import name_of
 from lightning_flops.report.trace_document import trace_sections
+from lightning_flops.report.trace_text import answer_lines as traces_answer
+from lightning_flops.report.trace_text import name_of
 from lightning_flops.report.work_document import job_section
 from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import Roofline
 from lightning_flops.schema.trace import TraceReport, TracesReport
+from lightning_flops.schema.trace_events import MemoryCurve
 from lightning_flops.text.printable import printable
 from lightning_flops.units import plain
 
@@ -79,7 +80,7 @@ def profile_view(profile: Profile) -> View:
         sections.append(Picture("steps"))
     if profile.budget is not None:
         sections.append(breakdown_section(profile))
-    sections.append(advice_section(profile.advice, rules=True))
+    sections.append(advice_section(profile.advice, rules=True, nothing=no_advice(profile)))
     if profile.notes:
         sections.append(notes_section(profile.notes))
     if rows:
@@ -88,11 +89,10 @@ def profile_view(profile: Profile) -> View:
     if any(points[kind] for kind in ("modules", "operators")):
         note = "How fast, over how many FLOPs a byte; areas are in proportion to time."
         sections += [Section("Roofline", note, []), Picture("roofline")]
-    curves = [] if tables is None else [asdict(one) for one in tables.memory_curves or ()]
+    curves = [] if tables is None else [_curve(one) for one in tables.memory_curves or ()]
     sections += [one for one in detailed_sections(profile) if one.title not in ("Advice", "Notes")]
     if tables is not None:
         sections += _traced(tables, f"Traced {context.step_word}: ")
-    sections.append(Section("DeepSpeed's summary", "", [_deepspeed(profile)]))
     name = profile.modules[0].type_name if profile.modules else ""
     parts = [
         f"{context.device_name or 'unknown device'} ({context.device_type})",
@@ -105,10 +105,10 @@ def profile_view(profile: Profile) -> View:
         where=" · ".join(filter(None, parts)),
         summary=[
             *whole_sentences(answer_lines(profile, advice=False, whole=True)),
-            *(f"Try first: {one.evidence} {one.action}" for one in profile.answer.advice[:1]),
+            *(f"Try first: {one.fact} {one.remedy}{saving(one)}" for one in profile.advice[:1]),
         ],
         sections=sections,
-        parts=[[name, seconds] for name, seconds in profile.answer.parts],
+        parts=[[name, seconds] for name, seconds in step_parts(profile)],
         steps=_steps(profile),
         modules=rows or None,
         roofline=points,
@@ -159,12 +159,6 @@ def whole_sentences(lines: Sequence[str]) -> list[str]:
     return [line for line in joined if "█" not in line]
 
 
-def _deepspeed(profile: Profile) -> Any:
-    lines = [line.partition(":  ") for line in summary_lines(profile) if ":  " in line]
-    columns = [Column("label", lambda row: row[0], str), Column("value", lambda row: row[2].strip(), str)]
-    return table(lines, columns, whole=True)
-
-
 def _steps(profile: Profile) -> Any:
     timing = profile.timing
     if timing is None or not timing.global_step.steps_sec:
@@ -207,7 +201,6 @@ def _all_modules(profile: Profile) -> Any:
         ]
     columns += [
         Column("bytes", lambda one: per_step(one.total_bytes.total)),
-        *roofline_columns(profile.modules),
         Column("calls", lambda one: per_step(one.calls)),
         Column("", lambda one: one.extra_repr, str, left=True),
     ]
@@ -284,12 +277,7 @@ def _profile_points(profile: Profile, rows: Sequence[list[Any]]) -> dict[str, An
     for module, row in zip(profile.modules, rows, strict=True):
         roof = module.roofline if module.own == module.total else None
         add("modules", module.name or "(root)", module.type_name, row[5][:3], roof)
-    tables = profile.traced.tables
-    seconds_of = {}
-    if tables is not None:
-        steps = max(1, len(tables.step_times.steps))
-        for one in tables.operators or ():
-            seconds_of[one.name.replace("::", ".")] = (one.device_self or one.host_self).total_us * _US / steps
+    seconds_of = {name.replace("::", "."): one.self_sec for name, one in profile.traced.operators.items()}
     for spent in profile.operators:
         flops, moved = profile.per_step(spent.flops.total), profile.per_step(spent.bytes_read + spent.bytes_written)
         amounts = (seconds_of.get(spent.operator), flops, moved)
@@ -302,8 +290,14 @@ def trace_pictures(trace: TraceReport) -> dict[str, Any]:
     return {
         "modules": _trace_modules(trace) or None,
         "roofline": _trace_points(trace),
-        "curves": [asdict(one) for one in trace.memory_curves or ()],
+        "curves": [_curve(one) for one in trace.memory_curves or ()],
     }
+
+
+def _curve(curve: MemoryCurve) -> dict[str, Any]:
+    points = [dict(zip(("us", "bytes"), point, strict=True)) for point in curve.points]
+    spans = [dict(zip(("name", "start_us", "end_us"), span, strict=True)) for span in curve.spans]
+    return asdict(curve) | {"points": points, "spans": spans}
 
 
 def _trace_modules(trace: TraceReport) -> list[list[Any]]:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.analysis.step_rates import RATES_OF_TRAINING
 from lightning_flops.report.document import Column, Figure, Section, Table, field, quantity, share, table
 from lightning_flops.report.layout import some_of
 from lightning_flops.schema.advice import Advice
+from lightning_flops.schema.budget import BudgetKey
 from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.ranks import RanksProfile
-from lightning_flops.schema.step import OperatorProfile
+from lightning_flops.schema.step import FEW_STEPS, OperatorProfile
 from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, plural, si
 
 NO_ADVICE = "Nothing that was measured is above its threshold."
@@ -52,30 +53,60 @@ def short_sections(
     if profile.budget is not None:
         yield breakdown_section(profile)
     yield modules_section(profile, most=modules)
-    yield advice_section(profile.advice, most=advice)
+    yield advice_section(profile.advice, most=advice, nothing=no_advice(profile))
     if profile.notes:
         yield notes_section(profile.notes, most=notes)
 
 
-def times_section(profile: Profile) -> Section:
-    """The parts of a step, which add up to it."""
+def no_advice(profile: Profile) -> str:
+    """Why there is no advice, where there is none."""
+    timing, words = profile.timing, profile.context.step_word
+    if timing is not None and timing.few_steps:
+        return f"No advice from few steps: it begins with {FEW_STEPS} timed {plural(words, FEW_STEPS)}."
+    return NO_ADVICE
+
+
+def times_section(profile: Profile, *, spread: bool = False) -> Section:
+    """The parts of a typical step, which add up to it; with *spread* the mean and spread of the timed ones."""
     timing, word = profile.timing, profile.context.step_word
-    title = f"Time of a {profile.step_name}"
+    title = f"Time of a {'' if spread else 'typical '}{profile.step_name}"
     if timing is None:
         return Section(title, "", [f"No {word} was timed."])
     parts = [part for part in timing.parts if part.maximum_sec]
     columns = [
         Column("", lambda part: profile.step_name if part is timing.global_step else part.name, str),
-        quantity("mean", lambda part: part.mean_sec, "s"),
-        share("share", lambda part: ratio(part=part.mean_sec, whole=timing.global_step_sec)),
-        quantity("min", lambda part: part.minimum_sec, "s"),
-        quantity("median", lambda part: part.median_sec, "s"),
-        quantity("max", lambda part: part.maximum_sec, "s"),
+        quantity("typical", lambda part: part.typical_sec, "s"),
+        share("share", lambda part: ratio(part=part.typical_sec, whole=timing.global_step.typical_sec)),
     ]
-    words = f"Over {plain(timing.timed_steps)} timed {plural(word, timing.timed_steps)}."
+    if spread:
+        columns[2:] = [
+            quantity("mean", lambda part: part.mean_sec, "s"),
+            quantity("min", lambda part: part.minimum_sec, "s"),
+            quantity("median", lambda part: part.median_sec, "s"),
+            quantity("max", lambda part: part.maximum_sec, "s"),
+        ]
+    words = f"Over {plain(timing.timed_steps)} timed {plural(word, timing.timed_steps)}"
+    words += "." if spread else f"; typical is the mean of the middle {plain(timing.typical_steps)} by wall time."
     if timing.reader_sec is not None:
         words += f" The data loader ran {duration(timing.reader_sec)} per {word}, whether other work hid it or not."
+    if spread and timing.cpu_process_ratio is not None:
+        words += f" CPU (process) {percent(timing.cpu_process_ratio)}: this process's processor time over wall time."
+        words += f" CPU (system) {percent(timing.cpu_system_ratio)}: of the processor time that this machine has."
     return Section(title, "", [table([*parts, timing.global_step], columns, whole=True, after=[words])])
+
+
+_ROWS: Mapping[BudgetKey, str] = {
+    "model": "model FLOPs at the peak (this step's MFU)",
+    "other_flops": "recomputed, optimizer's, less skipped FLOPs at the peak",
+    "compute": "matmul-like operators beyond these",
+    "operators": "other operators",
+    "communication": "communication that nothing hides",
+    "idle": "idle while the host prepares, and copies",
+    "data": "data wait and transfer",
+    "other": "other: callbacks, logging, schedulers",
+}
+_UNDIVIDED = "forward, backward and optimizer beyond these"
+"""The row of ``compute`` where no trace divides it."""
 
 
 def breakdown_section(profile: Profile) -> Section:
@@ -84,26 +115,33 @@ def breakdown_section(profile: Profile) -> Section:
     if budget is None:
         return Section("Step time breakdown", "", [f"{NOT_AVAILABLE}: no step was timed."])
     number = {one.rule: place for place, one in enumerate(profile.advice, start=1)}
-    rows: list[tuple[str, int, str]] = []
+    undivided = any(row.time_ns is None for row in budget.rows if row.key == "operators")
+    rows: list[tuple[str, int | None, str]] = []
     for one in budget.rows:
         links = ", ".join(str(number[rule]) for rule in one.advice if rule in number)
-        rows.append((one.label, one.time_ns, links))
-        if one.memory_ns is not None:
+        label = _UNDIVIDED if one.key == "compute" and undivided else _ROWS[one.key]
+        rows.append((label, one.time_ns, links))
+        if one.memory_ns:
             rows.append(("  of it moving bytes at the memory's bandwidth, at most", one.memory_ns, ""))
     rows.append((profile.step_name, budget.wall_ns, ""))
     columns = [
         Column("", lambda row: row[0], str),
-        quantity("mean", lambda row: row[1] * _NS, "s"),
-        share("share", lambda row: row[1] / budget.wall_ns),
+        quantity("typical", lambda row: None if row[1] is None else row[1] * _NS, "s"),
+        share("share", lambda row: None if row[1] is None else row[1] / budget.wall_ns),
         *([Column("advice", lambda row: row[2], str, left=True)] if any(row[2] for row in rows) else []),
     ]
     word = profile.context.step_word
-    about = [] if budget.traced_step is None else [f"Phases are divided as in the traced {word} {budget.traced_step}."]
+    traced = profile.traced
+    about = []
+    if traced is not None and budget.traced_step is not None:
+        about.append(f"Phases are divided as in the traced {traced.named(word)}.")
     beside = [f"{one.label} {duration(one.time_ns * _NS)}" for one in budget.run]
     if len(beside) > 1:
         about.append(f"Other time during profiling: {', '.join(beside[1:])}.")
-    heading = "Step time breakdown" + ("" if budget.knows_peak else ": time alone, as the peak is not known")
-    return Section(heading, "", [table(rows, columns, whole=True, after=[" ".join((*about, *budget.notes))])])
+    if budget.rows[0].time_ns is None and "mfu" in profile.unavailable:
+        about.append(f"FLOPs at the peak are {NOT_AVAILABLE}: {profile.unavailable['mfu']}.")
+    after = " ".join((*about, *budget.notes))
+    return Section("Step time breakdown", "", [table(rows, columns, whole=True, after=[after] if after else [])])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,70 +206,79 @@ def share_of_peak(modules: Sequence[ModuleProfile]) -> float | None:
     return ratio(part=reached, whole=seconds) if reached else None
 
 
+Whole = Literal["step", "forward", "FLOPs"]
+"""What modules' shares are of: a typical step, all modules' forwards as a clock at their hooks has them, all FLOPs."""
+
+
+def top_modules(profile: Profile) -> tuple[list[tuple[_Group, float | None]], Whole]:
+    """The modules with most self time, or FLOPs where none was timed, and their shares; repeated layers added up."""
+    groups, traced, timing = _groups(profile.modules), profile.traced, profile.timing
+    of: Whole = "forward"
+    weights: list[float] = [group.self_sec for group in groups]
+    whole = math.fsum(weights)
+    if not whole:
+        weights = [group.flops for group in groups]
+        of, whole = "FLOPs", sum(weights) + profile.outside.total
+    elif traced is not None and traced.tables is not None:
+        traced_sec = traced.tables.step_times.mean.wall_us * 1e-6
+        of, whole = "step", traced_sec if timing is None else timing.global_step.typical_sec
+    found = sorted(zip(groups, weights, strict=True), key=lambda item: -item[1])
+    return [(group, ratio(part=weight, whole=whole)) for group, weight in found if weight], of
+
+
 def modules_section(profile: Profile, *, most: int | None = MODULES_SHOWN) -> Section:
-    """The modules with most self time, or with most FLOPs where no step was traced; repeated layers added up."""
-    groups = _groups(profile.modules)
-    timed = any(group.self_sec for group in groups)
-
-    def weight(group: _Group) -> float:
-        return group.self_sec if timed else group.flops
-
-    found = sorted((group for group in groups if weight(group)), key=lambda group: -weight(group))
-    title = "Top modules by self time" if timed else "Top modules by FLOPs of their own"
+    """The top modules as a table."""
+    found, of = top_modules(profile)
+    title = "Top modules by FLOPs of their own" if of == "FLOPs" else "Top modules by self time"
     if not found:
         return Section(title, "", [f"{NOT_AVAILABLE}: no module was seen to spend FLOPs."])
-    shares = _shares(profile, groups, timed=timed)
+
+    def of_group(name: str) -> Any:
+        return lambda item: getattr(item[0], name)
+
     columns = [
-        Column("module", lambda group: group.name, str, chars=_NAME_CHARS),
-        Column("class", lambda group: group.kind, str, left=True, chars=_CLASS_CHARS),
-        *([quantity("fwd", lambda group: group.forward_sec, "s")] if timed else []),
-        quantity("bwd", lambda group: group.backward_sec, "s"),
-        share("share", lambda group: shares(weight(group))),
-        quantity("", lambda group: profile.per_step(group.flops), "FLOPs"),
-        share("of peak", lambda group: group.of_peak),
+        Column("module", of_group("name"), str, chars=_NAME_CHARS),
+        Column("class", of_group("kind"), str, left=True, chars=_CLASS_CHARS),
+        quantity("fwd", of_group("forward_sec"), "s"),
+        quantity("bwd", of_group("backward_sec"), "s"),
+        share("share", lambda item: item[1]),
+        quantity("", lambda item: profile.per_step(item[0].flops), "FLOPs"),
+        share("of peak", of_group("of_peak")),
     ]
-    columns = [column for column in columns if any(column.of(group) is not None for group in found)]
+    columns = [column for column in columns if any(column.of(item) is not None for item in found)]
     more = len(found) - len(found[:most])
     words = [f"And {plain(more)} more."] if more else []
-    if any(group.size > 1 for group in found[:most]):
+    if any(group.size > 1 for group, _ in found[:most]):
         words.append("A star stands for any number: these modules are added up.")
     if profile.lower_bound:
         words.append("FLOPs are lower bounds.")
     return Section(title, "", [table(found[:most], columns, whole=True, least_width=5, after=[" ".join(words)])])
 
 
-def _shares(profile: Profile, groups: Sequence[_Group], *, timed: bool) -> Any:
-    """Share of the traced step, of all modules' forwards where it has no trace, or of all FLOPs."""
-    tables = None if profile.traced is None else profile.traced.tables
-    if not timed:
-        whole: float = sum(group.flops for group in groups) + profile.outside.total
-    elif tables is not None:
-        whole = tables.step_times.mean.wall_us * 1e-6
-    else:
-        whole = math.fsum(group.self_sec for group in groups)
-    return lambda part: ratio(part=part, whole=whole)
-
-
-def advice_section(advice: Sequence[Advice], *, most: int | None = None, rules: bool = False) -> Section:
+def advice_section(
+    advice: Sequence[Advice], *, most: int | None = None, rules: bool = False, nothing: str = NO_ADVICE
+) -> Section:
     """What to do, the largest saving first.
 
     Args:
         advice: all of it.
         most: so many pieces at most; None for all.
-        rules: say of each what it was held against, and who says so.
+        rules: say of each what it was held against, when not to follow it, and who says so.
+        nothing: what to say without advice.
     """
     items = [
-        f"{number}. {one.evidence} {_saving(one)}{one.action}"
-        + (f" (Rule {one.rule}: {one.threshold}; {one.source}.)" if rules else "")
+        f"{number}. {one.fact} {one.remedy}{saving(one)}"
+        + (f" Not {one.unless}. (Rule {one.rule}: {one.threshold}; {one.source}.)" if rules else "")
         for number, one in enumerate(advice[:most], start=1)
     ]
     if more := len(advice) - len(items):
         items.append(f"And {plain(more)} more in the detailed report.")
-    return Section("Advice", "", items or [NO_ADVICE])
+    return Section("Advice", "", items or [nothing])
 
 
-def _saving(advice: Advice) -> str:
-    return "" if advice.stake is None else f"Potential saving: up to {100 * advice.stake:.1f}% of step time. "
+def saving(advice: Advice) -> str:
+    """The ceiling of what *advice* can save, as a sentence after others."""
+    return "" if advice.ceiling is None else f" It can save up to {100 * advice.ceiling:.1f}% of a step."
 
 
 def notes_section(notes: Sequence[str], *, most: int | None = None) -> Section:
@@ -375,7 +422,7 @@ def operators_section(profile: Profile) -> Section | None:
         *(quantity(label, of(phase), "FLOPs") for label, phase in phases.items()),
         share("share", lambda one: ratio(part=one.flops.total, whole=whole)),
         Column("dtype", lambda one: ", ".join(one.dtypes), str, left=True),
-        *roofline_columns(spending),
+        *_roofline_columns(spending),
     ]
     note = ""
     if any(one.roofline is not None and one.roofline.flops_per_byte is not None for one in spending):
@@ -385,7 +432,7 @@ def operators_section(profile: Profile) -> Section | None:
     return Section(title, note, [table(spending, columns, least_width=5, after=after)])
 
 
-def roofline_columns(rows: Sequence[ModuleProfile] | Sequence[OperatorProfile]) -> Iterator[Column]:
+def _roofline_columns(rows: Sequence[OperatorProfile]) -> Iterator[Column]:
     """The columns of their rooflines that some of *rows* have a figure for."""
 
     def of(name: str) -> Any:

@@ -128,6 +128,8 @@ def _traced(profile: Profile) -> Iterator[Section]:
 
 def detailed_sections(profile: Profile) -> Iterator[Section]:
     """What is not in the short report."""
+    if profile.timing is not None:
+        yield times_section(profile, spread=True)
     if profile.advice:
         yield advice_section(profile.advice, rules=True)
     if profile.notes:

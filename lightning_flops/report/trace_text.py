@@ -1,21 +1,32 @@
-"""The tables of torch traces as text."""
+"""The tables of torch traces as text, below what they say at first sight."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from lightning_flops.analysis.no_mfu import why_no_mfu
 from lightning_flops.analysis.rank_names import name_files
-from lightning_flops.report.document import draw
-from lightning_flops.report.layout import SortKey, View
+from lightning_flops.analysis.rates import ratio
+from lightning_flops.report.document import draw, short, us
+from lightning_flops.report.headline import try_first
+from lightning_flops.report.layout import SortKey, View, and_more
 from lightning_flops.report.profile_document import advice_section
 from lightning_flops.report.ranks_document import rank_section
-from lightning_flops.report.trace_answer_text import answer_lines, name_of
 from lightning_flops.report.trace_document import trace_sections
 from lightning_flops.report.work_document import job_section
 from lightning_flops.schema.trace import TraceReport, TracesReport
+from lightning_flops.schema.trace_flops import TracedStepFlops, of_all
+from lightning_flops.schema.trace_steps import STEP_PARTS
 from lightning_flops.text.printable import page
-from lightning_flops.units import plain
+from lightning_flops.units import percent, plain, si
 
 TOP_ROWS = 20
 """How many rows of a long table are shown unless more are asked for."""
+_TRACES = 4
+_PARTS = 4
+_KERNELS = 3
+_ADVICE = 3
+_ADVICE_LINES = 9
 
 
 def render_traces(
@@ -63,3 +74,84 @@ def _steps(report: TraceReport) -> str:
     if not times.marked:
         return "no profiler steps: the whole trace is taken as one step"
     return f"{len(times.steps)} step{'s' if len(times.steps) > 1 else ''}"
+
+
+# ---- the answer
+
+
+def answer_lines(report: TracesReport, files: Sequence[str], view: View) -> list[str]:
+    """The section that a report of traces begins with.
+
+    Args:
+        report: what ``analyze_files`` returned.
+        files: a name for each trace.
+        view: how wide it is.
+    """
+    lines = [view.title("The answer")]
+    if report.job_steps is not None:
+        lines += view.paragraph(_of_job(report.job_steps), first="All ranks: ", rest="  ")
+    alone = len(report.traces) == 1
+    for trace, file in list(zip(report.traces, files, strict=True))[:_TRACES]:
+        lines += view.paragraph(_time(trace), first="" if alone else f"{name_of(trace, file)}: ", rest="  ")
+        lines += view.paragraph(_mfu(trace), first="" if alone else "  ", rest="  ")
+        if alone and trace.kernels:
+            lines += view.paragraph(_kernels(trace), rest="  ")
+    lines += and_more(len(report.traces) - _TRACES)
+    return [*lines, *try_first(report.advice[:_ADVICE], room=_ADVICE_LINES, width=view.text_width)]
+
+
+def name_of(trace: TraceReport, file: str) -> str:
+    """What a trace from *file* is called: by its rank, if it says that."""
+    return short(file) if trace.rank is None else f"rank {trace.rank}"
+
+
+def _mfu(trace: TraceReport) -> str:
+    flops = trace.flops
+    if flops is None or flops.mfu is None:
+        return f"MFU is n/a: {why_no_mfu([trace]) or 'its FLOPs are not known'}."
+    peaks = " and ".join(f"{si(peak, 'FLOP/s')} in {dtype}" for dtype, peak in flops.peaks.items())
+    least = any(step.lower_bound for step in flops.steps)
+    return f"{_shares(flops.mfu, flops.hfu, lower_bound=least)} of the device's dense peak, {peaks}."
+
+
+def _kernels(trace: TraceReport) -> str:
+    """The kernels that took most time, which are those to begin with."""
+    from lightning_flops.trace.names import own_name  # which loads numpy
+
+    shares = {row.name: row.peak_share for row in (trace.flops.kernels if trace.flops else None) or ()}
+    first = (trace.kernels or ())[:_KERNELS]
+    names = [short(own_name(row.name)) for row in first]
+    told = [
+        f"{name} {percent(row.device.ratio)}"
+        + ("" if (peak := shares.get(row.name)) is None else f" (at {percent(peak)} of the peak)")
+        for name, row in zip(names, first, strict=True)
+    ]
+    return f"Most kernel time: {', '.join(told)}."
+
+
+def _of_job(steps: Sequence[TracedStepFlops]) -> str:
+    mfu, hfu = (of_all([(getattr(step, name), step.wall_us) for step in steps]) for name in ("mfu", "hfu"))
+    if mfu is None:
+        return "MFU is n/a: that of a rank is not known."
+    return f"{_shares(mfu, hfu, lower_bound=any(step.lower_bound for step in steps))}."
+
+
+def _shares(mfu: float, hfu: float | None, *, lower_bound: bool) -> str:
+    least = "at least " if lower_bound else ""
+    return f"MFU is {least}{percent(mfu)}, HFU {least}{percent(hfu)}"
+
+
+def _time(trace: TraceReport) -> str:
+    """How long a step takes, and what filled most of it."""
+    times = trace.step_times
+    wall = us(times.mean.wall_us)
+    if not times.marked:
+        what = f"The whole trace takes {wall}"
+    elif len(times.steps) == 1:
+        what = f"The step takes {wall}"
+    else:
+        what = f"A step takes {wall}, the mean of {plain(len(times.steps))}"
+    known = [(name, getattr(times.mean, field) or 0.0) for name, field in STEP_PARTS]
+    longest = sorted((part for part in known if part[1]), key=lambda part: -part[1])[:_PARTS]
+    parts = ", ".join(f"{name} {percent(ratio(part=time_us, whole=times.mean.wall_us))}" for name, time_us in longest)
+    return f"{what}: {parts}." if parts else f"{what}."

@@ -8,29 +8,26 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import os
 import textwrap
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from dataclasses import KW_ONLY, dataclass
 
-from lightning_flops.config import OWN_FOLDER
+from lightning_flops.config import OWN_FOLDER, ProfilerConfig
 from lightning_flops.report.headline import figures
 from lightning_flops.report.html_page import RunPages, packed, window_figures
 from lightning_flops.report.markdown import fenced
 from lightning_flops.report.scalars import MONITOR_PREFIX, profile_scalars
 from lightning_flops.report.text import render_advice, render_text
 from lightning_flops.report.throughput_text import render_throughput
+from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.throughput import ThroughputSummary
 from lightning_flops.sinks.console import to_log
 from lightning_flops.sinks.file import numbered, remove_file, write_new_file, write_own_file, write_text_file
+from lightning_flops.sinks.services import Services
 from lightning_flops.sinks.tensorboard_tab import event_file_name, tab_events
 from lightning_flops.text.printable import package_logger
-
-if TYPE_CHECKING:
-    from lightning_flops.config import ProfilerConfig
-    from lightning_flops.run.ranks import Ranks
-    from lightning_flops.schema.profile import Profile
-    from lightning_flops.schema.throughput import ThroughputSummary
-    from lightning_flops.sinks.services import Services
 
 logger = package_logger(__name__)
 
@@ -41,6 +38,7 @@ WINDOWS_KEPT = 8
 """The page and the tab show so many windows of a run, the latest ones: their files do not grow for ever."""
 
 _JSON, _PAGE, _TEXT, _THROUGHPUT = _NAMES = ("profile.json", "profile.html", "profile.txt", "throughput.json")
+
 
 class RunFiles:
     """The files that one rank writes about its run, in a folder of ours. No file of another run is replaced.
@@ -63,6 +61,7 @@ class RunFiles:
         self._writes_throughput = config.timer_only  # otherwise only beside a profile
         self._pages = RunPages(WINDOWS_KEPT) if config.html and not rank else None
         self._number: int | None = None
+        self._has_failed = False
         self._tabs: list[str] = []
 
     def report(self, profile: Profile) -> None:
@@ -77,7 +76,7 @@ class RunFiles:
         text_path = self._write(_TEXT, lambda: text) if keep_text and self._output_file is None else None
         if self._output_file is not None:  # last: it may lie on a file system that hangs
             path = self._named(self._output_file)
-            text_path = _written(path, lambda: write_text_file(path, text))
+            text_path = self._written(path, lambda: write_text_file(path, text))
         return {"page": html_path, "text": text_path, "json": json_path}
 
     def summary(self, summary: ThroughputSummary) -> None:
@@ -97,7 +96,7 @@ class RunFiles:
             return
         path = f"{place}/{event_file_name(len(self._tabs) + 1)}"
         self._tabs.append(path)
-        _written(path, lambda: write_own_file(path, events))
+        self._written(path, lambda: write_own_file(path, events))
         if len(self._tabs) > WINDOWS_KEPT:
             remove_file(self._tabs[-1 - WINDOWS_KEPT])
 
@@ -107,14 +106,26 @@ class RunFiles:
         path = self._named(f"{place}/{name}")
         if self._number is not None:
             path = numbered(path, self._number)
-            return _written(path, lambda: write_own_file(path, content().encode()))
+            return self._written(path, lambda: write_own_file(path, content().encode()))
 
         def write() -> str:
             beside = [self._named(f"{place}/{one}") for one in _NAMES]
             self._number = write_new_file(path, [content().encode()], beside=beside)
             return numbered(path, self._number)
 
-        return _written(path, write)
+        return self._written(path, write)
+
+    def _written(self, path: str, write: Callable[[], str | None]) -> str | None:
+        """Where *write* has written, *path* if it does not say; None if that failed, which is one warning a run."""
+        try:
+            path = write() or path
+        except OSError as error:
+            level = logging.DEBUG if self._has_failed else logging.WARNING
+            self._has_failed = True
+            logger.log(level, "the FLOPs report was not written: %s", error)
+            return None
+        logger.info("wrote %s", path)
+        return path
 
     def _place(self) -> str | None:
         """Our folder: that of the logs if it has our name, else the one of our name in it, unless that is a package."""
@@ -131,61 +142,44 @@ class RunFiles:
         return f"{root}{self._suffix}{suffix}"
 
 
+@dataclass(eq=False)
 class LoggedOutput:
-    """Where rank 0 shows the reports of one run: in its loggers, on the console and in files.
+    """Where rank 0 shows the reports of one run: in its loggers, on the console and in files."""
 
-    Args:
-        config: the settings.
-        loggers: those of the run.
-        folder: as of ``RunFiles``.
-        console: shows a report if no file was named for it.
-        text_file: a report that no logger shows, and that no file was named for, gets a file of its own.
-        announce: says on a line what came out and where it is, once, for a user who may see nothing else of it.
-        nowhere: what to say in the place of where it is, if no file keeps the report and no logger shows it.
-        part: a word that tags have below their prefix if the run is not the first training of its program.
-    """
+    config: ProfilerConfig
+    _: KW_ONLY
+    loggers: Services  # those of the run
+    folder: Callable[[], str | None]  # as of ``RunFiles``
+    console: Callable[[str], None] = to_log  # shows a report if no file was named for it
+    text_file: bool = True  # a report that no logger shows, and that no file was named for, gets a file of its own
+    announce: Callable[[str], None] = lambda sentence: None  # says what came out and where it is, once, on a line
+    nowhere: str = ""  # what to say in the place of where it is, if no file keeps the report and no logger shows it
+    part: str = ""  # a word that tags have below their prefix if the run is not the first training of its program
 
-    def __init__(
-        self,
-        config: ProfilerConfig,
-        *,
-        loggers: Services,
-        folder: Callable[[], str | None],
-        console: Callable[[str], None] = to_log,
-        text_file: bool = True,
-        announce: Callable[[str], None] = lambda sentence: None,
-        nowhere: str = "",
-        part: str = "",
-    ) -> None:
-        self.files, self.part = RunFiles(config, folder, part=part), part
-        self._config = config
-        self.loggers = loggers
-        self._console = console
-        self._text_file = text_file
-        self._announce = announce
-        self._nowhere = nowhere
+    def __post_init__(self) -> None:
+        self.files = RunFiles(self.config, self.folder, part=self.part)
         # The tags of a training run and of another loop never meet.
-        self._prefix, self.monitor_prefix = (
-            f"{prefix}/{part}" if part else prefix for prefix in (config.tag_prefix, MONITOR_PREFIX)
+        self.prefix, self.monitor_prefix = (
+            f"{prefix}/{self.part}" if self.part else prefix for prefix in (self.config.tag_prefix, MONITOR_PREFIX)
         )
 
     def report(self, profile: Profile) -> Callable[[int], None]:
         """Write the files of *profile*; what is returned shows it everywhere else, given the run's step."""
         text, context, board = render_text(profile), profile.context, self.loggers.has_board
         if board:
-            self.files.write_tab(profile, prefix=self._prefix)
-        paths = self.files.write_profile(profile, text, keep_text=self._text_file and not board)
-        scalars, advice = profile_scalars(profile, prefix=self._prefix), fenced(render_advice(profile.advice))
+            self.files.write_tab(profile, prefix=self.prefix)
+        paths = self.files.write_profile(profile, text, keep_text=self.text_file and not board)
+        scalars, advice = profile_scalars(profile, prefix=self.prefix), fenced(render_advice(profile.advice))
         whose = "" if context.trains else f" of the {context.run_word}"
         sentence = f"FLOPs of {context.step_word} {profile.profile_step}{whose}: {figures(profile, reasons=False)}"
 
         def show(step: int) -> None:
-            tag = f"{self._prefix}/profile"
+            tag = f"{self.prefix}/profile"
             self.loggers.write_scalars(scalars, step=step)
             shown = self.loggers.write_text(tag, fenced(text), step=step)
-            self.loggers.write_text(f"{self._prefix}/advice", advice, step=step)
-            if self._config.output_file is None:
-                self._console(text)
+            self.loggers.write_text(f"{self.prefix}/advice", advice, step=step)
+            if self.config.output_file is None:
+                self.console(text)
             if (page := paths["page"]) is not None:
                 self.loggers.keep_file(page)
             self._say(sentence, {**paths, "tag": tag if shown else None})
@@ -195,8 +189,8 @@ class LoggedOutput:
     def _say(self, sentence: str, places: Mapping[str, str | None]) -> None:
         """Announce the first report and the place that has most of it: later ones are in the same files."""
         words = {"page": "Page: ", "text": "Report: ", "tag": "In the loggers, the text ", "json": "Profile: "}
-        where = next((f"{words[name]}{shown_path(place)}" for name in words if (place := places[name])), self._nowhere)
-        announce, self._announce = self._announce, lambda sentence: None
+        where = next((f"{words[name]}{shown_path(place)}" for name in words if (place := places[name])), self.nowhere)
+        announce, self.announce = self.announce, lambda sentence: None
         announce(f"{textwrap.shorten(sentence, max(20, _LINE - len(where) - 2), placeholder=' …')}. {where}".rstrip())
 
     def summary(self, summary: ThroughputSummary) -> Callable[[int], None]:
@@ -211,27 +205,9 @@ class LoggedOutput:
         return show
 
 
-def files_of_rank(rank: int, output: LoggedOutput, *, ranks: Ranks | None, config: ProfilerConfig) -> RunFiles | None:
-    """Where a *rank* other than 0 writes: nowhere, or to files of its own with ``all_ranks``."""
-    if not config.all_ranks:
-        return None
-    return RunFiles(config, output.files.folder if ranks is None else ranks.folder, rank=rank, part=output.part)
-
-
 def shown_path(path: str) -> str:
     """*path* from the working directory, if it lies below it."""
     if "://" in path or not os.path.isabs(path):
         return path
     relative = os.path.relpath(path)
     return path if relative.startswith("..") else relative
-
-
-def _written(path: str, write: Callable[[], str | None]) -> str | None:
-    """Where *write* has written, *path* if it does not say; if that failed, warn and return None."""
-    try:
-        path = write() or path
-    except OSError as error:
-        logger.warning("the FLOPs report was not written: %s", error)
-        return None
-    logger.info("wrote %s", path)
-    return path

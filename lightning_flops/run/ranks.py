@@ -19,7 +19,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import distributed
@@ -27,16 +27,13 @@ from torch import distributed
 from lightning_flops import host_clock
 from lightning_flops.analysis.rank_record import make_rank_record, pack, unpack
 from lightning_flops.analysis.ranks import with_ranks
-from lightning_flops.config import OWN_FOLDER
+from lightning_flops.config import OWN_FOLDER, ProfilerConfig
 from lightning_flops.instrument.torch_private.distributed import store_getter
+from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.rank_record import RankRecord
 from lightning_flops.schema.ranks import RankAbsence
 from lightning_flops.signals import words_of
 from lightning_flops.text.printable import package_logger
-
-if TYPE_CHECKING:
-    from lightning_flops.config import ProfilerConfig
-    from lightning_flops.schema.profile import Profile
-    from lightning_flops.schema.rank_record import RankRecord
 
 logger = package_logger(__name__)
 

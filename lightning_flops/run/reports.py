@@ -8,34 +8,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from lightning_flops import host_clock
 from lightning_flops.analysis.budget import with_report_sec
 from lightning_flops.analysis.peak_flops import peak_for
 from lightning_flops.analysis.rates import padding_ratio
 from lightning_flops.analysis.throughput import build_throughput
+from lightning_flops.config import ProfilerConfig
+from lightning_flops.instrument.notes import Notes
 from lightning_flops.instrument.random_state import random_state_kept
 from lightning_flops.instrument.run_facts import gather_run_facts
+from lightning_flops.records import BatchTokens, RunContext, StepSums, UnprofiledFlops, WindowRecord
 from lightning_flops.report.headline import headline
 from lightning_flops.report.scalars import monitor_scalars
-from lightning_flops.run.output import files_of_rank
+from lightning_flops.run.adapter import Facts
+from lightning_flops.run.monitor import Monitor, MonitorReading
+from lightning_flops.run.output import LoggedOutput, RunFiles
 from lightning_flops.run.ranks import NoStoreError, Ranks
 from lightning_flops.run.results import profile_of_window
+from lightning_flops.run.window import Window
 from lightning_flops.run.worker import Worker
+from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.throughput import ThroughputSummary
 from lightning_flops.signals import words_of
 from lightning_flops.text.printable import package_logger
-
-if TYPE_CHECKING:
-    from lightning_flops.config import ProfilerConfig
-    from lightning_flops.instrument.notes import Notes
-    from lightning_flops.records import BatchTokens, RunContext, StepSums, UnprofiledFlops, WindowRecord
-    from lightning_flops.run.adapter import Facts
-    from lightning_flops.run.monitor import Monitor, MonitorReading
-    from lightning_flops.run.output import LoggedOutput, RunFiles
-    from lightning_flops.run.window import Window
-    from lightning_flops.schema.profile import Profile
-    from lightning_flops.schema.throughput import ThroughputSummary
 
 logger = package_logger(__name__)
 
@@ -93,11 +90,13 @@ class Reports:
                 )
         self._dp_size = facts.context().dp_size
         if facts.rank:
-            self._output = files_of_rank(facts.rank, facts.output, ranks=self._ranks, config=self._config)
+            folder = facts.output.folder if self._ranks is None else self._ranks.folder
+            if self._config.all_ranks:
+                self._output = RunFiles(self._config, folder, rank=facts.rank, part=facts.output.part)
             return
-        folder = facts.output.files.folder()  # of the user's loggers, so it is asked on the training thread
+        logs = facts.output.files.folder()  # of the user's loggers, so it is asked on the training thread
         if self._config.all_ranks and self._ranks is not None:
-            self._ranks.tell_folder(folder or "")
+            self._ranks.tell_folder(logs or "")
 
     def warn(self, sentence: str) -> None:
         """Say *sentence* in the log, on the rank that writes."""
@@ -205,27 +204,28 @@ class Reports:
         """Give the loggers what went by since the last reading, with what its steps cost."""
         if not (self._writes and reading.batches):
             return
+        useful = None if flops is None else flops.useful_by_dtype
+        per_sample = self._config.tokens_per_sample
         scalars = monitor_scalars(
             seconds=reading.seconds,
             data_wait_sec=reading.data_wait_sec,
             batches=reading.batches,
             samples=reading.samples,
             dp_size=self._dp_size,
-            tokens=self._tokens_of(reading.samples, reading.tokens),
+            tokens=reading.tokens.real if per_sample is None else self._tokens_in(reading.samples),
             padding_ratio=None if reading.tokens.real is None else padding_ratio(reading.tokens),
             model_flops=None if flops is None else sum(flops.by_dtype.values()),
             model_flops_peak_sec=None if flops is None else self._at_peak(flops.by_dtype),
-            useful_flops_peak_sec=None if flops is None else self._at_peak(flops.useful_by_dtype),
+            useful_flops_peak_sec=None if useful is None else self._at_peak(useful),
             estimated_ratio=None if flops is None else flops.estimated_ratio,
             prefix=self._facts.output.monitor_prefix,
         )
         self._facts.output.loggers.write_scalars(scalars, step=self._logged_at())
 
-    def _tokens_of(self, samples: int | None, tokens: BatchTokens) -> int | None:
+    def _tokens_in(self, samples: int | None) -> int | None:
+        """Tokens of so many *samples*, as the user has said."""
         per_sample = self._config.tokens_per_sample
-        if per_sample is None:
-            return tokens.real
-        return None if samples is None or callable(per_sample) else samples * per_sample
+        return samples * per_sample if samples is not None and isinstance(per_sample, int) else None
 
     def _at_peak(self, by_dtype: Mapping[str, float] | None) -> float | None:
         """Seconds that these FLOPs take at this device's peaks; None if not known."""
@@ -245,6 +245,8 @@ class Reports:
         """The run has ended before *step* was profiled."""
         steps = "step(s)" if context.trains else "batch(es)"
         ended = f"this {context.run_word} ended after {steps_done} {steps}"
+        if not steps_done and context.framework in ("torch", "accelerate") and not self._facts.optimizers():
+            ended += ": no optimizer was given to profile_training, and step() was never called"
         if not self._has_closed_a_window:
             OUTCOMES.reasons.append(f"profile_step is {step}, and {ended}")
             OUTCOMES.warned |= self._writes
@@ -277,7 +279,7 @@ class Reports:
             ranks.close()
 
     def _summarize(self, monitor: Monitor, flops: StepSums | None) -> None:
-        totals, at_peak = monitor.totals(), self._at_peak
+        totals, at_peak, per_sample = monitor.totals(), self._at_peak, self._config.tokens_per_sample
         self.throughput = summary = build_throughput(
             totals,
             dp_size=self._dp_size,
@@ -286,7 +288,7 @@ class Reports:
             useful_flops_peak_sec=None if flops is None else at_peak(flops.unprofiled.useful_by_dtype),
             notes=self._notes.unreported,
             tokens=monitor.all_tokens,
-            timed_tokens=self._tokens_of(totals.samples, totals.tokens),
+            timed_tokens=totals.tokens.real if per_sample is None else self._tokens_in(totals.samples),
         )
         if summary is not None and (output := self._output) is not None:
             self._write(lambda: output.summary(summary), "the throughput of the run")

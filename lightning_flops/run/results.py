@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 from lightning_flops.analysis.profile import build_profile
 from lightning_flops.analysis.traced_step import build_traced_step, counter_tracks_of, with_files
+from lightning_flops.config import ProfilerConfig
+from lightning_flops.records import WindowRecord
 from lightning_flops.report.trace_args import module_args
+from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.throughput import ThroughputSummary
 from lightning_flops.schema.trace import TracedStep
 from lightning_flops.sinks.trace_file import keep_trace
 from lightning_flops.text.printable import package_logger
-
-if TYPE_CHECKING:
-    from lightning_flops.config import ProfilerConfig
-    from lightning_flops.records import WindowRecord
-    from lightning_flops.schema.profile import Profile
-    from lightning_flops.schema.throughput import ThroughputSummary
-    from lightning_flops.trace.counters import CounterTrack
 
 logger = package_logger(__name__)
 
@@ -74,7 +71,7 @@ def profile_of_window(window: WindowRecord, *, config: ProfilerConfig, warns: bo
             continue
         # The rates are those of the one trace that was analysed.
         args = module_args(profile) if traced is not None and record.index == traced.index else {}
-        counters: tuple[CounterTrack, ...] = ()
+        counters: tuple[Any, ...] = ()
         try:
             counters = counter_tracks_of(record)
         except Exception as error:  # a trace without them is still a trace

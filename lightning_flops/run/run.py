@@ -18,26 +18,24 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning_flops.analysis.step_flops import StepFlops
+from lightning_flops.config import ProfilerConfig
 from lightning_flops.instrument.batches import BatchMeter
 from lightning_flops.instrument.notes import Notes
+from lightning_flops.instrument.recorder import CountedStep
 from lightning_flops.instrument.timing.gpu_counters import open_meter
 from lightning_flops.instrument.torch_private.profiling import profiler_is_recording
+from lightning_flops.records import BatchTokens, RunContext, Shapes, TimePhase
+from lightning_flops.run.adapter import Facts
 from lightning_flops.run.monitor import Monitor
 from lightning_flops.run.reports import Reports
 from lightning_flops.run.safety import close_quietly
 from lightning_flops.run.token_reader import TokenReader
 from lightning_flops.run.window import Window, new_window
+from lightning_flops.schema.profile import Profile
 from lightning_flops.text.printable import package_logger
-
-if TYPE_CHECKING:
-    from lightning_flops.config import ProfilerConfig
-    from lightning_flops.instrument.recorder import CountedStep
-    from lightning_flops.records import BatchTokens, RunContext, Shapes, TimePhase
-    from lightning_flops.run.adapter import Facts
-    from lightning_flops.schema.profile import Profile
 
 logger = package_logger(__name__)
 
@@ -90,7 +88,7 @@ class Run:
         self.steps_done = 0
         self._counts_steps = config.monitor and not config.timer_only  # steps outside of windows are counted, too
         self._step = _Step()
-        self._outside: list[str] = []  # what runs now and belongs to no step
+        self.outside_of: list[str] = []  # what runs now and belongs to no step
         self._fetches = 0  # depth of the running fetches
 
     # ---- the run begins
@@ -114,12 +112,7 @@ class Run:
                 run._step.counted = step
 
         self.window = new_window(
-            step,
-            facts=self.facts,
-            config=self.config,
-            notes=self.notes,
-            gpu_meter=self._gpu_meter,
-            counted=was_counted,
+            step, facts=self.facts, config=self.config, notes=self.notes, gpu_meter=self._gpu_meter, counted=was_counted
         )
         self._open_if_due()
 
@@ -141,19 +134,19 @@ class Run:
 
     def batch_begins(self, shapes: Shapes, tokens: BatchTokens | None = None) -> None:
         """The model is about to compute on a batch: count its step if nothing is known of steps of its shapes."""
-        if self.window.is_open or self._step.batches or self.window.scope is not None or self._outside:
+        if self.window.is_open or self._step.batches or self.window.scope is not None or self.outside_of:
             return
         if self._counts_steps and self.flops.wants(shapes, tokens) and not profiler_is_recording():
             self.window.sample(steps_done=self.steps_done)
             self._follow()
 
     def _follow(self) -> None:
-        self.window.follow(self.facts.mark_parts, outside=bool(self._outside))
+        self.window.follow(self.facts.mark_parts, outside=bool(self.outside_of))
 
     def fetch_begins(self) -> None:
         """The loop asks its data loader for a batch; calls may nest, and the outermost counts."""
         self._fetches += 1
-        if self._fetches == 1 and not self._outside:
+        if self._fetches == 1 and not self.outside_of:
             self.window.fetches += 1
             self.monitor.fetch_begins()
             if self.window.marks is not None:
@@ -162,30 +155,30 @@ class Run:
     def fetch_ends(self) -> None:
         """The data loader has delivered the batch."""
         self._fetches -= 1
-        if self._fetches == 0 and not self._outside:
+        if self._fetches == 0 and not self.outside_of:
             if self.window.marks is not None:
                 self.window.leave()
             self.monitor.fetch_ends()
 
     def enter(self, part: TimePhase | str, *, counts: bool = True) -> None:
         """*part* of the step begins, inside whatever part is running; *counts* as in ``Recorder.enter``."""
-        if self.window.marks is not None and not self._outside:
+        if self.window.marks is not None and not self.outside_of:
             self.window.enter(part, counts=counts)
 
     def leave(self) -> None:
         """The part entered last ends."""
-        if self.window.marks is not None and not self._outside:
+        if self.window.marks is not None and not self.outside_of:
             self.window.leave()
 
     def claim(self, part: TimePhase) -> None:
         """What ran since the last part was left, if no part is running now, was *part* too."""
-        if self.window.marks is not None and not self._outside:
+        if self.window.marks is not None and not self.outside_of:
             self.window.recorder.claim(part)
 
     def outside(self, what: str, *, since_batch: bool = False) -> None:
         """*what* begins, which belongs to no step, and *since_batch* what ran since the last batch; calls may nest."""
-        self._outside.append(what)
-        if len(self._outside) == 1:
+        self.outside_of.append(what)
+        if len(self.outside_of) == 1:
             self.window.leave_scope()
             self.monitor.outside(since_batch=since_batch)
             if self.window.marks is not None:
@@ -195,10 +188,10 @@ class Run:
 
     def inside(self) -> None:
         """What belongs to no step is over."""
-        if not self._outside:
+        if not self.outside_of:
             return
-        self._outside.pop()
-        if not self._outside:
+        self.outside_of.pop()
+        if not self.outside_of:
             if self.window.marks is not None:
                 self.window.leave()
             self.monitor.inside()
@@ -208,15 +201,6 @@ class Run:
     def is_marking(self) -> bool:
         """Whether the parts of the running step are marked."""
         return self.window.marks is not None
-
-    @property
-    def is_outside(self) -> bool:
-        """Whether what runs now belongs to no step."""
-        return bool(self._outside)
-
-    def is_outside_for(self, what: str) -> bool:
-        """Whether *what* runs now, which belongs to no step."""
-        return what in self._outside
 
     # ---- the end of a batch
 

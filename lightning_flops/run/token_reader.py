@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning_flops.instrument.tokens import ON_DEVICE, OnDeviceError, tokens_in
+from lightning_flops.records import BatchTokens
 from lightning_flops.signals import words_of
-
-if TYPE_CHECKING:
-    from lightning_flops.records import BatchTokens
 
 _BATCHES_WITHOUT_TOKENS = 10
 """After so many batches that do not tell their tokens, no further one is looked at."""

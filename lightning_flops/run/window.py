@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from lightning_flops.config import ProfilerConfig
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
 from lightning_flops.instrument.memory import MemoryWatch, memory_reader
+from lightning_flops.instrument.notes import Notes
 from lightning_flops.instrument.recorder import CountedStep, Recorder
 from lightning_flops.instrument.timing.clocks import clock_for
 from lightning_flops.instrument.timing.gpu_counters import GpuMeter, GpuWatch
@@ -16,12 +17,8 @@ from lightning_flops.instrument.timing.module_timer import ForwardTimer
 from lightning_flops.instrument.timing.processor_wait import ProcessorWatch
 from lightning_flops.instrument.tracing.step_tracer import StepTracer
 from lightning_flops.instrument.tracing.trace_cycles import TraceCycles
-
-if TYPE_CHECKING:
-    from lightning_flops.config import ProfilerConfig
-    from lightning_flops.instrument.notes import Notes
-    from lightning_flops.records import TimePhase, WindowRecord
-    from lightning_flops.run.adapter import Facts
+from lightning_flops.records import TimePhase, WindowRecord
+from lightning_flops.run.adapter import Facts
 
 
 @dataclass(slots=True)
@@ -146,4 +143,4 @@ def new_window(
 def _tracing(facts: Facts, config: ProfilerConfig) -> TraceCycles:
     asked = {name: getattr(config, name) for name in ("record_shapes", "profile_memory", "with_stack")}
     tracer = StepTracer(facts.root, device=facts.device, **asked)
-    return TraceCycles([tracer, ForwardTimer(facts.root, lambda: clock_for(facts.device))], config.trace_schedule)
+    return TraceCycles([tracer, ForwardTimer(facts.root, clock_for(facts.device))], config.trace_schedule)

@@ -7,18 +7,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """One thing that holds the run back."""
+    """One thing that holds the run back; docs/advice.md has all rules."""
 
     rule: str
-    """The rule's name, which also begins the names of its thresholds."""
-    evidence: str
-    """What was measured, in a sentence."""
+    """The rule's name."""
+    fact: str
+    """What was measured, in a sentence: how much, of which rank, module or loader."""
+    remedy: str
+    """What to do, in a sentence."""
+    ceiling: float | None
+    """Share of a typical step that following it can save at most; None if it is not known. Two pieces of advice may
+    name the same time."""
+    unless: str
+    """When not to follow it, after "not": ``where the data overfit``."""
     threshold: str
-    """What it was held against, in words."""
-    action: str
-    """What to try, in a sentence."""
+    """What was measured was held against this, in words."""
     source: str
     """Where the rule comes from."""
-    stake: float | None
-    """Share of the step that is at stake here and in no other advice; None if it is not known, or if other advice has
-    all of it."""

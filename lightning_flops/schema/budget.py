@@ -1,57 +1,35 @@
-"""The budget of a step: where peak x time went."""
+"""The breakdown of a step: where peak x time went."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-BudgetKey = Literal[
-    "model",
-    "padding",
-    "recompute",
-    "optimizer_flops",
-    "skipped",
-    "matmul",
-    "other_operators",
-    "operators",
-    "communication",
-    "copies",
-    "idle",
-    "compute",
-    "bubble",
-    "data_wait",
-    "transfer",
-    "other",
-]
-"""What a row of the budget is of."""
+BudgetKey = Literal["model", "other_flops", "compute", "operators", "communication", "idle", "data", "other"]
+"""The eight rows of the breakdown, in their order."""
 
-RunKey = Literal["training", "validation", "checkpoint", "between_epochs", "profiler", "report", "elsewhere"]
+RunKey = Literal["training", "stalls", "validation", "checkpoint", "between_epochs", "profiler", "report", "elsewhere"]
 """What the run did while the profiler's window was open."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetRow:
-    """One row of the budget: so much of a step's wall time."""
+    """One row of the breakdown: so much of a step's wall time."""
 
     key: BudgetKey
-    """``model``: useful model FLOPs at the peak; its share of the step is MFU. ``padding``: what of the model FLOPs
-    was spent on padding, where that is known: then ``model`` is without it, and MFU is the share of both.
-    ``recompute``, ``optimizer_flops``: these FLOPs at the peak. ``skipped``: below zero, for FLOPs in
-    ``model`` that fused masked attention does not execute; above zero where ``causal_attention="half"`` counts
-    fewer than are executed. ``matmul``: what matmul-like operators take beyond the rows above it, all of their time
-    if the peak is not known. ``other_operators``: all others. ``operators``: both, where they cannot be told apart.
-    ``communication``, ``copies``: what nothing hides. ``idle``: nothing runs, while the host prepares. ``compute``:
-    all of forward, backward and optimizer that cannot be told apart. ``bubble``, ``data_wait``, ``transfer``,
-    ``other``: these parts of a step."""
-    label: str
-    """Name of the row for people, for this device."""
-    time_ns: int
-    """Nanoseconds of one step. Below zero in ``skipped`` alone; the rows add up to the step."""
-    joined: tuple[BudgetKey, ...]
-    """The rows that are in this one because nothing tells them apart; empty for a row that stands for itself."""
+    """``model``: model FLOPs at the peak; its share of a typical step is that step's MFU. ``other_flops``: recomputed
+    FLOPs and the optimizer's at the peak, less what fused masked attention skips of all of them. ``compute``: what
+    matmul-like operators take beyond these two rows, all of their time if the peak is not known; without a trace all of
+    forward, backward and optimizer beyond them. ``operators``: all other operators. ``communication``: what no
+    computation hides. ``idle``: nothing computes, while the host prepares, or copies that nothing hides run.
+    ``data``: wait for data, and transfer of the batch. ``other``: callbacks, logging, schedulers, a pipeline's bubble,
+    and phases that cannot be told apart from these."""
+    time_ns: int | None
+    """Nanoseconds of one step; those that are known add up to the step. None: the peak, or what filled the phases, is
+    not known. Below zero in ``other_flops`` alone."""
     memory_ns: int | None
-    """At most so much of ``other_operators`` is explained by moving their bytes at the memory's bandwidth. None
-    in other rows, and where the bandwidth is not known."""
+    """At most so much of ``operators`` is explained by moving their bytes at the memory's bandwidth. None in other
+    rows, and where the bandwidth is not known."""
     advice: tuple[str, ...]
     """Rules of the advice in this profile that lower this row, in its order."""
 
@@ -61,9 +39,10 @@ class RunShare:
     """What the run did in a part of its wall time, while the profiler's window was open."""
 
     key: RunKey
-    """``training``: the timed steps. ``validation``, ``checkpoint``, ``between_epochs``, ``elsewhere`` (what the user
-    named): between these. ``profiler``: by how much the counted and the traced steps took longer than as many others.
-    ``report``: reading the trace and making the report; writing it is not in it."""
+    """``training``: the timed steps, without ``stalls``: what some took beyond a typical one.
+    ``validation``, ``checkpoint``, ``between_epochs``, ``elsewhere`` (what the user named): between these.
+    ``profiler``: by how much the counted and the traced steps took longer than as many others. ``report``: reading the
+    trace and making the report; writing it is not in it."""
     label: str
     """Name for people."""
     time_ns: int
@@ -72,17 +51,15 @@ class RunShare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """One account of one step of this rank: its rows add up to ``wall_ns`` exactly."""
+    """One account of a typical step of this rank: its rows add up to ``wall_ns`` exactly."""
 
     wall_ns: int
-    """Wall time of a step: ``timing.global_step_sec``, to the nearest nanosecond."""
+    """Wall time of a typical step: ``timing.global_step.typical_sec``, to the nearest nanosecond."""
     rows: tuple[BudgetRow, ...]
-    """The FLOPs at the peak first. Rows that took no time are left out."""
+    """One of each key, in their order."""
     traced_step: int | None
     """Index of the step whose trace divides the phases; their times are those of the timed steps. None without one."""
-    knows_peak: bool
-    """Whether the peak is known; if not, the rows are times only."""
     run: tuple[RunShare, ...]
-    """Beside the step: the run while the window was open."""
+    """The run while the window was open, the steps first."""
     notes: tuple[str, ...]
-    """What was joined, and why, in sentences."""
+    """Why rows are not known, in sentences."""

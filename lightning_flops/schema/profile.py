@@ -10,7 +10,6 @@ from typing import Literal
 from lightning_flops.records import MemoryRecord, PhaseBytes, PhaseFlops, RunContext, UncountedOperator
 from lightning_flops.schema import codec, shown
 from lightning_flops.schema.advice import Advice
-from lightning_flops.schema.answer import Answer, answer_of
 from lightning_flops.schema.budget import Budget
 from lightning_flops.schema.energy import Energy
 from lightning_flops.schema.modules import ModuleProfile
@@ -123,7 +122,7 @@ class Profile:
     ranks: RanksProfile | None
     """All ranks of the job together; None where this rank's is the only profile at hand."""
     advice: tuple[Advice, ...]
-    """What holds the run back, the most at stake first."""
+    """What holds the run back, the largest possible saving first."""
     notes: tuple[str, ...]
     """What is missing or degraded, in sentences."""
 
@@ -164,9 +163,14 @@ class Profile:
         return self.rates if self.ranks is None else self.ranks.rates
 
     @property
-    def answer(self) -> Answer:
-        """What a reader wants to know first: the figures of every headline, and of ``summary``."""
-        return answer_of(self)
+    def job_unavailable(self) -> Mapping[str, str]:
+        """Why one of ``job_rates`` (by its field's name) is None, in a few words."""
+        return self.unavailable if self.ranks is None else self.ranks.unavailable
+
+    @property
+    def job_params(self) -> int | None:
+        """Parameters of the whole model, the stages of a pipeline added up where all ranks are known."""
+        return self.params if self.ranks is None else self.ranks.params
 
     def summary(self) -> dict[str, float | dict[str, float | None] | None]:
         """The headline of the profile as a flat dict, for scripts; None is what could not be measured.
@@ -175,22 +179,21 @@ class Profile:
         ``hfu`` (of the whole job where its ranks are known; 1 is the peak), ``forward_flops``, ``backward_flops`` and
         ``hardware_flops`` (of one step on this rank, exact), ``data_wait_ratio`` (of this rank's step),
         ``cpu_time_sec`` (processor time of a step, all threads of this rank's process), ``params`` (of the whole
-        model), and ``advice``: the share of the step at stake, or None, by the rule's name, the most first.
+        model), and ``advice``: the share of a step that it can save at most, or None, by the rule's name.
         """
-        answer = self.answer
         return {
-            "global_step_sec": answer.global_step_sec,
-            "samples_per_sec": answer.samples_per_sec,
-            "tokens_per_sec": answer.tokens_per_sec,
-            "mfu": answer.mfu,
-            "hfu": answer.hfu,
-            "forward_flops": answer.forward_flops,
-            "backward_flops": answer.backward_flops,
-            "hardware_flops": answer.hardware_flops,
-            "data_wait_ratio": answer.data_wait_ratio,
+            "global_step_sec": None if self.timing is None else self.timing.global_step_sec,
+            "samples_per_sec": self.job_rates.samples_per_sec,
+            "tokens_per_sec": self.job_rates.tokens_per_sec,
+            "mfu": self.job_rates.mfu,
+            "hfu": self.job_rates.hfu,
+            "forward_flops": self.flops.forward,
+            "backward_flops": self.flops.backward,
+            "hardware_flops": self.flops.hardware,
+            "data_wait_ratio": self.rates.data_wait_ratio,
             "cpu_time_sec": None if self.timing is None else self.timing.cpu_time_sec,
-            "params": answer.params,
-            "advice": {one.rule: one.stake for one in self.advice},
+            "params": self.job_params,
+            "advice": {one.rule: one.ceiling for one in self.advice},
         }
 
     def to_json(self) -> str:

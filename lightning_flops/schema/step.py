@@ -88,6 +88,8 @@ class PartTiming:
     """Phases of this part: several where they cannot be told apart, none for the whole step."""
     mean_sec: float
     """Total over the timed steps / their number."""
+    typical_sec: float
+    """Mean over the typical steps: see ``TimingProfile.typical_steps``."""
     minimum_sec: float
     """Shortest of a single step."""
     median_sec: float
@@ -111,13 +113,33 @@ def phases_text(phases: Iterable[TimePhase]) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Stalls:
+    """Steps that are no typical ones and took over a tenth longer."""
+
+    steps: int
+    """How many of the timed steps."""
+    seconds: float
+    """By how much they took longer than as many typical ones, together."""
+    part: str
+    """Name of the part with most of that."""
+
+
+FEW_STEPS = 8
+"""From fewer timed steps no advice is given: one hiccup would decide it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TimingProfile:
-    """Where the time of a step goes on this rank, means over the timed steps."""
+    """Where the time of a step goes on this rank, over the timed steps."""
 
     timed_steps: int
     """Number of steps that the means are over."""
+    typical_steps: int
+    """Number of typical steps: the middle half of the timed ones by their wall time. A typical step is their mean."""
+    stalls: Stalls | None
+    """None if no step took much longer than a typical one."""
     parts: tuple[PartTiming, ...]
-    """Parts that tile the step: their means add up to the step's."""
+    """Parts that tile the step: their means add up to the step's, and so do their typical times."""
     global_step: PartTiming
     """The whole step."""
     reader_sec: float | None
@@ -129,6 +151,8 @@ class TimingProfile:
     starved_share: float | None = None
     """Of the time of these steps, how much a thread of this process was ready to run and had no processor, or, if that
     is more, the share of the processor time that a hypervisor gave to others; None if nobody counts it."""
+    cpu_system_ratio: float | None = None
+    """Of the processor time that the machine has, what anything on it used during these steps; None if not known."""
 
     @property
     def cpu_time_sec(self) -> float | None:
@@ -136,11 +160,22 @@ class TimingProfile:
         steps = self.processor_steps_sec
         return sum(steps) / len(steps) if steps else None
 
-    def seconds_of(self, *phases: TimePhase) -> float | None:
-        """Mean seconds of *phases* together; None if they are mixed up with others, or there are none."""
+    @property
+    def cpu_process_ratio(self) -> float | None:
+        """Processor time of this process over the wall time of a step; above 1 where several cores work for it."""
+        cpu_sec, wall_sec = self.cpu_time_sec, self.global_step.mean_sec
+        return None if cpu_sec is None or not wall_sec else cpu_sec / wall_sec
+
+    def seconds_of(self, *phases: TimePhase, typical: bool = False) -> float | None:
+        """Seconds of *phases* together, mean or typical; None if they are mixed up with others, or there are none."""
         inside = [part for part in self.parts if not set(phases).isdisjoint(part.phases)]
         known = bool(inside) and all(set(part.phases) <= set(phases) for part in inside)
-        return sum(part.mean_sec for part in inside) if known else None
+        return sum(part.typical_sec if typical else part.mean_sec for part in inside) if known else None
+
+    @property
+    def few_steps(self) -> bool:
+        """Whether too few steps were timed to advise on."""
+        return self.timed_steps < FEW_STEPS
 
     @property
     def data_wait_sec(self) -> float | None:

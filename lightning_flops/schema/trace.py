@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from lightning_flops.schema import codec
@@ -20,6 +20,7 @@ from lightning_flops.schema.trace_events import (
 )
 from lightning_flops.schema.trace_flops import TracedStepFlops, TraceFlops
 from lightning_flops.schema.trace_steps import DeviceMetrics, ModuleTable, PhaseRow, Row, StepTimes
+from lightning_flops.units import plural, run_text
 
 SCHEMA_VERSION = 7
 """Version of the JSON that ``TracesReport.to_json`` writes; it goes up whenever a field changes."""
@@ -89,7 +90,7 @@ class TracesReport:
     ranks: RankComparison | None
     """None for a single trace."""
     advice: tuple[Advice, ...]
-    """What the traces show that holds the run back, the most at stake first."""
+    """What the traces show that holds the run back, the largest possible saving first."""
     job_steps: tuple[TracedStepFlops, ...] | None = None
     """FLOPs of all ranks together, of each step that all of them have, over the mean of their wall times; MFU and HFU
     are over what all devices could do. None without a trace of each rank that has FLOPs and marks of steps."""
@@ -143,11 +144,27 @@ class StepFilling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TracedOperator:
+    """One operator in a traced step: medians over the traced steps, on the device's clock if there is one."""
+
+    calls: float
+    """How often it ran."""
+    self_sec: float
+    """Without the operators that it called."""
+    total_sec: float
+    """With them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TracedStep:
-    """A step, or several in a row, that ran under torch.profiler, or whose modules a clock timed in its place."""
+    """A step, or several in a row, that ran under torch.profiler, or whose modules a clock timed in its place.
+
+    Times of modules and operators are medians over these steps. Where they are the host's, which torch.profiler slows,
+    they are scaled to the forward and backward of a typical timed step.
+    """
 
     index: int
-    """Steps of the fit before it."""
+    """Steps of the fit before the first of them."""
     like_counted: bool
     """It has the counted step's signature, so FLOPs of the one over seconds of the other is a rate."""
     files: tuple[str, ...]
@@ -160,5 +177,22 @@ class TracedStep:
     """Where the time went, and what of it was communication; empty if there is no trace."""
     filling: StepFilling | None = None
     """What filled these parts; None if there is no trace, or if the trace does not show the device."""
+    steps: int = 1
+    """How many there are."""
+    operators: Mapping[str, TracedOperator] = field(default_factory=dict)
+    """By name; empty if there is no trace."""
+    forward_scale: float = 1.0
+    """Typical seconds of the forward / traced ones; 1 where times are the device's, or no step was timed."""
+    backward_scale: float = 1.0
+    """The same of the backward."""
     collectives: tuple[CollectiveCalls, ...] = ()
     """Every call of every collective: what another rank's are matched with. Empty in a run of one rank."""
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether its forward or backward took over twice, or under half, of a typical one: module times are rough."""
+        return any(not 0.5 <= scale <= 2 for scale in (self.forward_scale, self.backward_scale))
+
+    def named(self, word: str) -> str:
+        """These steps for people, each of them a *word*: "step 8", "steps 29-33"."""
+        return f"{plural(word, self.steps)} {run_text(range(self.index, self.index + self.steps))}"

@@ -103,16 +103,6 @@ class MemoryRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryPoint:
-    """How much was allocated at a moment."""
-
-    us: float
-    """After the first event of the trace."""
-    bytes: int
-    """As ``MemoryCurve.peak_bytes``."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class HeldMemory:
     """Memory that was allocated in one place and not yet freed at the peak."""
 
@@ -124,18 +114,6 @@ class HeldMemory:
     """All together."""
     allocations: int | None
     """How many there are; None for what was there before the trace."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepSpan:
-    """A step, or a phase of one, on the host's clock, on which memory is allocated."""
-
-    name: str
-    """``step 5``, ``data loader``, ``forward``, ``backward`` or ``optimizer``."""
-    start_us: float
-    """After the first event of the trace."""
-    end_us: float
-    """Likewise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,11 +134,11 @@ class MemoryCurve:
     """In which step; None outside of steps, and where they are not marked."""
     held: tuple[HeldMemory, ...] | None
     """What held the memory then, the most first; None where the trace has no addresses, as before torch 2.0."""
-    points: tuple[MemoryPoint, ...]
-    """In order of time, some hundreds at most: of each stretch the highest."""
-    spans: tuple[StepSpan, ...]
-    """What ran meanwhile, in order of time: the marked steps and the phases in them. Of more than 1,000 the steps alone
-    are kept, of more than 1,000 steps none."""
+    points: tuple[tuple[float, int], ...]
+    """Microseconds after the first event, and bytes as *peak_bytes*: some hundreds, the highest of each stretch."""
+    spans: tuple[tuple[str, float, float], ...]
+    """Name (``step 5``, ``forward`` …), start and end of the marked steps and the phases in them, in order of time. Of
+    more than 1,000 the steps alone are kept, of more than 1,000 steps none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

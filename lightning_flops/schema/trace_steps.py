@@ -162,7 +162,7 @@ class ModuleTable:
     clock: Literal["host", "device"]
     """``device``: time in which work that was launched there ran, overlaps counted once. ``host``: without a device."""
     steps: int
-    """All times and counts are of so many steps together."""
+    """All times and counts are of so many steps together; 1 for medians over the steps of a run's own trace."""
     rows: tuple[ModuleRow, ...]
     """By name, the root first."""
     forward_us: float

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import html
 import importlib
+import logging
 import math
 import os
 import sys
@@ -82,7 +83,12 @@ class Services:
         words = words_of(error)
         if id(service) not in self._refused:
             self._refused.add(id(service))
-            logger.warning("%s did not take the FLOPs report, the others did not notice: %s", _kinds(service)[0], words)
+            # Our own files, which lie in the same folder, have said so.
+            told = isinstance(service, TensorBoardFiles) and isinstance(error, OSError)
+            level = logging.DEBUG if told else logging.WARNING
+            logger.log(
+                level, "%s did not take the FLOPs report, the others did not notice: %s", _kinds(service)[0], words
+            )
 
 
 class TrainerLog(Services):

@@ -12,9 +12,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from lightning_flops.analysis.advice import advise_on_traces
 from lightning_flops.analysis.collectives import RanksError, TracedRank, compare
 from lightning_flops.analysis.stragglers import are_compared, find_stragglers_in_traces
-from lightning_flops.analysis.trace_advice import advise_on_traces
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.schema.communication import RankComparison

@@ -10,12 +10,10 @@ import numpy as np
 from lightning_flops.schema.trace_events import (
     HeldMemory,
     MemoryCurve,
-    MemoryPoint,
     MemoryRow,
-    StepSpan,
 )
 from lightning_flops.trace.columns import MemoryEvents, Trace
-from lightning_flops.trace.intervals import NS_PER_US, Ints, group_by, sums_by, table
+from lightning_flops.trace.intervals import NS_PER_US, Ints, group_by, sums_by
 from lightning_flops.trace.modules import ACCUMULATION, NOBODY, OPTIMIZER, Phase, modules_above, with_below
 from lightning_flops.trace.structure import enclosing
 from lightning_flops.trace.tables import with_callees
@@ -64,25 +62,23 @@ def memory_curves(trace: Trace) -> tuple[MemoryCurve, ...] | None:
     return tuple(sorted(curves, key=lambda one: (one.device < 0, one.device)))
 
 
-def _points(times: Ints, allocated: Ints) -> tuple[MemoryPoint, ...]:
+def _points(times: Ints, allocated: Ints) -> tuple[tuple[float, int], ...]:
     """At most ``MOST_POINTS`` of the curve: of each stretch its highest point."""
     firsts = np.unique(np.linspace(0, len(times), MOST_POINTS, endpoint=False, dtype=np.int64))
     ends = np.append(firsts[1:], len(times)).tolist()
     highest = [first + int(allocated[first:end].argmax()) for first, end in zip(firsts.tolist(), ends, strict=True)]
-    return table(MemoryPoint, us=(times[highest] / NS_PER_US).tolist(), bytes=allocated[highest].tolist())
+    return tuple(zip((times[highest] / NS_PER_US).tolist(), allocated[highest].tolist(), strict=True))
 
 
-def _spans(trace: Trace, begin: int) -> tuple[StepSpan, ...]:
+def _spans(trace: Trace, begin: int) -> tuple[tuple[str, float, float], ...]:
     """The marked steps and their phases, as ``MemoryCurve.spans`` says."""
     steps = trace.steps
     columns = (steps.host_start_ns.tolist(), steps.host_end_ns.tolist(), steps.numbers)
     of_steps = [(start, end, f"step {number}") for start, end, number in zip(*columns, strict=True) if steps.marked]
     of_phases = [(*pair, name) for name, found in trace.phases.items() for pair in found.merged().pairs()]
     kept = next((one for one in ([*of_steps, *of_phases], of_steps) if len(one) <= MOST_SPANS), [])
-    return tuple(
-        StepSpan(name=name, start_us=(start - begin) / NS_PER_US, end_us=(end - begin) / NS_PER_US)
-        for start, end, name in sorted(kept, key=lambda span: (span[0], -span[1]))
-    )
+    in_time = sorted(kept, key=lambda span: (span[0], -span[1]))
+    return tuple((name, (start - begin) / NS_PER_US, (end - begin) / NS_PER_US) for start, end, name in in_time)
 
 
 def _held(trace: Trace, memory: MemoryEvents, rows: Ints, total: int | None) -> tuple[HeldMemory, ...] | None:

@@ -156,8 +156,8 @@ def _maker_frames(trace: Trace, nodes: Ints, frames: Frames) -> Ints:
     return made_in
 
 
-def module_table(trace: Trace) -> ModuleTable | None:
-    """Forward and backward time of each module, over all steps; None if the trace does not show modules.
+def module_table(trace: Trace, step: int | None = None) -> ModuleTable | None:
+    """Forward and backward time of each module, over all steps or in one; None if the trace does not show modules.
 
     If a device took part, this is the time in which kernels, copies and memsets that were launched in the module ran on
     it; a moment in which several of them ran counts once. Otherwise it is the host's time.
@@ -165,15 +165,18 @@ def module_table(trace: Trace) -> ModuleTable | None:
     frames = trace.frames
     if frames is None:
         return None
+    inside = np.full(len(trace), True) if step is None else trace.steps.of(trace.start_ns) == step
+    calls = frames.calls()
     names, parents = frames.modules, modules_above(frames.modules)
     if trace.has_device:
         rows, frame = launched_in_frames(trace, frames)
+        rows, frame = rows[inside[frame]], frame[inside[frame]]
         # Hooks of accumulation synchronize gradients, and so does the end of the backward: that is no module's time.
         of_nobody = trace.is_collective[rows] & (frames.phase[frame] == Phase.BACKWARD) & (frames.owner[frame] < 0)
         owner = np.where(of_nobody, _COMMUNICATION, frames.owner[frame])
     else:
-        rows = frame = frames.rows
-        owner, own_ns = frames.owner[rows], own_host_ns(trace, frames)
+        rows = frame = frames.rows[inside[frames.rows]]
+        owner, own_ns = frames.owner[rows], own_host_ns(trace, frames)[inside[frames.rows]]
     phase, is_kernel = frames.phase[frame], trace.kind[rows] == Kind.KERNEL
 
     def spent(owners: Ints, which: Ints, count: int) -> Ints:
@@ -203,12 +206,12 @@ def module_table(trace: Trace) -> ModuleTable | None:
     sources = forwards_of_modules(trace, called_modules(trace))
     return ModuleTable(
         clock="device" if trace.has_device else "host",
-        steps=len(trace.steps),
+        steps=len(trace.steps) if step is None else 1,
         rows=table(
             ModuleRow,
             lambda row: row.name.split("."),
             name=names,
-            calls=np.bincount(frames.owner[frames.calls()], minlength=len(names)).tolist(),
+            calls=np.bincount(frames.owner[calls[inside[calls]]], minlength=len(names)).tolist(),
             source=map(sources.get, names),
             **columns,
         ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import importlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from os import PathLike, fspath
 from typing import IO, Any, cast
@@ -67,15 +67,6 @@ def _reason(error: Exception) -> str:
         # Remote file systems often give a path alone.
         return f"cannot be read: {getattr(error, 'strerror', None) or f'{type(error).__name__}: {error}'}"
     return str(error)[:120]
-
-
-def trace_from_events(
-    events: Iterable[Mapping[str, Any]], *, metadata: Mapping[str, Any] | None = None, source: str = "(events)"
-) -> Trace:
-    """The trace of *events*, which are as in a file, with what stands beside them there."""
-    columns = Columns(source)
-    columns.add(DECODER.decode(msgspec.json.encode(list(events))))
-    return columns.trace(metadata or {})
 
 
 def _opened(source: str, stack: ExitStack) -> IO[bytes]:

@@ -314,6 +314,27 @@ def operator_table(trace: Trace) -> tuple[OperatorRow, ...] | None:
     return table(OperatorRow, _by_self_time, called_from=called_from, **times.of(groups, times.rows)) or None
 
 
+def typical_operators(trace: Trace) -> list[tuple[str, Ints, Ints, Ints]]:
+    """Each operator by name: calls, self and total nanoseconds of a step, medians over the steps.
+
+    Each of the three is a row: neither forward nor backward, forward, backward; as ``modules.Phase`` numbers them. The
+    nanoseconds are the device's if there is one.
+    """
+    times, count = trace.operator_times, len(trace.steps)
+    step = trace.steps.of(trace.start_ns[times.rows])
+    rows, step = times.rows[step >= 0], step[step >= 0]
+    phase = np.zeros(len(rows), dtype=np.int64)
+    if trace.frames is not None:
+        phase = trace.frames.owner_at(trace, trace.lane[rows], trace.start_ns[rows])[1]
+    names, which = np.unique(trace.name[rows], return_inverse=True)
+    own, whole = (times.device_self, times.device) if trace.has_device else (times.host_self, times.host)
+    columns = [
+        np.median(sums_by((which * 3 + phase) * count + step, values, len(names) * 3 * count).reshape(-1, 3, count), 2)
+        for values in (np.ones(len(rows), dtype=np.int64), own[rows], whole[rows])
+    ]
+    return [(trace.names[name], *row) for name, *row in zip(names.tolist(), *columns, strict=True)]
+
+
 def operators_by_shape(trace: Trace) -> tuple[OperatorRow, ...] | None:
     """Every operator by the sizes and dtypes of its inputs, as ``operator_table``; None where none were recorded."""
     times = trace.operator_times

@@ -376,7 +376,7 @@ def test_records_and_traces_of_the_same_steps_name_the_same_rank(
     assert (found.rank, milliseconds(found.late_sec), found.part) == (named, late_ms, part)
     assert line.split()[1:] == ["rank", str(named)]
     said = f"The other ranks wait {late_ms} ms a step ({late_ms}.00% of it) for rank {named}: its {part} takes "
-    assert only_advice(advice).evidence.startswith(said)
+    assert only_advice(advice).fact.startswith(said)
 
 
 def test_records_and_traces_are_held_against_the_same_thresholds() -> None:

@@ -166,77 +166,63 @@ def test_kernels_are_grouped_by_name_and_weighted_by_time() -> None:
     assert (summary.short_calls_ratio, summary.short_time_ratio) == (0, 0)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "volta_h884gemm_128x64_ldg8_nn",
-        "turing_fp16_s1688gemm_fp16_128x128_ldg8_f2f_nt",
-        "ampere_fp16_s16816gemm_fp16_128x128_ldg8_relu_f2f_stages_32x5_nn",
-        "sm80_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x32_stage4_warpsize2x2x1_tensor16x8x16_kernel",
-        "sm90_xmma_fprop_implicit_gemm_tf32f32_tf32f32_f32_nhwckrsc_nhwc_tilesize128x128x32",
-        "nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_NNT",
-        "cutlass_80_tensorop_bf16_s16816gemm_bf16_256x128_32x3_nn_align8",
-        "void cutlass::Kernel2<cutlass_80_wmma_tensorop_f16_s161616gemm_f16_32x32_128x2_nn_align8>",
-        "void pytorch_flash::flash_fwd_kernel<pytorch_flash::Flash_fwd_kernel_traits<64, 128, 128, 4> >",
-        "fmha_cutlassF_f16_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel)",
-        "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1_cga1x1x1_kernel0_0",
-    ],
+TENSOR_CORES = (
+    "volta_h884gemm_128x64_ldg8_nn",
+    "turing_fp16_s1688gemm_fp16_128x128_ldg8_f2f_nt",
+    "ampere_fp16_s16816gemm_fp16_128x128_ldg8_relu_f2f_stages_32x5_nn",
+    "sm80_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x32_stage4_warpsize2x2x1_tensor16x8x16_kernel",
+    "sm90_xmma_fprop_implicit_gemm_tf32f32_tf32f32_f32_nhwckrsc_nhwc_tilesize128x128x32",
+    "nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_NNT",
+    "cutlass_80_tensorop_bf16_s16816gemm_bf16_256x128_32x3_nn_align8",
+    "void cutlass::Kernel2<cutlass_80_wmma_tensorop_f16_s161616gemm_f16_32x32_128x2_nn_align8>",
+    "void pytorch_flash::flash_fwd_kernel<pytorch_flash::Flash_fwd_kernel_traits<64, 128, 128, 4> >",
+    "fmha_cutlassF_f16_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel)",
+    "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1_cga1x1x1_kernel0_0",
 )
-def test_names_of_tensor_core_kernels_are_known(name: str) -> None:
-    assert uses_tensor_cores(name)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "ampere_sgemm_128x64_nn",
-        "volta_scudnn_128x64_relu_medium_nn_v1",
-        "maxwell_scudnn_winograd_128x128_ldg1_ldg4_tile418n_nt",
-        "void at::native::vectorized_elementwise_kernel<4, at::native::AddFunctor<float>, at::detail::Array<char*> >",
-        "void cudnn::bn_bw_1C11_kernel_new<float, float, float2, 512, true, 1>",
-        "fmha_cutlassF_f32_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel)",
-        "triton_poi_fused_add_relu_0",
-        "SubTensorOpWithScalar1d",
-    ],
+OTHERS = (
+    "ampere_sgemm_128x64_nn",
+    "volta_scudnn_128x64_relu_medium_nn_v1",
+    "maxwell_scudnn_winograd_128x128_ldg1_ldg4_tile418n_nt",
+    "void at::native::vectorized_elementwise_kernel<4, at::native::AddFunctor<float>, at::detail::Array<char*> >",
+    "void cudnn::bn_bw_1C11_kernel_new<float, float, float2, 512, true, 1>",
+    "fmha_cutlassF_f32_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel)",
+    "triton_poi_fused_add_relu_0",
+    "SubTensorOpWithScalar1d",
 )
-def test_names_of_other_kernels_are_not_taken_for_them(name: str) -> None:
-    assert not uses_tensor_cores(name)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "Cijk_Ailk_Bljk_HHS_BH_MT128x128x32_MI32x32x8x1_SN_1LDSB0",  # rocBLAS, hipBLASLt
-        "void ck::kernel_grouped_conv_fwd_multiple_abd_xdl_cshuffle<ck::GridwiseGemmMultipleD_xdl_cshuffle<float> >",
-        "miopenSp3AsmConv_v30_3_1_gfx9_fp32_f2x3_stride1",
-        "attn_fwd.kd",  # AOTriton
-        "bwd_kernel_dk_dv.kd",
-        "gen_conv_kernel",  # oneDNN on Intel's GPUs
-        "micro_sdpa",
-        "matmul_kernel",  # Triton's tutorial
-        "_chunk_scan_fwd_kernel",  # Mamba 2
-        "fused_moe_kernel",
-        "triton_tem_fused_mm_0",
-    ],
+@pytest.mark.parametrize("name", [*TENSOR_CORES, *OTHERS])
+def test_names_of_kernels_tell_tensor_cores(name: str) -> None:
+    assert uses_tensor_cores(name) == (name in TENSOR_CORES)
+
+
+MULTIPLY = (  # of other libraries and vendors
+    "Cijk_Ailk_Bljk_HHS_BH_MT128x128x32_MI32x32x8x1_SN_1LDSB0",  # rocBLAS, hipBLASLt
+    "void ck::kernel_grouped_conv_fwd_multiple_abd_xdl_cshuffle<ck::GridwiseGemmMultipleD_xdl_cshuffle<float> >",
+    "miopenSp3AsmConv_v30_3_1_gfx9_fp32_f2x3_stride1",
+    "attn_fwd.kd",  # AOTriton
+    "bwd_kernel_dk_dv.kd",
+    "gen_conv_kernel",  # oneDNN on Intel's GPUs
+    "micro_sdpa",
+    "matmul_kernel",  # Triton's tutorial
+    "_chunk_scan_fwd_kernel",  # Mamba 2
+    "fused_moe_kernel",
+    "triton_tem_fused_mm_0",
 )
-def test_kernels_that_multiply_are_known_by_the_names_of_other_libraries_and_vendors(name: str) -> None:
-    assert multiplies(name)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "triton_poi_fused_convert_element_type_0",
-        "triton_red_fused_native_layer_norm_1",
-        "void at::native::elementwise_kernel<128, 4, at::native::direct_copy_kernel_cuda>",
-        "MIOpenBatchNormFwdTrainSpatial",
-        "SubTensorOpWithScalar1d",
-        "void moe::align_block_size_kernel<int>",
-        "ncclDevKernel_AllReduce_Sum_bf16_RING_LL",
-    ],
+DO_NOT = (
+    "triton_poi_fused_convert_element_type_0",
+    "triton_red_fused_native_layer_norm_1",
+    "void at::native::elementwise_kernel<128, 4, at::native::direct_copy_kernel_cuda>",
+    "MIOpenBatchNormFwdTrainSpatial",
+    "SubTensorOpWithScalar1d",
+    "void moe::align_block_size_kernel<int>",
+    "ncclDevKernel_AllReduce_Sum_bf16_RING_LL",
 )
-def test_kernels_that_do_not_are_not_taken_for_them(name: str) -> None:
-    assert not multiplies(name)
+
+
+@pytest.mark.parametrize("name", [*MULTIPLY, *DO_NOT])
+def test_names_of_kernels_tell_which_multiply(name: str) -> None:
+    assert multiplies(name) == (name in MULTIPLY)
 
 
 @pytest.mark.parametrize(

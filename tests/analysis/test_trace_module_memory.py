@@ -114,7 +114,7 @@ def test_the_bytes_of_a_linear_layer_are_its_output_and_its_gradients(
     model = nn.Sequential(nn.Linear(3, 5, bias=False), nn.Linear(5, 7, bias=False))
     inputs = torch.ones(2, 3, requires_grad=True)
     model(inputs).square().sum().backward()  # gradients are there, and added to
-    tracer = StepTracer(model, device=torch.device("cpu"), profile_memory=True, keep_file=True)
+    tracer = StepTracer(model, device=torch.device("cpu"), profile_memory=True)
     tracer.warm_up()
     tracer.start(0)
     tracer.enter("forward")

@@ -127,52 +127,23 @@ def test_memory_of_called_operators_is_the_callers_too_but_not_its_own() -> None
         memory(61, -24),
         memory(25, 512, device=0),
     )
-    assert memory_table(loaded) == (
+    assert memory_table(loaded) == tuple(
         MemoryRow(
-            name="aten::linear",
-            calls=1,
-            size_increase_bytes=24,
-            self_size_increase_bytes=0,
-            allocation_bytes=164,
-            self_allocation_bytes=100,
-            device=-1,
-        ),
-        MemoryRow(
-            name="aten::addmm",
-            calls=1,
-            size_increase_bytes=24,
-            self_size_increase_bytes=24,
-            allocation_bytes=64,
-            self_allocation_bytes=64,
-            device=-1,
-        ),
-        MemoryRow(
-            name=None,
-            calls=2,
-            size_increase_bytes=-16,
-            self_size_increase_bytes=-16,
-            allocation_bytes=8,
-            self_allocation_bytes=8,
-            device=-1,
-        ),
-        MemoryRow(
-            name="aten::addmm",
-            device=0,
-            calls=1,
-            size_increase_bytes=512,
-            self_size_increase_bytes=512,
-            allocation_bytes=512,
-            self_allocation_bytes=512,
-        ),
-        MemoryRow(
-            name="aten::linear",
-            device=0,
-            calls=1,
-            size_increase_bytes=512,
-            self_size_increase_bytes=0,
-            allocation_bytes=512,
-            self_allocation_bytes=0,
-        ),
+            name=name,
+            device=device,
+            calls=calls,
+            size_increase_bytes=change,
+            self_size_increase_bytes=own_change,
+            allocation_bytes=size,
+            self_allocation_bytes=own,
+        )
+        for name, device, calls, change, own_change, size, own in (
+            ("aten::linear", -1, 1, 24, 0, 164, 100),
+            ("aten::addmm", -1, 1, 24, 24, 64, 64),
+            (None, -1, 2, -16, -16, 8, 8),
+            ("aten::addmm", 0, 1, 512, 512, 512, 512),
+            ("aten::linear", 0, 1, 512, 0, 512, 0),
+        )
     )
 
 

@@ -10,16 +10,18 @@ from typing import Any
 
 import pytest
 
-from lightning_flops.analysis.traced_step import build_traced_step, mean_times
+from lightning_flops.analysis.flop_counts import FlopCounts
+from lightning_flops.analysis.traced_step import build_traced_step, mean_times, module_times
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.errors import LightningFlopsError
-from lightning_flops.records import TracedStepRecord, WindowRecord, module_mark
+from lightning_flops.records import PhaseSeconds, TracedStepRecord, WindowRecord, module_mark, phase_mark
 from lightning_flops.schema.modules import ModuleTimes
 from lightning_flops.schema.profile import Profile
-from tests.analysis.trace_events import Event, operator, scope
+from tests.analysis.trace_events import Event, operator, scope, step
 from tests.report.traced_windows import clocked, mlp_traced, transformer_traced
 from tests.report.windows import build_profile
 
+_NODE = "autograd::engine::evaluate_function: MmBackward0"
 PEAK = ProfilerConfig(peak_flops_per_sec=800e9)
 
 
@@ -63,12 +65,41 @@ def test_without_a_known_peak_there_is_a_rate_and_no_share() -> None:
     assert (fc1.forward_flops_per_sec, fc1.forward_utilization) == (200e9, None)
 
 
-def test_several_steps_in_one_trace_are_averaged() -> None:
-    window, traced = mlp_traced()
-    assert traced.tables is not None and traced.tables.modules is not None
-    twice = replace(traced.tables, modules=replace(traced.tables.modules, steps=2))
-    fc1 = times_of(build_profile(window, config=PEAK, traced=replace(traced, tables=twice)), "fc1")
-    assert (fc1.forward_sec, fc1.forward_flops_per_sec) == (0.001, 400e9)
+def test_modules_and_operators_have_medians_over_the_traced_steps_scaled_to_a_typical_one(tmp_path: Path) -> None:
+    """Three steps of 100 us: fc takes 10, 20 and 60 us of a forward of 40, 40 and 90, its product 5, 15 and 55.
+
+    The backward takes 40 us each, of which fc's node has 20.
+    """
+    events = []
+    for place, fc_us in enumerate((10, 20, 60)):
+        at = 200 * place
+        made = {"Sequence number": place, "Fwd thread id": 0}
+        events += [
+            step(place, at, 180),
+            operator(phase_mark("forward"), at, fc_us + 30 - 10 * (place == 1)),
+            operator(module_mark("fc"), at + 5, fc_us),
+            operator("aten::mm", at + 5, fc_us - 5, **made),
+            operator(phase_mark("backward"), at + 110, 40),
+            operator(_NODE, at + 120, 20, **{**made, "Fwd thread id": 1}),
+        ]
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    window = mlp_traced()[0]
+    seconds = PhaseSeconds(forward=80e-6, backward=10e-6)
+    timed = tuple(replace(one, seconds=seconds) for one in window.timed_steps)
+    window = replace(window, timed_steps=timed, traces=(replace(record(8, "counted"), path=str(path)),))
+    traced = build_traced_step(window)
+    assert traced is not None and traced.tables is not None and traced.tables.modules is not None
+    # fc has 20 us and the root the median of 30, 20 and 30: 50 us in all, where a typical forward takes 80.
+    assert (traced.steps, traced.tables.modules.steps, traced.tables.modules.forward_us) == (3, 1, 50.0)
+    assert (round(traced.forward_scale, 9), round(traced.backward_scale, 9)) == (1.6, 0.25)
+    assert traced.is_apart  # the backward took four times as long as it does
+    times = module_times(traced, FlopCounts(window.flops), counted_steps=1, peak_of=lambda dtype: None)
+    fc, root, product = times["fc"], times[""], traced.operators["aten::mm"]
+    assert fc.backward_sec is not None
+    found_us = [fc.forward_sec, fc.backward_sec, root.forward_sec, root.own_forward_sec, product.self_sec]
+    assert [round(1e6 * seconds, 6) for seconds in found_us] == [32, 5, 80, 48, 24]
+    assert (product.calls, product.total_sec) == (1.0, product.self_sec)
 
 
 def test_recomputed_flops_are_the_backwards_and_kernels_are_counted() -> None:
@@ -78,7 +109,7 @@ def test_recomputed_flops_are_the_backwards_and_kernels_are_counted() -> None:
     # Forward 24 + 8 + 8 G in 0.7 ms, backward twice that and the 4 G that flash attention repeats in 1.4 ms.
     assert attention.forward_flops_per_sec == pytest.approx(40e9 / 0.0007)
     assert attention.backward_flops_per_sec == pytest.approx((80e9 + 4e9) / 0.0014)
-    assert attention.own_forward_sec == 0.0002
+    assert attention.own_forward_sec == pytest.approx(0.0002)
     assert (attention.forward_kernels, attention.backward_kernels) == (3, 3)
     assert times_of(profile, "").forward_kernels == 12 * 5 + 1
 

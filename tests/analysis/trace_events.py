@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+import msgspec
 
 from lightning_flops.records import module_mark, phase_mark
 from lightning_flops.trace.columns import Trace
-from lightning_flops.trace.read import trace_from_events
-
-__all__ = ["trace_from_events"]
+from lightning_flops.trace.events import DECODER, Columns
 
 Event = dict[str, Any]
+
+
+def trace_from_events(
+    events: Iterable[Event], *, metadata: Mapping[str, Any] | None = None, source: str = "(events)"
+) -> Trace:
+    """The trace of *events*, which are as in a file, with what stands beside them there."""
+    columns = Columns(source)
+    columns.add(DECODER.decode(msgspec.json.encode(list(events))))
+    return columns.trace(metadata or {})
 
 
 def operator(name: str, start: float, length: float, *, thread: int = 1, **arguments: Any) -> Event:

@@ -186,6 +186,6 @@ def test_the_page_has_a_row_for_each_campaign_and_one_for_each_kind_and_place_of
 
     tally = Tally(campaign="planted", promise="nothing", seed=5)
     tally.run(trial, iter(range(4)))
-    page = render([tally], ran="today")
+    page = render([tally])
     assert "| planted | nothing | 4 | 2 |" in page
     assert "| left | a.py: f | 2 | `planted --seed 5 --only 1` | a\\|b\\n |" in page

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -59,13 +60,18 @@ def test_what_is_printed_is_not_seen(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_what_a_measurement_changes_stays_in_its_process() -> None:
-    changed: list[int] = []
-    assert answer_of(lambda: changed.append(1), timeout_sec=30) == Answer()
-    assert changed == []
+    changed: dict[str, int] = {}
+    assert answer_of(lambda: changed.setdefault("a", 1), timeout_sec=30) == Answer(value=1)
+    assert changed == {}
 
 
 def test_every_round_has_every_arm_and_the_first_is_in_no_figure() -> None:
     calls: list[str] = []
-    found = in_rounds({name: lambda name=name: calls.append(name) or len(calls) for name in "ab"}, 2)  # type: ignore[misc]
+
+    def call(name: str) -> int:
+        calls.append(name)
+        return len(calls)
+
+    found = in_rounds({name: partial(call, name) for name in "ab"}, 2)
     assert sorted(found["a"] + found["b"]) == [3, 4, 5, 6]
     assert [sorted(calls[first : first + 2]) for first in (0, 2, 4)] == [["a", "b"]] * 3

@@ -8,43 +8,60 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.suite import Known, Outcome, Suite, compare, known_differences, last_words, outcomes, report
+from benchmarks.suite import (
+    FAILED,
+    FAULTS,
+    KNOWN,
+    LEFT,
+    NONE,
+    ONE_WAY,
+    UNSTEADY,
+    Known,
+    Outcome,
+    Suite,
+    compare,
+    known_differences,
+    last_words,
+    outcomes,
+    report,
+)
 from tests.forks import BEFORE_LIGHTNING, Fork, start_fork
 from tests.ranks import environment_of_ranks
 
 NO_OTHER_PLUGINS = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 """Each process would import what the plugins that are installed need, for a second or two."""
 
-PASSED, FAILED = Outcome(how="passed"), Outcome(how="failed", words="E   AssertionError: 3 callbacks\n")
+PASSED, FAILS = Outcome(how="passed"), Outcome(how="failed", words="E   AssertionError: 3 callbacks\n")
 
 
 def test_what_ends_alike_is_no_difference() -> None:
-    runs = {"a": PASSED, "b": FAILED, "c": Outcome(how="skipped")}
+    runs = {"a": PASSED, "b": FAILS, "c": Outcome(how="skipped")}
     result = compare(runs, runs, {})
     assert result.good
     assert result.same == {"passed": 1, "failed": 1, "skipped": 1}
 
 
 def test_a_test_that_the_profiler_makes_fail_is_a_fault() -> None:
-    result = compare({"a": PASSED}, {"a": FAILED}, {})
+    result = compare({"a": PASSED}, {"a": FAILS}, {})
     assert not result.good
-    assert result.faults == {"a": (PASSED, FAILED)}
+    words = "passed without, failed with the profiler: `AssertionError: 3 callbacks`"
+    assert result.lists[FAULTS] == {"a": words}
 
 
 def test_a_listed_difference_counts_as_one_only_if_it_says_what_the_list_says() -> None:
     callbacks = Known("lists its callbacks", r"\d callbacks")
-    assert compare({"a": PASSED}, {"a": FAILED}, {"a": callbacks}).by_construction == {"a": callbacks}
-    assert compare({"a": PASSED}, {"a": FAILED}, {"a": Known("", "files")}).faults.keys() == {"a"}
-    assert compare({"a": PASSED}, {"a": PASSED}, {"a": callbacks}).known_and_the_same == ["a"]
+    assert compare({"a": PASSED}, {"a": FAILS}, {"a": callbacks}).lists[KNOWN] == {"a": "lists its callbacks"}
+    assert compare({"a": PASSED}, {"a": FAILS}, {"a": Known("", "files")}).lists[FAULTS].keys() == {"a"}
+    assert compare({"a": PASSED}, {"a": PASSED}, {"a": callbacks}).lists[NONE].keys() == {"a"}
 
 
 @pytest.mark.parametrize(
     ("again", "steady"),
-    [([(PASSED, FAILED), (PASSED, FAILED)], True), ([(PASSED, PASSED)], False), ([(FAILED, FAILED)], False)],
+    [([(PASSED, FAILS), (PASSED, FAILS)], True), ([(PASSED, PASSED)], False), ([(FAILS, FAILS)], False)],
 )
 def test_a_fault_differs_every_time(again: list[tuple[Outcome, Outcome]], steady: bool) -> None:
-    result = compare({"a": PASSED}, {"a": FAILED}, {}, again={"a": again})
-    assert (result.faults.keys() == {"a"}, result.unsteady.keys() == {"a"}) == (steady, not steady)
+    result = compare({"a": PASSED}, {"a": FAILS}, {}, again={"a": again})
+    assert (result.lists[FAULTS].keys() == {"a"}, result.lists[UNSTEADY].keys() == {"a"}) == (steady, not steady)
 
 
 def test_what_is_left_with_the_profiler_alone_is_a_leak() -> None:
@@ -52,25 +69,25 @@ def test_what_is_left_with_the_profiler_alone_is_a_leak() -> None:
     profiled = {"a": Outcome(how="passed", left=("torch: functions", "Trainer.fit"))}
     result = compare(plain, profiled, {})
     assert not result.good
-    assert result.leaks == {"a": ("Trainer.fit",)}
+    assert result.lists[LEFT] == {"a": "`Trainer.fit`"}
 
 
 def test_a_profiler_that_failed_is_no_good_run_though_every_test_passed() -> None:
-    said = ("the FLOPs profiler failed and has taken itself out; training goes on: KeyError: 3",)
+    said = ("the FLOPs profiler failed and is off; the program goes on: KeyError: 3",)
     result = compare({"a": PASSED}, {"a": Outcome(how="passed", said=said)}, {})
     assert not result.good
-    assert result.failures == {"a": said}
+    assert result.lists[FAILED] == {"a": f"`{said[0]}`"}
 
 
 def test_a_test_that_ran_one_way_only_is_named() -> None:
     result = compare({"a": PASSED, "b": PASSED}, {"a": PASSED}, {})
     assert not result.good
-    assert result.missing == ("b",)
+    assert result.lists[ONE_WAY].keys() == {"b"}
 
 
 def test_the_page_counts_and_names_what_differs() -> None:
     known = {"b": Known("lists its callbacks", "3 callbacks")}
-    plain, profiled = dict.fromkeys("abcd", PASSED), {"a": PASSED, "b": FAILED, "c": FAILED, "d": PASSED}
+    plain, profiled = dict.fromkeys("abcd", PASSED), {"a": PASSED, "b": FAILS, "c": FAILS, "d": PASSED}
     page = "\n".join(report(compare(plain, profiled, known), title="T", about="h", ran="r"))
     assert "| ran without and with the profiler | 4 |\n| ended alike (2 passed) | 2 |\n" in page
     assert "## By construction: lists its callbacks (1)\n\n- `b`" in page
@@ -162,7 +179,7 @@ def test_every_test_of_a_run_has_an_outcome_also_behind_one_that_ends_the_proces
     }
     assert plain["test_them.py::test_leaks"].left == ("torch: hooks",)
     result = compare(plain, profiled, {})
-    assert result.faults.keys() == {"test_them.py::test_dies"}
+    assert result.lists[FAULTS].keys() == {"test_them.py::test_dies"}
     assert profiled["test_them.py::test_dies"].words == "its process ended with 7"
     assert sum(result.same.values()) == 7
     # What has ended is not run again.

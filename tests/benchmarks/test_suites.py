@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import logging
-from collections.abc import Iterator
 from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
@@ -19,34 +17,9 @@ from benchmarks import suite_plugin as plugin
 from benchmarks.suite import Job, Piece, Project, drop_stale_records, known_differences, main
 from lightning_flops import FlopsProfilerCallback
 from lightning_flops.config import ProfilerConfig
-from lightning_flops.entry_points import SWITCH, callbacks_factory
+from lightning_flops.entry_points import SWITCH
 from lightning_flops.run import reports as run_reports
 from tests.lightning.nets import ROOTS, loader, new_net, new_trainer
-
-
-@pytest.fixture
-def no_older_objects() -> Iterator[None]:
-    """Nothing that is there now is among the objects that are looked through, of which there are a million."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
-@pytest.mark.usefixtures("no_older_objects")
-@pytest.mark.parametrize("owner", ["trainer", "fit_loop", "strategy", "layer"])
-def test_what_is_left_on_a_trainer_or_what_it_holds_is_seen(owner: str, tmp_path: Path) -> None:
-    run, net = new_trainer(ROOTS[0], tmp_path), new_net(ROOTS[0])
-    run.fit(net, loader(2))
-    assert lightning.left_on_trainers() == []
-    thing: Any = {"trainer": run, "fit_loop": run.fit_loop, "strategy": run.strategy, "layer": net.net}[owner]
-    thing.left = callbacks_factory  # any function of ours
-    assert lightning.left_on_trainers() == [f"{type(thing).__name__}.left"]
-    del thing.left
-    hook = net.register_forward_hook(callbacks_factory)
-    assert lightning.left_on_trainers() == ["Net._forward_hooks"]
-    hook.remove()
-    assert lightning.left_on_trainers() == []
 
 
 def test_windows_that_close_and_what_is_warned_of_are_recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ def trained() -> dict[str, Any]:
 
 def in_every_form() -> dict[str, Any]:
     """A block as DeepSpeed's own test has it, in every form in which DeepSpeed takes a config."""
-    block = {**BLOCK, "step": 1, "top_modules": 3.0}
+    block = {**BLOCK, "step": 1, "top_modules": 3}
     del block["profile_step"]
     settings = config(block=block)
     Path("ds_config.json").write_text(json.dumps(settings), encoding="utf-8")

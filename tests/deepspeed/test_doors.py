@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lightning_flops.report.headline import headline
+from lightning_flops.report.headline import figures
 from lightning_flops.schema.profile import Profile
 from tests.deepspeed.engines_truth import BACKWARD, FORWARD
 from tests.deepspeed.launching import launch, profile_in
@@ -113,8 +113,8 @@ def test_a_program_that_ends_in_a_window_reports_what_there_is(tmp_path: Path) -
     files = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.json"))
     assert files == ["lightning_flops/profile.json"]
     profile = Profile.from_json((tmp_path / files[0]).read_text(encoding="utf-8"))
-    places = "The page is in lightning_flops/profile.html, every number is in lightning_flops/profile.json"
-    assert printed.count(f"FLOPs of step 2: {headline(profile)} {places}\n") == 1
+    words = figures(profile, reasons=False)
+    assert printed.count(f"FLOPs of step 2: {words}. Page: lightning_flops/profile.html\n") == 1
     assert (profile.counted_steps, profile.timed_steps, profile.flops.forward) == ((2,), (5, 6), FORWARD)
 
 

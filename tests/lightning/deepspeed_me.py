@@ -181,7 +181,7 @@ def scenarios(root: str, stage: int, folder: str) -> dict[str, Facts]:
     found["fails"] = fit(root, stage, folder, callback(), block=dict(BLOCK), fails_at=14)
     found["manual"] = fit(root, stage, folder, callback(), block=dict(BLOCK), manual=True, max_epochs=1)
     found["wrong"] = fit(root, stage, folder, callback(), block={**BLOCK, "profile_step": "2"}, **short)
-    whole = {**BLOCK, "profile_step": 1.0, "detailed": 1, "step": 1}
+    whole = {**BLOCK, "profile_step": 1, "detailed": True, "step": 1}
     found["unknown"] = fit(root, stage, folder, callback(), block=whole, max_epochs=1)
     found["no truth"] = fit(root, stage, folder, callback(), block={**BLOCK, "enabled": "true"}, **short)
     found["no object"] = fit(root, stage, folder, callback(), block=["profile_step"], **short)

@@ -245,7 +245,7 @@ def hostile() -> Profile:
     child = replace(profile.modules[1], name=name, type_name=HOSTILE[1], alias_of=HOSTILE[2])
     operators = tuple(replace(one, operator=HOSTILE[at % 8] + str(at)) for at, one in enumerate(profile.operators))
     context = replace(profile.context, device_name=HOSTILE[0], host=HOSTILE[1], strategy=HOSTILE[2])
-    advice = tuple(replace(one, evidence=HOSTILE[0], action=HOSTILE[1]) for one in profile.advice)
+    advice = tuple(replace(one, fact=HOSTILE[0], remedy=HOSTILE[1]) for one in profile.advice)
     return replace(
         profile,
         modules=(replace(top, type_name=HOSTILE[0]), *renamed[1:], child),

@@ -83,7 +83,7 @@ SHOWN_OF_SLOW = (
     ("-- Advice --", "-- Advice --"),
     ("The other ranks wait", "(Rule straggler"),
     ("-- All ranks --", "MFU of all ranks"),
-    ("of each rank, a global step", "global step, "),
+    ("of each rank, a global step", "global step   "),
     ("of the traced step of", "record_shapes=True."),
 )
 """First and last line of each part of the output that the page shows, by what they have in them."""

@@ -44,7 +44,7 @@ def test_the_rank_that_sleeps_is_named_with_the_part_and_the_module(
     assert found.others_exposed_sec is not None
     assert found.others_exposed_sec > found.exposed_sec
     (advice,) = (one for one in profile.advice if one.rule == "straggler")
-    assert f"rank {SLOW_RANK}" in advice.evidence
+    assert f"rank {SLOW_RANK}" in advice.fact
 
 
 @pytest.mark.parametrize("ranks", RANKS)

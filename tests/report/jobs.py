@@ -35,7 +35,7 @@ def job(
 
 
 def in_seconds(window: WindowRecord, seconds: PhaseSeconds) -> WindowRecord:
-    """*window* with two timed steps of *seconds* each."""
+    """*window* with timed steps of *seconds* each."""
     return replace(window, timed_steps=tuple(replace(one, seconds=seconds) for one in window.timed_steps))
 
 

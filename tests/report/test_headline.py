@@ -34,7 +34,7 @@ FIGURES = {
 }
 
 DATA_WAIT = (
-    "The step waits for data for 10.00% of its time. Raise the DataLoader's num_workers, and set persistent_workers."
+    "The step waits 2 ms a batch for data (10.00%). Raise the DataLoader's num_workers, with persistent_workers=True."
 )
 
 
@@ -64,7 +64,7 @@ def test_of_a_job_it_has_the_figures_of_all_ranks() -> None:
 
 def test_a_long_advice_is_cut_between_words_and_no_line_is_much_longer_than_200() -> None:
     window, config = CASES["mlp"]
-    long = Advice(rule="x", evidence="word " * 100, threshold="", action="word " * 100, source="", stake=None)
+    long = Advice(rule="x", fact="word " * 100, threshold="", remedy="word " * 100, source="", unless="", ceiling=None)
     profile = replace(build_profile(window, config=config), advice=(long,))
     line = headline(profile)
     assert len(line) <= 200 and line.endswith("word word …")
@@ -74,7 +74,7 @@ def test_a_long_advice_is_cut_between_words_and_no_line_is_much_longer_than_200(
 
 def test_names_in_it_stay_on_the_line() -> None:
     window, config = CASES["mlp"]
-    evil = Advice(rule="x", evidence="a\n\x1b[2Jb", threshold="", action="c\u202ed", source="", stake=None)
+    evil = Advice(rule="x", fact="a\n\x1b[2Jb", threshold="", remedy="c\u202ed", source="", unless="", ceiling=None)
     line = headline(replace(build_profile(window, config=config), advice=(evil,)))
     assert line.isprintable()
     assert line.endswith(r"First advice: a\n\x1b[2Jb c\u202ed")

@@ -208,7 +208,7 @@ def test_a_hostile_model_reads_like_its_golden_file() -> None:
 def test_no_name_in_the_advice_is_markup() -> None:
     plugin_util = pytest.importorskip("tensorboard.plugin_util")
     name = "![x](http://a/b.png)<b>```\n# head **strong** `code`"
-    advice = Advice(rule="data_wait", evidence=name, threshold=name, action=name, source=name, stake=None)
+    advice = Advice(rule="data_wait", fact=name, threshold=name, remedy=name, source=name, unless=name, ceiling=None)
     shown = plugin_util.markdown_to_safe_html(fenced(render_advice([advice])))
     assert [tag for tag in ("<img", "<b>", "<h1", "<strong", "<a ") if tag in shown] == []
     assert "![x](http://a/b.png)&lt;b&gt;```\\n# head **strong** `code`" in " ".join(shown.split())

@@ -226,7 +226,7 @@ def test_equation_of_deepspeeds_label_stands_only_where_it_holds() -> None:
 def test_each_printed_part_of_a_step_is_rounded_for_itself() -> None:
     thirds = PhaseSeconds(data_wait=0.01 / 3, forward=0.01 / 3, backward=0.01 / 3)
     lines = _lines(replace(windows.mlp_window(), timed_steps=(windows.step(5, seconds=thirds),)), ProfilerConfig())
-    start = next(i for i, line in enumerate(lines) if "mean, ms" in line) + 1
+    start = next(i for i, line in enumerate(lines) if "typical, ms" in line) + 1
     rows = {line[:13].strip(): line[13:].split()[:2] for line in lines[start : start + 4]}
     assert rows["data wait"] == rows["forward"] == rows["backward"] == ["3.33", "33.3%"]
     assert rows["global step"] == ["10.0", "100.0%"]
@@ -237,7 +237,7 @@ def test_phases_that_cannot_be_told_apart_are_one_part() -> None:
     assert f"{'fwd latency:':<70}  n/a" in lines
     assert f"{'bwd latency:':<70}  n/a" in lines
     assert f"{'iter latency:':<70}  16 ms" in lines
-    assert any(line.startswith("forward + backward        14.0") for line in lines)
+    assert any(line.startswith("forward + backward         14.0") for line in lines)
     assert "n/a: fwd FLOP/s, bwd FLOP/s: the times of these phases cannot be told apart." in lines
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from lightning_flops.analysis.traced_step import traced_operators
 from lightning_flops.records import ModuleSecondsRecord, WindowRecord, module_mark, phase_mark
 from lightning_flops.schema.trace import TracedStep
-from lightning_flops.trace import analyze_trace, step_filling
+from lightning_flops.trace import analyze_trace, step_filling, typical_operators
 from tests.analysis.trace_events import Event, data_loader, kernel, launch, operator, scope, step, trace
 from tests.report import windows
 
@@ -67,6 +68,7 @@ def mlp_traced() -> tuple[WindowRecord, TracedStep]:
         tables=replace(report, source="s3://bucket/traces/rank0_step8.pt.trace.json"),
         own_forward_sec=None,
         filling=step_filling(loaded),
+        operators=traced_operators(typical_operators(loaded)),
     )
     return windows.mlp_window(), traced
 
@@ -112,6 +114,7 @@ def transformer_traced() -> tuple[WindowRecord, TracedStep]:
         tables=analyze_trace(loaded),
         own_forward_sec=None,
         filling=step_filling(loaded),
+        operators=traced_operators(typical_operators(loaded)),
     )
     return windows.transformer_window(), traced
 

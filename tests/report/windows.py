@@ -118,7 +118,7 @@ def step(
 
 
 def mlp_window() -> WindowRecord:
-    """1000 -> 2000 -> 500, batch 100, two timed steps of 10 and 30 ms: means are 20 ms and parts of it.
+    """1000 -> 2000 -> 500, batch 100, timed steps of 10 and 30 ms in turns: means are 20 ms and parts of it.
 
     Forward: fc1 2 * 100 * 1000 * 2000 = 400 M, fc2 2 * 100 * 2000 * 500 = 200 M. Backward: fc1 has no input gradient,
     so 400 M; fc2 both, 400 M. Parameters: 1000 * 2000 + 2000 = 2,002,000 and 2000 * 500 + 500 = 1,000,500.
@@ -183,30 +183,29 @@ def mlp_window() -> WindowRecord:
             module_calls={"": 1, "fc1": 1, "act": 1, "fc2": 1},
         ),
         counted_steps=(step(3, flops=PhaseFlops(forward=600_000_000, backward=800_000_000)),),
-        timed_steps=(
+        timed_steps=tuple(
             step(
-                5,
+                5 + place,
                 seconds=PhaseSeconds(
-                    data_wait=0.001, transfer=0.0, forward=0.003, backward=0.004, optimizer=0.001, other=0.001
+                    data_wait=unit,
+                    transfer=0.0,
+                    forward=3 * unit,
+                    backward=4 * unit,
+                    optimizer=unit,
+                    other=unit,
                 ),
-                reader_sec=0.001,
-                excluded_sec={"validation": 1.5},
-            ),
-            step(
-                6,
-                seconds=PhaseSeconds(
-                    data_wait=0.003, transfer=0.0, forward=0.009, backward=0.012, optimizer=0.003, other=0.003
-                ),
-                reader_sec=0.003,
-            ),
+                reader_sec=unit,
+                excluded_sec={} if place else {"validation": 1.5},
+            )
+            for place, unit in enumerate((0.001, 0.003) * 4)
         ),
-        timing_steps=2,
+        timing_steps=8,
         settle_steps=1,
     )
 
 
 def predict_window() -> WindowRecord:
-    """The same network in a predict loop: 600 M a batch, in two timed batches of 10 and 30 ms."""
+    """The same network in a predict loop: 600 M a batch, in timed batches of 10 and 30 ms in turns."""
     trained = mlp_window()
 
     def times(each_sec: float) -> PhaseSeconds:
@@ -222,9 +221,8 @@ def predict_window() -> WindowRecord:
             module_calls=trained.flops.module_calls,
         ),
         counted_steps=(step(3, flops=PhaseFlops(forward=600_000_000)),),
-        timed_steps=(
-            step(5, seconds=times(0.001), reader_sec=0.001),
-            step(6, seconds=times(0.003), reader_sec=0.003),
+        timed_steps=tuple(
+            step(5 + place, seconds=times(unit), reader_sec=unit) for place, unit in enumerate((0.001, 0.003) * 4)
         ),
     )
 
@@ -510,7 +508,6 @@ def variable_window() -> WindowRecord:
         replace(one, flops=one.flops + half.flops, calls=one.calls + half.calls)
         for one, half in zip(window.flops.cells, halves, strict=True)
     )
-    first, second = window.timed_steps
     return replace(
         window,
         flops=replace(window.flops, cells=merged, module_calls=dict.fromkeys(("", "fc1", "act", "drop", "fc2"), 2)),
@@ -518,7 +515,9 @@ def variable_window() -> WindowRecord:
             step(3, samples=100, flops=PhaseFlops(forward=600_000_000, backward=800_000_000)),
             step(7, samples=50, shapes="50x1000", flops=PhaseFlops(forward=300_000_000, backward=400_000_000)),
         ),
-        timed_steps=(replace(first, samples=50), replace(second, samples=150)),
+        timed_steps=tuple(
+            replace(one, samples=samples) for one, samples in zip(window.timed_steps, (50, 150) * 4, strict=True)
+        ),
         variable=True,
         notes=("Batch shapes keep changing: FLOPs and times are of different steps of the same run.",),
     )

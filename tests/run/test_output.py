@@ -9,15 +9,13 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.report.text import render_text
-from lightning_flops.run.output import LoggedOutput, RunFiles, files_of_rank
+from lightning_flops.run.output import LoggedOutput, RunFiles
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.throughput import Spread, ThroughputSummary
 from lightning_flops.sinks.console import to_standard_output
@@ -218,13 +216,8 @@ def test_loggers_get_everything_under_the_tags_of_the_loop(tmp_path: Path) -> No
 def test_other_ranks_write_files_of_their_own_if_all_ranks_is_set(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ranks: Any = SimpleNamespace(folder=lambda: str(tmp_path))
     config = ProfilerConfig(all_ranks=True)
-    for rank in (12, 1):
-        files = files_of_rank(rank, output(None), ranks=ranks if rank > 1 else None, config=config)
-        assert files is not None
-        files.report(PROFILE)
-    assert files_of_rank(2, output(tmp_path), ranks=None, config=ProfilerConfig()) is None
+    RunFiles(config, lambda: str(tmp_path), rank=12).report(PROFILE)
     assert names(tmp_path / "lightning_flops") == ["profile.rank12.json"]
     assert capsys.readouterr().out == ""
 

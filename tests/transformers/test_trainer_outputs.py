@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import TrainerCallback
-from transformers.integrations import TensorBoardCallback
+from transformers.integrations.integration_utils import TensorBoardCallback
 
 from lightning_flops import FlopsProfilerTrainerCallback, Profile
 from lightning_flops.report.headline import figures
@@ -25,7 +25,7 @@ class Board(TensorBoardCallback):
     """What TensorBoard's callback is given, by the step of the Trainer."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.logged: list[tuple[int, dict[str, Any]]] = []
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:

@@ -46,7 +46,6 @@ _POWER, _HEAT = 0, 1
 """NVML_PERF_POLICY_POWER and NVML_PERF_POLICY_THERMAL."""
 _SM = 1
 """NVML_CLOCK_SM."""
-_IN_WHOLE = "this process computes on a slice of a GPU (MIG), and the counters are those of the whole GPU"
 
 
 class _Counters(NamedTuple):
@@ -70,18 +69,11 @@ class _Clock(NamedTuple):
 
 
 class GpuMeter:
-    """Reads the counters of one GPU.
+    """Reads the counters of one GPU by *nvml*, the module pynvml, initialized, and its handle."""
 
-    Args:
-        nvml: the module pynvml, initialized.
-        handle: NVML's handle of the GPU; None if this process has only a slice of it.
-    """
-
-    def __init__(self, nvml: Any, handle: Any | None) -> None:
+    def __init__(self, nvml: Any, handle: Any) -> None:
         self._nvml = nvml
         self._handle = handle
-        self.is_slice = handle is None
-        """Whether this process has only a slice of the GPU, whose counters would be those of the whole."""
 
     def counters(self) -> _Counters:
         """The counters now."""
@@ -103,8 +95,6 @@ class GpuMeter:
         return highest
 
     def _ask(self, function: str, *arguments: Any) -> Any:
-        if self._handle is None:
-            return None
         return _quietly(lambda: getattr(self._nvml, function)(self._handle, *arguments))
 
 
@@ -134,19 +124,17 @@ def open_meter(device: torch.device, undo: ExitStack) -> GpuMeter | None:
     return meter
 
 
-def _whole_gpu(nvml: Any, uuid: str) -> Any | None:
-    """NVML's handle of the GPU with this identifier, as torch writes it; None if torch has a slice of a GPU.
+def _whole_gpu(nvml: Any, uuid: str) -> Any:
+    """NVML's handle of the GPU with this identifier, as torch writes it.
 
     Raises:
-        Exception: NVML knows neither a GPU nor a slice of this identifier.
+        Exception: NVML knows no such GPU, or this process has a slice of it (MIG): the counters are the whole GPU's.
     """
-    bare = uuid.removeprefix("GPU-").removeprefix("MIG-")
-    handle = _quietly(lambda: nvml.nvmlDeviceGetHandleByUUID(f"GPU-{bare}"))
-    if handle is None:
-        nvml.nvmlDeviceGetHandleByUUID(f"MIG-{bare}")
-        return None
+    handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid.removeprefix('GPU-')}")
     mode = _quietly(lambda: nvml.nvmlDeviceGetMigMode(handle))  # [current, pending]; an error where there is no MIG
-    return None if mode is not None and mode[0] == 1 else handle
+    if mode is not None and mode[0] == 1:
+        raise LookupError("a slice of a GPU")
+    return handle
 
 
 def _quietly(ask: Callable[[], Any]) -> Any:
@@ -159,12 +147,7 @@ def _quietly(ask: Callable[[], Any]) -> Any:
 
 
 class GpuWatch:
-    """Reads a meter where a series of timed steps begins and ends, and its clock in between.
-
-    Args:
-        meter: of the GPU that is trained on; None: nothing is read, and nothing told.
-        now: the host's clock, in seconds.
-    """
+    """Reads a meter, if there is one, where a series of timed steps begins and ends, and its clock in between."""
 
     def __init__(self, meter: GpuMeter | None, now: Callable[[], float] = host_clock.now) -> None:
         self._meter = meter
@@ -206,9 +189,7 @@ class GpuWatch:
 
     def _recorded(self, meter: GpuMeter, grown: _Counters, *, seconds: float) -> GpuRecord:
         why = ""
-        if meter.is_slice:
-            why = _IN_WHOLE
-        elif grown.millijoules is None:
+        if grown.millijoules is None:
             why = "this GPU's driver has no counter of its energy"
         elif seconds < LEAST_SEC:
             why = (

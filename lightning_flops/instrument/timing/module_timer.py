@@ -167,20 +167,18 @@ class ModuleTimer:
 class ForwardTimer:
     """A ``Tracer`` without torch's profiler: own seconds of every module's forward, and nothing else.
 
-    Args:
-        root: the model.
-        new_clock: makes the clock that stamps the borders; it returns None if the device cannot be timed.
+    *clock* stamps the borders; None if the device cannot be timed.
     """
 
-    def __init__(self, root: nn.Module, new_clock: Callable[[], Clock[Any] | None]) -> None:
+    def __init__(self, root: nn.Module, clock: Clock[Any] | None) -> None:
         self._root = root
-        self._new_clock = new_clock
+        self._clock = clock
         self._timer: ModuleTimer | None = None
         self._undo = ExitStack()
         self._parts: list[ExitStack] = []
         self._index = 0
         self.record: ModuleSecondsRecord | None = None
-        self.lost: str | None = None
+        self.lost = "Module latencies are n/a: no clock of ours reads this device." if clock is None else None
 
     def warm_up(self) -> None:
         """Nothing to do."""
@@ -188,12 +186,8 @@ class ForwardTimer:
     def start(self, index: int) -> None:
         """The step begins, or the next one of its batches."""
         if self._timer is None and self.lost is None:
-            clock = self._new_clock()
-            if clock is None:
-                self.lost = "Module latencies are n/a: no clock of ours reads this device."
-                return
             self._index = index
-            self._timer = self._undo.enter_context(ModuleTimer(self._root, clock, abandon=self.give_up))
+            self._timer = self._undo.enter_context(ModuleTimer(self._root, self._clock, abandon=self.give_up))
 
     def enter(self, part: str) -> None:
         """*part* begins; in a forward, time outside of module calls is the root's own."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import NamedTuple
 from lightning_flops import host_clock
 from lightning_flops.records import ProcessorLoss
 
+LEAST_IDLE_SEC = 0.2
+"""From so long on the system's ticks, a hundredth of a second each, tell how many cores are idle."""
 LEAST_SEC = 1.0
 """Of a shorter time we say nothing in words: another process that wakes up for a moment is a large share of it."""
 WORTH_TELLING = 0.05
@@ -32,6 +35,8 @@ class Counters(NamedTuple):
     """Processor time that anything on this machine was ready to use, in some unit."""
     stolen_ticks: int | None
     """The part of it that the hypervisor gave to other machines."""
+    idle_ticks: int | None = None
+    """Processor time that nothing on this machine was ready to use."""
 
 
 def read_counters() -> Counters:
@@ -45,7 +50,7 @@ def read_counters() -> Counters:
         with _MACHINE.open() as file:
             ticks = [int(field) for field in file.readline().split()[1:]]
         wanted = sum(ticks[:_GUEST]) - ticks[_IDLE] - ticks[_WAITS_FOR_DISK]
-        return Counters(waited_sec, wanted, ticks[_STOLEN])
+        return Counters(waited_sec, wanted, ticks[_STOLEN], ticks[_IDLE] + ticks[_WAITS_FOR_DISK])
     except (OSError, ValueError, IndexError):
         return Counters(waited_sec, None, None)
 
@@ -101,13 +106,23 @@ def _lost(before: Counters, after: Counters, *, seconds: float, batches_sec: Seq
     # A wait is counted when it ends, so a wait that began earlier may be included.
     waits = [sec - before.waited_sec[name] for name, sec in after.waited_sec.items() if name in before.waited_sec]
     waited = min(1.0, max(waits) / seconds) if waits and seconds > 0 else None
-    stolen = None
-    if None not in (*before[1:], *after[1:]) and seconds >= LEAST_SEC:  # a tick is 10 ms
-        assert after.wanted_ticks is not None and before.wanted_ticks is not None
-        assert after.stolen_ticks is not None and before.stolen_ticks is not None
-        ticks = after.wanted_ticks - before.wanted_ticks
-        stolen = (after.stolen_ticks - before.stolen_ticks) / ticks if ticks > 0 else 0.0
-    return ProcessorLoss(seconds=seconds, batches_sec=tuple(batches_sec), waited_share=waited, stolen_share=stolen)
+    stolen = idle_cores = busy = None
+    wanted, given_away, idle = (
+        None if old is None or new is None else new - old for old, new in zip(before[1:], after[1:], strict=True)
+    )
+    if wanted is not None and given_away is not None and seconds >= LEAST_SEC:  # a tick is 10 ms
+        stolen = given_away / wanted if wanted > 0 else 0.0
+    if wanted is not None and idle is not None and seconds >= LEAST_IDLE_SEC:
+        idle_cores = (os.cpu_count() or 1) * idle / max(1, wanted + idle)
+        busy = wanted / max(1, wanted + idle)
+    return ProcessorLoss(
+        seconds=seconds,
+        batches_sec=tuple(batches_sec),
+        waited_share=waited,
+        stolen_share=stolen,
+        idle_cores=idle_cores,
+        busy_share=busy,
+    )
 
 
 def _in_words(loss: ProcessorLoss) -> Iterator[str]:

@@ -28,11 +28,8 @@ _strategy: Any = take("torch._C._dynamo.eval_frame:_FrameExecStrategy")
 def hide(function: Callable[..., Any], *, alone: bool = False) -> bool:
     """Marks one of our functions, so that its calls, and what they call, are not compiled. Returns whether it could.
 
-    The mark is on the function's code and stays there: it is for code of this package only.
-
-    Args:
-        function: has the code that is marked.
-        alone: what it calls is compiled as it would be without it: it calls the user's functions.
+    The mark is on the function's code and stays there: it is for code of this package only. *alone*: what it calls, as
+    the user's functions, is compiled as it would be without it.
     """
     try:
         _mark(function.__code__, _strategy(_skip, _default if alone else _skip))

@@ -50,12 +50,8 @@ class _After:
 
     The flag says whether there are modes on the stack; operators go past those, or fail for want of one, if it is
     wrong. When an inference mode ends, or the call of a compiled function, torch sets it to what it was when that
-    began, whatever was pushed or removed in between.
-
-    Args:
-        owner: returns the class or the module of the function with which it ends; None: this torch has none.
-        name: of that function.
-        is_inside: whether a frame runs inside of one.
+    began, whatever was pushed or removed in between. It ends with the function *name* of what *owner* returns, a class
+    or a module, if this torch has it; *is_inside* says whether a frame runs inside of one.
     """
 
     def __init__(

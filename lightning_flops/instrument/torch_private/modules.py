@@ -41,6 +41,21 @@ WRAPPERS: Mapping[str, frozenset[str]] = {
 }
 """Name of the child that a wrapper wraps -> classes of torch, DeepSpeed and Lightning that call it so."""
 
+_WITH_WRAPPERS = ("torch", "deepspeed", "lightning", "lightning_fabric")
+"""Packages that wrap models."""
+
+
+def wraps(module: nn.Module, child: str) -> bool:
+    """Whether *module* is a wrapper, and its child of this name is the module that it wraps.
+
+    The wrapper's class, or one of its base classes, decides, and never the child's name alone. We compare classes by
+    name, so that no framework is imported for this.
+    """
+    return child in WRAPPERS and any(
+        cls.__name__ in WRAPPERS[child] and cls.__module__.partition(".")[0] in _WITH_WRAPPERS
+        for cls in type(module).__mro__
+    )
+
 
 class FlatPiece(NamedTuple):
     """One parameter as it was before FullyShardedDataParallel put it into a flat one."""

@@ -29,14 +29,17 @@ def nested_sizes(tensor: torch.Tensor) -> list[tuple[int, ...]]:
     return [tuple(map(int, row)) for row in tensor._nested_tensor_size().tolist()]
 
 
-def local_shard(tensor: torch.Tensor) -> torch.Tensor | None:
-    """What this rank holds of a DTensor; None for any other tensor."""
+def on_this_rank(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of *tensor*, which ZeRO-3 or a DTensor may have split; ZeRO-3 keeps the part in ds_tensor."""
+    shard = getattr(tensor, "ds_tensor", None)
+    if isinstance(shard, torch.Tensor):
+        tensor = shard
     to_local: Any = getattr(tensor, "to_local", None)
     if not callable(to_local):
-        return None
+        return tensor
     # Neither autograd nor a subclass sees this reading.
     shard = getattr(tensor, "_local_tensor", None)
     if shard is None:
         with modes_off(), torch.no_grad():
             shard = to_local()
-    return shard if isinstance(shard, torch.Tensor) else None
+    return shard if isinstance(shard, torch.Tensor) else tensor

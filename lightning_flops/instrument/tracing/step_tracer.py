@@ -17,7 +17,6 @@ from typing import Any
 import torch
 import torch.autograd.profiler as autograd_profiler
 from torch import distributed, nn
-from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, record_function
 
 from lightning_flops.instrument.module_hooks import module_hooks
@@ -39,13 +38,7 @@ class StepTracer:
     """Traces steps: ``warm_up`` ahead, ``start`` at each batch, ``stop`` after the last, ``enter``/``leave`` the parts.
 
     No failure reaches the step: neither one of ours, nor one of the profiler when a profiler of the user's ends it.
-
-    Args:
-        root: the model whose modules are marked.
-        device: where the model computes.
-        record_shapes: record the shapes of operators' inputs.
-        profile_memory: record allocations and frees.
-        with_stack: record the Python calls.
+    *root*, which computes on *device*, is the model whose modules are marked; the other arguments are torch.profiler's.
     """
 
     def __init__(
@@ -115,11 +108,7 @@ class StepTracer:
             self._phases.pop().__exit__(None, None, None)
 
     def stop(self, signature: StepSignature) -> None:
-        """The last step is over: keep what was recorded, and remove everything from torch.
-
-        Args:
-            signature: of the steps.
-        """
+        """The last step, of this *signature*, is over: keep what was recorded, and remove everything from torch."""
         if not self._recording:
             return
         with self._safely():
@@ -133,7 +122,7 @@ class StepTracer:
                 index=self._first_index, signature=signature, process=os.getpid(), path=self._export(profiler)
             )
             events = profiler.profiler.kineto_results.events()
-            if self._device.type != "cpu" and all(event.device_type() == DeviceType.CPU for event in events):
+            if self._device.type != "cpu" and all(event.device_type().name == "CPU" for event in events):
                 self.lost = (
                     f"The trace has no event of the {self._device.type} device (it may not be permitted here): kernels "
                     "and device times of modules are n/a."

@@ -40,23 +40,14 @@ class Tracer(Protocol):
         """The part entered last ends."""
 
     def stop(self, signature: StepSignature) -> None:
-        """The steps are over: keep what was recorded, and remove everything from torch.
-
-        Args:
-            signature: of the steps; if they differ, one that is not the counted step's.
-        """
+        """The steps are over, of this signature or of several: keep the record, and remove everything from torch."""
 
     def give_up(self) -> None:
         """Stop recording, and remove everything from torch. What was recorded before stays."""
 
 
 class TraceCycles:
-    """Runs the cycles of a schedule: wait, warm up, record.
-
-    Args:
-        tracers: the one to use, followed by those that replace it if it cannot record.
-        schedule: how many steps of each kind make a cycle, and how many cycles there are.
-    """
+    """Runs the cycles of a schedule, wait, warm up, record, with the first of *tracers* that can record."""
 
     def __init__(self, tracers: Sequence[Tracer], schedule: TraceSchedule) -> None:
         self._tracers = list(tracers)
@@ -64,6 +55,7 @@ class TraceCycles:
         self._active = schedule.active
         self._warms_up_until = schedule.wait + schedule.warmup
         self._is_alike: Callable[[StepSignature], bool] = lambda signature: True
+        """Whether a step of this signature can be compared with the counted one."""
         self._position = self._cycles = 0
         self._signatures: list[StepSignature] = []
         self._alike = False
@@ -89,12 +81,7 @@ class TraceCycles:
         return self._position < self._schedule.wait
 
     def begin(self, is_alike: Callable[[StepSignature], bool], *, operators: int = 0) -> None:
-        """The first cycle begins with the next step.
-
-        Args:
-            is_alike: whether a step of this signature can be compared with the counted one.
-            operators: how many operators the counted step ran.
-        """
+        """The first cycle begins with the next step; the counted one ran so many *operators*."""
         self._is_alike = is_alike
         if self._schedule == TraceSchedule():
             self._active = max(1, min(self._active, _MOST_OPERATORS // max(1, operators)))

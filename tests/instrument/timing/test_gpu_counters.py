@@ -85,20 +85,14 @@ def test_a_cpu_has_no_meter_and_nvml_is_not_asked(installed: FakeNvml) -> None:
 )
 def test_the_counters_of_a_whole_gpu_are_not_taken_for_those_of_a_slice(installed: FakeNvml, gpu: FakeGpu) -> None:
     installed.gpus = {gpu.uuid: gpu}
-    meter, now = open_meter(CUDA, ExitStack()), FakeNow()
-    watch = GpuWatch(meter, now)
-    watch.follow(timed=True)
-    now.sleep(10)
-    record = watch.record()
-    assert record is not None
-    assert record.joules is None and record.clock_mhz == ()
-    assert "slice of a GPU (MIG)" in record.no_joules_because
+    assert open_meter(CUDA, ExitStack()) is None
+    assert installed.users == 0
 
 
 def test_a_gpu_whose_mig_is_off_is_a_whole_one(installed: FakeNvml) -> None:
     installed.gpus = {f"GPU-{BARE}": FakeGpu(f"GPU-{BARE}", millijoules=42, mig=[0, 0])}
     meter = open_meter(CUDA, ExitStack())
-    assert meter is not None and not meter.is_slice
+    assert meter is not None
 
 
 def watched(gpu: FakeGpu, *, seconds: float, then: FakeGpu, nvml: type[FakeNvml] = FakeNvml) -> GpuRecord:

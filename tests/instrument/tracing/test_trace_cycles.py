@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
 
 from lightning_flops.config import TraceSchedule
-from lightning_flops.instrument.timing.clocks import Clock, WallClock
+from lightning_flops.instrument.timing.clocks import WallClock
 from lightning_flops.instrument.timing.module_timer import ForwardTimer
 from lightning_flops.instrument.tracing.trace_cycles import TraceCycles
 from lightning_flops.records import StepSignature
@@ -215,7 +213,7 @@ class Sleeper(nn.Module):
 def test_a_clock_at_module_borders_gives_every_forward_its_own_seconds() -> None:
     now = FakeNow()
     model = Sleeper(now, 1.0, Sleeper(now, 2.0), Sleeper(now, 4.0, Sleeper(now, 8.0)))
-    timer = ForwardTimer(model, lambda: WallClock(now))
+    timer = ForwardTimer(model, WallClock(now))
     for _ in range(2):  # two batches of one step
         timer.start(7)
         timer.enter("forward")
@@ -234,10 +232,7 @@ def test_a_clock_at_module_borders_gives_every_forward_its_own_seconds() -> None
 
 
 def test_a_device_without_a_clock_is_said() -> None:
-    def no_clock() -> Clock[Any] | None:
-        return None
-
-    timer = ForwardTimer(nn.Linear(1, 1), no_clock)
+    timer = ForwardTimer(nn.Linear(1, 1), None)
     timer.start(0)
     timer.enter("forward")
     timer.leave()

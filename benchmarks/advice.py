@@ -1,0 +1,195 @@
+"""Whether the first advice names what is planted in a program, is silent on clean ones, and saves what it says.
+
+``make bench-advice`` runs each program of ``advice_programs`` as a process of its own, with its cause and with the
+remedy that was advised, first alone and then beside a process that keeps one core busy. Records of earlier passes stay
+in a file, so the passes may be run on different days: ``python -m benchmarks.advice --runs 6 --only quiet``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import re
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from .advice_programs import CLEAN, PLANTED
+from .machine import ROOT, code_in_words, machine_in_words, versions
+
+logger = logging.getLogger("benchmarks.advice")
+
+RESULT = ROOT / "benchmarks/results/advice.md"
+RECORDS = ROOT / ".cache/bench_advice.jsonl"
+_TIMEOUT_SEC = 120
+_PASSES = ("quiet", "busy")
+
+
+def run(name: str, *arguments: str) -> dict[str, Any]:
+    """What the program *name* printed; an empty record if it failed."""
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.advice_programs", name, *arguments]
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=_TIMEOUT_SEC, check=True)
+        return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
+    except (subprocess.SubprocessError, IndexError, ValueError) as error:
+        logger.warning("%s: %s", name, error)
+        return {}
+
+
+def obeyed(name: str, planted: dict[str, Any]) -> dict[str, Any]:
+    """What the program *name* printed with the remedy that *planted* was advised."""
+    remedies = " ".join(remedy for _, _, remedy, _ in planted.get("advice", ()))
+    workers = re.search(r"num_workers=(\d+)", remedies)
+    return run(name, "--obey", workers[1] if workers else "0")
+
+
+@contextmanager
+def busy(wanted: bool) -> Iterator[None]:
+    """One core is kept busy, if that is *wanted*."""
+    other = subprocess.Popen([sys.executable, "-c", "while True: pass"]) if wanted else None
+    try:
+        yield
+    finally:
+        if other is not None:
+            other.kill()
+            other.wait()
+
+
+def measure(which: str, runs: int, only: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Records of *runs* rounds over all programs; in each round every program runs once."""
+    with busy(which == "busy"):
+        for index in range(runs):
+            for name in only or (*PLANTED, *CLEAN):
+                found = run(name)
+                record = {"pass": which, "round": index, "name": name, **found}
+                if name in PLANTED:
+                    record["obeyed"] = obeyed(name, found).get("seconds")
+                logger.info("%s %d %s: %s", which, index, name, [one[0] for one in found.get("advice", ())])
+                yield record
+
+
+def first_rule(record: dict[str, Any]) -> str | None:
+    """The rule of the first advice. Beside a busy process every run may be starved: that is true, and left out."""
+    rules = [one[0] for one in record.get("advice", ())]
+    if record["pass"] == "busy" and record["name"] != "starved":
+        rules = [rule for rule in rules if rule != "starved"]
+    return rules[0] if rules else None
+
+
+def is_named(record: dict[str, Any]) -> bool:
+    """Whether the first advice names what was planted; of ranks, also which."""
+    rule = first_rule(record)
+    named = rule is not None and rule.startswith(PLANTED[record["name"]][1])
+    return named and (rule != "straggler" or any("rank 1" in one[1] for one in record["advice"]))
+
+
+def saved(record: dict[str, Any]) -> float | None:
+    """The share of a sample's time that obeying saved."""
+    before, after = record.get("seconds"), record.get("obeyed")
+    return None if not before or not after else 1.0 - after / before
+
+
+def ceiling(record: dict[str, Any]) -> float | None:
+    """The most that the advice on what was planted said it could save."""
+    cause = PLANTED[record["name"]][1]
+    return next((one[3] for one in record.get("advice", ()) if one[0].startswith(cause)), None)
+
+
+def _percent(values: Sequence[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    return f"{statistics.median(known):.0%}" if known else "–"
+
+
+def _of(hits: Sequence[bool]) -> str:
+    return f"{sum(hits)} of {len(hits)}" if hits else "–"
+
+
+def page(records: Sequence[dict[str, Any]], header: Sequence[str]) -> str:
+    """The results as Markdown."""
+    by = {
+        (which, name): [one for one in records if (one["pass"], one["name"]) == (which, name)]
+        for which in _PASSES
+        for name in (*PLANTED, *CLEAN)
+    }
+    lines = [
+        *header,
+        "",
+        "| program | rule | "
+        + " | ".join(f"{which}: named first | could save at most | saved, median (least)" for which in _PASSES)
+        + " |",
+        "|---|---|" + "---|" * 3 * len(_PASSES),
+    ]
+    for name, (_, cause) in PLANTED.items():
+        cells = []
+        for which in _PASSES:
+            found = by[which, name]
+            savings = [one for record in found if (one := saved(record)) is not None]
+            least = f" ({min(savings):.0%})" if savings else ""
+            cells += [_of([is_named(one) for one in found]), _percent([ceiling(one) for one in found])]
+            cells.append(f"{_percent(savings)}{least}")
+        lines.append(f"| {name} | {cause} | {' | '.join(cells)} |")
+    lines += ["", "| clean program | " + " | ".join(f"{which}: false first advice" for which in _PASSES) + " |"]
+    lines.append("|---|" + "---|" * len(_PASSES))
+    for name in CLEAN:
+        cells = []
+        for which in _PASSES:
+            rules = sorted({rule for one in by[which, name] if (rule := first_rule(one)) is not None})
+            cells.append(
+                _of([first_rule(one) is not None for one in by[which, name]])
+                + (f" ({', '.join(rules)})" if rules else "")
+            )
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    lines += ["", *_sums(by)]
+    return "\n".join(lines) + "\n"
+
+
+def _sums(by: dict[tuple[str, str], list[dict[str, Any]]]) -> Iterator[str]:
+    for which in _PASSES:
+        planted = [is_named(one) for name in PLANTED for one in by[which, name]]
+        clean = [first_rule(one) is not None for name in CLEAN for one in by[which, name]]
+        if planted and clean:
+            yield (
+                f"- {which}: the first advice named what was planted in {sum(planted) / len(planted):.1%} of "
+                f"{len(planted)} runs; false first advice on clean programs in {sum(clean) / len(clean):.1%} of "
+                f"{len(clean)}."
+            )
+
+
+def main() -> None:
+    """Run the passes that the command line asks for, and write the page from all records there are."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--runs", type=int, default=20, help="rounds of each pass")
+    parser.add_argument("--only", choices=_PASSES, action="append", help="a pass; both by default")
+    parser.add_argument("--programs", nargs="*", default=(), help="some programs; all by default")
+    parser.add_argument("--records", type=Path, default=RECORDS, help="where records are kept")
+    parser.add_argument("--output", type=Path, default=RESULT)
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    passes, names = options.only or _PASSES, options.programs or (*PLANTED, *CLEAN)
+    kept = [json.loads(line) for line in options.records.read_text().splitlines()] if options.records.exists() else []
+    kept = [one for one in kept if one["pass"] not in passes or one["name"] not in names]
+    for which in passes:
+        kept += measure(which, options.runs, options.programs)
+        options.records.parent.mkdir(parents=True, exist_ok=True)
+        options.records.write_text("".join(json.dumps(one) + "\n" for one in kept))
+    packages = ", ".join(f"{name} {version}" for name, version in versions(["torch"]).items())
+    header = [
+        "# Advice, obeyed",
+        "",
+        "Written by `make bench-advice`: small programs with one cause planted (benchmarks/advice_programs.py), "
+        "trained for 34 steps under the profiler, as they are and with the remedy of the advice; and clean ones. "
+        "*Busy*: beside a process that keeps one core busy; that a run is starved is true there, so only the advice "
+        "after it is judged. *Saved*: of the time of a sample, over the steps after the window.",
+        "",
+        f"{machine_in_words()}; {packages}; {code_in_words()}.",
+    ]
+    options.output.write_text(page(kept, header))
+
+
+if __name__ == "__main__":
+    main()

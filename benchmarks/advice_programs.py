@@ -1,0 +1,313 @@
+"""Small programs, each with one cause of slowness planted that its remedy takes away, and clean ones without any.
+
+``python -m benchmarks.advice_programs NAME [--obey WORKERS]`` trains one under the profiler, and prints what the
+profiler advised and how long a sample took after its window. The remedy is the one that the advice words;
+WORKERS are those that it named, where it named any.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import multiprocessing
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain, islice, repeat
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from lightning_flops.pytorch import profile_training
+
+STEPS_AFTER = 20
+"""Steps that are timed by the program itself, once the profiler is done."""
+
+_WINDOW_STEPS = 34
+"""Counted, left alone, timed, warmed up and traced ones."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """What is trained."""
+
+    model: nn.Module
+    batches: Iterable[Any]
+    """One pass; there may be several."""
+    samples: int
+    """Of a batch."""
+    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] = lambda parameters: torch.optim.SGD(
+        parameters, lr=1e-4
+    )
+
+
+def perceptron(*inside: Callable[[], nn.Module], width: int = 384, layers: int = 4) -> nn.Module:
+    """Linear layers, with what *inside* makes after each."""
+    made = ((nn.Linear(width, width), *(one() for one in inside)) for _ in range(layers))
+    return nn.Sequential(*chain.from_iterable(made))
+
+
+def same(*shape: int) -> Iterable[torch.Tensor]:
+    """Batches that cost nothing to load."""
+    return repeat(torch.randn(shape))
+
+
+class Samples(Dataset[torch.Tensor]):
+    """Rows, each of which takes its time to load."""
+
+    def __init__(self, load: Callable[[], object], width: int) -> None:
+        """Rows of *width* numbers; *load* runs for each."""
+        self.load, self.rows = load, torch.randn(4096, width)
+
+    def __len__(self) -> int:
+        """Rows."""
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        """One row."""
+        self.load()
+        return self.rows[index]
+
+
+class WholeBatches(Samples):
+    """The same, a whole batch at once."""
+
+    def __getitems__(self, indices: list[int]) -> torch.Tensor:
+        """Rows of a batch."""
+        return self.rows[indices]
+
+
+def _sleep() -> None:
+    time.sleep(0.002)
+
+
+def _decode() -> None:
+    sum(number * number for number in range(20_000))
+
+
+def _loader(load: Callable[[], object], workers: int) -> Iterable[Any]:
+    return DataLoader(Samples(load, 384), batch_size=16, num_workers=workers, persistent_workers=workers > 0)
+
+
+def slow_storage(workers: int | None) -> Program:
+    """Each sample is waited for, as on a disk or a network."""
+    return Program(perceptron(layers=12), _loader(_sleep, workers or 0), 16)
+
+
+def slow_decoding(workers: int | None) -> Program:
+    """Each sample is computed."""
+    return Program(perceptron(layers=12), _loader(_decode, workers or 0), 16)
+
+
+def many_samples(workers: int | None) -> Program:
+    """Each batch is collated from many small samples, which takes less than a millisecond."""
+    if workers is None:
+        return Program(perceptron(width=64), DataLoader(Samples(bool, 64), batch_size=64), 64)
+    whole = DataLoader(WholeBatches(bool, 64), batch_size=64, collate_fn=lambda batch: batch)
+    return Program(perceptron(width=64), whole, 64)
+
+
+class TokenModel(nn.Module):
+    """An encoder of tokens that takes a batch as Hugging Face's models do."""
+
+    def __init__(self) -> None:
+        """Small."""
+        super().__init__()
+        self.embedding = nn.Embedding(1000, 128)
+        self.layers = perceptron(nn.GELU, width=128)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        """One number a token, zero for padding."""
+        return torch.mul(self.layers(self.embedding(input_ids)), attention_mask[..., None])
+
+
+def padded(workers: int | None) -> Program:
+    """Samples of 8 to 256 tokens, padded to the longest that there is; or to that of a batch of similar lengths."""
+    lengths = torch.randint(8, 257, (1024,)).tolist()
+    if workers is not None:
+        lengths.sort()
+    groups = [lengths[at : at + 16] for at in range(0, 1024, 16)]
+
+    def batch(group: Sequence[int]) -> dict[str, torch.Tensor]:
+        width = 256 if workers is None else max(group)
+        mask = torch.arange(width)[None] < torch.tensor(group)[:, None]
+        return {"input_ids": torch.randint(1000, mask.shape), "attention_mask": mask.long()}
+
+    order = torch.randperm(len(groups)).tolist()
+    return Program(TokenModel(), [batch(groups[at]) for at in order], 16)
+
+
+def tensor_by_tensor(workers: int | None) -> Program:
+    """Many small parameters, updated one after the other."""
+    return Program(
+        perceptron(width=32, layers=60),
+        same(64, 32),
+        64,
+        lambda parameters: torch.optim.AdamW(parameters, lr=1e-4, fused=workers is not None),
+    )
+
+
+class WrittenOutNorm(nn.Module):
+    """LayerNorm in Python."""
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Rows of mean 0 and variance 1."""
+        centered = rows - rows.mean(-1, keepdim=True)
+        return centered * torch.rsqrt(centered.pow(2).mean(-1, keepdim=True) + 1e-5)
+
+
+def written_out_norm(workers: int | None) -> Program:
+    """Norms that consist of five operators each."""
+    return Program(perceptron(WrittenOutNorm if workers is None else _layer_norm), same(256, 384), 256)
+
+
+def _layer_norm() -> nn.Module:
+    return nn.LayerNorm(384)
+
+
+def dropout(workers: int | None) -> Program:
+    """Dropout of large activations."""
+    return Program(perceptron(partial(nn.Dropout, 0.1 if workers is None else 0.0)), same(256, 384), 256)
+
+
+def starved(workers: int | None) -> Program:
+    """As many busy processes as there are cores, twice."""
+    for _ in range(0 if workers is not None else 2 * (os.cpu_count() or 1)):
+        multiprocessing.get_context("fork").Process(target=_forever, daemon=True).start()
+    return Program(perceptron(width=512), same(256, 512), 256)
+
+
+def _forever() -> None:
+    while True:
+        pass
+
+
+def late_rank(workers: int | None) -> Program:
+    """One of two ranks computes something else in each step."""
+    rank = int(os.environ["RANK"])
+    torch.distributed.init_process_group("gloo")
+
+    def batches() -> Iterator[torch.Tensor]:
+        for batch in same(64, 384):
+            if rank == 1 and workers is None:
+                time.sleep(0.02)
+            yield batch
+
+    return Program(nn.parallel.DistributedDataParallel(perceptron()), batches(), 64)
+
+
+PLANTED: dict[str, tuple[Callable[[int | None], Program], str]] = {
+    "slow_storage": (slow_storage, "data_wait"),
+    "slow_decoding": (slow_decoding, "data_wait"),
+    "many_samples": (many_samples, "data_wait_short"),
+    "padded": (padded, "padding"),
+    "tensor_by_tensor": (tensor_by_tensor, "optimizer"),
+    "written_out_norm": (written_out_norm, "norm"),
+    "dropout": (dropout, "dropout"),
+    "starved": (starved, "starved"),
+    "late_rank": (late_rank, "straggler"),
+}
+"""Programs with the rule that knows their cause, or the beginning of its name."""
+
+
+class Last(nn.Module):
+    """The output of a recurrent layer."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        """Around *layer*."""
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Without the state."""
+        return self.layer(rows)[0]  # type: ignore[no-any-return]
+
+
+def _encoder() -> nn.Module:
+    return nn.TransformerEncoderLayer(128, 4, 256, dropout=0.0, batch_first=True)
+
+
+def _fused(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=1e-4, fused=True)
+
+
+CLEAN: dict[str, Callable[[], Program]] = {
+    "perceptron": lambda: Program(perceptron(), same(256, 384), 256),
+    "relu": lambda: Program(perceptron(nn.ReLU), same(256, 384), 256),
+    "gelu_fused_adamw": lambda: Program(perceptron(nn.GELU), same(256, 384), 256, _fused),
+    "layer_norm": lambda: Program(perceptron(_layer_norm), same(256, 384), 256),
+    "batch_norm": lambda: Program(perceptron(partial(nn.BatchNorm1d, 384)), same(256, 384), 256),
+    "convolutions": lambda: Program(
+        nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 3)), same(8, 3, 48, 48), 8
+    ),
+    "lstm": lambda: Program(Last(nn.LSTM(64, 64, batch_first=True)), same(16, 32, 64), 16),
+    "encoder": lambda: Program(nn.Sequential(_encoder(), _encoder()), same(8, 64, 128), 8, _fused),
+    "wide": lambda: Program(perceptron(width=1024, layers=2), same(64, 1024), 64),
+    "small": lambda: Program(perceptron(nn.Tanh, width=96, layers=2), same(512, 96), 512),
+}
+"""Programs in which nothing is to be found."""
+
+
+def run(program: Program) -> dict[str, Any]:
+    """Train *program* under the profiler, then time it alone."""
+    parameters = list(program.model.parameters())
+    optimizer = program.optimizer(parameters)
+    batches = chain.from_iterable(repeat(program.batches))
+
+    def steps(count: int) -> None:
+        for batch in islice(batches, count):
+            output = program.model(**batch) if isinstance(batch, dict) else program.model(batch)
+            output.square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        profiler = stack.enter_context(
+            profile_training(program.model, optimizer, profile_step=3, log_dir=folder, html=False)
+        )
+        steps(_WINDOW_STEPS)
+    profile = profiler.profile
+    began = time.perf_counter()
+    steps(STEPS_AFTER)
+    seconds = (time.perf_counter() - began) / STEPS_AFTER / program.samples
+    advice = [] if profile is None else [[one.rule, one.fact, one.remedy, one.ceiling] for one in profile.advice]
+    return {"seconds": seconds, "advice": advice, "profiled": profile is not None}
+
+
+def main() -> None:
+    """Run the program that the command line names, and print one line of JSON."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("name", choices=[*PLANTED, *CLEAN])
+    parser.add_argument("--obey", type=int, metavar="WORKERS", help="apply the remedy")
+    options = parser.parse_args()
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    if options.name == "late_rank" and "RANK" not in os.environ:
+        _two_ranks()
+        return
+    found = run(PLANTED[options.name][0](options.obey) if options.name in PLANTED else CLEAN[options.name]())
+    if os.environ.get("RANK", "0") == "0":
+        sys.stdout.write(json.dumps(found) + "\n")
+
+
+def _two_ranks() -> None:
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(20_000 + os.getpid() % 20_000), "WORLD_SIZE": "2"}
+    command = [sys.executable, "-m", "benchmarks.advice_programs", *sys.argv[1:]]
+    ranks = [subprocess.Popen(command, env={**os.environ, **address, "RANK": str(rank)}) for rank in range(2)]
+    for rank in ranks:
+        rank.wait()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,231 @@
+"""Parts 0, 5 and 6: the device, its MFU beside that by hand, energy and memory.
+
+MFU is the formula's FLOPs ÷ events around untimed steps ÷ the peak. Memory of each phase is what the allocator's
+totals say of an unprofiled run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from lightning_flops.analysis.peak_flops import peak_flops_per_sec
+
+from ..machine import code_in_words, machine_in_words, versions
+from ..phase_times import Stopwatch
+from .checks import Check, Here, Row, at_least, at_most, exactly, holds, not_here, reported, unjudged, within
+from .nets import FIRST_STEP, SETTLES, Net, batches_of, fit, forget, gpt_on, layers, next_token_loss, profiler, size_for
+
+# ---- what all the rest was seen on
+
+
+@contextmanager
+def _nvml() -> Iterator[Any]:
+    import pynvml
+
+    pynvml.nvmlInit()
+    try:
+        yield pynvml
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _host(here: Here) -> Iterator[Row]:
+    yield reported("code", code_in_words())
+    yield reported("host", machine_in_words())
+    found = versions(("torch", "lightning", "pytorch-lightning", "triton", "transformers", "deepspeed", "nvidia-ml-py"))
+    yield reported("versions", ", ".join(f"{name} {version}" for name, version in found.items()))
+
+
+def _gpu(here: Here) -> Iterator[Row]:
+    properties = torch.cuda.get_device_properties(here.device)
+    yield reported("device", f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB")
+    yield reported("compute capability", f"{properties.major}.{properties.minor}")
+    yield reported("multiprocessors", properties.multi_processor_count)
+    yield reported("devices", torch.cuda.device_count())
+    yield reported("CUDA, cuDNN", f"{torch.version.cuda}, {torch.backends.cudnn.version()}")  # type: ignore[no-untyped-call]
+    peak = peak_flops_per_sec(properties.name, "bfloat16")
+    yield reported("dense bfloat16 peak in the table", "n/a" if peak is None else f"{peak / 1e12:g} TFLOP/s")
+
+
+def _driver(here: Here) -> Iterator[Row]:
+    try:
+        import pynvml
+    except ImportError:
+        yield reported("driver", "not known: nvidia-ml-py is not installed")
+        return
+    pynvml.nvmlInit()
+    try:
+        yield reported("driver", pynvml.nvmlSystemGetDriverVersion())
+    finally:
+        pynvml.nvmlShutdown()
+
+
+FACTS = (Check("host", _host), Check("device", _gpu, "it is the host"), Check("driver", _driver, "it has none"))
+
+# ---- MFU, and energy
+
+_GIVEN_PEAK = 1e12  # A CPU's, which no table has
+_EDGE = 8192
+
+
+class _Ends(Net):
+    """Stamps where its steps end."""
+
+    watch: Stopwatch
+    ends: list[Any]
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        self.ends.append(self.watch.stamp())
+
+
+def _mfu(here: Here) -> Iterator[Row]:
+    """The formula's FLOPs ÷ events around untimed steps ÷ the peak, in the fit of which ours is."""
+    size, watch, timed = size_for(here), Stopwatch(on_gpu=here.on_gpu), here.pick(50, 3)
+    peak = peak_flops_per_sec(torch.cuda.get_device_name(here.device), "bfloat16") if here.on_gpu else _GIVEN_PEAK
+    if peak is None:
+        yield not_here("MFU by hand", "the table has no peak for this device")
+        return
+    torch.manual_seed(0)
+    net = _Ends(gpt_on(here, size), next_token_loss)
+    net.watch, net.ends = watch, []
+    first_plain = FIRST_STEP + 1 + SETTLES + timed + 1
+    callback = profiler(here, timing_steps=timed, peak_flops_per_sec=None if here.on_gpu else peak)
+    done = fit(here, net, batches_of(size, here, first_plain + timed), callback, precision="bf16-mixed")
+    plain_sec = watch.seconds(net.ends[first_plain - 1], net.ends[-1]) / (len(net.ends) - first_plain)
+    by_hand, found = size.model_flops / plain_sec / peak, done.profile
+    claim = "MFU of the GPT in bf16, ours beside by hand"
+    yield from unjudged(here, within(claim, found.rates.mfu, by_hand, share=0.01, unit="%", scale=100))
+    timing = found.timing
+    yield reported("a step of the GPT", "n/a" if timing is None else f"{1e3 * timing.global_step_sec:.2f} ms")
+    yield reported("HFU", "n/a" if found.rates.hfu is None else f"{found.rates.hfu:.2%}")
+    if here.on_gpu:
+        yield from _energy(here, found.energy)
+    forget(here)
+
+
+def _energy(here: Here, energy: Any) -> Iterator[Row]:
+    """By NVML: the mean power is below the limit, and the clock below the highest."""
+    if energy is None:
+        yield not_here("energy", "NVML, or nvidia-ml-py, is not there")
+        return
+    if energy.watts is None:
+        yield not_here("energy", energy.unavailable.get("watts", "not known"))
+    else:
+        yield reported("energy of a step", f"{energy.joules_per_step:.1f} J at {energy.watts:.0f} W")
+        yield reported("FLOPs per joule", f"{energy.flops_per_joule:.4g}")
+        yield at_most("mean power beside the limit that is set", energy.watts, 1.05 * _power_limit(here), unit="W")
+    clocks = f"{energy.clock_mhz} of at most {energy.highest_clock_mhz} MHz, {energy.clock_readings} readings"
+    yield reported("clock", clocks)
+    limited = f"{energy.power_limited_share}, {energy.heat_limited_share} of the time"
+    yield reported("held down by power, by heat", limited)
+    yield reported("reasons for lower clocks", dict(energy.reasons))
+
+
+def _power_limit(here: Here) -> float:
+    uuid = str(torch.cuda.get_device_properties(here.device).uuid)
+    with _nvml() as nvml:
+        handle = nvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
+        return float(nvml.nvmlDeviceGetEnforcedPowerLimit(handle)) / 1e3  # in milliwatts
+
+
+def _product(here: Here) -> Iterator[Row]:
+    """A matrix product of 8192³ in bf16: no more than the peak, and not far below it."""
+    name = torch.cuda.get_device_name(here.device)
+    peak = peak_flops_per_sec(name, "bfloat16")
+    yield holds("the device's name is in the table", peak is not None, name)
+    if peak is None:
+        return
+    watch, rounds = Stopwatch(on_gpu=True), 20
+    a, b = (torch.randn(_EDGE, _EDGE, device=here.device, dtype=torch.bfloat16) for _ in range(2))
+    out = torch.empty_like(a)
+    for _ in range(5):
+        torch.mm(a, b, out=out)
+    begin = watch.stamp()
+    for _ in range(rounds):
+        torch.mm(a, b, out=out)
+    end = watch.stamp()
+    here.settle()
+    reached = rounds * 2 * _EDGE**3 / watch.seconds(begin, end) / peak
+    yield at_most("an 8192³ bf16 product, of the table's peak", reached, 1.0, unit="%", scale=100)
+    yield at_least("the same: the peak is this device's", reached, 0.5, unit="%", scale=100)
+
+
+MFU = (Check("matrix product", _product, "the table has no CPU"), Check("MFU", _mfu))
+
+# ---- memory
+
+_STEPS = FIRST_STEP + 1 + SETTLES + 2 + 1
+_RESETS = ("reset_peak_memory_stats", "reset_accumulated_memory_stats", "reset_max_memory_allocated")
+
+
+class _Read(Net):
+    """Reads the allocator's totals where its phases end; its activations outweigh a rounding."""
+
+    def __init__(self, here: Here) -> None:
+        super().__init__(layers(here, here.pick(2048, 64), here.pick(8, 2)))
+        self.seen: dict[str, list[int]] = {"forward": [], "backward": [], "optimizer": []}
+
+    def _look(self, phase: str) -> None:
+        self.seen[phase].append(int(torch.cuda.memory_stats(self.device)["allocated_bytes.all.current"]))
+
+    def on_before_backward(self, loss: torch.Tensor) -> None:
+        self._look("forward")
+
+    def on_after_backward(self) -> None:
+        self._look("backward")
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        self._look("optimizer")
+
+
+def _phases(here: Here) -> Iterator[Row]:
+    """Held at the end of each phase of the counted step; an unprofiled run is the truth."""
+    plain, resets = _trained(here, None), list[str]()
+    forget(here)
+    with ExitStack() as undo:
+        for name in _RESETS:
+            if hasattr(torch.cuda, name):
+                undo.enter_context(patch.object(torch.cuda, name, lambda *_, name=name, **__: resets.append(name)))
+        callback = profiler(here, timing_steps=2)
+        _trained(here, callback)
+    record = None if callback.profile is None else callback.profile.memory
+    if record is None:
+        raise RuntimeError("the profile has no memory")
+    yield exactly("whose memory it is", record.kind, "allocated")
+    found = {phase.name: phase.current_bytes for phase in record.phases}
+    mebibytes: dict[str, Any] = {"share": 0.01, "least": 2**20, "unit": "MiB", "scale": 2**-20}
+    for phase, seen in plain.seen.items():
+        claim = f"held at the end of the {phase}, beside an unprofiled run"
+        yield within(claim, found.get(phase), seen[FIRST_STEP], **mebibytes)
+    yield exactly("resets of the allocator's peaks", resets, [])
+    peak = int(torch.cuda.memory_stats(here.device)["allocated_bytes.all.peak"])
+    yield at_most("the peak that is reported is not above the allocator's own", record.run_peak_bytes, peak)
+
+
+def _trained(here: Here, callback: Any) -> _Read:
+    torch.manual_seed(0)
+    net = _Read(here)
+    batch = torch.randn(here.pick(4096, 32), here.pick(2048, 64), device=here.device)
+    fit(here, net, [batch] * _STEPS, callback)
+    return net
+
+
+def _resident(here: Here) -> Iterator[Row]:
+    """On a CPU: the process's resident memory, with every phase."""
+    torch.manual_seed(0)
+    batch = torch.randn(32, 64, device=here.device)
+    record = fit(here, Net(layers(here, 64, 2)), [batch] * _STEPS, profiler(here, timing_steps=2)).profile.memory
+    yield reported("kind of memory", "none" if record is None else record.kind)
+    phases = [] if record is None else [phase.name for phase in record.phases]
+    yield exactly("phases that have one", phases, ["forward", "backward", "optimizer"])
+
+
+MEMORY = (
+    Check("phases on the device", _phases, "it has no allocator with totals"),
+    Check("phases of any device", _resident),
+)

@@ -1,0 +1,70 @@
+"""Writes docs/advice.md: the table of rules in ``lightning_flops.analysis.advice`` as a page.
+
+``tests/test_advice_page.py`` fails while the page is not what this program writes.
+
+    make docs-profile
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from lightning_flops.analysis.advice import LEAST_WAIT_SEC, RULES, Rule
+from lightning_flops.analysis.evidence import Evidence
+from lightning_flops.config import AdviceThresholds
+from lightning_flops.schema.step import FEW_STEPS
+from lightning_flops.units import duration, percent
+
+PAGE = Path(__file__).parent / "advice.md"
+
+_HEAD = f"""# What is advised, and when
+
+Each rule compares one number with one limit. Its advice is the fact, the remedy and a ceiling: following it can save at
+most so much of a typical step. Two pieces of advice may name the same time; the largest ceiling comes first. From fewer
+than {FEW_STEPS} timed steps there is no advice. The limits are the setting `advice_thresholds`
+([deepspeed.md](deepspeed.md)).
+
+Waiting for data has three rules: below {duration(LEAST_WAIT_SEC)} a batch no worker process helps; else as many are
+advised as would keep up, and never more than there are idle cores. Advice on modules rests on medians over the traced
+steps, and is not given where these took over twice, or under half, of a typical step.
+
+Rules that were tried by `make bench-advice` have a small program with that cause planted, and the remedy applied:
+[benchmarks/results/advice.md](../benchmarks/results/advice.md) says how often the first advice named it, and what
+obeying it saved. ⟨Names⟩ stand for what was measured.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    return "\n".join([_HEAD, *map(_section, RULES)])
+
+
+def _section(rule: Rule) -> str:
+    limit = percent(getattr(AdviceThresholds(), rule.limit, None))
+    return f"""## {rule.name}
+
+{_filled(rule.fact)}
+
+| | |
+|---|---|
+| when | {rule.threshold.format(limit=limit)} |
+| do | {_filled(rule.remedy)} |
+| saves at most | {_ceiling(rule)} |
+| not | {rule.unless} |
+| source | {rule.source} |
+| tried by | {rule.shown_by} |
+"""
+
+
+def _ceiling(rule: Rule) -> str:
+    measured = rule.saves(Evidence(), 1.0) is not None
+    return rule.ceiling or ("the share that was measured" if measured else "not known")
+
+
+def _filled(text: str) -> str:
+    return re.sub(r"\{(\w+)\}", r"⟨\1⟩", text).replace("__", r"\_\_")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
