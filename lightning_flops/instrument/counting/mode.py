@@ -266,7 +266,7 @@ def split_work(work: int | Work, halve_causal: bool) -> tuple[int, int, int, int
         ValueError: the FLOPs are no whole number, or negative.
     """
     if not isinstance(work, Work):
-        return whole_flops(work), 0, 0, 0
+        return work if type(work) is int and work >= 0 else whole_flops(work), 0, 0, 0
     flops, repeated, skipped = whole_flops(work.flops), work.recompute, work.skipped
     # A mask skips the same share of every product over the score matrix.
     own = skipped * flops // (flops + repeated) if skipped else 0
