@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 
 from lightning_flops.analysis.advice import LEAST_WAIT_SEC, RULES, Rule
+from lightning_flops.analysis.evidence import Evidence
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.schema.step import FEW_STEPS
 from lightning_flops.units import duration, percent
@@ -49,11 +50,16 @@ def _section(rule: Rule) -> str:
 |---|---|
 | when | {rule.threshold.format(limit=limit)} |
 | do | {_filled(rule.remedy)} |
-| saves at most | {rule.ceiling} |
+| saves at most | {_ceiling(rule)} |
 | not | {rule.unless} |
 | source | {rule.source} |
 | tried by | {rule.shown_by} |
 """
+
+
+def _ceiling(rule: Rule) -> str:
+    measured = rule.saves(Evidence(), 1.0) is not None
+    return rule.ceiling or ("the share that was measured" if measured else "not known")
 
 
 def _filled(text: str) -> str:

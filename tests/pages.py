@@ -20,7 +20,7 @@ _FENCED = re.compile(r"^```(?P<language>\w*)[^\n]*\n(?P<text>.*?)^```$", re.MULT
 
 _PARTS_OF_A_STEP = "data wait|transfer|forward|backward|optimizer|other|global step"
 _SPEAKS_OF_TIME = re.compile(
-    r"^One step: |latency:|latency min / |FLOPS per GPU|samples/second|tokens/second|^ +mean, "
+    r"^A typical step: |latency:|latency min / |FLOPS per GPU|samples/second|tokens/second|^ +typical, "
     rf"|^({_PARTS_OF_A_STEP}) +[\d.]+ +[\d.]+%"
 )
 _FIGURE = re.compile(r"\d[\d.,]*(?: ?[numkKMGT]?(?:s\b|FLOPS\b|FLOP/s)|%| [KM](?= |$))?")
@@ -95,6 +95,6 @@ def _place(told: list[str], line: str, after: int) -> int:
 def _masked(line: str) -> str:
     if not _SPEAKS_OF_TIME.search(line):
         return line.rstrip()
-    line = re.sub(r"mean, m?s", "mean, ~", line)
+    line = re.sub(r"(typical|mean), m?s", r"\1, ~", line)
     line = re.sub(r"(over the wall clock\.).*", r"\1", line)  # what follows breaks where figures let it
     return re.sub(r" +", " ", _FIGURE.sub("~", line)).rstrip()

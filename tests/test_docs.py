@@ -184,8 +184,8 @@ def test_figures_of_time_and_nothing_else_are_masked() -> None:
         == "bwd FLOPS per GPU = ~ * fwd: (measured) ~"
     )
     assert (
-        without_times("One step: 6.35 ms, 5,042.1 samples/s over the wall clock. MFU n/a: no")
-        == "One step: ~, ~ samples/s over the wall clock."
+        without_times("A typical step: 6.35 ms; 5,042.1 samples/s over the wall clock. MFU n/a: no")
+        == "A typical step: ~; ~ samples/s over the wall clock."
     )
     assert without_times("optimizer    0.8    1.29%   0.5") == "optimizer ~ ~ ~"
     assert without_times("optimizer       0      0    249.74 KB") == "optimizer       0      0    249.74 KB"

@@ -51,8 +51,8 @@ class Rule:
     """When not to follow it."""
     saves: Callable[[Evidence, float], float | None] = lambda evidence, measured: measured
     """The ceiling: the share of a step that the remedy can save at most."""
-    ceiling: str = "the share that was measured"
-    """The same in words."""
+    ceiling: str = ""
+    """The same in words, where it is neither the share that was measured nor unknown."""
     source: str = _OWN
     words: Callable[[Evidence], Mapping[str, str]] = lambda evidence: {}
     rows: tuple[BudgetKey, ...] = ()
@@ -155,12 +155,11 @@ def _more_workers(evidence: Evidence) -> int | None:
     return max(0, min(math.floor(idle + 0.5), math.ceil(loads_sec / work_sec) - now))
 
 
-def _data_wait(kind: str) -> Callable[[Evidence], float | None]:
+def _data_wait(rule: str) -> Callable[[Evidence], float | None]:
     def measured(evidence: Evidence) -> float | None:
-        room = _more_workers(evidence)
-        is_short = _wait_of_batch(evidence) < LEAST_WAIT_SEC
-        found = "short" if is_short else "full" if room == 0 else "workers"
-        return evidence.data_wait_share if found == kind else None
+        is_short, is_full = _wait_of_batch(evidence) < LEAST_WAIT_SEC, _more_workers(evidence) == 0
+        applies = "data_wait_short" if is_short else "data_wait_full" if is_full else "data_wait"
+        return evidence.data_wait_share if rule == applies else None
 
     return measured
 
@@ -171,16 +170,13 @@ def _of_loader(evidence: Evidence) -> Mapping[str, str]:
     pins = evidence.device.pins_memory and evidence.pageable_copy_share != 0
     return {
         "wait": duration(_wait_of_batch(evidence)),
-        "workers": "an unknown number of" if now is None else plain(now),
+        "workers": "" if now is None else f", with {plain(now)} loader workers",
         "cores": "" if cores is None else f"; this process may use {plain(cores)} cores{idle}",
         "more": "Raise the DataLoader's num_workers"
         if room is None
         else f"Set the DataLoader's num_workers={plain((now or 0) + room)}",
         "pin": ", pin_memory=True" if pins else "",
     }
-
-
-_LOADER = "The step waits {wait} a batch for data ({measured}), with {workers} loader workers{cores}."
 
 
 # ---- words of other rules
@@ -243,41 +239,39 @@ _KERNELS: tuple[BudgetKey, ...] = ("compute", "operators")
 _BENCH, _RANKS = "`make bench-advice`", "tests with several processes"
 
 RULES: tuple[Rule, ...] = (
-    Rule(
-        name="data_wait",
-        measured=_data_wait("workers"),
-        limit="data_wait",
-        words=_of_loader,
-        fact=_LOADER,
-        remedy="{more}, with persistent_workers=True{pin}.",
-        unless="where the wait is for a disk or a network that is at its limit",
-        source=_PROFILER,
-        rows=("data",),
-        shown_by=_BENCH,
-    ),
-    Rule(
-        name="data_wait_full",
-        measured=_data_wait("full"),
-        limit="data_wait",
-        words=_of_loader,
-        fact=_LOADER,
-        remedy="No core is idle for more workers: prepare once, before training, what is made anew for each sample "
-        "(decoded, resized, tokenized), or load fewer bytes.",
-        unless="where each epoch needs other random changes of a sample",
-        rows=("data",),
-        shown_by=_BENCH,
-    ),
-    Rule(
-        name="data_wait_short",
-        measured=_data_wait("short"),
-        limit="data_wait",
-        words=_of_loader,
-        fact=_LOADER,
-        remedy="Workers would cost more than such a wait. Take a whole batch from the data at once: give the Dataset "
-        "__getitems__(indices), which returns data[indices], and the DataLoader collate_fn=lambda batch: batch.",
-        unless="where samples differ in shape",
-        rows=("data",),
-        shown_by=_BENCH,
+    *(
+        Rule(
+            name=name,
+            measured=_data_wait(name),
+            limit="data_wait",
+            words=_of_loader,
+            fact="The step waits {wait} a batch for data ({measured}){workers}{cores}.",
+            remedy=remedy,
+            unless=unless,
+            source=_PROFILER if name == "data_wait" else _OWN,
+            rows=("data",),
+            shown_by=_BENCH,
+        )
+        for name, remedy, unless in (
+            (
+                "data_wait",
+                "{more}, with persistent_workers=True{pin}.",
+                "where the wait is for a disk or a network that is at its limit",
+            ),
+            (
+                "data_wait_full",
+                "No core is idle for more workers: prepare once, before training, what is made anew for each sample "
+                "(decoded, resized, tokenized), or load fewer bytes.",
+                "where each epoch needs other random changes of a sample",
+            ),
+            (
+                "data_wait_short",
+                "Workers would cost more than such a wait. Take a whole batch from the data at once: give the Dataset "
+                "__getitems__(indices), which returns data[indices], and the DataLoader collate_fn=lambda batch: "
+                "batch.",
+                "where samples differ in shape",
+            ),
+        )
     ),
     Rule(
         name="padding",
@@ -355,7 +349,6 @@ RULES: tuple[Rule, ...] = (
         remedy="Use DistributedDataParallel, with a process for each GPU.",
         unless="where the program cannot run as several processes",
         saves=_none,
-        ceiling="not known",
         source=_PROFILER,
         rows=("communication", "idle"),
     ),
@@ -452,7 +445,6 @@ RULES: tuple[Rule, ...] = (
         remedy='Call torch.set_float32_matmul_precision("high").',
         unless="where the model needs more digits",
         saves=_none,
-        ceiling="not known",
         source=_MATCHER,
         rows=("compute",),
     ),
@@ -465,7 +457,6 @@ RULES: tuple[Rule, ...] = (
         remedy="Pad the dimension (vocabulary, hidden size) to a multiple of 8.",
         unless="where a checkpoint fixes it",
         saves=_none,
-        ceiling="not known",
         source="NVIDIA's matrix multiplication guide",
         rows=("compute",),
     ),
@@ -488,7 +479,6 @@ RULES: tuple[Rule, ...] = (
             remedy=remedy,
             unless="where that is the speed that the GPU has for such work",
             saves=_none,
-            ceiling="not known",
             source=f"NVML; the share is of {_OWN}",
         )
         for cause, share, remedy in (

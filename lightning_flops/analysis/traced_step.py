@@ -199,7 +199,7 @@ def _read(record: TracedStepRecord, context: RunContext, *, counted: Collection[
         raise LightningFlopsError("the traced step left no events")
     tables = replace(analyze_trace(trace), rank=context.rank, source="(this run)")
     of_steps = [table for step in range(len(trace.steps)) if (table := module_table(trace, step)) is not None]
-    if of_steps:
+    if len(of_steps) > 1:
         tables = replace(tables, modules=_medians(of_steps))
     filling: StepFilling | None = step_filling(trace, counted=counted)
     if context.device_type != "cpu" and not trace.has_device:

@@ -119,16 +119,18 @@ def traced_section(profile: Profile) -> Section | None:
         return None
     if traced.tables is None:
         about = (
-            f"No profiler could run. In {word} {traced.index}, a clock was read at each module's hooks, so latencies "
+            f"No profiler could run. In {traced.named(word)}, a clock was read at each module's hooks, so latencies "
             "are of the fwd alone."
         )
     else:
         wall_sec = traced.tables.step_times.mean.wall_us * _US
         times = None if timing is None else ratio(part=wall_sec, whole=timing.global_step_sec)
         about = (
-            f"{word.title()} {traced.index} ran under torch.profiler, apart from the counted and the timed "
-            f"{plural(word, 2)}, in {duration(wall_sec)}" + (f": {times:.2f} x their mean." if times else ".")
+            f"{traced.named(word).capitalize()} ran under torch.profiler, apart from the counted and the timed "
+            f"{plural(word, 2)}, in {duration(wall_sec)} each" + (f": {times:.2f} x their mean." if times else ".")
         )
+    if traced.steps > 1:
+        about += f" Times of modules and operators are medians over these {plain(traced.steps)}."
     if not traced.like_counted:
         about += " Its batch shapes, or its numbers of forwards, backwards and updates, are not the counted step's."
     return Section(f"Traced {word}", about, [f"Every table: lightning-flops trace {file}" for file in traced.files])

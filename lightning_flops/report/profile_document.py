@@ -128,7 +128,10 @@ def breakdown_section(profile: Profile) -> Section:
         *([Column("advice", lambda row: row[2], str, left=True)] if any(row[2] for row in rows) else []),
     ]
     word = profile.context.step_word
-    about = [] if budget.traced_step is None else [f"Phases are divided as in the traced {word} {budget.traced_step}."]
+    traced = profile.traced
+    about = []
+    if traced is not None and budget.traced_step is not None:
+        about.append(f"Phases are divided as in the traced {traced.named(word)}.")
     beside = [f"{one.label} {duration(one.time_ns * _NS)}" for one in budget.run]
     if len(beside) > 1:
         about.append(f"Other time during profiling: {', '.join(beside[1:])}.")

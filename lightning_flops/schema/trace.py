@@ -30,6 +30,7 @@ from lightning_flops.schema.trace_steps import (
     ModuleTable,
     StepTimes,
 )
+from lightning_flops.units import plural, run_text
 
 SCHEMA_VERSION = 6
 """Version of the JSON that ``TracesReport.to_json`` writes; it goes up whenever a field changes."""
@@ -199,3 +200,7 @@ class TracedStep:
     def is_apart(self) -> bool:
         """Whether its forward or backward took over twice, or under half, of a typical one: module times are rough."""
         return any(not 0.5 <= scale <= 2 for scale in (self.forward_scale, self.backward_scale))
+
+    def named(self, word: str) -> str:
+        """These steps for people, each of them a *word*: "step 8", "steps 29-33"."""
+        return f"{plural(word, self.steps)} {run_text(range(self.index, self.index + self.steps))}"

@@ -35,7 +35,7 @@ def test_a_step_that_waits_for_data_is_told_so() -> None:
     waits = scope("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 0, 400)
     (advice,) = analyze_traces([trace(step(1, 0, 1000), waits, operator("aten::mm", 400, 600))]).advice
     assert (advice.rule, advice.ceiling) == ("data_wait_short", 0.4)
-    assert advice.fact == "The step waits 400 us a batch for data (40.00%), with an unknown number of loader workers."
+    assert advice.fact == "The step waits 400 us a batch for data (40.00%)."
 
 
 def test_a_trace_of_steps_that_nothing_holds_back_has_no_advice() -> None:

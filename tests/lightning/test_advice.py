@@ -24,9 +24,9 @@ def fitted(
     """The profile of a run whose loader takes *batch_sec* for a batch, and whose optimizer takes no time."""
     net = new_net(root, now=now)
     net.configure_optimizers = lambda: torch.optim.SGD(net.parameters(), lr=0.01)
-    callback = FlopsProfilerCallback(timing_steps=2, **settings)
+    callback = FlopsProfilerCallback(timing_steps=8, **settings)
     run = trainer(callback, logger=tensorboard_logger(root, folder))
-    run.fit(net, loader(9, on_fetch=lambda: now.sleep(batch_sec / BATCH)))
+    run.fit(net, loader(20, on_fetch=lambda: now.sleep(batch_sec / BATCH)))
     assert callback.profile is not None
     assert callback.profile.traced is not None
     return callback.profile
@@ -43,20 +43,16 @@ def test_a_slow_loader_is_told_first_wherever_the_report_goes(
 ) -> None:
     profile = fitted(root, trainer, now, tmp_path, batch_sec=FORWARD_AND_BACKWARD_SEC)
     first = profile.advice[0]
-    assert (first.rule, first.stake) == ("data_wait", 0.5)
-    assert (
-        "1. The step waits for data for 50.00% of its time. Potential saving: up to 50.0% of step time."
-        in render_text(profile)
-    )
-    assert advice_on_the_text_page(tmp_path).startswith("```\n1. The step waits for data for 50.00% of its time.")
+    assert (first.rule[:9], first.ceiling) == ("data_wait", 0.5)
+    assert "1. The step waits 6 s a batch for data (50.00%), with 0 loader workers;" in render_text(profile)
+    assert advice_on_the_text_page(tmp_path).startswith("```\n1. The step waits 6 s a batch for data (50.00%)")
     kept = Profile.from_json((tmp_path / "run" / "version_0" / "lightning_flops" / "profile.json").read_text())
     assert kept.advice == profile.advice
 
 
 def test_a_healthy_run_is_told_nothing(root: str, trainer: MakeTrainer, now: FakeNow, tmp_path: Path) -> None:
-    # 4% of the step: below the threshold of 5%. The traced step has the real time of a network that hardly computes.
-    limits = {"without_flops": 1.0}
-    profile = fitted(root, trainer, now, tmp_path, batch_sec=FORWARD_AND_BACKWARD_SEC / 24, advice_thresholds=limits)
+    # 4% of the step: below the threshold of 5%.
+    profile = fitted(root, trainer, now, tmp_path, batch_sec=FORWARD_AND_BACKWARD_SEC / 24)
     assert profile.advice == ()
     assert advice_on_the_text_page(tmp_path).startswith("```\nNothing that was measured is above its threshold.")
 
@@ -64,6 +60,6 @@ def test_a_healthy_run_is_told_nothing(root: str, trainer: MakeTrainer, now: Fak
 def test_from_where_on_a_loader_is_too_slow_is_a_setting(
     root: str, trainer: MakeTrainer, now: FakeNow, tmp_path: Path
 ) -> None:
-    lower = {"data_wait": 0.03, "without_flops": 1.0}
+    lower = {"data_wait": 0.03}
     profile = fitted(root, trainer, now, tmp_path, batch_sec=FORWARD_AND_BACKWARD_SEC / 24, advice_thresholds=lower)
-    assert [advice.rule for advice in profile.advice] == ["data_wait"]
+    assert [advice.rule[:9] for advice in profile.advice] == ["data_wait"]

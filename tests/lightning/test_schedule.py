@@ -191,7 +191,7 @@ def test_the_summary_leaves_out_counted_and_traced_batches_and_what_is_no_traini
     run.fit(new_net(root, now=monitor_now, validates=True), loader(8), loader(1))
     summary = callback.throughput
     assert summary is not None
-    assert summary.batches == 16 - 1 - 2  # one counted, one of warm-up, one traced
+    assert summary.batches == 16 - 1 - 6  # one counted, one of warm-up, five traced
     assert summary.batch_cost_sec == Spread(average=14.0, maximum=14.0, minimum=14.0)
 
 

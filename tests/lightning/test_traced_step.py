@@ -28,6 +28,9 @@ MakeTrainer = Callable[..., Any]
 # Step 0 waits, 1 is counted, 2 and 3 settle, 4 and 5 are timed, 6 warms up.
 TRACED = 7
 
+ONE_STEP = {"active": 1}
+"""A trace schedule."""
+
 
 @pytest.fixture(autouse=True)
 def quiet_profiler(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,6 +38,8 @@ def quiet_profiler(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def profile_of(trainer: MakeTrainer, net: Any, *, batches: int = 10, **settings: Any) -> Profile:
+    if settings.get("trace", True):
+        settings = {"trace_schedule": ONE_STEP, **settings}
     callback = FlopsProfilerCallback(timing_steps=2, peak_flops_per_sec=1e12, **settings)
     trainer(callback).fit(net, loader(batches))
     assert callback.profile is not None
@@ -59,7 +64,7 @@ def test_every_module_has_its_time_and_from_the_counted_flops_its_rates(root: st
         assert times.forward_utilization == pytest.approx(forward / times.forward_sec / 1e12)
     root_times = modules[""].times
     assert root_times is not None
-    assert root_times.forward_sec == pytest.approx(traced.tables.modules.forward_us * 1e-6)
+    assert root_times.forward_sec == pytest.approx(traced.tables.modules.forward_us * 1e-6 * traced.forward_scale)
     assert traced.tables.modules.optimizer_us > 0
     text = render_text(report, detailed=True)
     assert f"Step {TRACED} ran under torch.profiler" in text
@@ -168,7 +173,9 @@ def test_losses_weights_and_random_state_are_the_same_with_everything_recorded(
         return [p.detach().clone() for p in net.parameters()], getattr(net, "losses", None), torch.get_rng_state()
 
     weights, losses, random_state = train()
-    callback = FlopsProfilerCallback(timing_steps=2, record_shapes=True, profile_memory=True, with_stack=True)
+    callback = FlopsProfilerCallback(
+        trace_schedule=ONE_STEP, timing_steps=2, record_shapes=True, profile_memory=True, with_stack=True
+    )
     traced_weights, traced_losses, traced_random_state = train(callback)
     assert callback.profile is not None and callback.profile.traced is not None
     assert all(map(torch.equal, weights, traced_weights))
@@ -177,7 +184,7 @@ def test_losses_weights_and_random_state_are_the_same_with_everything_recorded(
 
 
 def test_with_accumulation_the_traced_step_holds_all_its_batches(root: str, trainer: MakeTrainer) -> None:
-    callback = FlopsProfilerCallback(timing_steps=2)
+    callback = FlopsProfilerCallback(trace_schedule=ONE_STEP, timing_steps=2)
     trainer(callback, accumulate_grad_batches=3).fit(new_net(root), loader(30))
     assert callback.profile is not None and callback.profile.traced is not None
     tables = callback.profile.traced.tables
@@ -204,7 +211,7 @@ def test_a_run_that_ends_before_or_in_the_traced_step_reports_what_there_is(
 def test_beside_the_users_profiler_modules_are_timed_by_a_clock(
     root: str, trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    callback = FlopsProfilerCallback(timing_steps=2)
+    callback = FlopsProfilerCallback(trace_schedule=ONE_STEP, timing_steps=2)
     with profile(activities=[ProfilerActivity.CPU]) as own:
         trainer(callback).fit(new_net(root), loader(10))
     assert own.key_averages()
@@ -226,7 +233,7 @@ def test_beside_the_users_profiler_modules_are_timed_by_a_clock(
 def test_lightnings_own_profiler_goes_before_ours(root: str, trainer: MakeTrainer, tmp_path: Path) -> None:
     profilers = importlib.import_module(f"{root}.profilers")
     own = profilers.PyTorchProfiler(dirpath=tmp_path, filename="own", export_to_chrome=False)
-    callback = FlopsProfilerCallback(timing_steps=2)
+    callback = FlopsProfilerCallback(trace_schedule=ONE_STEP, timing_steps=2)
     trainer(callback, profiler=own).fit(new_net(root), loader(14))
     assert callback.profile is not None and callback.profile.traced is not None
     assert callback.profile.traced.tables is None

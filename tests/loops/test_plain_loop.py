@@ -707,7 +707,7 @@ def test_a_recomputation_by_a_reentrant_checkpoint_is_backward(
 
 def test_a_traced_forward_is_one_call_of_the_model(net: Net, optimizer: SlowSGD, now: FakeNow) -> None:
     with profile_training(net, optimizer, profile_step=1, timing_steps=2) as profiler:
-        train(net, optimizer, now, 10)
+        train(net, optimizer, now, 16)
     traced = profile_of(profiler).traced
     assert traced is not None and traced.tables is not None and traced.tables.modules is not None
     rows_of = {row.name: row for row in traced.tables.modules.rows}

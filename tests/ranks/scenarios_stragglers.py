@@ -21,7 +21,7 @@ ALIKE_SEC = 0.1
 """Ranks that are no further apart keep pace: on a machine that others use as well, one may wait so long for a core."""
 WIDTH = 64
 BATCH = 8
-STEPS = 12
+STEPS = 24
 
 Part = str
 
@@ -95,7 +95,7 @@ class Net(LightningModule):
 
 def train(slow_in: Part, *, strategy: Any = "ddp", **settings: Any) -> dict[str, Any]:
     limits = {"straggler_sec": ALIKE_SEC}
-    callback = FlopsProfilerCallback(profile_step=2, timing_steps=4, advice_thresholds=limits, **settings)
+    callback = FlopsProfilerCallback(profile_step=2, timing_steps=8, advice_thresholds=limits, **settings)
     trainer = Trainer(
         accelerator="cpu",
         devices=int(os.environ["WORLD_SIZE"]),

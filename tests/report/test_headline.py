@@ -34,8 +34,7 @@ FIGURES = {
 }
 
 DATA_WAIT = (
-    "The step waits 2 ms a batch for data (10.00%), with an unknown number of loader workers. Raise the DataLoader's "
-    "num_workers, …"
+    "The step waits 2 ms a batch for data (10.00%). Raise the DataLoader's num_workers, with persistent_workers=True."
 )
 
 
