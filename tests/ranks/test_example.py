@@ -81,7 +81,7 @@ ALL_RANKS = ("-- All ranks --", "record_shapes=True.")
 SHOWN_OF_HEALTHY = (("Profile Summary", "On:"), ("world size", "fwd flops of model"), ALL_RANKS)
 SHOWN_OF_SLOW = (
     ("-- Advice --", "-- Advice --"),
-    ("The other ranks wait", "(Rule straggler"),
+    ("The other ranks wait", "of a step."),
     ("-- All ranks --", "MFU of all ranks"),
     ("of each rank, a global step", "global step   "),
     ("of the traced step of", "record_shapes=True."),
