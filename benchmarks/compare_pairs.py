@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import multiprocessing
+import os
 import subprocess
 import sys
 import tempfile
@@ -71,7 +72,7 @@ def main() -> None:
     busy.terminate()
     rows = [f"| `{gate}` | {' | '.join(str(seen[gate, one]) for one in OUTCOMES)} | {wider[gate]} |" for gate in GATES]
     head = f"| gate | {' | '.join(OUTCOMES)} | eight times as wide |\n|---|{'---|' * (len(OUTCOMES) + 1)}"
-    words = f"{machine_in_words()}; {pairs} pairs beside a busy process."
+    words = f"{machine_in_words()}; {pairs} pairs beside a busy process, at a load of {os.getloadavg()[2]:.0f} in all."
     RESULT.write_text("\n".join((f"# {__doc__.splitlines()[0]}", "", words, "", head, *rows, "")))
 
 

@@ -74,7 +74,7 @@ def test_a_message_names_setting_rule_and_value() -> None:
         ("causal_attention", ["quarter", None, True, ["full"]]),
         ("peak_flops_per_sec", [0, -1.0, math.inf, math.nan, True, "1e12", 10**400]),
         ("memory_bytes_per_sec", [0, -1.0, math.inf, math.nan, True, "1e12", 10**400, {"float32": 1e12}]),
-        ("peak_flops_per_sec", [{}, {"bf16": 1e12}, {"bfloat16": 0}, {"bfloat16": "fast"}, {3: 1e12}]),
+        ("peak_flops_per_sec", [{}, {"bfloat": 1e12}, {"bfloat16": 0}, {"bfloat16": "fast"}, {3: 1e12}]),
         ("tensorboard_dir", ["", " ", 3]),
         ("tag_prefix", ["", "/", "a/", "/a", "a//b", "a/../b", ".", "..", " a", "a ", "a:b", "a\n", None]),
     ],

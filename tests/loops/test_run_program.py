@@ -237,7 +237,8 @@ def test_a_program_of_another_framework_is_profiled_and_a_line_says_so(kind: str
         framework,
     )
     said = [one for one in (ended.stderr + ended.stdout).splitlines() if "FLOPs of step" in one]
-    assert any(file in one for one in said) and all("22.53 KFLOPs" in one for one in said)
+    (line,) = said
+    assert line.endswith(f"Page: {file.replace('.json', '.html')}") and "22.53 KFLOPs" in line
 
 
 # ---- what the hooks find, in this process
