@@ -32,7 +32,7 @@ _ADVICE = 3
 _WIDTH = 200
 """Characters of a headline, if its figures leave room for the advice."""
 
-_LEAST_ADVICE = 120
+_LEAST_ADVICE = 118
 """Characters of an advice that are shown in any case."""
 
 
@@ -234,7 +234,10 @@ def _longest(profile: Profile) -> str:
     found, of = top_modules(profile)
     if not found:
         return ""
-    shown = ", ".join(f"{_module(group.name)} {100 * (part or 0.0):.1f}%" for group, part in found[:_MODULES])
+    shown = ", ".join(
+        f"{f'{group.size} x ' if group.size > 1 else ''}{_module(group.name)} {100 * (part or 0.0):.1f}%"
+        for group, part in found[:_MODULES]
+    )
     if of == "FLOPs":
         of_what = " of those that could be counted" if profile.lower_bound else ""
         return f"Top modules by FLOPs of their own: {shown}{of_what}."

@@ -160,14 +160,14 @@ class _Group:
 
 
 def _groups(modules: Sequence[ModuleProfile]) -> list[_Group]:
-    """*modules* added up where their names differ in numbers alone and their classes do not differ."""
-    alike: dict[tuple[str, str], list[ModuleProfile]] = {}
+    """*modules* added up where their names differ in numbers alone, and their classes and sizes do not differ."""
+    alike: dict[tuple[str, str, str], list[ModuleProfile]] = {}
     for module in modules:
         if module.alias_of is None:
             pattern = ".".join("*" if part.isdecimal() else part for part in module.name.split("."))
-            alike.setdefault((pattern, module.type_name), []).append(module)
+            alike.setdefault((pattern, module.type_name, module.extra_repr), []).append(module)
     found = []
-    for (pattern, kind), members in alike.items():
+    for (pattern, kind, _), members in alike.items():
         times = [one.times for one in members if one.times is not None]
         backward = [one.own_backward_sec for one in times if one.own_backward_sec is not None]
         forward_sec = math.fsum(one.own_forward_sec for one in times) if times else None
