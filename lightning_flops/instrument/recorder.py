@@ -459,6 +459,8 @@ class Recorder:
         """End the window, in any phase; what it measured, or None if no step was counted to its end."""
         if self.state is Phase.TRACING:
             self._notes.add(f"{context.activity} ended before all was traced that was to be.")
+            if not self._step.batches:  # no step is in the trace in part
+                self._traces.end_cycle()
         self.abandon()
         return None if self._measured is None else self._record(self._measured, context)
 

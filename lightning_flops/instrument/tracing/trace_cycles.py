@@ -114,11 +114,16 @@ class TraceCycles:
         if self._position <= self._warms_up_until:
             return
         self._signatures.append(signature)
-        if len(self._signatures) < self._active:
+        if len(self._signatures) >= self._active:
+            self.end_cycle()
+
+    def end_cycle(self) -> None:
+        """Keep the steps that were recorded to their end, if there are any, also where the run ends before others."""
+        if self.over or not self._signatures:
             return
         tracer = self._tracers[0]
         different = next((one for one in self._signatures if not self._is_alike(one)), None)
-        tracer.stop(signature if different is None else different)
+        tracer.stop(self._signatures[-1] if different is None else different)
         record = tracer.record
         if record is not None and all(record is not kept for kept in self._records):
             self._records.append(record)

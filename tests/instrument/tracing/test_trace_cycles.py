@@ -171,6 +171,18 @@ def test_a_run_that_ends_in_the_middle_of_the_traced_step_says_so_and_lets_go() 
     assert window.notes == ("Training ended before all was traced that was to be.",)
 
 
+@pytest.mark.parametrize("in_a_step", [False, True])
+def test_a_run_that_ends_between_two_traced_steps_keeps_those_before(in_a_step: bool) -> None:
+    run = TracedRun(FakeTracer(), TraceSchedule(active=5))
+    for _ in range(8):  # steps 6 and 7 are traced
+        run.batch()
+    if in_a_step:
+        run.batch(ends_step=False)
+    window = run.close()
+    assert [record.index for record in window.traces] == ([] if in_a_step else [6])
+    assert window.notes == ("Training ended before all was traced that was to be.",)
+
+
 def test_a_traced_step_of_other_shapes_is_traced_again() -> None:
     tracer = FakeTracer()
     run = TracedRun(tracer, TraceSchedule(warmup=0, active=1))
