@@ -243,9 +243,9 @@ class Run:
         step.tokens.append(tokens)
         step.updates += updates
         step.profiled |= profiled or self.reports.analyzing
-        seconds = self.monitor.batch(samples=samples, tokens=tokens, profiled=step.profiled, ends_step=ends_step)
         if profiled:
-            window.leave_scope()
+            window.leave_scope()  # before the clock is read: the end of counting is a part of what it costs
+        seconds = self.monitor.batch(samples=samples, tokens=tokens, profiled=step.profiled, ends_step=ends_step)
         if ends_step:
             self._step_ends(seconds)
             if logs:
