@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from lightning_flops.records import OUTSIDE
 from lightning_flops.report.compare_words import Scale, difference_sentence, figures_section, settings_table
@@ -141,21 +141,17 @@ class _Report:
         return Section("By part of the step", "", [cells(head, rows, left=(0, 7))])
 
     def _part_row(self, part: PartDifference) -> list[str]:
-        causes = part.causes
         beyond = NOT_AVAILABLE
         if part.difference is not None:
             beyond = "yes" if part.difference.beyond else "-"
-        return [part.name, *self._bare(causes), self._scale.number(causes.waiting_ns, signed=True), beyond]
+        return [part.name, *self._numbers(part.causes), beyond]
 
-    def _bare(self, causes: Causes) -> list[str]:
-        return [
-            self._scale.number(causes.a_ns),
-            self._scale.number(causes.b_ns),
-            *(
-                self._scale.number(value, signed=True)
-                for value in (causes.difference_ns, causes.work_ns, causes.efficiency_ns)
-            ),
-        ]
+    def _numbers(self, *every: Causes, waiting: bool = True) -> list[str]:
+        """A, B, their difference and its causes, added up; the last is left out without *waiting*."""
+        fields = ("a_ns", "b_ns", "difference_ns", "work_ns", "efficiency_ns", "waiting_ns")
+        sums = [sum(getattr(one, field) for one in every) for field in fields]
+        shown = [self._scale.number(value, signed=place > 1) for place, value in enumerate(sums)]
+        return shown if waiting else [*shown[:-1], ""]
 
     def _modules(self) -> Iterator[Table | str]:
         owned = [one for one in self._comparison.modules if not _is_outside(one)]
@@ -181,12 +177,11 @@ class _Report:
         shown, rest = ranked[:_MODULES_SHOWN], ranked[_MODULES_SHOWN:]
         rows = [self._module_row(one) for one in shown if one.own.a_ns or one.own.b_ns]
         if rest:
-            rows.append(
-                self._sum_row(f"{plain(len(rest))} more {plural('module', len(rest))}", [one.own for one in rest])
-            )
+            more = f"{plain(len(rest))} more {plural('module', len(rest))}"
+            rows.append([more, *self._numbers(*(one.own for one in rest), waiting=False), ""])
         outside = [one.own for one in self._comparison.modules if _is_outside(one)]
-        rows.append(self._sum_row("no module, waiting included", outside, waiting=True))
-        rows.append(self._sum_row(self._comparison.step.name, [self._comparison.step.causes], waiting=True))
+        rows.append(["no module, waiting included", *self._numbers(*outside), ""])
+        rows.append([self._comparison.step.name, *self._numbers(self._comparison.step.causes), ""])
         head = [f"own, {self._scale.unit}", "A", "B", "B - A", "work", "efficiency", "waiting", ""]
         yield cells(head, rows, left=(0, 7))
 
@@ -196,22 +191,7 @@ class _Report:
             verdict = _counts(one)
         elif not one.own.difference_ns:
             verdict = ""
-        return [shortened(_name(one), chars=_NAME_CHARS), *self._bare(one.own), "", verdict]
-
-    def _sum_row(self, name: str, all_causes: Sequence[Causes], *, waiting: bool = False) -> list[str]:
-        def total(of: Callable[[Causes], int]) -> int:
-            return sum(map(of, all_causes))
-
-        return [
-            name,
-            self._scale.number(total(lambda one: one.a_ns)),
-            self._scale.number(total(lambda one: one.b_ns)),
-            self._scale.number(total(lambda one: one.difference_ns), signed=True),
-            self._scale.number(total(lambda one: one.work_ns), signed=True),
-            self._scale.number(total(lambda one: one.efficiency_ns), signed=True),
-            self._scale.number(total(lambda one: one.waiting_ns), signed=True) if waiting else "",
-            "",
-        ]
+        return [shortened(_name(one), chars=_NAME_CHARS), *self._numbers(one.own, waiting=False), verdict]
 
     def _notes(self) -> tuple[str, ...]:
         comparison = self._comparison
