@@ -99,7 +99,7 @@ def render_forwards(profile: Profile, *, detailed: bool) -> str:
     """The forwards of one model under DeepSpeed's labels, beginning with an empty line and ending in a line break."""
     lines = ["", *summary_lines(profile, of_run=False)]
     if profile.timing is not None and profile.timing.timed_steps > 1:
-        lines += draw(times_section(profile), VIEW)
+        lines += draw(times_section(profile, spread=True), VIEW)
     lines += ["", *aggregated_lines(profile), *(["", *detailed_lines(profile)] if detailed else ())]
     lines += draw(uncounted_section(profile), VIEW) if profile.uncounted else ()
     lines += draw(notes_section(profile.notes), VIEW) if profile.notes else ()
