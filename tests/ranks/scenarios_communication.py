@@ -22,7 +22,8 @@ BATCH = 8
 STEPS = 12
 PARAMS = LAYERS * (WIDTH * WIDTH + WIDTH)
 
-SETTINGS: dict[str, Any] = {"profile_step": 2, "timing_steps": 2, "record_shapes": True}
+ONE_STEP = {"active": 1}
+SETTINGS: dict[str, Any] = {"profile_step": 2, "timing_steps": 2, "record_shapes": True, "trace_schedule": ONE_STEP}
 
 
 def layers() -> nn.Sequential:
