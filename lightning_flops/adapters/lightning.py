@@ -12,9 +12,8 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
-
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from lightning_flops.adapters.lightning_context import (
     engine_of,
@@ -28,11 +27,12 @@ from lightning_flops.adapters.lightning_context import (
 from lightning_flops.adapters.loop import Hook
 from lightning_flops.adapters.wrapping import hear_fetches
 from lightning_flops.instrument.batches import from_loader, tensor_shapes
+from lightning_flops.instrument.optimizer_hooks import OptimizerHooks
 from lightning_flops.instrument.timing.settling import steps_to_settle
 from lightning_flops.instrument.torch_private.loading import fetched_ahead
 from lightning_flops.run.adapter import Facts
 from lightning_flops.run.run import Run
-from lightning_flops.run.safety import safe
+from lightning_flops.run.safety import failed, safe
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -172,9 +172,10 @@ class LightningRun:
         run.begin()
         hear_fetches(self, run.undo)
         if self._manual:  # users may step optimizers that Lightning does not wrap: torch hears every one
-            hooks = Hook(self, LightningRun.update_begins), Hook(self, LightningRun.update_ends)
-            run.undo.callback(register_optimizer_step_pre_hook(hooks[0]).remove)
-            run.undo.callback(register_optimizer_step_post_hook(hooks[1]).remove)
+            begins, ends = Hook(self, LightningRun.update_begins), Hook(self, LightningRun.update_ends)
+            hooks = OptimizerHooks(begins, ends, failed=partial(failed, run))
+            run.undo.callback(hooks.remove)
+            hooks.put_up()
         if not self._manual:
             self._updates = int(self._trainer.global_step if self._engine is None else self._engine.global_steps)
         self.outside("start")  # until the first batch is there

@@ -12,16 +12,17 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from lightning_flops.adapters.loop_context import Frame, called_in, device_of, root_of, run_context
 from lightning_flops.adapters.wrapping import hear, hear_backwards, hear_fetches
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.instrument.batches import HIDDEN_SHAPE, tensor_shapes
+from lightning_flops.instrument.optimizer_hooks import OptimizerHooks
 from lightning_flops.instrument.timing.settling import steps_to_settle
 from lightning_flops.instrument.torch_private.compiler import compiler_callbacks, hide, leave_compiled_code, was_used
 from lightning_flops.instrument.torch_private.loading import fetched_ahead, workers_of
@@ -29,7 +30,7 @@ from lightning_flops.records import BatchTokens, Shapes
 from lightning_flops.run.adapter import Facts
 from lightning_flops.run.output import LoggedOutput
 from lightning_flops.run.run import Run
-from lightning_flops.run.safety import safe
+from lightning_flops.run.safety import failed, safe
 from lightning_flops.schema.profile import Profile
 
 _NOT_CALLED = (
@@ -174,11 +175,14 @@ class LoopRun:
         self.run.begin()
 
     def _hear_updates(self, undo: ExitStack) -> None:
-        listed = [(one.register_step_pre_hook, one.register_step_post_hook) for one in self._optimizers]
-        any_optimizers = (register_optimizer_step_pre_hook, register_optimizer_step_post_hook)
-        for before, after in listed or [any_optimizers]:
-            undo.callback(before(Hook(self, type(self).update_begins)).remove)
-            undo.callback(after(Hook(self, type(self).update_ends)).remove)
+        begins, ends = Hook(self, type(self).update_begins), Hook(self, type(self).update_ends)
+        for one in self._optimizers:
+            undo.callback(one.register_step_pre_hook(begins).remove)
+            undo.callback(one.register_step_post_hook(ends).remove)
+        if not self._optimizers:
+            hooks = OptimizerHooks(begins, ends, failed=partial(failed, self.run))
+            undo.callback(hooks.remove)
+            hooks.put_up()
 
     def _hear_models(self, undo: ExitStack) -> None:
         handles: list[Any] = []
