@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 _US_PER_SEC = 1e6
 _NS_PER_SEC = 1e9
 
+_FAR = 2.0
+"""Traced and typical steps whose forward or backward differ by more than so many times are not compared."""
+
 
 def build_traced_step(window: WindowRecord) -> TracedStep | None:
     """The traced step of *window*: of several, the last that can be compared with the counted one.
@@ -72,7 +75,7 @@ def build_traced_step(window: WindowRecord) -> TracedStep | None:
         like_counted &= is_like_counted(clocked.signature)
     counted = frozenset(cell.operator for cell in window.flops.cells if cell.flops)
     read = _read(best, window.context, counted=counted)
-    scales = _scales(read.tables.modules, window)
+    forward_scale, backward_scale, is_apart = _scales(read.tables.modules, window)
     return TracedStep(
         index=best.index,
         like_counted=like_counted,
@@ -82,28 +85,47 @@ def build_traced_step(window: WindowRecord) -> TracedStep | None:
         parts=read.parts,
         filling=read.filling,
         steps=len(read.tables.step_times.steps),
-        operators=traced_operators(read.operators, *scales),
-        forward_scale=scales[0],
-        backward_scale=scales[1],
+        operators=traced_operators(read.operators, forward_scale, backward_scale),
+        forward_scale=forward_scale,
+        backward_scale=backward_scale,
+        is_apart=is_apart,
         collectives=read.collectives,
     )
 
 
-def _scales(table: ModuleTable | None, window: WindowRecord) -> tuple[float, float]:
-    """Typical seconds of forward and backward / traced ones; 1 where that is not known, or times are the device's."""
+def _scales(table: ModuleTable | None, window: WindowRecord) -> tuple[float, float, bool]:
+    """By what to multiply times in forward and backward, and whether these are far from a typical step's.
+
+    1 where that is not known, or times are the device's. The medians of what a phase consists of add up to less than
+    the phase where the system interrupts each step somewhere else.
+    """
     timing = build_timing(
         [step for step in window.timed_steps if is_timed(step)],
         mixed_phases=window.mixed_phases,
         trains=window.context.trains,
     )
     if timing is None or table is None or table.clock == "device":
-        return 1.0, 1.0
-    forward = ratio(part=timing.seconds_of("forward", typical=True), whole=table.forward_us / _US_PER_SEC)
-    backward = ratio(part=timing.seconds_of("backward", typical=True), whole=table.backward_us / _US_PER_SEC)
-    if forward is None and backward is None:
-        both = timing.seconds_of("forward", "backward", typical=True)
-        forward = backward = ratio(part=both, whole=(table.forward_us + table.backward_us) / _US_PER_SEC)
-    return forward or 1.0, backward or 1.0
+        return 1.0, 1.0, False
+    inside_us = (
+        math.fsum((*(row.own_forward_us for row in table.rows), table.unattributed_forward_us)),
+        math.fsum(
+            (
+                *(row.own_backward_us for row in table.rows),
+                table.gradient_accumulation_us,
+                table.backward_communication_us,
+                table.backward_outside_nodes_us,
+                table.unattributed_backward_us,
+            )
+        ),
+    )
+    whole_us = (table.forward_us, table.backward_us)
+    timed = (timing.seconds_of("forward", typical=True), timing.seconds_of("backward", typical=True))
+    if timed == (None, None):  # the two are not told apart
+        timed = (timing.seconds_of("forward", "backward", typical=True),) * 2
+        inside_us, whole_us = (sum(inside_us),) * 2, (sum(whole_us),) * 2
+    scales = [ratio(part=one, whole=us / _US_PER_SEC) or 1.0 for one, us in zip(timed, inside_us, strict=True)]
+    wholes = [ratio(part=one, whole=us / _US_PER_SEC) or 1.0 for one, us in zip(timed, whole_us, strict=True)]
+    return scales[0], scales[1], any(not 1 / _FAR <= one <= _FAR for one in wholes)
 
 
 def traced_operators(
@@ -122,7 +144,7 @@ def traced_operators(
 
 
 def _medians(tables: Sequence[ModuleTable]) -> ModuleTable:
-    """One step's table: the median over *tables* of each module's figures, and sums of these."""
+    """One step's table: the median over *tables* of each figure."""
 
     def median(of_steps: Sequence[Any], name: str) -> Any:
         values = [getattr(one, name) for one in of_steps]
@@ -138,17 +160,12 @@ def _medians(tables: Sequence[ModuleTable]) -> ModuleTable:
     table = replace(tables[0], steps=1, rows=rows, **wholes)
     if table.clock == "device":
         return table
-    # On the host every moment is one module's, or of what the table names besides.
+    # On the host every moment is one module's, so a module has its own and what is below it.
     own = {row.name: (row.own_forward_us, row.own_backward_us) for row in rows}
     forward, backward = (with_those_below({name: one[side] for name, one in own.items()}, 0.0) for side in (0, 1))
     return replace(
         table,
         rows=tuple(replace(row, forward_us=forward[row.name], backward_us=backward[row.name]) for row in rows),
-        forward_us=math.fsum(one[0] for one in own.values()) + table.unattributed_forward_us,
-        backward_us=math.fsum(one[1] for one in own.values())
-        + table.gradient_accumulation_us
-        + table.backward_communication_us
-        + table.unattributed_backward_us,
     )
 
 

@@ -182,16 +182,14 @@ class TracedStep:
     operators: Mapping[str, TracedOperator] = field(default_factory=dict)
     """By name; empty if there is no trace."""
     forward_scale: float = 1.0
-    """Typical seconds of the forward / traced ones; 1 where times are the device's, or no step was timed."""
+    """Typical seconds of the forward / the sum of what is in the traced one; 1 where times are the device's, or no step
+    was timed."""
     backward_scale: float = 1.0
     """The same of the backward."""
+    is_apart: bool = False
+    """Its forward or backward took over twice, or under half, of a typical one, so times of modules are rough."""
     collectives: tuple[CollectiveCalls, ...] = ()
     """Every call of every collective: what another rank's are matched with. Empty in a run of one rank."""
-
-    @property
-    def is_apart(self) -> bool:
-        """Whether its forward or backward took over twice, or under half, of a typical one: module times are rough."""
-        return any(not 0.5 <= scale <= 2 for scale in (self.forward_scale, self.backward_scale))
 
     def named(self, word: str) -> str:
         """These steps for people, each of them a *word*: "step 8", "steps 29-33"."""

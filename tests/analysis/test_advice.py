@@ -336,7 +336,5 @@ def test_modules_that_a_remedy_is_known_for_are_found_by_class_and_operators(
         {} if found is None else {found: (0.3, ("b", "a"))}
     )
     # The traced steps' backward took over twice the timed ones': what modules took is not known well enough.
-    apart = gathered(
-        modules=modules, flops=flops, times={"a": 2.0, "b": 4.0}, traced=replace(TRACED, backward_scale=0.49)
-    )
+    apart = gathered(modules=modules, flops=flops, times={"a": 2.0, "b": 4.0}, traced=replace(TRACED, is_apart=True))
     assert (apart.dropout, apart.norm) == (None, None)
