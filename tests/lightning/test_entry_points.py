@@ -204,7 +204,7 @@ def test_a_program_under_run_whose_trainer_has_no_logger_keeps_its_report(
     assert done.returncode == 0, done.stderr
     (report,) = tmp_path.rglob("profile.json")
     assert report.parent == tmp_path / expected
-    assert f"{expected}/profile.txt" in done.stdout + done.stderr
+    assert f"Page: {expected}/profile.html\n" in done.stdout + done.stderr
 
 
 @pytest.mark.slow
