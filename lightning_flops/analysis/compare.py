@@ -212,14 +212,16 @@ def _traced_parts(run: _Run) -> tuple[dict[TimePhase, _Traced], str]:
             continue  # a clock at module borders sees the forward alone
         modules = {name: _ns(sec) for name, sec in seconds.items()}
         own = sum(modules.values())
-        busy = own if table is None else max(own, round(1e3 * getattr(table, f"{phase}_us") / max(1, table.steps)))
+        scale = traced.backward_scale if phase == "backward" else traced.forward_scale if phase == "forward" else 1.0
+        table_us = 0.0 if table is None else scale * getattr(table, f"{phase}_us") / max(1, table.steps)
+        busy = max(own, round(1e3 * table_us))
         if phase not in walls:
             if table is None and phase == "forward":
                 busy = max(own, _ns(run.timing.forward_sec or 0.0))  # of the same steps' length, as far as is known
             found[phase] = _Traced(modules=modules, outside=busy - own)
             continue
-        communication = _ns(walls[phase].exposed_sec)
-        computing, idle = max(0, _ns(walls[phase].wall_sec) - communication), 0
+        communication = _ns(scale * walls[phase].exposed_sec)
+        computing, idle = max(0, _ns(scale * walls[phase].wall_sec) - communication), 0
         if on_device:
             idle = min(computing, fillings[phase].idle_ns) if phase in fillings else max(0, computing - busy)
         computing -= idle
