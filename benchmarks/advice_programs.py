@@ -167,11 +167,8 @@ class WrittenOutNorm(nn.Module):
 
 def written_out_norm(workers: int | None) -> Program:
     """Norms that consist of five operators each."""
-    return Program(perceptron(WrittenOutNorm if workers is None else _layer_norm), same(256, 384), 256)
-
-
-def _layer_norm() -> nn.Module:
-    return nn.LayerNorm(384)
+    norm = WrittenOutNorm if workers is None else partial(nn.LayerNorm, 128)
+    return Program(perceptron(norm, width=128), same(4096, 128), 4096)
 
 
 def dropout(workers: int | None) -> Program:
@@ -244,7 +241,7 @@ CLEAN: dict[str, Callable[[], Program]] = {
     "perceptron": lambda: Program(perceptron(), same(256, 384), 256),
     "relu": lambda: Program(perceptron(nn.ReLU), same(256, 384), 256),
     "gelu_fused_adamw": lambda: Program(perceptron(nn.GELU), same(256, 384), 256, _fused),
-    "layer_norm": lambda: Program(perceptron(_layer_norm), same(256, 384), 256),
+    "layer_norm": lambda: Program(perceptron(partial(nn.LayerNorm, 384)), same(256, 384), 256),
     "batch_norm": lambda: Program(perceptron(partial(nn.BatchNorm1d, 384)), same(256, 384), 256),
     "convolutions": lambda: Program(
         nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 3)), same(8, 3, 48, 48), 8

@@ -107,16 +107,13 @@ class PhaseBytes(PhaseAmounts):
 class OperatorCell:
     """What one operator did in one module, phase and dtype, over all counted steps."""
 
-    module: str
-    """Qualified name of the module that owns the work: ``""`` is the root, ``OUTSIDE`` what no module owns."""
+    module: str  # qualified name of the module that owns the work: ``""`` is the root, ``OUTSIDE`` what no module owns
     phase: FlopPhase
-    operator: str
-    """Name without overload, such as ``aten.mm``."""
+    operator: str  # name without overload, such as ``aten.mm``
     dtype: str
     """Effective dtype of the arithmetic: ``float32``, ``tf32``, ``bfloat16``, ``float16``, ``float8``, ``int8`` …"""
     calls: int = 0
-    flops: int = 0
-    """Model FLOPs: full score matrix for attention unless ``causal_attention="half"``."""
+    flops: int = 0  # model FLOPs: full score matrix for attention unless ``causal_attention="half"``
     skipped: int = 0
     """FLOPs of *flops* that fused masked attention does not execute; below zero where it executes more than the half
     that ``causal_attention="half"`` counts."""
@@ -149,8 +146,7 @@ class FlopRecord:
     module_calls: Mapping[str, int] = field(default_factory=dict)
     """How often each module's forward was entered, recomputation left out."""
     uncounted: Mapping[str, UncountedOperator] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-    """What the counter could not do, in sentences for the report."""
+    notes: tuple[str, ...] = ()  # what the counter could not do, in sentences for the report
 
     def by_bucket(self) -> dict[tuple[str, str], int]:
         """FLOPs by bucket and dtype; what is zero is left out."""
@@ -166,19 +162,15 @@ class FlopRecord:
 class ModuleRecord:
     """One module of the profiled model, as it was when its step was counted."""
 
-    name: str
-    """Qualified name with wrappers' prefixes removed; the root is ``""``."""
+    name: str  # qualified name with wrappers' prefixes removed; the root is ``""``
     type_name: str
     extra_repr: str = ""
-    params: int = 0
-    """Unique logical parameters of the module and all below it: ties once, shards by their full size."""
+    params: int = 0  # unique logical parameters of the module and all below it: ties once, shards by their full size
     trainable_params: int = 0
-    local_params: int = 0
-    """Parameters that this rank holds in memory."""
+    local_params: int = 0  # parameters that this rank holds in memory
     parameter_bytes: Mapping[str, int] = field(default_factory=dict)
     """Bytes of ``params`` by the dtype in which they are kept, such as ``float32``."""
-    alias_of: str | None = None
-    """Name under which the same module object was listed before, if it was."""
+    alias_of: str | None = None  # name under which the same module object was listed before, if it was
     weight_sizes: tuple[int, ...] = ()
     """Inputs and outputs of its own weights: the first two dimensions of each parameter that has two."""
     parameter_shapes: tuple[tuple[int, ...], ...] = ()
@@ -193,11 +185,9 @@ class PhaseSeconds:
     transfer: float = 0.0
     forward: float = 0.0
     backward: float = 0.0
-    bubble: float = 0.0
-    """Sending to, receiving from and waiting for the other stages of a pipeline."""
+    bubble: float = 0.0  # sending to, receiving from and waiting for the other stages of a pipeline
     optimizer: float = 0.0
-    other: float = 0.0
-    """Callbacks, logging, schedulers, and whatever else the loop does between the named parts."""
+    other: float = 0.0  # callbacks, logging, schedulers, and whatever else the loop does between the named parts
 
     @property
     def total(self) -> float:
@@ -209,8 +199,7 @@ class PhaseSeconds:
 class StepSignature:
     """What makes two steps comparable: batch shapes and how often each phase ran."""
 
-    batches: tuple[str, ...]
-    """Shapes of each micro-batch, as text."""
+    batches: tuple[str, ...]  # shapes of each micro-batch, as text
     forwards: int
     backwards: int
     updates: int
@@ -220,15 +209,12 @@ class StepSignature:
 class StepRecord:
     """One global step: what it was, and how long it took if it was timed."""
 
-    index: int
-    """Steps of this fit before it; the first is 0."""
+    index: int  # steps of this fit before it; the first is 0
     signature: StepSignature
     micro_steps: int
-    samples: int | None
-    """Samples this rank processed, all micro-steps together; None when the batch size is not known."""
+    samples: int | None  # samples this rank processed, all micro-steps together; None when the batch size is not known
     tokens: int | None = None
-    flops: PhaseFlops | None = None
-    """FLOPs of this step alone; None for a step that was not counted."""
+    flops: PhaseFlops | None = None  # FLOPs of this step alone; None for a step that was not counted
     seconds: PhaseSeconds | None = None
     """None for a step that was counted: counting costs time, so its time would not be true."""
     reader_sec: float | None = None
@@ -315,8 +301,7 @@ class OptimizerFacts:
     """How an optimizer updates its parameters."""
 
     type_name: str
-    implementation: Literal["single-tensor", "foreach", "fused"] | None
-    """None: it does not say."""
+    implementation: Literal["single-tensor", "foreach", "fused"] | None  # None: it does not say
     faster_with: tuple[str, ...] = ()
     """Arguments with which it would update many tensors at once on the device it is on."""
 
@@ -325,43 +310,32 @@ class OptimizerFacts:
 class RunFacts:
     """How a run is set up, as far as it bears on speed; None where nobody could tell."""
 
-    compute_capability: tuple[int, int] | None = None
-    """Of the CUDA device."""
+    compute_capability: tuple[int, int] | None = None  # of the CUDA device
     device_memory_bytes: int | None = None
-    data_parallel_devices: int = 0
-    """GPUs that torch.nn.DataParallel spreads the batch over; 0 for none."""
-    process_group_backend: str | None = None
-    """Of the default process group, for this device."""
-    nccl: bool | None = None
-    """Whether this torch has NCCL, which none has on Windows."""
+    data_parallel_devices: int = 0  # GPUs that torch.nn.DataParallel spreads the batch over; 0 for none
+    process_group_backend: str | None = None  # of the default process group, for this device
+    nccl: bool | None = None  # whether this torch has NCCL, which none has on Windows
     optimizers: tuple[OptimizerFacts, ...] | None = None
-    loader_workers: int | None = None
-    """Fewest worker processes of the training DataLoaders."""
-    cores: int | None = None
-    """Cores that this process may use."""
-    padding_ratio: float | None = None
-    """Share of padding in the tokens of the run's batches so far."""
+    loader_workers: int | None = None  # fewest worker processes of the training DataLoaders
+    cores: int | None = None  # cores that this process may use
+    padding_ratio: float | None = None  # share of padding in the tokens of the run's batches so far
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedStepRecord:
     """Steps that ran under torch.profiler, in one trace file."""
 
-    index: int
-    """Steps of this fit before the first of them."""
+    index: int  # steps of this fit before the first of them
     signature: StepSignature
-    process: int
-    """Number of the process."""
-    path: str
-    """Local trace file, plain JSON, there as long as what recorded it."""
+    process: int  # number of the process
+    path: str  # local trace file, plain JSON, there as long as what recorded it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleSecondsRecord:
     """Forwards of one step that a clock timed at module borders, where no profiler could run."""
 
-    index: int
-    """Steps of this fit before it."""
+    index: int  # steps of this fit before it
     signature: StepSignature
     own_forward_sec: Mapping[str, float]
     """Seconds of each module's forward without the modules inside it, by qualified name."""
@@ -413,18 +387,14 @@ class MemoryRecord:
 class ProcessorLoss:
     """Processor time that was had while steps were timed, and what was asked for and not given; None: not known."""
 
-    seconds: float
-    """Wall time, from the first timed step to the end of the last."""
-    batches_sec: tuple[float, ...]
-    """Processor time of this process, all threads together, in each batch."""
+    seconds: float  # wall time, from the first timed step to the end of the last
+    batches_sec: tuple[float, ...]  # processor time of this process, all threads together, in each batch
     waited_share: float | None
     """Of the time, how much a thread was ready to run and had no processor: the one that waited most."""
     stolen_share: float | None
     """Of the processor time that this machine asked for, what its hypervisor gave to other machines."""
-    idle_cores: float | None = None
-    """Cores of this machine that had nothing to do, on average."""
-    busy_share: float | None = None
-    """Of the processor time that this machine has, what anything used."""
+    idle_cores: float | None = None  # cores of this machine that had nothing to do, on average
+    busy_share: float | None = None  # of the processor time that this machine has, what anything used
 
     @property
     def lost_share(self) -> float | None:
@@ -436,22 +406,15 @@ class ProcessorLoss:
 class GpuRecord:
     """What a GPU's own counters told of the timed steps: the whole GPU's, whoever used it."""
 
-    seconds: float
-    """On the host, from the reading before the first timed step to the one after the last."""
-    joules: float | None
-    """Spent in them; None if it is not known."""
-    no_joules_because: str = ""
-    """Why ``joules`` is None, in a few words."""
-    clock_mhz: tuple[int, ...] = ()
-    """Of the multiprocessors, at each reading; read between steps, about twice a second."""
-    highest_clock_mhz: int | None = None
-    """The highest that this GPU can have."""
+    seconds: float  # on the host, from the reading before the first timed step to the one after the last
+    joules: float | None  # spent in them; None if it is not known
+    no_joules_because: str = ""  # why ``joules`` is None, in a few words
+    clock_mhz: tuple[int, ...] = ()  # of the multiprocessors, at each reading; read between steps, about twice a second
+    highest_clock_mhz: int | None = None  # the highest that this GPU can have
     power_limited_sec: float | None = None
     """How long power held the clock below what was asked for, by the driver's counter."""
-    heat_limited_sec: float | None = None
-    """How long heat did."""
-    reason_readings: int = 0
-    """How often it was read why the clock is not higher."""
+    heat_limited_sec: float | None = None  # how long heat held the clock down
+    reason_readings: int = 0  # how often it was read why the clock is not higher
     reasons: Mapping[str, int] = field(default_factory=dict)
     """The reasons, in words, and at how many of these readings each held."""
 
@@ -460,40 +423,29 @@ class GpuRecord:
 class WindowRecord:
     """One whole window, ready for analysis."""
 
-    profile_step: int
-    """N: the counted step is the one that began after N steps of this fit."""
+    profile_step: int  # N: the counted step is the one that began after N steps of this fit
     context: RunContext
     modules: tuple[ModuleRecord, ...]
     flops: FlopRecord
-    counted_steps: tuple[StepRecord, ...]
-    """One step; several where signatures keep changing."""
+    counted_steps: tuple[StepRecord, ...]  # one step; several where signatures keep changing
     timed_steps: tuple[StepRecord, ...]
-    timing_steps: int
-    """How many timed steps were asked for."""
+    timing_steps: int  # how many timed steps were asked for
     settle_steps: int = 0
     variable: bool = False
     """Steps kept changing, in their signatures or in what they spend: counted and timed ones are different samples of
     the same run."""
     traces: tuple[TracedStepRecord, ...] = ()
     """Steps that were traced, one record of each cycle; empty if none was: the notes say why."""
-    module_seconds: ModuleSecondsRecord | None = None
-    """What stands in for a trace where none could be taken."""
-    memory: MemoryRecord | None = None
-    """None if nobody looked."""
-    facts: RunFacts | None = None
-    """How the run is set up; None if nobody looked."""
-    processor: ProcessorLoss | None = None
-    """Over the timed steps; None if they were too short to tell."""
-    gpu: GpuRecord | None = None
-    """Over the timed steps; None without an NVIDIA GPU, or without what reads its counters."""
-    slowed_batches: int = 0
-    """Batches that ran while they were counted or traced, warm-up included."""
-    slowed_sec: float = 0.0
-    """Wall seconds of these together, on the host."""
+    module_seconds: ModuleSecondsRecord | None = None  # what stands in for a trace where none could be taken
+    memory: MemoryRecord | None = None  # None if nobody looked
+    facts: RunFacts | None = None  # how the run is set up; None if nobody looked
+    processor: ProcessorLoss | None = None  # over the timed steps; None if they were too short to tell
+    gpu: GpuRecord | None = None  # over the timed steps; None without an NVIDIA GPU, or without what reads its counters
+    slowed_batches: int = 0  # batches that ran while they were counted or traced, warm-up included
+    slowed_sec: float = 0.0  # wall seconds of these together, on the host
     mixed_phases: tuple[TimePhase, ...] = ()
     """Phases whose seconds cannot be told apart, so their latencies and rates are n/a; their sum is still true."""
-    notes: tuple[str, ...] = ()
-    """What is missing or degraded, in sentences for the report."""
+    notes: tuple[str, ...] = ()  # what is missing or degraded, in sentences for the report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -509,14 +461,10 @@ class Extremes:
 class BatchTokens(NamedTuple):
     """Tokens of a batch, or of several; None where they are not known of one."""
 
-    processed: int | None
-    """By shape, padding included."""
-    real: int | None
-    """Without padding."""
-    trained: int | None
-    """With a label that the loss counts."""
-    squares: int | None
-    """The squares of the sequences' lengths, added up: what attention between their tokens goes by."""
+    processed: int | None  # by shape, padding included
+    real: int | None  # without padding
+    trained: int | None  # with a label that the loss counts
+    squares: int | None  # the squares of the sequences' lengths, added up: what attention between their tokens goes by
 
     def plus(self, *others: BatchTokens | None) -> BatchTokens:
         """All of them together; None is a batch that does not tell."""
@@ -540,24 +488,18 @@ class BatchTotals:
     batches: int
     seconds: Extremes | None
     """Wall time from the end of one batch to the end of the next, less what is excluded; None without batches."""
-    reader_sec: Extremes | None
-    """Host seconds of each batch inside the data loader; None if no wait was seen."""
-    samples: int | None
-    """None if the size of a batch was not known."""
-    samples_per_sec: Extremes | None
-    """Samples of each batch / its seconds; None if they are not known."""
-    tokens: BatchTokens = UNKNOWN_TOKENS
-    """Of all batches."""
+    reader_sec: Extremes | None  # host seconds of each batch inside the data loader; None if no wait was seen
+    samples: int | None  # None if the size of a batch was not known
+    samples_per_sec: Extremes | None  # samples of each batch / its seconds; None if they are not known
+    tokens: BatchTokens = UNKNOWN_TOKENS  # of all batches
 
 
 class UnprofiledFlops(NamedTuple):
     """Model FLOPs of steps that ran unprofiled: what rates are of."""
 
     by_dtype: Mapping[str, float]
-    useful_by_dtype: Mapping[str, float] | None
-    """What they would be without padding; None if not known."""
-    estimated_ratio: float
-    """Share of them that is an estimate."""
+    useful_by_dtype: Mapping[str, float] | None  # what they would be without padding; None if not known
+    estimated_ratio: float  # share of them that is an estimate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -569,13 +511,8 @@ class StepSums:
     unprofiled: UnprofiledFlops
     error: float | None
     """Half of the 95% interval of the model FLOPs, as their share. 0.0: every check agreed. None: fewer than three."""
-    steps_counted: int
-    """Steps of a shape that was counted, and whose counts agreed."""
-    steps_by_formula: int
-    """Steps whose FLOPs follow from an exact formula."""
-    steps_estimated: int
-    """All others."""
-    checks: int
-    """Random checks behind ``error``."""
-    lower_bound: bool
-    """An operator that may have FLOPs was not counted."""
+    steps_counted: int  # steps of a shape that was counted, and whose counts agreed
+    steps_by_formula: int  # steps whose FLOPs follow from an exact formula
+    steps_estimated: int  # all others
+    checks: int  # random checks behind ``error``
+    lower_bound: bool  # an operator that may have FLOPs was not counted
