@@ -14,7 +14,7 @@ GIVE_PEAK = "run lightning-flops peak, or set peak_flops_per_sec"
 """What to do where no peak is known."""
 NO_TOKENS = "how to count tokens was not said; set tokens_per_sample"
 _NO_TIME = "no step was timed"
-_MIXED = "the times of these phases cannot be told apart"
+_MIXED = "the times of these phases cannot be separated"
 
 RATES_OF_TRAINING = (
     "backward_flops_per_sec",

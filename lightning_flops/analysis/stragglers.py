@@ -1,11 +1,11 @@
 """Ranks that the others wait for: who, by how much, and in what part of their step.
 
-In synchronous training every rank's step is as long as the slowest rank's. What tells the ranks apart is their *own*
+In synchronous training every rank's step is as long as the slowest rank's. What separates the ranks is their *own*
 time: a part of a step without the communication in the traced step that no computation hides, in which a rank may be
 waiting for others. A rank is a straggler if its own time is longer than the median of the others' by more than the
 thresholds and by more than four standard errors of these means. Parts in which a rank's traced step shows no
 communication rest on all timed steps; so do waits for data and transfers where nothing was traced, and other parts are
-left out there, as work cannot be told from waiting. Where a trace is all there is, the thresholds alone decide.
+left out there, as work cannot be separated from waiting. Where a trace is all there is, the thresholds alone decide.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Rank:
     rank: int
     step_sec: float
     own_sec: Mapping[str, float]
-    """By part; parts of which nobody knows whether the rank waited in them are left out."""
+    """By part; parts in which the rank may have waited, without a trace that says so, are left out."""
     variance: float = 0.0
     """Of the mean of all these parts together."""
     exposed_sec: float | None = None

@@ -22,8 +22,8 @@ _NOTATIONS = (
 )
 _NOTATIONS_OF_TRAINING = (
     f"{_NOTATIONS}, bwd latency (backward pass), step latency (optimizer), iter latency (sum of fwd, bwd and step "
-    "latency). Estimated lines take the bwd flops from the fwd flops, as DeepSpeed does; measured lines take those that "
-    "autograd ran, recomputation included."
+    "latency). Estimated lines take the bwd flops from the fwd flops, as DeepSpeed does; measured lines take those "
+    "that autograd ran, recomputation included."
 )
 
 
