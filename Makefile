@@ -207,7 +207,7 @@ bench-advice: RUNS ?= 20
 bench-advice: $(VENV)/.installed-dev
 	$(RUN) -m benchmarks.advice --runs $(RUNS) $(if $(ONLY),--only $(ONLY))
 
-# Writes docs/deepspeed.md anew; takes several minutes.
+# Writes benchmarks/results/deepspeed_side_by_side.md anew; takes several minutes.
 bench-deepspeed: $(VENV)/.installed-dev
 	$(RUN) -m benchmarks.deepspeed_side_by_side
 

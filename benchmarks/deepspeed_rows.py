@@ -3,7 +3,7 @@
 ``python -m benchmarks.deepspeed_rows NAME`` runs one as a user would. Nothing here knows of this project's profiler;
 ``python -m lightning_flops run -m benchmarks.deepspeed_rows NAME`` is the same program under it. Above each stands what
 ``deepspeed_side_by_side`` holds it to: the forward FLOPs of the counted step on rank 0, worked out by hand (how is said
-in docs/deepspeed.md), and the lines of the output that the row is about.
+in results/deepspeed_side_by_side.md), and the lines of the output that the row is about.
 """
 
 from __future__ import annotations

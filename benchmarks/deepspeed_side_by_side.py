@@ -1,6 +1,6 @@
 """Runs each program of ``deepspeed_rows`` with DeepSpeed's own profiler and with this one, and writes what both print.
 
-``python -m benchmarks.deepspeed_side_by_side`` replaces the grey boxes in the last part of ``docs/deepspeed.md``: what
+``python -m benchmarks.deepspeed_side_by_side`` replaces the grey boxes of ``results/deepspeed_side_by_side.md``: what
 the two commands printed, less the lines that a row is not about; a box says where it leaves any out. The FLOPs that
 this project reports are compared with those worked out by hand, and a difference stops the script.
 """
@@ -20,7 +20,7 @@ from pathlib import Path
 from .deepspeed_rows import ROWS
 from .machine import ROOT, ran_in_words
 
-PAGE = ROOT / "docs" / "deepspeed.md"
+PAGE = ROOT / "benchmarks" / "results" / "deepspeed_side_by_side.md"
 BEGIN = "<!-- From here on, benchmarks/deepspeed_side_by_side.py writes the boxes. -->"
 LEFT_OUT = "[...]"
 
@@ -119,7 +119,7 @@ def main() -> None:
     written = re.sub(r"\A\n\n.*\n", lambda _: f"\n\n{ran_in_words(('torch', 'deepspeed', 'lightning'))}\n", written)
     for name in ROWS:
         print(name, flush=True)
-        old = rf"^`python -m benchmarks\.deepspeed_rows {name}`.*?(?=\n### |\Z)"
+        old = rf"^`python -m benchmarks\.deepspeed_rows {name}`.*?(?=\n## |\Z)"
         written, count = re.subn(old, lambda _, name=name: boxes(name), written, flags=re.DOTALL | re.MULTILINE)  # type: ignore[misc]
         if count != 1:
             raise SystemExit(f"{PAGE.name} has {count} sections for {name}")

@@ -179,6 +179,6 @@ def _attach_by_block(engine: Any) -> None:
         if taken is None or not taken.wrong:
             why = 'config has no "flops_profiler" block that is enabled'
             OUTCOMES.reasons.append(f"the DeepSpeed {why}")
-            # Off is what somebody wrote, or the block was forgotten, or its name misspelt.
+            # Off is what the config says, or the block was forgotten, or its name misspelt.
             level = logging.INFO if taken is not None and taken.says_enabled else logging.WARNING
             logger.log(level, "this engine is not profiled: its %s", why)

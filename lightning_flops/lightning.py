@@ -50,7 +50,7 @@ _LOOPS: dict[str | None, Loop] = {"fit": "training", "validate": "validate", "te
 """What a run does, by what the Trainer was asked for."""
 
 _UNUSED_HOOKS = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
-"""A Trainer takes microseconds to call each in every batch, also where nobody has written it; it passes over None."""
+"""A Trainer takes microseconds to call each in every batch, also where no class has written it; it passes over None."""
 
 _RUNTIME_ATTRIBUTES = ("_adapter", "run", "_making_engine", "log", "log_dict", *_UNUSED_HOOKS)
 """What is not pickled: what belongs to a run, and the bound methods that a Trainer sets on the callback."""
@@ -156,7 +156,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
     # ---- the hooks of a fit and of the other loops, in the order in which a Trainer calls them
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._end_run()  # of an earlier one, if nobody said that it was over
+        self._end_run()  # of an earlier one that no event has ended
         self._take_settings(trainer, "fit" if stage == "fit" else f"{stage} loop")
 
     @safe
@@ -260,7 +260,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
             enabled=not self._for_any_trainer,
             run=run,
             logs=trainer.is_global_zero,
-            # Somebody who wrote the callback into the program expects a profile.
+            # A user who wrote the callback into the program expects a profile.
             level_if_off=logging.INFO if self._for_any_trainer else logging.WARNING,
         )
         self._config = taken.settings

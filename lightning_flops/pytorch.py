@@ -1,4 +1,4 @@
-"""For any PyTorch loop: profile its training, count what a block of code spends, or profile a model's forwards."""
+"""For any PyTorch loop: profile its training, count the FLOPs of a block of code, or profile a model's forwards."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def flops_formula(
 
 
 def _described_later(model: nn.Module) -> Callable[[], tuple[ModuleRecord, ...]]:
-    """Describes the modules when somebody asks, which few do; does not hold the model."""
+    """Describes the modules when a caller asks, which few do; does not hold the model."""
     reference = weakref.ref(model)
 
     def describe() -> tuple[ModuleRecord, ...]:

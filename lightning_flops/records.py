@@ -19,7 +19,7 @@ BucketFlops = Mapping[tuple[str, str], int]
 """FLOPs of a step by bucket and dtype. A bucket is a ``FlopPhase``, or ``skipped``, which may be below zero."""
 
 Shapes = tuple[tuple[int, ...], ...]
-"""Those of a batch's tensors, with what else tells of the batch."""
+"""Those of a batch's tensors, with what else describes the batch."""
 
 TimePhase = Literal["data_wait", "transfer", "forward", "backward", "bubble", "optimizer", "other"]
 """The part of a step a moment belongs to; ``PhaseSeconds`` has one field for each."""
@@ -134,7 +134,7 @@ class UncountedOperator:
     output_elements: int
     """Elements of all tensors it returned."""
     heavy: bool
-    """It may have spent FLOPs (it takes or makes floating-point tensors, say), so totals that lack it are lower bounds.
+    """It may have FLOPs (it takes or makes floating-point tensors, say), so totals that lack it are lower bounds.
     """
 
 
@@ -179,7 +179,7 @@ class ModuleRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseSeconds:
-    """Exclusive seconds one rank spent in each part of one step; they add up to the step's wall time."""
+    """Exclusive seconds of one rank in each part of one step; they add up to the step's wall time."""
 
     data_wait: float = 0.0
     transfer: float = 0.0
@@ -220,7 +220,7 @@ class StepRecord:
     reader_sec: float | None = None
     """Host seconds inside the data loader; on a GPU, where it overlaps device work, more than ``seconds.data_wait``."""
     excluded_sec: Mapping[str, float] = field(default_factory=dict)
-    """Wall time between the step's borders that is not the step's: validation, checkpointing, epoch restart."""
+    """Wall time between the step's boundaries that is not the step's: validation, checkpointing, epoch restart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,7 +240,7 @@ class RunContext:
     precision: str
     """The framework's name for it, such as ``bf16-mixed``."""
     host: str = ""
-    """Name of the machine; empty if nobody looked."""
+    """Name of the machine; empty if it was not read."""
     rank: int = 0
     """Of the process whose profile this is."""
     world_size: int = 1
@@ -308,7 +308,7 @@ class OptimizerFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
-    """How a run is set up, as far as it bears on speed; None where nobody could tell."""
+    """How a run is set up, as far as it bears on speed; None where it is unknown."""
 
     compute_capability: tuple[int, int] | None = None  # of the CUDA device
     device_memory_bytes: int | None = None
@@ -333,7 +333,7 @@ class TracedStepRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleSecondsRecord:
-    """Forwards of one step that a clock timed at module borders, where no profiler could run."""
+    """Forwards of one step that a clock timed at module hooks, where no profiler could run."""
 
     index: int  # steps of this fit before it
     signature: StepSignature
@@ -366,7 +366,7 @@ class MemoryRecord:
     phases: tuple[PhaseMemory, ...]
     """Each phase of the counted step."""
     run_peak_bytes: int | None
-    """Most that was ever held, as far as the device's books tell: no phase went above it. They begin with the process,
+    """Most that was ever held, as far as the device's totals show: no phase went above it. They begin with the process,
     or anew where the user has reset their peak before the counted step."""
     run_reserved_peak_bytes: int | None
     """Most that a caching allocator ever took from the device; None where there is none."""
@@ -380,7 +380,7 @@ class MemoryRecord:
     """States, and copies of parameters that the optimizer keeps for itself; None if not known."""
     kept_by_forward_bytes: int | None
     """Held more at the end of a forward than at its start: activations kept for the backward, and the outputs. None on
-    the host, whose resident memory does not tell."""
+    the host, whose resident memory does not show it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -404,10 +404,10 @@ class ProcessorLoss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuRecord:
-    """What a GPU's own counters told of the timed steps: the whole GPU's, whoever used it."""
+    """What a GPU's own counters measured in the timed steps: the whole GPU's, whoever used it."""
 
     seconds: float  # on the host, from the reading before the first timed step to the one after the last
-    joules: float | None  # spent in them; None if it is not known
+    joules: float | None  # in the timed steps; None if it is not known
     no_joules_because: str = ""  # why ``joules`` is None, in a few words
     clock_mhz: tuple[int, ...] = ()  # of the multiprocessors, at each reading; read between steps, about twice a second
     highest_clock_mhz: int | None = None  # the highest that this GPU can have
@@ -432,19 +432,19 @@ class WindowRecord:
     timing_steps: int  # how many timed steps were asked for
     settle_steps: int = 0
     variable: bool = False
-    """Steps kept changing, in their signatures or in what they spend: counted and timed ones are different samples of
+    """Steps kept changing, in their signatures or in their FLOPs: counted and timed ones are different samples of
     the same run."""
     traces: tuple[TracedStepRecord, ...] = ()
     """Steps that were traced, one record of each cycle; empty if none was: the notes say why."""
     module_seconds: ModuleSecondsRecord | None = None  # what stands in for a trace where none could be taken
-    memory: MemoryRecord | None = None  # None if nobody looked
-    facts: RunFacts | None = None  # how the run is set up; None if nobody looked
-    processor: ProcessorLoss | None = None  # over the timed steps; None if they were too short to tell
+    memory: MemoryRecord | None = None  # None if it was not read
+    facts: RunFacts | None = None  # how the run is set up; None if it was not read
+    processor: ProcessorLoss | None = None  # over the timed steps; None if they were too short
     gpu: GpuRecord | None = None  # over the timed steps; None without an NVIDIA GPU, or without what reads its counters
     slowed_batches: int = 0  # batches that ran while they were counted or traced, warm-up included
     slowed_sec: float = 0.0  # wall seconds of these together, on the host
     mixed_phases: tuple[TimePhase, ...] = ()
-    """Phases whose seconds cannot be told apart, so their latencies and rates are n/a; their sum is still true."""
+    """Phases whose seconds cannot be separated, so their latencies and rates are n/a; their sum is still true."""
     notes: tuple[str, ...] = ()  # what is missing or degraded, in sentences for the report
 
 
@@ -467,7 +467,7 @@ class BatchTokens(NamedTuple):
     squares: int | None  # the squares of the sequences' lengths, added up: what attention between their tokens goes by
 
     def plus(self, *others: BatchTokens | None) -> BatchTokens:
-        """All of them together; None is a batch that does not tell."""
+        """All of them together; None is a batch that does not show its tokens."""
         if self is UNKNOWN_TOKENS or None in others or UNKNOWN_TOKENS in others:
             return UNKNOWN_TOKENS
         columns = zip(self, *others, strict=True)
@@ -478,7 +478,7 @@ NO_TOKENS = BatchTokens(0, 0, 0, 0)
 """Of no batch."""
 
 UNKNOWN_TOKENS = BatchTokens(None, None, None, None)
-"""Of a batch that does not tell."""
+"""Of a batch that does not show its tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

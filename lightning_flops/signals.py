@@ -1,4 +1,4 @@
-"""Tells an exception of the user's signal handler from our own failures: it is the user's, and passes through."""
+"""Separates an exception of the user's signal handler from our own failures: it is the user's, and passes through."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class FlopsProfilerTrainerCallback(ProfiledRun, TrainerCallback):
     # ---- the Trainer's events
 
     def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
-        self._end()  # of one before that was left by an exception that nobody saw
+        self._end()  # of one before that was left by an exception that we did not see
         self._start_anew()
 
     def on_epoch_begin(self, *args: Any, train_dataloader: Any = None, **kwargs: Any) -> None:

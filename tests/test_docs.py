@@ -26,7 +26,6 @@ from tests.report import compared, jobs, windows
 OUTPUT_OF = {
     "README.md": "its program; tests/test_readme.py",
     "compare.md": "its command; tests/test_cli_compare.py",
-    "deepspeed.md": "benchmarks/deepspeed_side_by_side.py, which writes it",
     "distributed.md": "its commands; tests/ranks/test_example.py",
     "inference.md": "the program above; here",
     "formula.md": "its command, which is read here",

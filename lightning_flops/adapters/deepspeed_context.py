@@ -33,7 +33,7 @@ logger = package_logger(__name__)
 LOST = {
     "_config": "DeepSpeed's own profiler is not switched off, and the block of its config is not found",
     "_param_dict": "the flops_profiler block of an engine's config is not found",
-    "_INSTRUCTION_MAP": "the parts of a pipeline's step cannot be told apart",
+    "_INSTRUCTION_MAP": "the parts of a pipeline's step cannot be separated",
     "_next_batch": "neither the wait for a stage's micro-batches nor their sizes are seen",
     "_aggregate_total_loss": "the stages' exchange of the loss is in other",
     "_backward_epilogue": "",  # newer engines have it

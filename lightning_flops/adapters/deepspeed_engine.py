@@ -1,4 +1,4 @@
-"""A DeepSpeed engine: ``forward``, ``backward`` and ``step`` of one engine, told to a ``Run``.
+"""A DeepSpeed engine: ``forward``, ``backward`` and ``step`` of one engine, as events of a ``Run``.
 
 While an engine is profiled, these methods are wrapped on DeepSpeed's classes; the wrappers find the adapter as an
 attribute of the engine that is called. A step ends where ``engine.global_steps`` has grown.

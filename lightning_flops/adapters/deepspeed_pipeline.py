@@ -1,4 +1,4 @@
-"""One stage of a DeepSpeed pipeline, told to a ``Run``: which part of a step each instruction is.
+"""One stage of a DeepSpeed pipeline, as events of a ``Run``: which part of a step each instruction is.
 
 ``train_batch`` is a step: all micro-batches through all stages, and the update. A stage runs a list of instructions,
 and finds the function of each kind in a table. Each kind is one part of the step. A stage's forwards and backwards are

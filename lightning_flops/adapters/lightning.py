@@ -1,4 +1,4 @@
-"""Lightning: one call of ``Trainer.fit``, ``predict``, ``test`` or ``validate``, told to a ``Run``.
+"""Lightning: one call of ``Trainer.fit``, ``predict``, ``test`` or ``validate``, as events of a ``Run``.
 
 Batches, epochs and validations are the callback's hooks. While the parts of a step are marked, an object in front of
 the Trainer's own profiler hears the Trainer's actions: every Trainer calls ``start`` and ``stop`` around the loader,
@@ -195,7 +195,7 @@ class LightningRun:
         owner, _, kind = name.rpartition(".")
         if kind.endswith("_next"):
             self.fetch_begins() if begins else self.fetch_ends(None)
-        elif kind in ("setup", "teardown"):  # nobody said that the run was over
+        elif kind in ("setup", "teardown"):  # no event has ended the run
             run.close()
         elif kind == "on_exception":  # of any callback's: one before ours may raise
             run.finish(interrupted_by=sys.exc_info()[1])
@@ -292,7 +292,7 @@ class LightningRun:
         run.batch_begins(self._shapes, self._tokens)
 
     def batch_ends(self, batch: Any) -> dict[str, Any] | None:
-        """What ``Run.batch_done`` is told of *batch*, with which perhaps a step ends; None: nothing ran."""
+        """Arguments of ``Run.batch_done`` for *batch*, with which perhaps a step ends; None: nothing ran."""
         self._is_in_batch = False
         if batch is None:
             return None  # the loader yielded None

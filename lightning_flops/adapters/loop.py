@@ -54,7 +54,7 @@ class Hook:
         self._tell = tell
 
     def __call__(self, *args: Any) -> None:
-        """Tell the adapter, if it is there and this is the thread that trains."""
+        """Notify the adapter, if it is there and this is the thread that trains."""
         leave_compiled_code()
         adapter = self._adapter()
         if adapter is not None and adapter.run.thread == threading.get_ident():

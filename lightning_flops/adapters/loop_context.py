@@ -140,7 +140,7 @@ def loop_output(
 ) -> tuple[LoggedOutput, Callable[[], None]]:
     """Where rank 0 shows the reports of one loop, and what closes the files that were opened for that.
 
-    The services of *frame* get them, *writer*, and TensorBoard's files in *log_dir*. If nobody has a folder for our own
+    The services of *frame* get them, *writer*, and TensorBoard's files in *log_dir*. If none has a folder for our own
     files, these go into one of ours with *or_own*, and else nowhere.
     """
     folder = None if log_dir is None else os.fspath(log_dir)
@@ -161,7 +161,7 @@ def loop_output(
 
 
 class SeveralModels(nn.Module):
-    """Holds modules, by the names that reports have for them, that a loop calls one by one; nobody calls this one.
+    """Holds modules, by the names that reports have for them, that a loop calls one by one; this one is never called.
 
     It is in evaluation mode if one of them is: loops put a generator into that mode to look at its samples.
     """

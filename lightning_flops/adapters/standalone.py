@@ -91,7 +91,7 @@ class FlopsProfiler:
         if ignore_list is not None or count:
             self._ignored_types = tuple(ignore_list or ())
         self.started = self._running = True
-        undo = self._undo  # no reference to self: it is closed when nobody else has one
+        undo = self._undo  # no reference to self: it is closed when no caller has one
         undo.close()
 
         def abandon() -> None:

@@ -1,7 +1,7 @@
 """The Trainer of transformers: one call of ``Trainer.train``, a loop whose batches and steps the Trainer's events end.
 
 A step runs from the end of one ``on_step_end`` to the end of the next: the Trainer fetches all batches of the step, and
-then trains on one after the other. What comes between two steps, as an evaluation, its events and its ``control`` tell.
+then trains on one after the other. What comes between two steps, as an evaluation, its events and its ``control`` show.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ NO_TOKENS = (
 def trainer_of(callback: TrainerCallback) -> Trainer | None:
     """The Trainer that is calling an event of *callback*; None if no Trainer of transformers does.
 
-    A Trainer tells its callbacks the model, the optimizer and much more, but never itself, and nothing that it tells
+    A Trainer gives its callbacks the model, the optimizer and much more, but never itself, and nothing that it gives
     leads to it. The method of it that runs its loop is on the stack, so we look there, once in a training.
     """
     frame = inspect.currentframe()

@@ -1,4 +1,4 @@
-"""Tells when the program has imported a module, without importing it."""
+"""A call as soon as the program has imported a module, without importing it."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from lightning_flops.text.printable import package_logger
 logger = package_logger(__name__)
 
 
-def when_imported(name: str, tell: Callable[[ModuleType], object]) -> None:
-    """Call *tell* with the module *name*: now if the program has imported it, otherwise as soon as it has.
+def when_imported(name: str, notify: Callable[[ModuleType], object]) -> None:
+    """Call *notify* with the module *name*: now if the program has imported it, otherwise as soon as it has.
 
-    If *tell* raises, this is logged and the import goes on. Looking for the module (``find_spec``) does not count as an
+    If *notify* raises, this is logged; the import goes on. Looking for the module (``find_spec``) does not count as an
     import: transformers, for example, asks whether deepspeed is installed. After a failed import we wait for the next.
     """
     module = sys.modules.get(name)
     if module is not None:
-        _tell(tell, module)
+        _notify(notify, module)
     else:
-        sys.meta_path.insert(0, _ImportWatch(name, tell))
+        sys.meta_path.insert(0, _ImportWatch(name, notify))
 
 
-def _tell(tell: Callable[[ModuleType], object], module: ModuleType) -> None:
+def _notify(notify: Callable[[ModuleType], object], module: ModuleType) -> None:
     try:
-        tell(module)
+        notify(module)
     except Exception:  # the program must get its module, whatever fails on our side
         name = module.__name__
         logger.warning("the FLOPs profiler could not be installed for %s; the program goes on", name, exc_info=True)
@@ -38,14 +38,14 @@ def _tell(tell: Callable[[ModuleType], object], module: ModuleType) -> None:
 class _ImportWatch(MetaPathFinder):
     """A finder that finds one module through the other finders, until that module has been imported."""
 
-    def __init__(self, name: str, tell: Callable[[ModuleType], object]) -> None:
+    def __init__(self, name: str, notify: Callable[[ModuleType], object]) -> None:
         self._name = name
-        self._tell = tell
+        self._notify = notify
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """What the other finders find, with a loader that tells us; None for every other module."""
+        """What the other finders find, with a loader that notifies us; None for every other module."""
         if fullname != self._name:
             return None
         finders = [one for one in sys.meta_path if one is not self and hasattr(one, "find_spec")]
@@ -63,6 +63,6 @@ class _ImportWatch(MetaPathFinder):
             if module.__name__ == self._name and self in sys.meta_path:  # a zip file's modules have one loader
                 vars(loader).pop("exec_module", None)
                 sys.meta_path.remove(self)
-                _tell(self._tell, module)
+                _notify(self._notify, module)
 
         loader.exec_module = exec_module

@@ -1,4 +1,4 @@
-"""Functions of others' classes, modules and tables, wrapped for as long as somebody needs it, and who hears of calls.
+"""Functions of others' classes, modules and tables, wrapped for as long as needed, and the listeners to their calls.
 
 Nothing of ours is on an object of the user's: a wrapper is on a class or a module, and finds those who listen.
 """
@@ -50,7 +50,7 @@ def _put(owner: Any, name: Any, make: Make) -> Callable[[], None]:
     put(name, wrapper)
 
     def remove() -> None:
-        if table[name] is wrapper:  # otherwise somebody has wrapped it since, and keeps it
+        if table[name] is wrapper:  # otherwise other code has wrapped it since, and keeps it
             put(name, original)
 
     return remove

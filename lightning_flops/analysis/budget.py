@@ -1,7 +1,7 @@
 """The breakdown of a step: one account of where peak x time went, in eight rows that add up to the step's wall time.
 
 The times of a step's parts are those of a typical step. What filled each part is known of the traced step alone, so
-its shares divide them. What neither tells is not guessed: such rows are n/a, and their time stands in ``compute``.
+its shares divide them. What neither shows is not guessed: such rows are n/a, and their time stands in ``compute``.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ _Spent = dict[BudgetKey, Fraction | None]
 
 
 def _spent(parts: Iterable[PartTiming], filling: StepFilling | None) -> _Spent:
-    """Seconds of each row before any peak; None is what no trace tells."""
+    """Seconds of each row before any peak; None is what no trace shows."""
     spent: defaultdict[BudgetKey, Fraction] = defaultdict(Fraction)
     fillings = {} if filling is None else {one.name: one for one in filling.parts}
     for part in parts:
@@ -183,7 +183,7 @@ def _spent(parts: Iterable[PartTiming], filling: StepFilling | None) -> _Spent:
 def _take_peak(spent: _Spent, at_peak: SecondsAtPeak, notes: list[str]) -> bool:
     """Moves what the FLOPs take at the peak out of ``compute``; False if that is impossible.
 
-    Where the traced step gives matmul-like operators less time than their FLOPs take at the peak, what it tells of
+    Where the traced step gives matmul-like operators less time than their FLOPs take at the peak, what it says of
     the phases is not used.
     """
     model, others = Fraction(at_peak.model or 0.0), Fraction(at_peak.others or 0.0)

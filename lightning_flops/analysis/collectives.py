@@ -2,7 +2,7 @@
 
 The i-th call of a collective in a process group and step on one rank belongs to the i-th on the others; ranks' clocks
 are never compared. Of the calls that belong together the shortest is the transfer: the rank that came last waited for
-nobody. What the others took longer was waiting.
+no other. What the others took longer was waiting.
 """
 
 from __future__ import annotations

@@ -177,7 +177,7 @@ class _Traced:
     modules: Mapping[str, int]
     """Own time of each module; empty where modules have none."""
     outside: int
-    """Computing that no module owns, or time of which nobody knows what filled it."""
+    """Computing that no module owns, or time that nothing known filled."""
     communication: int = 0
     """Not hidden by computation."""
     idle: int = 0
@@ -193,7 +193,7 @@ def _traced_parts(run: _Run) -> tuple[dict[TimePhase, _Traced], str]:
     """What filled the computing parts of the run's traced step; empty, and why, if it cannot be said.
 
     On a device, idle is the time in which nothing runs there. Without a device the host's own time between operators is
-    work as well: it is nobody's, or the module's that runs.
+    work as well: it is no module's, or that of the module that runs.
     """
     traced = run.profile.traced
     times = {module.name: module.times for module in run.profile.modules if module.times is not None}
@@ -209,7 +209,7 @@ def _traced_parts(run: _Run) -> tuple[dict[TimePhase, _Traced], str]:
     for phase in _COMPUTING:
         seconds = {name: getattr(one, f"own_{phase}_sec", 0.0) for name, one in times.items()}
         if any(sec is None for sec in seconds.values()):
-            continue  # a clock at module borders sees the forward alone
+            continue  # a clock at module hooks sees the forward alone
         modules = {name: _ns(sec) for name, sec in seconds.items()}
         own = sum(modules.values())
         scale = traced.backward_scale if phase == "backward" else traced.forward_scale if phase == "forward" else 1.0
@@ -233,7 +233,7 @@ def _traced_parts(run: _Run) -> tuple[dict[TimePhase, _Traced], str]:
 
 
 def _common_parts(runs: Sequence[_Run]) -> list[_Phases]:
-    """The finest parts that both runs can tell apart."""
+    """The finest parts that both runs can separate."""
     groups: list[frozenset[TimePhase]] = []
     for one in (frozenset(part.phases) for run in runs for part in run.timing.parts):
         joined = one.union(*(group for group in groups if group & one))
@@ -298,7 +298,7 @@ class _Comparing:
         )
 
     def _comparable_traces(self) -> tuple[dict[TimePhase, _Traced], ...]:
-        """What filled the parts in both runs; empty where one of them cannot tell."""
+        """What filled the parts in both runs; empty where one of them does not know."""
         found = [_traced_parts(run) for run in self._runs]
         clocks = {one.times.clock for run in self._runs for one in run.profile.modules if one.times is not None}
         why = " and ".join(why for _, why in found if why)
@@ -306,7 +306,7 @@ class _Comparing:
             why = f"their clocks differ ({', '.join(sorted(clocks))})"
         if why:
             self._notes.append(
-                f"Differences by module are not known: {why}. What the trace tells of waiting inside a part is in its "
+                f"Differences by module are not known: {why}. What the trace shows of waiting inside a part is in its "
                 "work and efficiency."
             )
         return tuple({} if why else traced for traced, _ in found)
@@ -332,7 +332,7 @@ class _Comparing:
             if len(computing) < len(phases):
                 name = phases_text(phases)
                 self._notes.append(
-                    f"Waiting in {name} cannot be told from computing there: it is in its work and efficiency."
+                    f"Waiting in {name} cannot be separated from computing there: it is in its work and efficiency."
                 )
 
     def _traced_pieces(self, phase: TimePhase, times: tuple[int, int]) -> Iterator[_Piece]:
@@ -381,7 +381,7 @@ class _Comparing:
         return (*rows, ModuleDifference(a=nobody, b=nobody, own=rest, noise_ns=None, beyond_noise=None))
 
     def _module_noise(self) -> Callable[[int, int], int | None]:
-        """How far a module that takes so long in A and in B may stray, which one traced step has told."""
+        """How far a module that takes so long in A and in B may stray, known from one traced step."""
         phases = [phase for phase in _BY_MODULE if self._is_by_module((phase,))]
         if not phases or not self._with_noise:
             return lambda a_ns, b_ns: None

@@ -32,7 +32,7 @@ TIMED = (*WALL, "cpu_time_sec")
 """Those that have noise; the others are exact."""
 
 FIGURES_OF_TRACES = ("exposed_communication_ratio", "device_memory_peak_bytes", "host_memory_peak_bytes")
-"""What traces tell beside some of these."""
+"""What traces say of some of these in addition."""
 
 NO_NOISE = "single steps are not known, or too few to say what is noise"
 TOO_WIDE = "its single steps stray so far that zero is within its noise"
@@ -99,7 +99,7 @@ class Verdict:
 
     holds: bool
     inconclusive: bool
-    """A run was starved of processors, so its wall clock tells nothing of the program; or its steps stray too far."""
+    """A run was starved of processors, so its wall clock says nothing of the program; or its steps stray too far."""
     words: str
 
 

@@ -1,7 +1,7 @@
 """The mathematics of a difference: what of the time between two runs is other work, and what is another rate.
 
 The time of a piece of work is ``t = W s``: an amount of work *W*, by the seconds *s* that one unit of it takes. The
-logarithms of their changes add up, and the difference is shared out between the two in this proportion:
+logarithms of their changes add up, and the difference is apportioned to the two in this proportion:
 
     work        L(t_A, t_B) ln(W_B / W_A)
     efficiency  L(t_A, t_B) ln(s_B / s_A)          L(x, y) = (y - x) / ln(y / x), the logarithmic mean; L(x, x) = x
@@ -26,7 +26,7 @@ from typing import NamedTuple
 from lightning_flops.schema.comparison import Causes, Detail
 
 FLOPS_PER_BYTE = 10
-"""FLOPs that take as long as moving a byte, where nobody knows better: an A100 does 19.5 TFLOP/s on 2.0 TB/s."""
+"""FLOPs that take as long as moving a byte, where no device figure is known: an A100 does 19.5 TFLOP/s on 2.0 TB/s."""
 _WORK: tuple[Detail, ...] = ("flops", "bytes", "modules")
 _WAITING: tuple[Detail, ...] = ("data", "communication", "idle", "loop")
 

@@ -3,7 +3,7 @@
 All times are means over the traced steps, and over the ranks if each run has several. The mean over the ranks is taken
 first, in each step, because ranks that wait for one another are no independent measurements. The parts of a step add up
 to it. The rows of other tables are sums of events, which may overlap. The difference of what is called many times is
-shared out between more calls and longer calls by the formula of ``compare_split``, calls being the work.
+apportioned to more calls and longer calls by the formula of ``compare_split``, calls being the work.
 """
 
 from __future__ import annotations
@@ -289,7 +289,7 @@ def _table(runs: tuple[_Run, _Run], which: tuple[TableName, Clock]) -> tuple[Tim
 
 
 def _joined(mine: dict[str, _Times], other: dict[str, _Times]) -> dict[str, _Times]:
-    """The phases that both runs can tell; the time of other phases is part of what is in none."""
+    """The phases that both runs show; the time of other phases is part of what is in none."""
     rest = [ns for name, (ns, _) in mine.items() if name not in other or name == OTHERS]
     common = {name: sums for name, sums in mine.items() if name in other and name != OTHERS}
     return common | {OTHERS: (np.sum(rest, axis=0), np.zeros(len(rest[0])))}
@@ -346,7 +346,7 @@ def _most_memory(run: _Run, runs: Sequence[_Run], kind: str) -> int | None:
 
 def _why_no_memory(run: _Run, *, kind: str) -> str:
     if run.curves(kind):
-        return "the trace tells the change since its beginning alone"
+        return "the trace shows the change since its beginning alone"
     if any(report.memory_curves for report in run.reports):
         return f"nothing was allocated on the {kind}"
     return "the trace was taken without profile_memory=True"
@@ -399,7 +399,7 @@ def _notes_on_tables(a: _Run, b: _Run) -> Iterator[str]:
     phases = [set(run.sums(("phases", "host")) or ()) for run in (a, b)]
     for run, mine, others in ((a, phases[0], phases[1]), (b, phases[1], phases[0])):
         if lacking := sorted(others - mine):
-            yield f"{run.source} does not tell its {' and '.join(lacking)}: in both, that is in others."
+            yield f"{run.source} does not show its {' and '.join(lacking)}: in both, that is in others."
     if a.clock != b.clock:
         yield (
             f"Nothing ran on a device in {(a if a.clock == 'host' else b).source}: kernels and modules are not "

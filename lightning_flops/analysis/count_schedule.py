@@ -38,7 +38,7 @@ class CountSchedule:
         self._seconds = self._added = 0.0
         self._usual_seconds, self._usual_steps = 0.0, 0
         self._costs: deque[float] = deque(maxlen=3)
-        """What the latest counts added; the least tells what the next one costs, as torch compiles in some."""
+        """What the latest counts added; the least is what the next one costs, as torch compiles in some."""
 
     def draws_check(self) -> bool:
         """Whether the step that begins now is a random check; called at the start of every step outside windows."""

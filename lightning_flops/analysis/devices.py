@@ -291,7 +291,7 @@ _ALIKE: Mapping[tuple[tuple[int, int], int], str] = {
 
 
 def device_like(name: str, capability: tuple[int, int] | None, multiprocessors: int | None) -> str | None:
-    """The name of the device that one without a row is likely to be; None where it has a row, or nothing tells.
+    """The name of the device that one without a row is likely to be; None where it has a row, or nothing is known.
 
     Args:
         name: as torch has it; may be empty.

@@ -21,9 +21,9 @@ def build_energy(
     samples: float | None,
     tokens: float | None,
 ) -> Energy | None:
-    """The energy of a step, from what the GPU's counters told of all timed ones.
+    """The energy of a step, from what the GPU's counters measured in all timed ones.
 
-    The host runs ahead of the GPU, by about the same time at the first reading and at the last. So the readings tell
+    The host runs ahead of the GPU, by about the same time at the first reading and at the last. So the readings say
     the mean power of these steps, and a step's energy is this power times its seconds.
 
     Args:
@@ -31,7 +31,7 @@ def build_energy(
         timing: means over the timed steps; None if none was timed.
         hardware_flops: of one step of this rank.
         samples: of one step of this rank; None if not known.
-        tokens: likewise.
+        tokens: in them.
 
     Returns:
         None if nothing was read.

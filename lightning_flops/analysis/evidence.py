@@ -140,7 +140,7 @@ def gather_evidence(
         dtypes: FLOPs by dtype.
         times: of the modules in a traced step.
         traced: the traced steps; None if there are none.
-        energy: what the GPU's counters told of the timed steps.
+        energy: by the GPU's counters, of the timed steps.
         thresholds: the one for a kernel's blocks per SM is used here.
     """
     context, processor = window.context, window.processor
@@ -227,7 +227,7 @@ def _misaligned(
 
 
 def with_trace(evidence: Evidence, trace: TraceReport, thresholds: AdviceThresholds) -> Evidence:
-    """*evidence* and what the tables of *trace* tell; *thresholds* say which kernels are small."""
+    """*evidence* and what the tables of *trace* show; *thresholds* say which kernels are small."""
     mean = trace.step_times.mean
     wall_us = mean.wall_us
     # Of the traced step itself: the timed steps' wait for data may be another.

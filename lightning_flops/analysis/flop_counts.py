@@ -30,7 +30,7 @@ class FlopCounts:
     Args:
         record: the record, or a function that returns the record of the moment.
         modules: what the modules are, for the table; or a function that returns it. The function is kept until
-            somebody asks, so it must not hold the model.
+            a caller asks, so it must not hold the model.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class FlopCounts:
 
     @property
     def modules(self) -> tuple[ModuleRecord, ...]:
-        """What the modules are; empty if nobody looked, or if they could not be described."""
+        """What the modules are; empty if they were not asked for, or if they could not be described."""
         if isinstance(self._modules, tuple):
             return self._modules
         try:
@@ -111,7 +111,7 @@ class FlopCounts:
 
     @property
     def recompute(self) -> int:
-        """FLOPs spent a second time: activation checkpointing, and what fused attention's backward repeats."""
+        """FLOPs executed a second time: activation checkpointing, and what fused attention's backward repeats."""
         return self.total.recompute
 
     @property
@@ -166,7 +166,7 @@ class FlopCounts:
 
     @property
     def is_lower_bound(self) -> bool:
-        """Whether an operator that may have spent FLOPs could not be counted, so that every sum is a lower bound."""
+        """Whether an operator that may have FLOPs could not be counted, so that every sum is a lower bound."""
         return any(operator.heavy for operator in self.record.uncounted.values())
 
     @property
@@ -196,7 +196,7 @@ class FlopCounts:
         return _root_first({name: bytes_by_phase(group) for name, group in cells.items()})
 
     def by_operator(self) -> dict[str, PhaseFlops]:
-        """FLOPs of each operator, such as ``aten.mm``; operators that spent none are left out."""
+        """FLOPs of each operator, such as ``aten.mm``; operators without FLOPs are left out."""
         return _flops_by(self.record.cells, lambda cell: cell.operator)
 
     def by_dtype(self) -> dict[str, PhaseFlops]:
@@ -230,7 +230,7 @@ def grouped(cells: Iterable[OperatorCell], key: Callable[[OperatorCell], str]) -
 
 
 def _flops_by(cells: Iterable[OperatorCell], key: Callable[[OperatorCell], str]) -> dict[str, PhaseFlops]:
-    """FLOPs of the cells that have the same *key*; those that spent none are left out."""
+    """FLOPs of the cells that have the same *key*; those without are left out."""
     groups = grouped((cell for cell in cells if cell.flops), key)
     return {name: flops_by_phase(group) for name, group in groups.items()}
 

@@ -35,7 +35,7 @@ def mean_flops(total: StepFlops, *, steps: int) -> StepFlops:
 
 
 def flops_by_dtype(cells: Sequence[OperatorCell], *, peak_of: Callable[[str], float | None]) -> tuple[DtypeFlops, ...]:
-    """FLOPs in each dtype that spent any, most first, with the peak that *peak_of* knows."""
+    """FLOPs in each dtype that has any, most first, with the peak that *peak_of* knows."""
     model: defaultdict[str, int] = defaultdict(int)
     hardware: defaultdict[str, int] = defaultdict(int)
     for cell in cells:

@@ -86,10 +86,10 @@ class Formula:
         """Whether the number of samples varies; it is the first size then."""
         return self.varying[:1] == (0,)
 
-    # ---- what it tells
+    # ---- predictions
 
     def flops(self, sizes: Sizes) -> BucketFlops | None:
-        """FLOPs of steps of these *sizes*, also beyond the counted ones; None where no formula tells them."""
+        """FLOPs of steps of these *sizes*, also beyond the counted ones; None where no formula gives them."""
         batches, solved = self._batches(sizes), self.solved
         if batches is None or solved is None or (self.by_tokens and (sizes.real is None or sizes.squares is None)):
             return None
@@ -109,7 +109,7 @@ class Formula:
         )
 
     def useful(self, sizes: Sizes) -> BucketFlops | None:
-        """The same with R in the place of B·S and Q in that of B·S²: FLOPs without padding; None if they do not tell.
+        """The same with R in the place of B·S and Q in that of B·S²: FLOPs without padding; None if unknown.
 
         S is the one size beside the batch, and B·S are the tokens: the caller knows that.
         """

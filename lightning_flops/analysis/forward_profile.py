@@ -40,7 +40,7 @@ class ForwardMeasurement:
     calls_sec: tuple[float, ...] = ()
     """Seconds of calls to which nothing listened, if there were any, each like all of the counted ones together."""
     samples: int | None = None
-    """Samples of the counted calls; None if their input does not tell."""
+    """Samples of the counted calls; None if their input does not show them."""
 
 
 def build_forward_profile(

@@ -85,7 +85,7 @@ def with_given_peaks(
 
 
 def _budget(profile: Profile, peaks: Mapping[str, float], bandwidth: float | None) -> Budget | None:
-    """The breakdown of a step at the peak of the one dtype that has FLOPs; padding is not told from other FLOPs."""
+    """The breakdown of a step at the peak of the one dtype that has FLOPs; padding is not separated from others."""
     dtypes, flops = _dtypes(profile), profile.flops_total
     peak = peaks.get(dtypes[0]) if len(dtypes) == 1 else None
     if profile.budget is None or peak is None:

@@ -86,7 +86,7 @@ def build_job_rates(
     Args:
         summaries: of the ranks that answered.
         model: model FLOPs of all of them by dtype.
-        hardware: hardware FLOPs likewise.
+        hardware: hardware FLOPs of them.
     """
     reasons: dict[str, str] = {}
 
@@ -159,5 +159,5 @@ def _no_rate(summaries: Sequence[RankSummary], amount: _Figure, seconds: _Figure
     if without := [one.context.rank for one in summaries if amount(one) is None]:
         return unknown if len(without) == len(summaries) else f"{unknown} ({name_ranks(without)})"
     if mixed := [one.context.rank for one in summaries if seconds(one) is None]:
-        return f"the times of these phases cannot be told apart on {name_ranks(mixed)}"
+        return f"the times of these phases cannot be separated on {name_ranks(mixed)}"
     return "what was measured cannot be right"

@@ -1,4 +1,4 @@
-"""The profiled model as a tree: what each module is, how often it ran, and what it spent."""
+"""The profiled model as a tree: what each module is, how often it ran, and its FLOPs."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def build_modules(
 
     Args:
         records: the model's modules.
-        counts: what they spent.
+        counts: their FLOPs.
         times: what each took in the traced step.
-        rooflines: of each that spent FLOPs.
+        rooflines: of each with FLOPs.
     """
     times, rooflines = times or {}, rooflines or {}
     by_name: dict[str, ModuleRecord] = {}

@@ -19,7 +19,7 @@ def why_no_flops(reports: Sequence[TraceReport]) -> str | None:
 
 
 def why_no_mfu(reports: Sequence[TraceReport]) -> str | None:
-    """Why the traces of one run do not tell its MFU, without a full stop; None if they do, or if nobody knows."""
+    """Why the traces of one run do not give its MFU, without a full stop; None if they do, or if unknown."""
     flops = next((report.flops for report in reports if report.flops is not None), None)
     if flops is None:
         return why_no_flops(reports)

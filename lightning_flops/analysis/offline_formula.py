@@ -185,7 +185,7 @@ class FlopsFormula:
         return formula
 
     def _try(self, values: tuple[int, ...], formula: Formula) -> None:
-        """Count a batch that nobody asked for; a model may refuse its size."""
+        """Count a batch that the caller did not ask for; a model may refuse its size."""
         try:
             self._take(values, formula)
         except Exception:  # of the user's model

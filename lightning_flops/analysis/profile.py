@@ -32,7 +32,7 @@ from lightning_flops.units import plural
 
 
 def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: TracedStep | None = None) -> Profile:
-    """Count, divide and look up: the profile of *window*, which nobody was shown yet.
+    """Count, divide and look up: the profile of *window*, which no sink was given yet.
 
     Args:
         window: what was measured.

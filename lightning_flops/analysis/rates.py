@@ -44,7 +44,7 @@ def peak_seconds(*, flops: Mapping[str, float], peaks_flops_per_sec: Mapping[str
         peaks_flops_per_sec: dense peak in FLOP/s by dtype; None or missing where it is not known.
 
     Returns:
-        None if a dtype that spent FLOPs has no known peak.
+        None if a dtype with FLOPs has no known peak.
     """
     total = 0.0
     for dtype, spent in flops.items():

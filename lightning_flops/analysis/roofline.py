@@ -30,7 +30,7 @@ class Roof:
 def module_rooflines(
     cells: Iterable[OperatorCell], times: Mapping[str, ModuleTimes], roof: Roof, *, counted_steps: int
 ) -> dict[str, Roofline]:
-    """The roofline of each module that spent FLOPs, with the modules inside it, by qualified name.
+    """The roofline of each module with FLOPs, with the modules inside it, by qualified name.
 
     Args:
         cells: what each operator did in each module, over *counted_steps*.
@@ -53,7 +53,7 @@ def module_rooflines(
 def operator_rooflines(
     cells: Sequence[OperatorCell], traced: TracedStep | None, roof: Roof, *, counted_steps: int
 ) -> dict[str, Roofline]:
-    """The roofline of each operator that spent FLOPs, by its name.
+    """The roofline of each operator with FLOPs, by its name.
 
     Args:
         cells: as in ``module_rooflines``.

@@ -36,7 +36,7 @@ Batches = tuple[Shapes, ...]
 """Shapes of the tensors of each batch of a step."""
 
 Tokens = tuple[BatchTokens | None, ...]
-"""Tokens of each batch of a step; None where one does not tell them."""
+"""Tokens of each batch of a step; None where one does not show them."""
 
 _Flops = Mapping[tuple[str, str], float]
 """By bucket and dtype."""
@@ -171,7 +171,7 @@ class StepFlops:
         self._of_one: dict[_Shape, _Predicted] = {}
         """What is predicted of one step, until another one is counted."""
         self._missed: dict[bool, _Missed] = {}
-        """As recent checks tell."""
+        """Corrected by recent checks."""
         self._groups: dict[tuple[_Shape, bool], list[int]] = {}
         """Steps that were not counted, with their R and Q; True: the profiler slowed them down."""
         self._noted: dict[tuple[Batches, Tokens, int, bool], int] = {}
@@ -359,14 +359,14 @@ class StepFlops:
 
 
 def _missed(differences: Sequence[_Difference], *, latest: int = 0) -> dict[bool, _Missed]:
-    """What predictions miss, of shapes that were counted and of new ones (True); empty if too few checks tell."""
+    """What predictions miss, of shapes that were counted and of new ones (True); empty with too few checks."""
     drawn = [one for one in differences if one.stands_for]
     if len(drawn) < ENOUGH:
         return {}
     found = {}
     for is_new in (False, True):
         alike = [one for one in differences if one.is_new == is_new]
-        # What a shape costs that nobody counted is told as well by shapes that were counted because they were new.
+        # The cost of an uncounted shape is known as well from shapes that were counted because they were new.
         checks = alike if is_new else [one for one in alike if one.stands_for]
         checks = (checks if len(checks) >= ENOUGH else drawn)[-latest:]
         weights = [1 if is_new else one.stands_for for one in checks]
@@ -379,7 +379,7 @@ def _missed(differences: Sequence[_Difference], *, latest: int = 0) -> dict[bool
 
 
 def _half_width(checks: Sequence[float], weights: Sequence[int], seen: Sequence[float]) -> float:
-    """Half of the 95% interval of the mean of *checks*; all differences that were *seen* tell of the spread.
+    """Half of the 95% interval of the mean of *checks*; all differences that were *seen* show the spread.
 
     Few draws of something rare, or of something that takes turns, are often all alike. So the spread is that of one
     draw more, half of it at each end of what was seen; "plus four" intervals of proportions do the same.
@@ -396,7 +396,7 @@ def _flat(batch: Shapes) -> tuple[int, ...]:
 
 
 def _padded(tokens: Tokens) -> bool | None:
-    """Whether a token is padding; None where a batch does not tell."""
+    """Whether a token is padding; None where a batch does not show it."""
     padded = False
     for one in tokens:
         if one is None or one.real is None or one.processed is None or one.squares is None:

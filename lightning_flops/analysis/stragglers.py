@@ -1,11 +1,11 @@
 """Ranks that the others wait for: who, by how much, and in what part of their step.
 
-In synchronous training every rank's step is as long as the slowest rank's. What tells the ranks apart is their *own*
+In synchronous training every rank's step is as long as the slowest rank's. What separates the ranks is their *own*
 time: a part of a step without the communication in the traced step that no computation hides, in which a rank may be
 waiting for others. A rank is a straggler if its own time is longer than the median of the others' by more than the
 thresholds and by more than four standard errors of these means. Parts in which a rank's traced step shows no
 communication rest on all timed steps; so do waits for data and transfers where nothing was traced, and other parts are
-left out there, as work cannot be told from waiting. Where a trace is all there is, the thresholds alone decide.
+left out there, as work cannot be separated from waiting. Where a trace is all there is, the thresholds alone decide.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-
-import numpy as np
 
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.schema.communication import RankComparison
@@ -46,7 +44,7 @@ class _Rank:
     rank: int
     step_sec: float
     own_sec: Mapping[str, float]
-    """By part; parts of which nobody knows whether the rank waited in them are left out."""
+    """By part; parts in which the rank may have waited, without a trace that says so, are left out."""
     variance: float = 0.0
     """Of the mean of all these parts together."""
     exposed_sec: float | None = None
@@ -194,6 +192,8 @@ def _module(straggler: Straggler, one: _Rank, peers: Sequence[_Rank]) -> str | N
     ]
     if not others or not getattr(mine, field):
         return None
+    import numpy as np  # here, as reports are read without it
+
     delays_ns = np.array(getattr(mine, field)) - np.median(np.array(others), axis=0)
     delays = dict(zip(mine.module_names, (delays_ns / _NS_PER_SEC).tolist(), strict=True))
     return _main(delays, straggler.part_sec)[0]

@@ -10,7 +10,7 @@ from lightning_flops.records import UNKNOWN_TOKENS, BatchTokens, BatchTotals, Ex
 from lightning_flops.schema.throughput import SCHEMA_VERSION, Spread, ThroughputSummary
 
 _NO_PEAK = f"no dense peak of this device is known for every dtype of the run; {GIVE_PEAK}"
-_NO_FORMULA = "no formula tells what its steps cost without padding"
+_NO_FORMULA = "no formula gives the cost of its steps without padding"
 
 
 def build_throughput(

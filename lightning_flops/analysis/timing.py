@@ -48,7 +48,7 @@ def build_timing(
 
     Args:
         steps: steps for which ``is_timed`` holds.
-        mixed_phases: phases whose seconds cannot be told apart; only their sum is given.
+        mixed_phases: phases whose seconds cannot be separated; only their sum is given.
         trains: the run trains. If not, the phases of training that took no time are not there, instead of taking 0 s.
         processor: processor time of these steps, in each batch.
 

@@ -119,7 +119,7 @@ def _scales(table: ModuleTable | None, window: WindowRecord) -> tuple[float, flo
     )
     whole_us = (table.forward_us, table.backward_us)
     timed = (timing.seconds_of("forward", typical=True), timing.seconds_of("backward", typical=True))
-    if timed == (None, None):  # the two are not told apart
+    if timed == (None, None):  # the two are not separated
         timed = (timing.seconds_of("forward", "backward", typical=True),) * 2
         inside_us, whole_us = (sum(inside_us),) * 2, (sum(whole_us),) * 2
     scales = [ratio(part=one, whole=us / _US_PER_SEC) or 1.0 for one, us in zip(timed, inside_us, strict=True)]
@@ -214,7 +214,7 @@ def _read(record: TracedStepRecord, context: RunContext, *, counted: Collection[
         # The host only launches the device's work: its time is neither the modules' nor the step's.
         tables, filling = replace(tables, modules=None), None
     if context.world_size == 1:
-        # Some frameworks run their collectives all the same: a rank alone has nobody to wait for.
+        # Some frameworks run their collectives all the same: a rank alone waits for none.
         tables = replace(tables, overlap=None)
     return _Read(
         tables=tables,

@@ -1,1 +1,1 @@
-"""What each command of ``lightning-flops`` takes and does: ``add`` tells argparse, and the rest is its work."""
+"""What each command of ``lightning-flops`` takes and does: ``add`` is the part for argparse, the rest is its work."""

@@ -53,7 +53,7 @@ def add(commands: Commands) -> None:
     compare.set_defaults(act=_compare)
     where = "profile.json of a run or its folder of logs; or a trace, or a folder with one of each rank; path or URL"
     compare.add_argument("a", metavar="A", help=f"what is compared with: {where}")
-    compare.add_argument("b", metavar="B", help="what is compared, likewise")
+    compare.add_argument("b", metavar="B", help="what it is compared with, of the same kind")
     add_forms(compare, "the whole comparison")
     compare.add_argument("--quiet", action="store_true", help="print nothing but the verdicts on conditions")
     add_peaks(compare)

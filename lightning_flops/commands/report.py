@@ -70,7 +70,7 @@ def _write_page(options: argparse.Namespace) -> int:
 
 
 def _page_of(path: str) -> str:
-    """Where the page of what lies at *path* goes if nobody says: never to another machine, nor beside a pipe."""
+    """Where the page of what lies at *path* goes by default: never to another machine, nor beside a pipe."""
     if "://" in path or "::" in path or not (os.path.isfile(path) or os.path.isdir(path)) or path.startswith("/dev/"):
         return "profile.html"
     return os.path.join(path, "profile.html") if os.path.isdir(path) else f"{os.path.splitext(path)[0]}.html"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _SETTING = "setting:"
 
 _RANKS_OF_LAUNCHERS = ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
-"""Environment variables by which launchers tell processes apart: the first that is there is 0 in the first process."""
+"""Environment variables by which launchers number processes: the first that is there is 0 in the first process."""
 
 _WHAT_TO_WRITE = (
     "put `with lightning_flops.profile_training(model, optimizer):` around the loop; in a program that starts others, "

@@ -27,7 +27,7 @@ def complain(words: str, *, command: str = "") -> None:
 
 
 def print_whole(text: str) -> None:
-    """Print *text* as it is, as far as somebody reads."""
+    """Print *text* as it is, as far as the other end reads."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a kernel's name must not fail for the terminal's encoding
     try:

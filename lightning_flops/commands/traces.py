@@ -34,7 +34,7 @@ def analyzed(analyze: Callable[..., T], files: Sequence[str], options: argparse.
 
 
 def recorded_work(call: RecordedCall) -> RecordedWork:
-    """What a call in a trace spent, by the counter's formulas: the first call imports torch."""
+    """FLOPs of a call in a trace, by the counter's formulas: the first call imports torch."""
     from lightning_flops.instrument.counting.recorded_calls import recorded_work
 
     return recorded_work(call)

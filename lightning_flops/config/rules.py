@@ -25,7 +25,7 @@ class Rule(NamedTuple):
     words: str
     """The rule in words, for after "must be" in a message."""
     kept: Callable[[Any], Any]
-    """Returns the form in which a value is kept: Python's own numbers, and copies that nobody else changes. It raises a
+    """Returns the form in which a value is kept: Python's own numbers, and copies that no caller changes. It raises a
     ValueError for one that breaks the rule."""
 
 

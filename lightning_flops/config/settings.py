@@ -127,7 +127,7 @@ class ProfilerConfig:
         None,
         rules.COUNT_FUNCTION_OR_NONE,
         "Tokens in each sample, or a function that returns the tokens of the whole batch it is given. None: tokens are "
-        "read from the batches, where these tell them.",
+        "read from the batches, where these show them.",
     )
     causal_attention: Literal["full", "half"] = _setting(
         "full",

@@ -20,14 +20,14 @@ UNKNOWN = (-1,)
 """Stands for the shape of a tensor that has none."""
 
 _FROM_LOADER = -2
-"""Begins a shape that is no tensor's: it tells which of several data loaders the batch is from."""
+"""Begins a shape that is no tensor's: it says which of several data loaders the batch is from."""
 
 _PACKED = -4
 """Begins a shape that is no tensor's: the number after it is that of the sequences in a PackedSequence, or in a nested
 tensor that is jagged."""
 
 HIDDEN_SHAPE = (-10,) * 65
-"""Stands for a batch in which no tensor was found, but something else, whose sizes nobody knows; no tensor has so many
+"""Stands for a batch in which no tensor was found, but something else, whose sizes are unknown; no tensor has so many
 axes."""
 
 _hidden_so_far = itertools.count(1)
@@ -76,8 +76,8 @@ def _shapes_of(tensor: torch.Tensor | PackedSequence) -> Shapes:
     try:
         return (tuple(tensor.shape),)
     except RuntimeError:
-        # A nested tensor with strides. What its rows are tells it from another; how many samples they are is not known.
-        with modes_off():  # nobody counts what we ask
+        # A nested tensor with strides. Its rows distinguish it from another; how many samples they are is not known.
+        with modes_off():  # not counted: we ask
             return (UNKNOWN, *nested_sizes(tensor))
 
 
@@ -107,7 +107,7 @@ def never_alike(shapes: Shapes) -> Shapes:
 def samples_in(shapes: Shapes) -> int | None:
     """The first dimension that all tensors share, which is the number of samples by convention.
 
-    A PackedSequence and a jagged tensor tell how many sequences are in them.
+    A PackedSequence and a jagged tensor say how many sequences are in them.
 
     Returns:
         None where the tensors disagree or there is none: a guess would make every samples/s a guess.
@@ -124,7 +124,7 @@ class BatchMeter:
     """Samples and tokens of batches, by the settings of these names, or else by the batches themselves.
 
     *note* gets a sentence for the report when something is not known; *declared* is the batch size that the run's own
-    settings name, for batches whose tensors do not tell one.
+    settings name, for batches whose tensors do not show one.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class BatchMeter:
         self._last = (shapes, samples)
         if samples is None:
             self._note(
-                "The batch size could not be told from the batch, whose tensors have different first dimensions or "
+                "The batch size could not be read from the batch, whose tensors have different first dimensions or "
                 "are hidden: samples/s needs batch_size=... to be given."
             )
         return samples

@@ -1,4 +1,4 @@
-"""Memory by phase of the counted step, and its use: read at the borders, without a reset or a synchronization.
+"""Memory by phase of the counted step, and its use: read at each change of phase, without a reset or a synchronization.
 
 On CUDA we read the caching allocator's own statistics. They are kept on the host, so they are as of the launch, which
 is when memory is taken and given back. Its peaks are since the process began, or since the user reset them. We do not
@@ -79,7 +79,7 @@ class MemoryWatch:
             self._gradients = max(self._gradients, _bytes(one.grad for one in self._root.parameters()))
 
     def _border(self) -> MemoryReading:
-        """Read the memory; a new peak since the last border belongs to the part that was running."""
+        """Read the memory; a new peak since the last reading belongs to the part that was running."""
         now, last = self._look(), self._last
         self._last = now
         if self._on_device and last is not None and self._open:

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from lightning_flops.instrument.border import Failed
+from lightning_flops.instrument.error_boundary import Failed
 from lightning_flops.instrument.torch_private.compiler import compiler_callbacks, hide
 from lightning_flops.text.printable import package_logger
 
@@ -21,7 +21,7 @@ EnterHook = Callable[[nn.Module, Any], None]
 LeaveHook = Callable[[nn.Module, Any, Any], None]
 
 _IGNORED = re.compile(r"Using `torch.compile\(module\)` when there are global hooks")
-"""What torch tells users of ``torch.compile(module)`` about hooks that are not theirs."""
+"""What torch warns users of ``torch.compile(module)`` about hooks that are not theirs."""
 
 
 @contextmanager
@@ -112,7 +112,7 @@ def _take_out(remove: Callable[[Any], None], callback: Callable[[Any], None]) ->
 
 
 def _silence_hook_warning(undo: ExitStack) -> None:
-    """Keeps torch from telling users of ``torch.compile(module)`` about hooks that are not theirs.
+    """Keeps torch from warning users of ``torch.compile(module)`` about hooks that are not theirs.
 
     Each one inside has a filter of its own, as ``warnings.filters`` holds it, so that they may leave in any order. The
     functions of ``warnings`` that change filters make Python forget which warnings it has shown: the user would see

@@ -65,7 +65,7 @@ def notes_on_times(
         yield (
             f"In the counted step, work of one phase ran where the loop was in another ({names}), as with "
             "autograd.grad in a forward, a backward the loop does not see, or a forward in a callback: these times "
-            "cannot be told apart, their sum is true."
+            "cannot be separated, their sum is true."
         )
     if not clocked:
         yield "This device has no clock this profiler can read without stopping it, so no phase was timed."

@@ -32,7 +32,7 @@ class Parameters:
     """The parameters of a model's modules, as they were before torch's FullyShardedDataParallel made flat ones of them.
 
     It puts the parameters of some modules into a flat one and gives each rank a part of that, wherever the cuts fall.
-    How large they were, only the flat parameter tells, which the wrapper holds.
+    How large they were, only the flat parameter says, which the wrapper holds.
 
     Args:
         whole: the model in all its wrappers; those around it hold flat parameters as well as those inside.
@@ -76,7 +76,7 @@ class Parameters:
 def parameter_sizes(parameter: torch.Tensor) -> tuple[int, bool, int]:
     """(size in the whole model, whether it is trained, size held in this rank's memory) of *parameter*.
 
-    A rank that holds one shard of a parameter answers for the ranks that hold the other shards, and likewise for
+    A rank that holds one shard of a parameter answers for the ranks that hold the other shards, and the same holds for
     experts. If several pipeline stages hold a copy of it, only the first stage counts it, so that stages add up to the
     model.
     """
@@ -89,7 +89,7 @@ def parameter_sizes(parameter: torch.Tensor) -> tuple[int, bool, int]:
     # Megatron's mark, which DeepSpeed's automatic tensor parallelism sets as well.
     if getattr(parameter, "tensor_model_parallel", False):
         whole = _whole_shape(getattr(parameter, "ds_autotp_universal_checkpoint_meta", None))
-        # Where nobody kept the whole shape, shards are taken to be equally large.
+        # Where the whole shape was not kept, shards are taken to be equally large.
         size = size * tensor_parallel_size_of_process() if whole is None else math.prod(whole)
     return size * expert_parallel_size(parameter), trainable, local
 

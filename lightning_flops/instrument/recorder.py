@@ -160,7 +160,7 @@ class _Measured:
 class Recorder:
     """One window over the steps of one training run, on one rank.
 
-    The caller tells it when a batch is done (``end_batch``). While ``marking`` is true it also runs each batch inside
+    The caller says when a batch is done (``end_batch``). While ``marking`` is true it also runs each batch inside
     ``batch_scope`` and calls ``enter``/``leave`` around each part of a step.
 
     Args:
@@ -252,7 +252,7 @@ class Recorder:
     def sample(self, *, steps_done: int) -> None:
         """The running step, of which no batch has run, is counted outside of every window.
 
-        The caller tells of its batches as of a window's, inside ``batch_scope``; *steps_done* as for ``open``.
+        The caller reports its batches as of a window's, inside ``batch_scope``; *steps_done* as for ``open``.
         """
         if self.state is Phase.WAITING:
             self._steps_done, self._step = steps_done, _RunningStep()

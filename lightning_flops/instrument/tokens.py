@@ -20,12 +20,12 @@ _BORDERS = ("cu_seqlens", "cu_seq_lens_q", "cu_seqlens_q", "cu_seq_lens")
 
 ON_DEVICE = (
     "Tokens without padding are n/a: the batch is on the device before it can be read without waiting for the device. "
-    "tokens_per_sample=... may tell them."
+    "tokens_per_sample=... may give them."
 )
 
 TOKEN_OR_PADDING = (
     "Tokens without padding are n/a: a row of packed sequences begins or ends with one of a single token, which may be "
-    "padding as well. tokens_per_sample=... may tell them."
+    "padding as well. tokens_per_sample=... may give them."
 )
 
 
@@ -34,19 +34,19 @@ class OnDeviceError(Exception):
 
 
 def tokens_in(batch: Any, *, note: Callable[[str], object] = str) -> BatchTokens | None:
-    """The tokens of *batch*; None if nothing in it tells of tokens.
+    """The tokens of *batch*; None if nothing in it shows tokens.
 
-    A batch can tell its tokens in three ways:
+    A batch can show its tokens in three ways:
 
-    - ``input_ids`` or an ``attention_mask`` of batch x length; the mask's numbers from 1 on may tell the sequences of a
-      packed row apart;
-    - the borders of packed sequences: ``cu_seqlens``, or ``position_ids`` that begin anew;
+    - ``input_ids`` or an ``attention_mask`` of batch x length; the mask's numbers from 1 on may separate the sequences of
+      a packed row;
+    - the offsets of packed sequences: ``cu_seqlens``, or ``position_ids`` that begin anew;
     - a PackedSequence, or a nested tensor that is jagged.
 
-    Of an encoder's and a decoder's tokens in one dict those of the encoder are told. ``labels`` of -100 are not trained
-    on; they do not tell padding, because a prompt has them, too. If nothing else tells it and every token has a label,
+    Of an encoder's and a decoder's tokens in one dict those of the encoder count. ``labels`` of -100 are not trained
+    on; they do not show padding, because a prompt has them, too. If nothing else does and every token has a label,
     none is padding. Several batches in one, as of two loaders, are added up; of several PackedSequences the first is
-    told, as the others may be its targets. *note* gets a sentence if what is there can be read in two ways.
+    used, as the others may be its targets. *note* gets a sentence if what is there can be read in two ways.
 
     Raises:
         OnDeviceError: its values are on a device.
@@ -111,7 +111,7 @@ def _named(batch: Mapping[Any, Any], note: Callable[[str], object]) -> BatchToke
     processed, trained = grid.numel(), None
     counts: torch.Tensor | None = None
     rows: list[list[int]] | None = None
-    with out_of_sight():  # nobody counts what we ask
+    with out_of_sight():  # not counted: we ask
         if _is_grid(labels) and labels.shape == grid.shape:
             counts = _on_host(labels) != _IGNORED
             trained = int(torch.count_nonzero(counts))
@@ -135,9 +135,9 @@ def _are_borders(value: Any) -> bool:
 
 
 def _between(borders: torch.Tensor, shape: torch.Size) -> list[list[int]] | None:
-    """The lengths of packed sequences by their *borders*, those of each row of *shape*, or of all rows in one.
+    """The lengths of packed sequences by their *offsets*, those of each row of *shape*, or of all rows in one.
 
-    Behind the last border of a row there may be numbers below 1, which are none. None if these are no borders.
+    Behind the last offset of a row there may be numbers below 1, which are none. None if these are no offsets.
     """
     found = borders.reshape(-1, borders.shape[-1]).tolist()
     if len(found) not in (1, shape[0]):
@@ -170,7 +170,7 @@ def _may_be_padding(rows: list[list[int]], length: int, counts: torch.Tensor | N
     """Whether what looks like a sequence of one token, at the begin or the end of a full row, may be padding.
 
     Collators that pad packed rows count its places from 0, too, and make a sequence of each. A token that is trained on
-    is no padding: *counts* tells, if anything does.
+    is no padding: *counts* says, if anything does.
     """
     return any(
         row[end] == 1 and (counts is None or not counts.flatten()[token])

@@ -36,7 +36,7 @@ def render_comparison(comparison: Comparison, *, width: int | None = None) -> st
     """The report on *comparison*, for people, ending in a line break.
 
     Args:
-        comparison: what to tell.
+        comparison: what to print.
         width: columns of the terminal, into which tables are made to fit; None for no limit.
     """
     view = View(rows=None, width=width)

@@ -49,7 +49,7 @@ def render_trace_comparison(comparison: TraceComparison, *, width: int | None = 
     """The report on *comparison*, for people, ending in a line break.
 
     Args:
-        comparison: what to tell.
+        comparison: what to print.
         width: columns of the terminal, into which tables are made to fit; None for no limit.
     """
     view = View(rows=ROWS_SHOWN, width=width)

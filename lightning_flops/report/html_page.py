@@ -41,7 +41,7 @@ class ShownRun:
     """The windows of one run, in their order."""
 
     name: str
-    """Told apart from other runs on the page by it."""
+    """Its name among the runs of the page."""
     windows: Sequence[Profile]
     """One page shows them all, one at a time."""
     problems: Sequence[str] = ()
@@ -71,21 +71,21 @@ def render_page(runs: Sequence[ShownRun]) -> str:
 
 
 def render_comparison_page(comparison: Comparison) -> str:
-    """The page of two runs compared, likewise."""
+    """The page of two runs compared."""
     title = f"{comparison.a.source} and {comparison.b.source} compared"
     sections = comparison_sections(comparison)
     return _page_of(page_view(title=title, where="", summary=[comparison_headline(comparison)], sections=sections))
 
 
 def render_trace_comparison_page(comparison: TraceComparison, *, sources: tuple[str, str]) -> str:
-    """The page of two runs' traces compared, likewise; *sources* are what the user calls the two."""
+    """The page of two runs' traces compared; *sources* are what the user calls the two."""
     title = f"{sources[0]} and {sources[1]} compared"
     summary, sections = [trace_comparison_headline(comparison)], trace_comparison_sections(comparison)
     return _page_of(page_view(title=title, where="", summary=summary, sections=sections))
 
 
 def render_traces_page(report: TracesReport) -> str:
-    """The page of traces, likewise: it shows one of them at a time, and what they say together."""
+    """The page of traces: it shows one of them at a time, and what they say together."""
     views = traces_views(report)
     shown = [_Packed(name, [({"label": ""}, packed_view(view))]) for name, view in views]
     title = views[0][1]["title"] if len(views) == 1 else f"{len(views)} traces"

@@ -107,6 +107,10 @@ _ROWS: Mapping[BudgetKey, str] = {
 }
 _UNDIVIDED = "forward, backward and optimizer beyond these"
 """The row of ``compute`` where no trace divides it."""
+_WITHOUT_BACKWARD: Mapping[str, str] = {
+    _ROWS["other_flops"]: "less skipped FLOPs at the peak",
+    _UNDIVIDED: "forward beyond these",
+}
 
 
 def breakdown_section(profile: Profile) -> Section:
@@ -120,6 +124,8 @@ def breakdown_section(profile: Profile) -> Section:
     for one in budget.rows:
         links = ", ".join(str(number[rule]) for rule in one.advice if rule in number)
         label = _UNDIVIDED if one.key == "compute" and undivided else _ROWS[one.key]
+        if not profile.context.trains:
+            label = _WITHOUT_BACKWARD.get(label, label)
         rows.append((label, one.time_ns, links))
         if one.memory_ns:
             rows.append(("  of it moving bytes at the memory's bandwidth, at most", one.memory_ns, ""))
@@ -231,7 +237,7 @@ def modules_section(profile: Profile, *, most: int | None = MODULES_SHOWN) -> Se
     found, of = top_modules(profile)
     title = "Top modules by FLOPs of their own" if of == "FLOPs" else "Top modules by self time"
     if not found:
-        return Section(title, "", [f"{NOT_AVAILABLE}: no module was seen to spend FLOPs."])
+        return Section(title, "", [f"{NOT_AVAILABLE}: no module was seen to have FLOPs."])
 
     def of_group(name: str) -> Any:
         return lambda item: getattr(item[0], name)
@@ -399,7 +405,7 @@ def throughput_section(profile: Profile) -> Section:
 
 
 def operators_section(profile: Profile) -> Section | None:
-    """Every operator that spent FLOPs, the most first, and what could be reached with its bytes."""
+    """Every operator with FLOPs, the most first, and what could be reached with its bytes."""
     spending = [operator for operator in profile.operators if operator.flops.total]
     if not spending:
         return None
@@ -465,7 +471,7 @@ def _attainable(profile: Profile) -> str:
 def uncounted_section(profile: Profile) -> Section:
     """Each operator that ran and is in no count."""
     if not profile.uncounted:
-        words = "Nothing: every operator that ran has a FLOP count or is known to spend none."
+        words = "Nothing: every operator that ran has a FLOP count or is known to have none."
         return Section("Not counted", "", [words])
     ordered = sorted(profile.uncounted.items(), key=lambda item: (not item[1].heavy, -item[1].output_elements, item[0]))
     columns = [
@@ -495,6 +501,6 @@ def _how_to_teach(profile: Profile) -> Iterator[str]:
         if operator.heavy and namespace not in ("cuda", "inductor", "triton") and short and "." not in short:
             yield (
                 f'lightning_flops.register_flop_formula("{namespace}::{short}", formula) has an operator counted; 0 in '
-                "place of the formula says that it spends none."
+                "place of the formula says that it has none."
             )
             return

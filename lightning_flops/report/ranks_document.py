@@ -88,8 +88,8 @@ def _no_straggler(ranks: RanksProfile) -> str:
         return "n/a, no two of the ranks that timed their steps do the same work"
     if not all(one.traced for one in alike):
         return (
-            "none is late in data wait or transfer; in the other parts, work cannot be told from waiting for other "
-            "ranks without a traced step of each"
+            "none is late in data wait or transfer; in the other parts, work cannot be separated from waiting for "
+            "other ranks without a traced step of each"
         )
     return "none, every rank keeps pace with the others"
 
@@ -269,7 +269,7 @@ def rank_section(comparison: RankComparison, files: Sequence[str], *, straggles:
         "A straggler is a rank that the others wait for: without communication that no computation hides, its step is "
         "longer than theirs by more than the advice's thresholds."
         if known
-        else "Of separate runs, as none of these files says its rank; nobody waited here for another."
+        else "Of separate runs, as none of these files says its rank; no rank waited here for another."
     )
     listed = list(zip(names, comparison.ranks, strict=True))
 

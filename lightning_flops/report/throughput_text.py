@@ -77,7 +77,7 @@ def _flops_lines(summary: ThroughputSummary) -> list[str]:
 
 
 def _checked(summary: ThroughputSummary) -> str:
-    """What random checks tell of these FLOPs."""
+    """What random checks show of these FLOPs."""
     checks = f"{plain(summary.checks)} random {plural('check', summary.checks)}"
     if summary.flops_error is None:
         return f"Their error is not known: there were {checks}, and it takes three."
@@ -92,7 +92,7 @@ def _checked(summary: ThroughputSummary) -> str:
 def _token_lines(summary: ThroughputSummary) -> list[str]:
     if summary.tokens is None:
         told = summary.tokens_per_sec
-        return [] if told is None else [f"tokens/s, as tokens_per_sample tells: {plain(told)}"]
+        return [] if told is None else [f"tokens/s, by tokens_per_sample: {plain(told)}"]
     words = f"Tokens: {plain(summary.tokens)} processed, {plain(summary.real_tokens)} without padding"
     if summary.trained_tokens is not None:
         words += f", {plain(summary.trained_tokens)} trained on"

@@ -13,7 +13,7 @@ ModuleArgs = Mapping[str, Mapping[str, int | float]]
 
 
 def module_args(profile: Profile) -> ModuleArgs:
-    """The values of each module of *profile* that spent FLOPs, of one step with all calls and the modules inside it.
+    """The values of each module of *profile* with FLOPs, of one step with all calls and the modules inside it.
 
     Units: FLOPs, FLOP/s, fractions of the peak. What is n/a is left out; nothing is known where the traced step was not
     like the counted one.

@@ -185,7 +185,7 @@ def kernel_section(report: TraceReport) -> Section:
         "Kernels",
         "TC: whether the operator can use tensor cores / whether the kernel's name says that it did."
         if told
-        else "Which ran on tensor cores is n/a: none computes, or the names are AMD's or Intel's, which do not tell.",
+        else "Which ran on tensor cores is n/a: none computes, or the names are AMD's or Intel's, without that.",
         items,
     )
 

@@ -107,7 +107,7 @@ class Monitor:
 
         Args:
             samples: in the batch; None if not known.
-            tokens: in the batch; None if it does not tell them.
+            tokens: in the batch; None if it does not show them.
             profiled: the profiler slowed the batch down, so it is in no figure.
             ends_step: a step ends with the batch.
         """

@@ -41,7 +41,7 @@ Store: TypeAlias = Any
 """A ``torch.distributed.Store``, whose methods torch gives no types."""
 
 _SEC_FOR_RANK_0, _PAUSE_SEC = 2.0, 0.02
-"""How long another rank waits for rank 0 to tell its folder; pause between two looks."""
+"""How long another rank waits for rank 0 to write its folder; pause between two looks."""
 
 _run_numbers = itertools.count()
 
@@ -119,11 +119,11 @@ class Ranks:
         self._last_step = profile.profile_step
         try:
             self._say(str(profile.profile_step), pack(make_rank_record(profile)))
-        except Exception as error:  # tell rank 0, so that it does not wait for a record that will not come
+        except Exception as error:  # notify rank 0, so that it does not wait for a record that will not come
             self.say_absent(profile.profile_step, f"its measurements could not be packed: {words_of(error)}")
 
     def say_absent(self, step: int | None, reason: str) -> None:
-        """Tell rank 0 that no record of the window of *step* comes, or none any more (the first *reason* counts)."""
+        """Notify rank 0 that no record of the window of *step* comes, or none any more (the first *reason* counts)."""
         if step is not None or not self._out:
             self._out |= step is None
             absence = pack(RankAbsence(rank=self._rank, reason=reason))

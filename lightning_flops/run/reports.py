@@ -294,7 +294,7 @@ class Reports:
             self._write(lambda: output.summary(summary), "the throughput of the run")
 
     def fail(self, why: str) -> None:
-        """Our side has failed: tell rank 0 *why*, and write what is complete."""
+        """Our side has failed: notify rank 0 *why*, and write what is complete."""
         try:
             if self._ranks is not None:
                 self._ranks.say_absent(None, f"its profiler failed: {why}")

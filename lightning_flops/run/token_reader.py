@@ -1,4 +1,4 @@
-"""Reads the tokens of a run's batches, for as long as that tells anything."""
+"""Reads the tokens of a run's batches, for as long as they show any."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from lightning_flops.records import BatchTokens
 from lightning_flops.signals import words_of
 
 _BATCHES_WITHOUT_TOKENS = 10
-"""After so many batches that do not tell their tokens, no further one is looked at."""
+"""After so many batches that do not show their tokens, no further one is looked at."""
 
 
 class TokenReader:
     """Asked by an adapter for each batch, before it is on a device; *note* gets a sentence if that cannot be read."""
 
     def __init__(self, note: Callable[[str], None], *, wanted: bool) -> None:
-        self.reads = wanted  # somebody is shown tokens, and batches may tell them
+        self.reads = wanted  # a sink shows tokens, and batches may show them
         self.fetched: deque[BatchTokens | None] = deque(maxlen=64)  # not used yet, of batches that go to a device
         self._note = note
         self._without = 0
@@ -36,7 +36,7 @@ class TokenReader:
         return self.of(batch) if self.reads else None
 
     def of(self, batch: Any) -> BatchTokens | None:
-        """The tokens of *batch*; None if it does not tell them."""
+        """The tokens of *batch*; None if it does not show them."""
         try:
             tokens = tokens_in(batch, note=self._note)
         except OnDeviceError:
@@ -51,7 +51,7 @@ class TokenReader:
             return None
         if tokens is None:
             self._without += 1
-            # Where batches tell them, this may be what a model gets of one.
+            # Where batches show them, this may be what a model gets of one.
             self.reads = self._has_read or self._without < _BATCHES_WITHOUT_TOKENS
         else:
             self._has_read = True

@@ -67,7 +67,7 @@ class Worker:
                 self._running, job = self._jobs.popleft()
             try:
                 made = job()
-            except BaseException as error:  # nobody above could take it
+            except BaseException as error:  # no caller above could take it
                 words, debug = f"{type(error).__name__}: {error}", logger.isEnabledFor(logging.DEBUG)
                 logger.warning("%s was lost: %s", self._running, words, exc_info=error if debug else None)
             else:

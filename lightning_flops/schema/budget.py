@@ -23,7 +23,7 @@ class BudgetRow:
     forward, backward and optimizer beyond them. ``operators``: all other operators. ``communication``: what no
     computation hides. ``idle``: nothing computes, while the host prepares, or copies that nothing hides run.
     ``data``: wait for data, and transfer of the batch. ``other``: callbacks, logging, schedulers, a pipeline's bubble,
-    and phases that cannot be told apart from these."""
+    and phases that cannot be separated from these."""
     time_ns: int | None
     """Nanoseconds of one step; those that are known add up to the step. None: the peak, or what filled the phases, is
     not known. Below zero in ``other_flops`` alone."""

@@ -58,7 +58,7 @@ class PartDifference:
     """The whole step, or one part of it, in both runs."""
 
     name: str
-    """As in ``PartTiming``; parts that one of the runs cannot tell apart stand together."""
+    """As in ``PartTiming``; parts that one of the runs cannot separate stand together."""
     causes: Causes
     """Means over the timed steps, and the difference by cause."""
     by_module: bool
@@ -80,7 +80,7 @@ class ModuleSide:
     flops: int
     """Forward, backward and recomputation."""
     bytes: int
-    """Read and written by its operators, likewise."""
+    """Bytes read and written by its operators."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +183,7 @@ class Comparison:
     confidence: float
     """Of the noise intervals."""
     notes: tuple[str, ...]
-    """What could not be told, or was joined to something else, in sentences."""
+    """What is not known, or was joined to something else, in sentences."""
 
     def __repr__(self) -> str:
         """The difference in one line; ``to_json`` has every field."""

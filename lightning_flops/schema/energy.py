@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Energy:
-    """What this rank's GPU spent while steps were timed, and its clock: of the whole GPU, whoever used it."""
+    """Energy of this rank's GPU while steps were timed, and its clock: of the whole GPU, whoever used it."""
 
     measured_sec: float
     """Over which the GPU's counters were read, on the host."""
     joules: float | None
-    """Spent in them, by the GPU's own counter."""
+    """Energy in them, by the GPU's own counter."""
     watts: float | None
     """joules / measured_sec"""
     joules_per_step: float | None

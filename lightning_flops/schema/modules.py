@@ -1,4 +1,4 @@
-"""The modules of the model: what each one is, what it spent and how long it took."""
+"""The modules of the model: what each one is, its FLOPs and how long it took."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class ModuleTimes:
 
     clock: Literal["host", "device", "borders"]
     """``device``: time that work launched in the module ran on the device. ``host``: on the host, without a device.
-    ``borders``: a clock read at the module's borders, on the device's stream, or on the host without a device."""
+    ``borders``: a clock read in the module's hooks, on the device's stream, or on the host without a device."""
     forward_sec: float
     """All of its forward calls together."""
     own_forward_sec: float
@@ -69,7 +69,7 @@ class ModuleProfile:
     times: ModuleTimes | None = None
     """Times in the traced step; None if no step was traced, or it was not called there."""
     roofline: Roofline | None = None
-    """With the modules below it; None if it spent no FLOPs."""
+    """With the modules below it; None if it has no FLOPs."""
 
     @property
     def short_name(self) -> str:

@@ -60,7 +60,7 @@ class RankRecord:
     own_forward_ns: Integers
     """Of each of them in the traced step, without the modules below it."""
     own_backward_ns: Integers
-    """Likewise; empty if backwards were not timed."""
+    """Of their backwards; empty if backwards were not timed."""
     collectives: tuple[CollectiveCalls, ...] = ()
     """Of the traced steps, call by call."""
     left_out: tuple[str, ...] = ()

@@ -94,7 +94,7 @@ class RankFigures:
     peak_memory_bytes: int | None
     """Peak memory of tensors on its device, or of its process on the host; None if it was not looked at."""
     traced: bool
-    """Whether its traced step tells its own work from waiting for other ranks."""
+    """Whether its traced step separates its own work from waiting for other ranks."""
     notes: int
     """How many notes its own report has."""
 

@@ -77,7 +77,7 @@ class OperatorProfile:
     bytes_written: int
     """Bytes of the outputs."""
     roofline: Roofline | None = None
-    """None if it spent no FLOPs."""
+    """None if it has no FLOPs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,7 @@ class PartTiming:
     """Seconds of one part of a step, over the timed steps."""
 
     phases: tuple[TimePhase, ...]
-    """Phases of this part: several where they cannot be told apart, none for the whole step."""
+    """Phases of this part: several where they cannot be separated, none for the whole step."""
     mean_sec: float
     """Total over the timed steps / their number."""
     typical_sec: float
@@ -150,7 +150,7 @@ class TimingProfile:
     """Processor time of this process in each timed step, all its threads together; empty if it is not known."""
     starved_share: float | None = None
     """Of the time of these steps, how much a thread of this process was ready to run and had no processor, or, if that
-    is more, the share of the processor time that a hypervisor gave to others; None if nobody counts it."""
+    is more, the share of the processor time that a hypervisor gave to others; None if the system does not count it."""
     cpu_system_ratio: float | None = None
     """Of the processor time that the machine has, what anything on it used during these steps; None if not known."""
 
@@ -199,7 +199,7 @@ class TimingProfile:
 
     @property
     def forward_backward_sec(self) -> float | None:
-        """Forward and backward together; known also where the two cannot be told apart."""
+        """Forward and backward together; known also where the two cannot be separated."""
         return self.seconds_of("forward", "backward")
 
     @property

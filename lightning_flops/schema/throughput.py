@@ -53,7 +53,7 @@ class ThroughputSummary:
     """What this rank's kernels executed in all steps of the run."""
     flops_error: float | None = None
     """Half of the 95% interval of the model FLOPs and the MFU, as a share of them. 0.0: all random checks agreed with
-    what was predicted, to the last FLOP. None: fewer than three checks, so nobody knows."""
+    what was predicted, to the last FLOP. None: fewer than three checks, so it is unknown."""
     lower_bound: bool = False
     """FLOPs and MFU are lower bounds: an operator that may have FLOPs could not be counted."""
     notes: tuple[str, ...] = ()
@@ -76,13 +76,13 @@ class ThroughputSummary:
     tokens: int | None = None
     """Tokens that this rank processed in all steps of the run, by the shapes of the batches: padding included."""
     real_tokens: int | None = None
-    """Those of them that are no padding, as attention masks, borders of packed sequences or PackedSequences tell."""
+    """Those of them that are no padding, as attention masks, offsets of packed sequences or PackedSequences show."""
     trained_tokens: int | None = None
     """Those of them whose label the loss counts."""
     padding_ratio: float | None = None
     """(tokens - real_tokens) / tokens"""
     tokens_per_sec: float | None = None
-    """Real tokens per second of this rank, or those that tokens_per_sample tells, times the ranks that see different
+    """Real tokens per second of this rank, or those by tokens_per_sample, times the ranks that see different
     data: the others are taken to have as many. Without counted and traced steps."""
     unavailable: Mapping[str, str] = field(default_factory=dict)
     """Why ``mfu`` or ``useful_mfu`` is None, in a few words."""

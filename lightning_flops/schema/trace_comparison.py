@@ -67,7 +67,7 @@ class ComparedTraces:
     marked: bool
     """False if they have no marks of steps: each is then one step as a whole."""
     device: str
-    """Name of the device that ran the kernels; empty without one, or where it is not told."""
+    """Name of the device that ran the kernels; empty without one, or where it is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ class TraceComparison:
     schema_version: int
     """Of the JSON: ``SCHEMA_VERSION``."""
     kind: Literal["traces"]
-    """What tells its JSON from that of two profiles compared."""
+    """What distinguishes its JSON from that of two profiles compared."""
     a: ComparedTraces
     """What is compared with."""
     b: ComparedTraces
@@ -97,7 +97,7 @@ class TraceComparison:
     confidence: float
     """Of the noise intervals."""
     notes: tuple[str, ...]
-    """What could not be told, in sentences."""
+    """What is not known, in sentences."""
 
     def to_json(self) -> str:
         """The comparison as indented JSON, the same text for equal comparisons."""

@@ -58,7 +58,7 @@ class FlopRow:
     estimated: bool = False
     """Whether several kernels multiplied in an operator: its FLOPs are divided among these by their time."""
     forward: int = 0
-    """Model FLOPs of the forward. A kernel is not told apart by phase: all five are 0."""
+    """Model FLOPs of the forward. A kernel is not separated by phase: all five are 0."""
     backward: int = 0
     """Model FLOPs of the backward."""
     recompute: int = 0
@@ -68,7 +68,7 @@ class FlopRow:
     skipped: int = 0
     """Of all these, what a mask let the kernel leave out."""
     own: int = 0
-    """Of a module's FLOPs, what the modules below it did not spend."""
+    """Of a module's FLOPs, those outside of the modules below it."""
     dtype: str = ""
     """Of an operator's arithmetic; ``tf32`` where a float32 operator launched a kernel whose name says tensor cores."""
     inputs: str = ""
@@ -90,7 +90,7 @@ class FlopRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UncountedRow:
-    """What may have spent FLOPs and was not counted."""
+    """What may have FLOPs and was not counted."""
 
     name: str
     """Of the operator, or of a kernel that no counted operator launched."""
@@ -123,9 +123,9 @@ class TraceFlops:
     kernels: tuple[FlopRow, ...] | None
     """The same of kernels; None without a device."""
     modules: tuple[FlopRow, ...] | None
-    """Those that spent FLOPs, by name; None where the trace does not show modules."""
+    """Those with FLOPs, by name; None where the trace does not show modules."""
     uncounted: tuple[UncountedRow, ...]
-    """What may have spent FLOPs: all that depends on it is a lower bound."""
+    """What may have FLOPs: all that depends on it is a lower bound."""
     lower_bound: bool
     """Whether there is any."""
 
@@ -136,7 +136,7 @@ class TraceFlops:
 
     @property
     def hfu(self) -> float | None:
-        """Likewise."""
+        """HFU of all steps, each weighted by its time."""
         return of_all([(step.hfu, step.wall_us) for step in self.steps])
 
 

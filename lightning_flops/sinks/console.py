@@ -26,6 +26,6 @@ def to_standard_output(text: str) -> None:
 
 
 def say(sentence: str) -> None:
-    """Tell the user *sentence* on standard error, beside what the program itself prints."""
+    """Print *sentence* on standard error, in addition to what the program itself prints."""
     with contextlib.suppress(Exception):  # standard error may be closed
         sys.stderr.write(f"{PROGRAM}: {printable(sentence)}\n")

@@ -151,7 +151,7 @@ def _draft(path: Path, content: Iterable[bytes]) -> Iterator[Path]:
     disk = shutil.disk_usage(path.parent)
     if disk.total and disk.free < size + _SPARE_BYTES:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-    # Nobody can guess the name, and "x" follows no link. It is short: the name of the file may be as long as may be.
+    # No one can guess the name, and "x" follows no link. It is short: the name of the file may be as long as may be.
     draft = path.with_name(f".{secrets.token_hex(8)}.draft")
     try:
         with draft.open("xb") as file:

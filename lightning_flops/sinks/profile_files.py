@@ -99,7 +99,7 @@ class Place:
     """A file or a folder of some file system.
 
     Raises:
-        LightningFlopsError: there is nothing, or nobody knows how to look.
+        LightningFlopsError: there is nothing, or no reader for it.
     """
 
     def __init__(self, given: str) -> None:

@@ -195,7 +195,7 @@ def _write_text(service: Any, tag: str, text: str, step: int) -> bool:
 
 
 def _is_board(service: Any) -> bool:
-    if hasattr(service, "log_metrics"):  # told by its name: an experiment that is asked for is made
+    if hasattr(service, "log_metrics"):  # known by its name: an experiment that is asked for is made
         return "TensorBoardLogger" in _kinds(service)
     return hasattr(type(_written_to(service)), "add_text")
 
@@ -213,7 +213,7 @@ def _folders(service: Any) -> list[str]:
 
 
 def _keep_file(service: Any, path: str) -> None:
-    # Told by their names: both services' runs have other methods under the same names.
+    # Known by their names: both services' runs have other methods under the same names.
     kinds = {"WandbLogger", "MLFlowLogger"}.intersection(_kinds(service))
     if not kinds or not os.path.isfile(path):
         return

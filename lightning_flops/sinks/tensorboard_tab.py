@@ -47,5 +47,5 @@ def tab_events(*, tag: str, figures: bytes, packed: bytes, step: int) -> bytes:
 
 
 def event_file_name(number: int) -> str:
-    """A name that nobody else gives a file: TensorBoard reads a folder's event files in the order of their names."""
+    """A name that no other program uses: TensorBoard reads a folder's event files in the order of their names."""
     return f"events.out.tfevents.{int(host_clock.wall_sec()):010d}.{number:06d}.{secrets.token_hex(4)}"

@@ -1,6 +1,6 @@
 """Shows names safely: no name can end a line, move the cursor or change the direction of the text.
 
-A name may come from a model, a file, another rank or a trace that somebody sent. Text for people is escaped here. JSON
+A name may come from a model, a file, another rank or a trace of unknown origin. Text for people is escaped here. JSON
 keeps names as they are.
 """
 

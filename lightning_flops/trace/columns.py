@@ -171,7 +171,7 @@ class Trace:
 
     @cached_property
     def names_tell_tensor_cores(self) -> bool:
-        """Whether kernels have NVIDIA's names, which tell of tensor cores; those of AMD and Intel do not."""
+        """Whether kernels have NVIDIA's names, which show tensor cores; those of AMD and Intel do not."""
         if any(is_of_another_vendor(device=one.name) for one in self.devices):
             return False
         return not self.where(lambda name: is_of_another_vendor(runtime_call=name), Kind.RUNTIME).any()

@@ -1,4 +1,4 @@
-"""FLOPs of a trace by step, operator, kernel and module, joined with the time of the kernels that spent them."""
+"""FLOPs of a trace by step, operator, kernel and module, joined with the time of the kernels."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class _Calls:
             columns[0], groups.order[groups.firsts].tolist(), *columns[1:], strict=True
         ):
             dtype = self.dtypes[int(self.dtype[timed[first]])]
-            # Which units computed float32 is not always told.
+            # Which units computed float32 is not always known.
             peak = max(self._peak[name] or 0.0 for name in (("tf32", "float32") if dtype == "float32" else (dtype,)))
             rate = flops / time_ns * NS_PER_SEC
             if peak and rate > MOST_OF_PEAK * peak:

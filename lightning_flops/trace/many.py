@@ -28,8 +28,8 @@ _UNPACKED = 16
 """How many times as long a packed file takes as its size says."""
 _APART = "The traces do not say their ranks: they are taken for separate runs, side by side."
 _UNMARKED = (
-    "Nobody is named a straggler: not every trace has the profiler's marks of steps, so what its rank did in a step is "
-    "not known."
+    "No rank is named a straggler: not every trace has the profiler's marks of steps, so what its rank did in a step "
+    "is not known."
 )
 
 
@@ -64,11 +64,11 @@ def analyze_each(
         progress: is called with words, often, on how far the work is.
         settings: as of ``analyze_one``; formulas are a function of a module, so that other processes find it.
     """
-    tell = progress or (lambda words: None)
+    notify = progress or (lambda words: None)
     # A pipe cannot be opened by another process.
     sizes = [os.path.getsize(one) * (_UNPACKED if one.endswith(".gz") else 1) for one in files if os.path.isfile(one)]
     if min(processes, len(files)) < 2 or len(sizes) < len(files) or sum(sizes) <= WORTH_PROCESSES_BYTES:
-        return [analyze_file(file, tell=tell, **settings) for file in files]
+        return [analyze_file(file, notify=notify, **settings) for file in files]
     spawn = multiprocessing.get_context("spawn")  # not by fork: numpy has threads
     # Ctrl-C ends a process that reads without a word; it is this process that reports it.
     end_quietly = (signal.SIGINT, signal.SIG_DFL)
@@ -76,7 +76,7 @@ def analyze_each(
     try:
         waiting = [pool.submit(partial(analyze_file, **settings), file) for file in files]
         for done, _ in enumerate(as_completed(waiting), start=1):
-            tell(f"read and analyzed {done} of {len(files)} files")
+            notify(f"read and analyzed {done} of {len(files)} files")
         return [one.result() for one in waiting]
     except BrokenProcessPool as error:
         raise LightningFlopsError(
@@ -144,7 +144,7 @@ def compare_ranks(traced: Sequence[TracedRank], *, marked: bool) -> RankComparis
     """Computation, communication and waiting of several ranks of one run, a trace each.
 
     Traces that do not say their ranks are separate runs, and none is held against another. Of ranks whose steps are not
-    all *marked* nobody is said to compute longest.
+    all *marked* no rank is said to compute longest.
 
     Raises:
         RanksError: two traces are of the same rank, some say their rank and some do not, or none is given.

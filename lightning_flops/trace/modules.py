@@ -87,7 +87,7 @@ def find_frames(trace: Trace) -> Frames | None:
     called = {} if is_module.any() else called_modules(trace)
     of_name = {name: marked_module(trace.names[name]) for name in distinct(trace.name[is_module]).tolist()}
     named = [*called.values(), *(module for module in of_name.values() if module is not None)]
-    # A container whose forward nobody calls, such as a list of blocks, has the time of what is in it.
+    # A container whose forward is never called, such as a list of blocks, has the time of what is in it.
     modules = tuple(dict.fromkeys(one for name in ("", *dict.fromkeys(named)) for one in with_those_above(name)))
     numbers = {name: index for index, name in enumerate(modules)}
 

@@ -161,7 +161,7 @@ def is_collective_kernel(name: str) -> bool:
 
 
 def collective_of_kernel(name: str) -> str:
-    """The collective that a communication kernel's name tells: ``allreduce`` for ``ncclDevKernel_AllReduce_…``."""
+    """The collective that a communication kernel's name says: ``allreduce`` for ``ncclDevKernel_AllReduce_…``."""
     match = _COLLECTIVE_OF_KERNEL.search(name)
     if not match:
         return name.split("(")[0]

@@ -138,7 +138,7 @@ def _after_head(stream: IO[bytes], metadata: dict[str, Any]) -> tuple[bytes, boo
 def _decoded(text: bytes, *, mend: bool) -> tuple[list[Event], bytes, bool] | None:
     """Events that stand whole at the beginning of *text*, what follows, and whether that is the end of their list.
 
-    A border is a brace that closes, and a comma behind it. In an event such a pair may stand too; then the piece
+    A boundary is a brace that closes, and a comma behind it. In an event such a pair may stand too; then the piece
     before it is no list. None where nothing can be read.
     """
     begin = _BETWEEN.match(text).end()  # type: ignore[union-attr]  # it matches nothing as well

@@ -130,11 +130,11 @@ def analyze_one(
     )
 
 
-def analyze_file(file: str, *, tell: Callable[[str], object] = lambda words: None, **settings: Any) -> AnalyzedTrace:
-    """As ``analyze_one`` of the trace in *file*; *tell* is called with words, often, on how far the work is."""
+def analyze_file(file: str, *, notify: Callable[[str], object] = lambda words: None, **settings: Any) -> AnalyzedTrace:
+    """As ``analyze_one`` of the trace in *file*; *notify* is called with words, often, on how far the work is."""
     name = os.path.basename(file)
-    trace = load_trace(file, progress=lambda read: tell(f"reading {name}: {read / 1e6:,.0f} MB"))
-    tell(f"analyzing {name}: {len(trace):,} events")
+    trace = load_trace(file, progress=lambda read: notify(f"reading {name}: {read / 1e6:,.0f} MB"))
+    notify(f"analyzing {name}: {len(trace):,} events")
     return analyze_one(trace, **settings)
 
 

@@ -1,6 +1,6 @@
 """What each kernel, operator, module and phase of a trace took in each of its steps: what two runs are compared by.
 
-An event belongs to the step in whose mark on the host it was launched, or began if nobody launched it; what lies
+An event belongs to the step in whose mark on the host it was launched, or began if nothing launched it; what lies
 outside of every step is left out. Times are whole nanoseconds.
 """
 

@@ -271,7 +271,7 @@ def _by_operators(
     if not backward.any():
         return None, None
     borders = [trace.steps.host_start_ns, *(spans.starts for spans in (data_loader, optimizer) if spans is not None)]
-    # A run ends where the label changes or a border lies between two operators.
+    # A run ends where the label changes or a boundary lies between two operators.
     section = np.searchsorted(np.sort(np.concatenate(borders)), trace.start_ns[rows], side="right")
     firsts = np.flatnonzero(np.append(True, (backward[1:] != backward[:-1]) | (section[1:] != section[:-1])))
     starts, ends = trace.start_ns[rows[firsts]], np.maximum.reduceat(trace.end_ns[rows], firsts)
@@ -332,7 +332,7 @@ def step_parts(trace: Trace) -> tuple[TracedPart, ...]:
     """The parts of the steps of *trace* by the marks around them, in order of their first moments.
 
     With a device, a part ends when the work launched before its end is done, as an event recorded there on the device's
-    stream would show. Communication does not move a border, so a wait stays in the part that waited.
+    stream would show. Communication does not move a boundary, so a wait stays in the part that waited.
     """
     communication, computation = communication_and_computation(trace)
     pieces, per_step = pieces_of_steps(trace), len(trace.steps) * NS_PER_SEC
@@ -344,7 +344,7 @@ def step_parts(trace: Trace) -> tuple[TracedPart, ...]:
 
 
 def pieces_of_steps(trace: Trace) -> Pieces:
-    """The pieces of the steps of *trace*, borders moved as ``step_parts`` says."""
+    """The pieces of the steps of *trace*, boundaries moved as ``step_parts`` says."""
     names: list[str] = []
     starts, ends = [], []
     for (of_step, host), first, last in zip(_segments(trace), trace.steps.start_ns, trace.steps.end_ns, strict=True):
@@ -370,7 +370,7 @@ def _moments_of(trace: Trace, part: str) -> Intervals | None:
 
 
 def _segments(trace: Trace) -> Iterator[tuple[list[str], Ints]]:
-    """Each step cut at every mark's borders: the innermost part of each piece, and the cuts."""
+    """Each step cut at every mark's ends: the innermost part of each piece, and the cuts."""
     rows = np.flatnonzero(trace.where(lambda name: marked_phase(name) is not None, Kind.ANNOTATION))
     rows = rows[np.lexsort((-trace.duration_ns[rows], trace.start_ns[rows]))]
     columns = (trace.start_ns[rows].tolist(), trace.end_ns[rows].tolist(), rows.tolist())
@@ -409,7 +409,7 @@ def step_filling(trace: Trace, *, counted: Collection[str] = ()) -> StepFilling:
 
     Args:
         trace: with marks around the parts of its steps.
-        counted: operators that spent FLOPs, as ``aten.mm``: they are matmul-like, whatever their names say.
+        counted: operators with FLOPs, as ``aten.mm``: they are matmul-like, whatever their names say.
     """
     pieces, count = pieces_of_steps(trace), len(trace.steps)
     walls, covered, reached = pieces.sums(), NOTHING, [0] * len(pieces.sums())

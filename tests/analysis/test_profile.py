@@ -165,7 +165,7 @@ def test_unknown_device_has_no_utilization_and_says_which_peak_is_missing() -> N
     assert profile.rates.hfu is None
     assert (
         profile.unavailable["mfu"]
-        == "no dense peak is known for float32 on cpu; run `lightning-flops peak`, or set peak_flops_per_sec"
+        == "no dense peak is known for float32 on cpu; run lightning-flops peak, or set peak_flops_per_sec"
     )
 
 
@@ -196,7 +196,7 @@ def test_phases_that_are_mixed_show_only_their_sum() -> None:
     assert [part.name for part in timing.parts] == ["data wait", "transfer", "forward + backward", "optimizer", "other"]
     assert sum(part.mean_sec for part in timing.parts) == timing.global_step_sec
     assert profile.rates.forward_flops_per_sec is None
-    assert profile.unavailable["forward_flops_per_sec"] == "the times of these phases cannot be told apart"
+    assert profile.unavailable["forward_flops_per_sec"] == "the times of these phases cannot be separated"
     assert profile.rates.forward_backward_flops_per_sec == 1400e6 / (14 * TICK)
 
 

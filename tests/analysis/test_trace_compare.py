@@ -263,7 +263,7 @@ def test_the_most_memory_is_a_figure_of_the_same_kind_in_both() -> None:
     assert figures["host_memory_peak_bytes"].reason == "not known in A: nothing was allocated on the host"
     mixed = compare_traces([with_memory(1000)], [with_memory(3000, absolute=False)])
     peak = next(one for one in mixed.figures if one.name == "device_memory_peak_bytes")
-    assert (peak.b, peak.reason) == (None, "not known in B: the trace tells the change since its beginning alone")
+    assert (peak.b, peak.reason) == (None, "not known in B: the trace shows the change since its beginning alone")
     relative = compare_traces([with_memory(1000, absolute=False)], [with_memory(3000, absolute=False)])
     peak = next(one for one in relative.figures if one.name == "device_memory_peak_bytes")
     assert (peak.a, peak.b) == (1000, 3000)
@@ -305,7 +305,7 @@ def test_phases_that_one_run_does_not_tell_are_in_others_in_both() -> None:
     assert set(phases) == {"data loader", "others"}
     # The mark of a step is 100 us, of which the loader has 10: with the optimizer or without.
     assert times(phases["others"])[:3] == (90 * US, 90 * US, 0)
-    assert "before does not tell its optimizer: in both, that is in others." in comparison.notes
+    assert "before does not show its optimizer: in both, that is in others." in comparison.notes
     both = table(compare_traces([run(40, 40, 40, 40, more=marks)], [run(40, 40, 40, 40, more=marks)]), "phases", "host")
     assert (both["optimizer"].a_ns, both["others"].a_ns) == (15 * US, 75 * US)
 

@@ -44,7 +44,7 @@ def of_rank(rank: int, *events: Event) -> Trace:
 
 def notes_of(found: RankComparison) -> tuple[str, ...]:
     """Its notes but for the one on ranks without step marks, of which most traces here are."""
-    return tuple(note for note in found.notes if not note.startswith("Nobody is named a straggler: "))
+    return tuple(note for note in found.notes if not note.startswith("No rank is named a straggler: "))
 
 
 def test_bytes_of_a_collective_are_those_of_its_larger_side() -> None:
@@ -370,7 +370,7 @@ def test_ranks_whose_steps_are_not_marked_accuse_nobody() -> None:
     found = analyze_traces([*named[:2], of(2, 8_000)])
     assert found.ranks is not None
     assert found.ranks.computes_longest is None
-    assert found.ranks.notes[0].startswith("Nobody is named a straggler: ")
+    assert found.ranks.notes[0].startswith("No rank is named a straggler: ")
     assert [one.rule for one in found.advice if one.rule == "straggler"] == []
     assert {row.compute_over_median for row in found.ranks.ranks} == {None}
 

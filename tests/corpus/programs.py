@@ -61,7 +61,7 @@ def adversarial_step() -> Network:
 
 @FAMILY.network
 def truncated_backpropagation() -> Network:
-    """Six steps in chunks of two: the gradient of the state stops at each chunk's border."""
+    """Six steps in chunks of two: the gradient of the state stops at each chunk's boundary."""
     batch, chunks, chunk, inputs, hidden = 3, 3, 2, 5, 7
     from_input = 2 * batch * inputs * hidden
     from_state = 2 * batch * hidden * hidden

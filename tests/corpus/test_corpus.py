@@ -149,7 +149,7 @@ def test_the_corpus_is_large_and_its_names_are_unique() -> None:
 
 
 def heavy(counts: FlopCounts) -> list[str]:
-    """Operators that may have spent FLOPs and were not counted."""
+    """Operators that may have FLOPs and were not counted."""
     return [name for name, operator in counts.uncounted.items() if operator.heavy]
 
 

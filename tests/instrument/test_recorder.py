@@ -208,7 +208,7 @@ def test_gradients_computed_inside_the_forward_make_the_two_times_inseparable() 
         run.recorder.end_batch(shapes=SHAPES, samples=4, tokens=None, ends_step=True)
     window = run.close()
     assert window.mixed_phases == ("forward", "backward")
-    assert any("cannot be told apart" in note for note in window.notes)
+    assert any("cannot be separated" in note for note in window.notes)
 
 
 def test_a_forward_inside_the_optimizers_part_makes_their_times_inseparable() -> None:

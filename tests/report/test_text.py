@@ -238,7 +238,7 @@ def test_phases_that_cannot_be_told_apart_are_one_part() -> None:
     assert f"{'bwd latency:':<70}  n/a" in lines
     assert f"{'iter latency:':<70}  16 ms" in lines
     assert any(line.startswith("forward + backward         14.0") for line in lines)
-    assert "n/a: fwd FLOP/s, bwd FLOP/s: the times of these phases cannot be told apart." in lines
+    assert "n/a: fwd FLOP/s, bwd FLOP/s: the times of these phases cannot be separated." in lines
 
 
 def test_description_in_characters_that_no_file_can_hold_prints() -> None:

@@ -29,7 +29,7 @@ from lightning_flops.instrument.torch_private.compiler import whole_backward_is_
 from lightning_flops.records import OUTSIDE, FlopPhase
 
 _WHOLE_BACKWARD = (
-    "The backward ran compiled as a whole (compiled autograd), which does not tell its parts apart: all of it stands "
+    "The backward ran compiled as a whole (compiled autograd), which does not separate its parts: all of it stands "
     "under the root, what it repeats of the forward and what hooks of gradients do included."
 )
 

@@ -1,4 +1,4 @@
-"""Code that torch.compile made: whose it is, what its backwards repeat, and which of its kernels nobody sees.
+"""Code that torch.compile made: whose it is, what its backwards repeat, and which of its kernels cannot be seen.
 
 A compiled region runs one graph backward, in which nothing is marked at run time. But the compiler keeps the graph, and
 every gradient depends on the incoming gradients: a product that does not is one of the forward's, computed again, as
@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from lightning_flops.instrument.border import listening
 from lightning_flops.instrument.counting.attribution import Threads, ThreadState
 from lightning_flops.instrument.counting.compiled_flex import flex_calls
 from lightning_flops.instrument.counting.formulas import Unreadable, lookup
 from lightning_flops.instrument.counting.totals import Totals
+from lightning_flops.instrument.error_boundary import listening
 from lightning_flops.instrument.module_scope import ModuleNames
 from lightning_flops.instrument.patches import Patches
 from lightning_flops.instrument.torch_private import compiler
@@ -173,7 +173,7 @@ class CompiledCode:
             if unread or any(count > 0 for count in missing.values()):
                 module = state.place(True)[0]
                 self._totals.note(
-                    f"What the compiled backward of {module or 'the root'} repeats of its forward could not be told "
+                    f"What the compiled backward of {module or 'the root'} repeats of its forward could not be read "
                     "apart, not all of it at least: it counts as backward here, not as recompute."
                 )
 

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import is_grad_enabled
 
-from lightning_flops.instrument.border import border
 from lightning_flops.instrument.counting.attribution import Repetition, Threads, ThreadState
 from lightning_flops.instrument.counting.compiled import CompiledCode
 from lightning_flops.instrument.counting.formulas import Entry, Work, hides_flops
@@ -17,6 +16,7 @@ from lightning_flops.instrument.counting.formulas.contract import tensors_in, wh
 from lightning_flops.instrument.counting.higher_order import runs_only_functions, with_seen_functions
 from lightning_flops.instrument.counting.totals import Cell, Totals
 from lightning_flops.instrument.counting.traffic import Operator, bytes_of, dtype_name, elements_of, needs_gradient
+from lightning_flops.instrument.error_boundary import error_boundary
 from lightning_flops.instrument.torch_private.autograd import NO_GRAPH_TASK, function_in_forward
 from lightning_flops.instrument.torch_private.compiler import hide
 from lightning_flops.instrument.torch_private.dispatch import (
@@ -237,13 +237,13 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
 
     # ---- autograd functions and kernels with a formula of their own (FunctionListener)
 
-    @border("an autograd function")
+    @error_boundary("an autograd function")
     def enter_function(self, entry: Entry) -> None:
         """A registered autograd function or kernel starts: its formula stands for all that runs inside."""
         state = self._threads.here()
         state.functions.append((entry, state.place(True)[1]))
 
-    @border("an autograd function")
+    @error_boundary("an autograd function")
     def leave_function(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, ok: bool) -> None:
         """A registered autograd function or kernel is done."""
         state = self._threads.here()

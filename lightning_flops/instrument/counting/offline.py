@@ -56,7 +56,7 @@ def count_on_fake_tensors(model: nn.Module, batch: Any, *, causal_attention: Cau
 
 
 class _Fakes(DispatchMode):  # type: ignore[no-untyped-call]
-    """Entered above *mode*: knows which of its fake tensors are still held, and shapes that torch refuses to tell."""
+    """Entered above *mode*: knows which of its fake tensors are still held, and shapes that torch refuses to give."""
 
     supports_higher_order_operators = True
 
@@ -155,7 +155,7 @@ def _attributes_put_back(model: nn.Module) -> Iterator[None]:
     """Afterwards every module has the attributes it had before, and their dicts, lists and sets hold what they held.
 
     A forward may keep what it computes, a rotary table or a hook's weight: here that would be a fake tensor, and the
-    next real forward would compute with it. A container's class that is somebody else's may forbid to be written to, as
+    next real forward would compute with it. A container's class, which is the user's, may forbid to be written to, as
     the configurations of diffusers do.
     """
     plain = (dict, OrderedDict, list, set)

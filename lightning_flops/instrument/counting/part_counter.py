@@ -1,4 +1,4 @@
-"""Counts the steps of a window part by part: what belongs to a part, and which parts cannot be told apart."""
+"""Counts the steps of a window part by part: what belongs to a part, and which parts cannot be separated."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class PartCounter:
         self.flops = FlopRecord()
         """What was counted until the last step ended."""
         self.step_buckets: BucketFlops = {}
-        """What the last step has spent, by bucket and dtype."""
+        """FLOPs of the last step, by bucket and dtype."""
         self.step_is_data_dependent = False
         """Values in tensors have decided sizes in the last step."""
         self.mixed: set[TimePhase] = set()
@@ -66,7 +66,7 @@ class PartCounter:
         return self._counter.in_optimizer()
 
     def step_ends(self) -> PhaseFlops:
-        """What the step that ends here has spent."""
+        """FLOPs of the step that ends here."""
         self._look()
         before, self._before_step = self._before_step, self._counter.total()
         self.flops = self._counter.record()

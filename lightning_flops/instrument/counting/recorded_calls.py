@@ -68,7 +68,7 @@ _TENSOR_LISTS = ("tensorlist", "tensor[]")
 
 
 class _NotWritten:
-    """Stands for an argument that the file does not tell. Whatever a formula asks of it ends the counting."""
+    """Stands for an argument that the file does not give. Whatever a formula asks of it ends the counting."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -232,7 +232,7 @@ def _sizes(dims: Any) -> list[int] | None:
 
 
 def _result(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], told: Sequence[int] | None) -> Any:
-    """What the call returned, as meta tensors: by torch's own rules, else of the sizes told elsewhere in the trace."""
+    """What the call returned, as meta tensors: by torch's own rules, else of the sizes shown elsewhere in the trace."""
     given = kwargs.get("out")
     room = tuple(given.shape) if isinstance(given, torch.Tensor) and given.numel() else None
     shape = _SHAPES.get(schema_of(function).name)

@@ -1,4 +1,4 @@
-"""Clocks that stamp the borders between the parts of a step.
+"""Clocks that stamp the ends of the parts of a step.
 
 A stamp is cheap and never waits for a device. The time between two stamps is read later, after ``settle``.
 """

@@ -1,9 +1,9 @@
-"""What a GPU's own counters tell of the timed steps: its energy, its clock, and what holds the clock down.
+"""What a GPU's own counters measure in the timed steps: its energy, its clock, and what holds the clock down.
 
 NVML reads them. It comes with NVIDIA's driver, and its Python names with the package nvidia-ml-py (the extra
 ``nvidia``). Without one of the two there is no meter, and nothing is said. All counters are those of the whole GPU.
 
-NVML is asked between steps only: where the series of timed steps begins and ends, and now and then at a border between
+NVML is read between steps only: where the series of timed steps begins and ends, and sometimes at a boundary between
 two of them; the timer begins the next step afterwards. No call waits for the device.
 """
 
@@ -138,7 +138,7 @@ def _whole_gpu(nvml: Any, uuid: str) -> Any:
 
 
 def _quietly(ask: Callable[[], Any]) -> Any:
-    """The answer; None for any error: of NVML's, most say that this GPU or driver cannot tell."""
+    """The answer; None for any error: of NVML's, most say that this GPU or driver does not know."""
     try:
         return ask()
     except Exception:  # also of ctypes, and of a package of that name that is another one

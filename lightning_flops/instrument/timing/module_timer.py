@@ -36,14 +36,14 @@ class _Call(NamedTuple):
 class ModuleTimer:
     """Times the forwards of a model's modules on the thread that entered it.
 
-    At every border between two modules we store one stamp, with the name of the module that runs from there. The times
+    At every hook between two modules we store one stamp, with the name of the module that runs from there. The times
     are added up when they are asked for, and between two forwards if there are many stamps. A module's own time is the
     time in none of the modules inside it, so the times of all modules add up to the time of the outermost calls. The
     time of our own hooks belongs to no module. Forwards that a backward runs (activation checkpointing) are left out.
 
     Args:
         root: the model; calls of other modules belong to their caller.
-        clock: stamps the borders; None: nothing can be timed on this device, and we only count calls.
+        clock: stamps the hooks; None: nothing can be timed on this device, and we only count calls.
         abandon: called when an outermost call ended by an exception: at once if torch's hooks can be removed there,
             otherwise when the next module is called.
     """
@@ -167,7 +167,7 @@ class ModuleTimer:
 class ForwardTimer:
     """A ``Tracer`` without torch's profiler: own seconds of every module's forward, and nothing else.
 
-    *clock* stamps the borders; None if the device cannot be timed.
+    *clock* stamps the hooks; None if the device cannot be timed.
     """
 
     def __init__(self, root: nn.Module, clock: Clock[Any] | None) -> None:

@@ -1,7 +1,7 @@
 """Exclusive seconds of each part of a step, by a clock that the caller passes in.
 
-A step is a series of consecutive intervals. At every border the timer only stores one stamp and what happens there: the
-time that a border takes is part of the times that we measure. The sums are worked out when the step has ended.
+A step is a series of consecutive intervals. At every boundary the timer stores one stamp and what happens there: the
+time that a boundary takes is part of the times that we measure. The sums are worked out when the step has ended.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _Claim(NamedTuple):
 
 
 class StepMarks(NamedTuple):
-    """The borders of one step: part *i* runs from ``stamps[i]`` to ``stamps[i + 1]``."""
+    """The boundaries of one step: part *i* runs from ``stamps[i]`` to ``stamps[i + 1]``."""
 
     stamps: tuple[Any, ...]
     parts: tuple[str, ...]
@@ -44,7 +44,7 @@ class StepTimes(NamedTuple):
 
 
 class PhaseTimer:
-    """Collects the borders of one step after the other.
+    """Collects the boundaries of one step after the other.
 
     Parts nest, and time belongs to the innermost: an optimizer step that calls a closure is optimizer time, without the
     forward and backward inside it. A part whose name is not a phase (``validation``, ``checkpoint``) does not belong to
@@ -56,7 +56,7 @@ class PhaseTimer:
         self._stamp = clock.stamp
         self._stamps: list[Any] = []
         self._events: list[Mark | _Claim | None] = []
-        """What happens at each border; None: the part entered last ends."""
+        """What happens at each boundary; None: the part entered last ends."""
         self._open: list[str] = []  # at the step's beginning
 
     def begin(self) -> None:
@@ -76,7 +76,7 @@ class PhaseTimer:
         self._events.append(None)
 
     def claim(self, part: TimePhase) -> None:
-        """What ran since the last border was *part*, if no part was running."""
+        """What ran since the last boundary was *part*, if no part was running."""
         self._events.append(_Claim(part))
         self._stamps.append(self._stamp())
 

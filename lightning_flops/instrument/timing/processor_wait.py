@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +13,7 @@ from lightning_flops import host_clock
 from lightning_flops.records import ProcessorLoss
 
 LEAST_IDLE_SEC = 0.2
-"""From so long on the system's ticks, a hundredth of a second each, tell how many cores are idle."""
+"""From so long on the system's ticks, a hundredth of a second each, show how many cores are idle."""
 LEAST_SEC = 1.0
 """Of a shorter time we say nothing in words: another process that wakes up for a moment is a large share of it."""
 WORTH_TELLING = 0.05
@@ -30,7 +29,7 @@ class Counters(NamedTuple):
     """The system's counters; they only grow. None: this system does not have the counter."""
 
     waited_sec: Mapping[str, float]
-    """How long each thread of this process was ready to run and had no processor; empty if nobody counts it."""
+    """How long each thread of this process was ready to run and had no processor; empty if that is not counted."""
     wanted_ticks: int | None
     """Processor time that anything on this machine was ready to use, in some unit."""
     stolen_ticks: int | None
@@ -71,7 +70,7 @@ class ProcessorWatch:
         self,
         read: Callable[[], Counters] = read_counters,
         now: Callable[[], float] = host_clock.now,
-        processor_sec: Callable[[], float] = time.process_time,
+        processor_sec: Callable[[], float] = host_clock.processor_sec,
     ) -> None:
         self._read = read
         self._now = now

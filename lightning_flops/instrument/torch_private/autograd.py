@@ -1,4 +1,4 @@
-"""What torch's autograd engine tells about itself: which backward runs, and which node of it."""
+"""What torch's autograd engine says about itself: which backward runs, and which node of it."""
 
 from __future__ import annotations
 

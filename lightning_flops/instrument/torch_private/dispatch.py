@@ -198,7 +198,7 @@ def fake_mode() -> Any:
 
 @functools.cache
 def is_fake(tensor_type: type) -> bool:
-    """Whether tensors of this type hold no data: fake and functional ones; told by name, so nothing is imported."""
+    """Whether tensors of this type hold no data: fake and functional ones; known by name, so nothing is imported."""
     return any(
         cls.__name__ in ("FakeTensor", "FunctionalTensor") and cls.__module__.startswith("torch._subclasses")
         for cls in tensor_type.__mro__

@@ -17,7 +17,7 @@ def _is_loaders(iterator: Any) -> bool:
 
 
 def workers_of(iterator: Any) -> int | None:
-    """The worker processes of a DataLoader's iterator; None if it does not tell, or is another iterator."""
+    """The worker processes of a DataLoader's iterator; None if it does not say, or is another iterator."""
     workers = getattr(iterator, "_num_workers", None) if _is_loaders(iterator) else None
     return workers if isinstance(workers, int) else None
 

@@ -38,7 +38,7 @@ _REPLACES = re.compile(r"_native::(.+)_[a-z0-9]+_[0-9]+")
 def replaced_by(function: Any) -> Any:
     """The operator of ``aten`` that *function* runs in place of, on some devices; None if it is none of those.
 
-    They are one operator, as their declarations tell: ``_native::bmm_triton_0`` and ``aten::bmm``.
+    They are one operator, as their declarations say: ``_native::bmm_triton_0`` and ``aten::bmm``.
     """
     schema = schema_of(function)
     named = _REPLACES.fullmatch(schema.name)
@@ -79,7 +79,7 @@ def overloads_named(qualified_name: str) -> list[Any]:
 
 
 def is_composite(function: Any) -> bool:
-    """Whether the operator is no more than others, which ``function.decompose`` runs; False if torch does not tell."""
+    """Whether the operator is no more than others, which ``function.decompose`` runs; False if torch does not say."""
     try:
         # Some have a kernel too, of other bits.
         return bool(function._can_decompose()) and not _has_kernel()(function.name(), "CPU")
@@ -109,6 +109,6 @@ _kernel_table = optional("torch._higher_order_ops.triton_kernel_wrap:kernel_side
 
 
 def triton_kernel(index: int) -> Any:
-    """The Triton kernel that compiled code knows by this number; None where torch does not tell."""
+    """The Triton kernel that compiled code knows by this number; None where torch does not say."""
     table = _kernel_table()
     return None if table is None else table.get_kernel(index)

@@ -1,4 +1,4 @@
-"""torch.profiler: a profiler without a schedule, cheap marks, and whether somebody else's profiler is on."""
+"""torch.profiler: a profiler without a schedule, cheap marks, and whether another program's profiler is on."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def functions_that_set_up() -> list[str]:
 
 
 def profiler_is_recording() -> bool:
-    """Whether a profiler of torch's records what runs now on this thread; False where torch does not tell."""
+    """Whether a profiler of torch's records what runs now on this thread; False where torch does not say."""
     return bool(_is_on())
 
 

@@ -77,7 +77,7 @@ def test_a_backward_that_cannot_be_read_counts_as_backward_and_a_note_says_so(mo
     assert (counts.forward, counts.recompute) == (FIRST + SECOND, 0)
     assert counts.backward == FIRST + 2 * SECOND + FIRST + SECOND
     (note,) = counts.notes
-    assert note.startswith("What the compiled backward of the root repeats of its forward could not be told apart")
+    assert note.startswith("What the compiled backward of the root repeats of its forward could not be read apart")
 
 
 def test_two_counters_tell_the_same_and_leave_the_compiled_function_as_it_was() -> None:

@@ -1,4 +1,4 @@
-"""From an operator and its shapes to FLOPs: how many it has, whether it has none, or whether nobody knows.
+"""From an operator and its shapes to FLOPs: how many it has, whether it has none, or whether that is unknown.
 
 ``lookup(op)`` answers for one operator; ``register_flop_formula`` adds what only a user can know.
 """

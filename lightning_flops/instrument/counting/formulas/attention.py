@@ -87,7 +87,7 @@ class Call(NamedTuple):
     causal: bool = False
     """Whether it was flagged causal."""
     by_values: bool = False
-    """Numbers in its tensors tell the sizes of the matrices."""
+    """The sizes of the matrices are data-dependent."""
 
 
 def _call(matrices: Sequence[Scores], window: Window, causal: bool, by_values: bool = False) -> Call:

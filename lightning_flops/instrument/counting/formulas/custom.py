@@ -57,7 +57,7 @@ def register_flop_formula(
 def register_flop_formula(
     target: Any, formula: Formula | int | None = None, *, backward: Formula | int | None = None
 ) -> Any:
-    """Tell every counter how many FLOPs a call of *target* spends; a multiply-add is two.
+    """Register the FLOPs of a call of *target* for every counter; a multiply-add is two.
 
     The formula takes ``(args, kwargs, out)``: positional arguments as a tuple, keyword arguments as a mapping, and what
     the call returned. It returns a whole number (or a ``Work``). It should read shapes only; one that raises, or gives
@@ -88,7 +88,7 @@ def register_flop_formula(
             kernel's sees the launch's arguments, and None for *out*. So that counters hear of its calls, ``forward``
             (``backward``, ``run``) is wrapped here, once, and stays wrapped: register before compiling. Code that
             ``torch.compile`` made calls none of them; there the operators that were compiled are counted.
-        formula: the formula, or the whole number that every call spends; left out, ``register_flop_formula`` is a
+        formula: the formula, or the whole number of FLOPs of every call; left out, ``register_flop_formula`` is a
             decorator.
         backward: for an autograd function, the same for its ``backward``: a formula sees the incoming gradients, and
             the outgoing ones as *out*. Without it the operators that ``backward`` runs count as they are.

@@ -104,7 +104,7 @@ def _find(operator: Any) -> Entry:
         except LookupError:
             # A torch version whose schema has other arguments: better listed as uncounted than counted wrong.
             return Entry(name, "unknown", no_flops, dtype_of_first_tensor)
-    # A formula registered with torch.utils.flop_counter.register_flop_formula; not imported: nobody registered anything
+    # A formula registered with torch.utils.flop_counter.register_flop_formula; not imported: nothing is registered
     of_torch = getattr(sys.modules.get("torch.utils.flop_counter"), "flop_registry", {}).get(operator.overloadpacket)
     if of_torch is not None:
         return _formula(name, lambda args, kwargs, out: whole_flops(of_torch(*args, **kwargs, out_val=out)))

@@ -1,7 +1,7 @@
 """The error boundary between torch and us: what fails on our side stays there. The user's Ctrl-C passes through.
 
-``border`` decorates a method that torch, or a function that we replaced, calls within the user's step. ``listening``
-does the same for a function of a library or the user that we replace: we are called before it and after it.
+``error_boundary`` decorates a method that torch, or a function that we replaced, calls within the user's step.
+``listening`` does the same for a function of a library or the user that we replace: we are called before it and after it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Failed = Callable[[str, Exception], None]
 """Gets the place where something of ours failed, and the error; it never raises."""
 
 
-def border(where: str) -> Callable[[_Method], _Method]:
+def error_boundary(where: str) -> Callable[[_Method], _Method]:
     """Catches the errors of a method, and gives them to the ``_failed`` of the method's owner.
 
     *where* is what the method does, in words for the report: "Counting failed in ...".

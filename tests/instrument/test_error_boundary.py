@@ -1,4 +1,4 @@
-"""What fails on our side of the border stays there, whatever fails in us."""
+"""What fails on our side of the error boundary stays there, whatever fails in us."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lightning_flops.instrument.border import border, listening
+from lightning_flops.instrument.error_boundary import error_boundary, listening
 
 
 class Owner:
@@ -16,7 +16,7 @@ class Owner:
     def _failed(self, where: str, error: Exception) -> None:
         self.told.append((where, str(error)))
 
-    @border("a hook")
+    @error_boundary("a hook")
     def hook(self, error: BaseException | None = None) -> None:
         self.told.append(("the hook", "runs"))
         if error is not None:
