@@ -129,7 +129,7 @@ def attach(engine: DeepSpeedEngine, config: ProfilerConfig | Mapping[str, Any] |
 
 
 @atexit.register
-def _end_all() -> None:
+def end_all() -> None:
     """The program ends: profilers whose window is still open report what they have."""
     for handle in list(_handles.values()):
         handle.detach()

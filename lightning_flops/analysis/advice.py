@@ -142,17 +142,15 @@ def _wait_of_batch(evidence: Evidence) -> float:
 
 
 def _more_workers(evidence: Evidence) -> int | None:
-    """How many more workers there is room for; None if the cores are not known.
-
-    As many as would load a batch in the time of a step without the wait, and never more than there are idle cores.
-    """
+    """So many more as keep up and have an idle core, or any core where loading needs none; None: cores unknown."""
     cores, now = evidence.facts.cores, evidence.facts.loader_workers or 0
     if cores is None or evidence.step_sec is None:
         return None
     idle = cores - 1 - now if evidence.idle_cores is None else min(evidence.idle_cores, cores - now)
+    room = cores if evidence.loads_without_processor else math.floor(idle + 0.5)
     work_sec = max(evidence.step_sec - (evidence.data_wait_sec or 0.0), evidence.step_sec / 100)
     loads_sec = evidence.step_sec * now if now else evidence.data_wait_sec or 0.0
-    return max(0, min(math.floor(idle + 0.5), math.ceil(loads_sec / work_sec) - now))
+    return max(0, min(room, math.ceil(loads_sec / work_sec) - now))
 
 
 def _data_wait(rule: str) -> Callable[[Evidence], float | None]:
@@ -167,6 +165,7 @@ def _data_wait(rule: str) -> Callable[[Evidence], float | None]:
 def _of_loader(evidence: Evidence) -> Mapping[str, str]:
     cores, now, room = evidence.facts.cores, evidence.facts.loader_workers, _more_workers(evidence)
     idle = "" if evidence.idle_cores is None else f", {evidence.idle_cores:.1f} of them idle"
+    idle = ", and loading hardly uses them" if evidence.loads_without_processor else idle
     pins = evidence.device.pins_memory and evidence.pageable_copy_share != 0
     return {
         "wait": duration(_wait_of_batch(evidence)),
@@ -391,8 +390,8 @@ RULES: tuple[Rule, ...] = (
         measured=lambda one: one.processor_lost_share,
         limit="starved",
         words=lambda one: {"cores": plain(one.facts.cores)},
-        fact="While steps were timed, {measured} of the processor time that this process asked for went to others. "
-        "Cores that it may use: {cores}.",
+        fact="For {measured} of the time in which steps were timed, this process was ready to run and had to wait for "
+        "a processor. Cores that it may use: {cores}.",
         remedy="Give it cores of its own, or fewer threads and workers, and profile again: all times, rates and shares "
         "here are those of a starved run.",
         unless="where the run will always share its cores",

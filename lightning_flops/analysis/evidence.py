@@ -93,6 +93,8 @@ class Evidence:
     """Processor time that was asked for while steps were timed, and not given: the thread's, or the machine's."""
     idle_cores: float | None = None
     """Cores of the machine that had nothing to do while steps were timed."""
+    processor_share: float | None = None
+    """Processor time that this process had, or was ready for, while steps were timed ÷ their time."""
     energy: Energy | None = None
     dropout: Cost | None = None
     """Modules that drop elements."""
@@ -103,6 +105,13 @@ class Evidence:
     def data_wait_share(self) -> float | None:
         """Waiting for data."""
         return ratio(part=self.data_wait_sec, whole=self.step_sec)
+
+    @property
+    def loads_without_processor(self) -> bool:
+        """Whether most of the wait is one for a disk or a network, so that a worker process needs no idle core."""
+        if self.facts.loader_workers != 0 or self.processor_share is None:
+            return False
+        return self.processor_share < (self.data_wait_share or 0.0) / 2
 
     @property
     def transfer_share(self) -> float | None:
@@ -164,6 +173,9 @@ def gather_evidence(
         misaligned=_misaligned(window.flops.cells, window.modules, dtypes=device.tensor_core_dtypes),
         processor_lost_share=None if processor is None or processor.seconds < _LEAST_SEC else processor.lost_share,
         idle_cores=None if processor is None else processor.idle_cores,
+        processor_share=None
+        if processor is None or processor.lost_share is None
+        else math.fsum(processor.batches_sec) / processor.seconds + processor.lost_share,
         energy=energy,
     )
     if traced is None or traced.is_apart or step_sec is None:

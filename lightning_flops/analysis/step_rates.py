@@ -10,7 +10,7 @@ from lightning_flops.records import RunContext
 from lightning_flops.schema.step import DtypeFlops, Rates, StepFlops, TimingProfile
 
 NO_SAMPLES = "the batch size is not known; set batch_size"
-GIVE_PEAK = "run `lightning-flops peak`, or set peak_flops_per_sec"
+GIVE_PEAK = "run lightning-flops peak, or set peak_flops_per_sec"
 """What to do where no peak is known."""
 NO_TOKENS = "how to count tokens was not said; set tokens_per_sample"
 _NO_TIME = "no step was timed"

@@ -15,8 +15,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.schema.communication import RankComparison
 from lightning_flops.schema.rank_record import RankRecord
@@ -194,6 +192,8 @@ def _module(straggler: Straggler, one: _Rank, peers: Sequence[_Rank]) -> str | N
     ]
     if not others or not getattr(mine, field):
         return None
+    import numpy as np  # here, as reports are read without it
+
     delays_ns = np.array(getattr(mine, field)) - np.median(np.array(others), axis=0)
     delays = dict(zip(mine.module_names, (delays_ns / _NS_PER_SEC).tolist(), strict=True))
     return _main(delays, straggler.part_sec)[0]

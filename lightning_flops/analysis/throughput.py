@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Literal
 
 from lightning_flops.analysis.rates import impossible, over_ranks, padding_ratio, per_second, ratio
+from lightning_flops.analysis.step_rates import GIVE_PEAK
 from lightning_flops.records import UNKNOWN_TOKENS, BatchTokens, BatchTotals, Extremes, StepSums
 from lightning_flops.schema.throughput import SCHEMA_VERSION, Spread, ThroughputSummary
 
-_NO_PEAK = "no dense peak of this device is known for every dtype of the run"
+_NO_PEAK = f"no dense peak of this device is known for every dtype of the run; {GIVE_PEAK}"
 _NO_FORMULA = "no formula gives the cost of its steps without padding"
 
 

@@ -222,6 +222,8 @@ class _Profiled:
         """The program is over, or *error* ends it: report what was measured, and say if nothing was."""
         if self._finder is not None:
             self._finder.end(error)
+        if (of_engines := sys.modules.get("lightning_flops.deepspeed")) is not None:
+            of_engines.end_all()  # a report that is being written counts, too
         rank = next((os.environ[name] for name in _RANKS_OF_LAUNCHERS if name in os.environ), "0")
         reports = sys.modules.get("lightning_flops.run.reports")  # not imported here: it would import torch
         outcomes: Outcomes | None = None if reports is None else reports.OUTCOMES

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable, Iterator
 
 import torch
+
+from lightning_flops import host_clock
 
 _SEC_EACH = 0.1
 """How long each size is measured, and the copy."""
@@ -50,16 +51,16 @@ def _fastest(run: Callable[[], object], device: torch.device) -> float:
     """Seconds of the fastest of at least two runs, after one to warm up."""
 
     def timed() -> float:
-        began = time.perf_counter()
+        began = host_clock.now()
         run()
         wait()
-        return time.perf_counter() - began
+        return host_clock.now() - began
 
     wait: Callable[[], object] = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     run()
     wait()
-    until = time.perf_counter() + _SEC_EACH
+    until = host_clock.now() + _SEC_EACH
     best = min(timed(), timed())
-    while time.perf_counter() < until:
+    while host_clock.now() < until:
         best = min(best, timed())
     return best

@@ -32,7 +32,7 @@ _ADVICE = 3
 _WIDTH = 200
 """Characters of a headline, if its figures leave room for the advice."""
 
-_LEAST_ADVICE = 118
+_LEAST_ADVICE = 120
 """Characters of an advice that are shown in any case."""
 
 

@@ -107,6 +107,10 @@ _ROWS: Mapping[BudgetKey, str] = {
 }
 _UNDIVIDED = "forward, backward and optimizer beyond these"
 """The row of ``compute`` where no trace divides it."""
+_WITHOUT_BACKWARD: Mapping[str, str] = {
+    _ROWS["other_flops"]: "less skipped FLOPs at the peak",
+    _UNDIVIDED: "forward beyond these",
+}
 
 
 def breakdown_section(profile: Profile) -> Section:
@@ -120,6 +124,8 @@ def breakdown_section(profile: Profile) -> Section:
     for one in budget.rows:
         links = ", ".join(str(number[rule]) for rule in one.advice if rule in number)
         label = _UNDIVIDED if one.key == "compute" and undivided else _ROWS[one.key]
+        if not profile.context.trains:
+            label = _WITHOUT_BACKWARD.get(label, label)
         rows.append((label, one.time_ns, links))
         if one.memory_ns:
             rows.append(("  of it moving bytes at the memory's bandwidth, at most", one.memory_ns, ""))

@@ -18,10 +18,12 @@ _NOTATIONS = (
     # No label is followed by a colon: a search for "data parallel size:" finds the line with its value.
     "dp_size (data parallel size, ranks that see different data), mp_size (model parallel size, tensor-parallel "
     "ranks), params (number of parameters), MACs (number of multiply-adds of matmul-like operators), flops (number of "
-    "floating-point operations, two a MAC), FLOPS (floating-point operations per second), fwd and bwd latency (forward "
-    "and backward passes), step latency (optimizer), iter latency (sum of fwd, bwd and step latency). Estimated lines "
-    "take the bwd flops from the fwd flops, as DeepSpeed does; measured lines take those that autograd ran, "
-    "recomputation included."
+    "floating-point operations, two a MAC), FLOPS (floating-point operations per second), fwd latency (forward pass)"
+)
+_NOTATIONS_OF_TRAINING = (
+    f"{_NOTATIONS}, bwd latency (backward pass), step latency (optimizer), iter latency (sum of fwd, bwd and step "
+    "latency). Estimated lines take the bwd flops from the fwd flops, as DeepSpeed does; measured lines take those "
+    "that autograd ran, recomputation included."
 )
 
 
@@ -50,7 +52,7 @@ def summary_lines(profile: Profile, *, of_run: bool = True) -> list[str]:
         title("Flops Profiler"),
         f"Profile Summary at {context.step_word if of_run else 'step'} {profile.profile_step}:",
         *([*_when_lines(profile), *_where_lines(profile), *_paragraph(_about_rates(profile))] if of_run else []),
-        *_paragraph(_NOTATIONS, first="Notations: "),
+        *_paragraph(_NOTATIONS_OF_TRAINING if context.trains else f"{_NOTATIONS}.", first="Notations: "),
         "",
         line("world size", plain(context.world_size)),
         line("data parallel size", plain(context.dp_size)),

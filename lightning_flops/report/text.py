@@ -79,8 +79,14 @@ def render_text(profile: Renderable, *, detailed: bool | None = None) -> str:
     return page([*lines, VIEW.rule()])
 
 
-_SIZES = ((MODULES_SHOWN, 4, 2), (MODULES_SHOWN, 3, 1), (8, 3, 1), (8, 2, 1), (6, 2, 1), (4, 1, 1), (2, 1, 0))
-"""Modules, pieces of advice and notes of the short report, in the order in which they are tried."""
+_SIZES = (
+    *((MODULES_SHOWN, 4, 2), (MODULES_SHOWN, 3, 1), (8, 3, 1), (8, 2, 1)),
+    *((6, 2, 1), (4, 2, 0), (2, 2, 0), (2, 1, 0)),
+)
+"""Modules, pieces of advice and notes of the short report, in the order in which they are tried.
+
+The second advice stays longer than notes: on a busy machine the first one is about the machine, not the program.
+"""
 
 
 def _short_lines(profile: Profile) -> list[str]:

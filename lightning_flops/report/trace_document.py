@@ -161,11 +161,13 @@ def _modules(report: TraceReport) -> Section:
         CALLS,
         field("fwd self", "own_forward_us", us),
         field("fwd total", "forward_us", us),
-        field("bwd self", "own_backward_us", us),
-        field("bwd total", "backward_us", us),
     ]
+    has_backward = any(row.backward_us for row in modules.rows)
+    if has_backward:
+        columns += [field("bwd self", "own_backward_us", us), field("bwd total", "backward_us", us)]
     if modules.clock == "device":
-        columns += [field("fwd kernels", "forward_kernels"), field("bwd kernels", "backward_kernels")]
+        columns += [field("fwd kernels", "forward_kernels")]
+        columns += [field("bwd kernels", "backward_kernels")] if has_backward else []
     if flops:
         columns += [
             joined("FLOPs", flops, lambda one: one.counted, si, "flops"),

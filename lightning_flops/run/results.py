@@ -66,8 +66,9 @@ def profile_of_window(window: WindowRecord, *, config: ProfilerConfig, warns: bo
         notes.append(f"The traced step could not be analysed: {error}.")
     profile = build_profile(window, config=config, traced=traced)
     files: dict[int, str] = {}
+    keeps = window.context.rank == 0 or config.all_ranks
     for record in window.traces:
-        if config.trace_dir is None:
+        if config.trace_dir is None or not keeps:
             continue
         # The rates are those of the one trace that was analysed.
         args = module_args(profile) if traced is not None and record.index == traced.index else {}

@@ -123,6 +123,15 @@ def waits(wait_sec: float, *, step_sec: float = 0.1, batches: float = 1, **measu
         pytest.param(waits(0.05, cores=8, idle_cores=0.4), "data_wait_full", id="no idle core"),
         pytest.param(waits(0.05, cores=8, idle_cores=0.6), "data_wait", id="an idle core"),
         pytest.param(waits(0.05, cores=2, loader_workers=2, idle_cores=1.5), "data_wait_full", id="workers are cores"),
+        # Of 100 ms, 50 wait for data; a process that was to compute for 25 of them and more may have loaded.
+        pytest.param(
+            waits(0.05, cores=2, loader_workers=0, idle_cores=0.0, processor_share=0.25),
+            "data_wait_full",
+            id="computes",
+        ),
+        pytest.param(
+            waits(0.05, cores=2, loader_workers=0, idle_cores=0.0, processor_share=0.24), "data_wait", id="disk"
+        ),
         pytest.param(waits(0.05), "data_wait", id="unknown cores"),
     ],
 )
@@ -139,6 +148,9 @@ def test_what_to_do_about_a_wait_for_data_goes_by_its_length_and_the_idle_cores(
         pytest.param(waits(0.075, cores=16, loader_workers=0), 3, id="as many as keep up"),
         pytest.param(waits(0.075, cores=3, loader_workers=0), 2, id="a core is left for training"),
         pytest.param(waits(0.075, cores=16, loader_workers=0, idle_cores=1.2), 1, id="idle cores"),
+        pytest.param(
+            waits(0.075, cores=2, loader_workers=0, idle_cores=0.0, processor_share=0.1), 2, id="loading needs no core"
+        ),
         # Two workers deliver a batch each 100 ms, so one takes 200 ms: four for 50 ms.
         pytest.param(waits(0.05, cores=16, loader_workers=2), 4, id="more"),
     ],

@@ -44,7 +44,7 @@ def test_peaks_that_were_measured_on_the_machine_stand_in_where_no_vendors_are_k
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     window = replace(MLP, context=replace(MLP.context, host=platform.node()))
     before = build_profile(window, config=ProfilerConfig())
-    assert before.rates.mfu is None and "run `lightning-flops peak`, or set" in before.unavailable["mfu"]
+    assert before.rates.mfu is None and "run lightning-flops peak, or set" in before.unavailable["mfu"]
     peak = 64 * 1400e6
     file = Path(measured_file(platform.node()))
     file.parent.mkdir()

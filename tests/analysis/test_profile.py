@@ -165,7 +165,7 @@ def test_unknown_device_has_no_utilization_and_says_which_peak_is_missing() -> N
     assert profile.rates.hfu is None
     assert (
         profile.unavailable["mfu"]
-        == "no dense peak is known for float32 on cpu; run `lightning-flops peak`, or set peak_flops_per_sec"
+        == "no dense peak is known for float32 on cpu; run lightning-flops peak, or set peak_flops_per_sec"
     )
 
 

@@ -185,7 +185,7 @@ def test_one_unknown_peak_leaves_the_utilization_of_the_job_unknown() -> None:
     assert (job.rates.mfu, job.rates.hfu, job.peak_flops_per_sec) == (None, None, None)
     assert job.unavailable["mfu"] == (
         "no dense peak is known for bfloat16, float32 on Abacus (rank 3); "
-        "run `lightning-flops peak`, or set peak_flops_per_sec"
+        "run lightning-flops peak, or set peak_flops_per_sec"
     )
 
 

@@ -148,6 +148,8 @@ def test_alone_a_program_ends_with_its_own_status_and_the_same_loss(tmp_path: Pa
     assert start(tmp_path / "run", *OURS, environment=place) == plain
     assert plain[0] == 3
     check_reports(tmp_path / "run")
+    # Most of the report is written after the last step.
+    assert "nothing was profiled" not in (tmp_path / "run/logged.txt").read_text()
 
 
 def test_where_the_config_has_no_block_the_last_line_says_so_though_zero_updates_partitions(

@@ -209,12 +209,6 @@ class TestEveryStrategy:
         assert every[0].ranks.rates.mfu == pytest.approx(model / (PEAK_FLOPS_PER_SEC * sum(seconds)), rel=1e-12)
 
 
-def test_a_hook_that_computes_is_named_and_one_that_casts_is_not() -> None:
-    for computes, name in ((True, "ddp_compressing"), (False, "ddp_casting")):
-        for profile in profiles(2, name):
-            assert computes == any("communication hook powerSGD_hook" in note for note in profile.notes)
-
-
 @pytest.mark.parametrize("name", ["fsdp1", "fsdp2", "tensors"])
 def test_modules_keep_their_names_and_have_their_parameters_in_full(name: str) -> None:
     hidden = 16 if name == "tensors" else 5

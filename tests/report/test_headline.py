@@ -13,7 +13,7 @@ from tests.report.test_ranks_text import CASES as JOBS
 from tests.report.test_text import CASES
 from tests.report.windows import build_profile
 
-NO_PEAK = "MFU n/a (no dense peak is known for float32 on cpu; run `lightning-flops peak`, or set peak_flops_per_sec)"
+NO_PEAK = "MFU n/a (no dense peak is known for float32 on cpu; run lightning-flops peak, or set peak_flops_per_sec)"
 
 # Model FLOPs, milliseconds and samples are worked out where the windows are made; MFU is FLOPs / time / peak.
 FIGURES = {

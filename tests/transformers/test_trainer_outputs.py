@@ -112,7 +112,7 @@ def test_files_are_below_the_output_folder(tmp_path: Path) -> None:
         "throughput.json",
     ]
     assert Profile.from_json((folder / "profile.json").read_text()) == callback.profile
-    assert "transformers" in (folder / "profile.txt").read_text()
+    assert "GPT2LMHeadModel on cpu" in (folder / "profile.txt").read_text()
 
 
 @pytest.mark.parametrize("shown_by", ["print", "bar", "log"])

@@ -57,7 +57,6 @@ def test_losses_weights_and_random_numbers_are_the_same_bits(ranks: list[dict[st
 
 
 def test_rank_0_writes_and_logs(ranks: list[dict[str, dict[str, Any]]], folder: Path) -> None:
-    assert "flops_profiler/fwd_flops" in ranks[0]["profiled"]["logged"]
-    assert ranks[1]["profiled"]["logged"] == []
+    assert ranks[0]["profiled"]["logged"] == ranks[1]["profiled"]["logged"] == []  # of the Trainer's own history
     files = sorted(path.name for path in (folder / "profiled" / "lightning_flops").iterdir())
     assert files == ["profile.html", "profile.json", "profile.txt", "throughput.json"]

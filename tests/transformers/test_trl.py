@@ -71,7 +71,7 @@ def test_an_sft_trainer_is_profiled_and_keeps_its_own_metrics(tmp_path: Path) ->
     assert any("mean_token_accuracy" in log for log in whole_history)
     profile = callback.profile
     assert profile is not None
-    assert any(log.get("flops_profiler/fwd_flops") == profile.flops.forward for log in whole_history)
+    assert not any("flops_profiler/fwd_flops" in log for log in whole_history)
     # TRL's loss leaves out the last position of each sentence, which predicts nothing.
     last_positions = 2 * BATCH * WIDTH * VOCAB
     assert profile.flops.forward == 2 * (gpt2_flops(BATCH).forward - last_positions)

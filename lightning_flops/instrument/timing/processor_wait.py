@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -71,7 +70,7 @@ class ProcessorWatch:
         self,
         read: Callable[[], Counters] = read_counters,
         now: Callable[[], float] = host_clock.now,
-        processor_sec: Callable[[], float] = time.process_time,
+        processor_sec: Callable[[], float] = host_clock.processor_sec,
     ) -> None:
         self._read = read
         self._now = now
