@@ -94,7 +94,7 @@ def build_traced_step(window: WindowRecord) -> TracedStep | None:
 
 
 def _scales(table: ModuleTable | None, window: WindowRecord) -> tuple[float, float, bool]:
-    """By what to multiply times in forward and backward, and whether these are far from a typical step's.
+    """Factors of times in forward and backward, and whether these are far from a typical step's.
 
     1 where that is not known, or times are the device's. The medians of what a phase consists of add up to less than
     the phase where the system interrupts each step somewhere else.

@@ -38,8 +38,8 @@ def tokens_in(batch: Any, *, note: Callable[[str], object] = str) -> BatchTokens
 
     A batch can show its tokens in three ways:
 
-    - ``input_ids`` or an ``attention_mask`` of batch x length; the mask's numbers from 1 on may separate the sequences of
-      a packed row;
+    - ``input_ids`` or an ``attention_mask`` of batch x length; the mask's numbers from 1 on may separate the sequences
+      of a packed row;
     - the offsets of packed sequences: ``cu_seqlens``, or ``position_ids`` that begin anew;
     - a PackedSequence, or a nested tensor that is jagged.
 

@@ -243,7 +243,7 @@ def merged(phases: dict[str, PhaseSpans]) -> Intervals:
 
 
 def in_steps(trace: Trace, rows: Ints) -> Ints:
-    """Those of *rows* that begin inside a step's own mark on the host, by start."""
+    """Places of *rows* that begin inside a step's own mark on the host, by start."""
     return trace.by_start(rows[trace.steps.of(trace.start_ns[rows]) >= 0])
 
 
