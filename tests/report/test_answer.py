@@ -105,13 +105,13 @@ def test_parts_too_short_to_see_are_left_out_and_the_others_still_add_up() -> No
 def test_the_page_has_a_picture_for_the_bar_and_says_why_a_roofline_is_missing() -> None:
     profile = PROFILES["cpu"]
     # The parts of the second line of this bar are too short for a block.
-    timed = replace(profile.timing.parts[0], typical_sec=0.9)  # type: ignore[union-attr]
-    parts = (timed, *(replace(one, typical_sec=0.003) for one in profile.timing.parts[1:]))  # type: ignore[union-attr]
-    bar = answer_lines(replace(profile, timing=replace(profile.timing, parts=parts)))  # type: ignore[type-var]
+    assert profile.timing is not None and profile.traced is not None
+    timed = replace(profile.timing.parts[0], typical_sec=0.9)
+    parts = (timed, *(replace(one, typical_sec=0.003) for one in profile.timing.parts[1:]))
+    timing = replace(profile.timing, parts=parts)
+    bar = answer_lines(replace(profile, timing=timing))
     assert any("0.3%" in line and "█" not in line for line in bar)
-    apart = replace(
-        profile, timing=replace(profile.timing, parts=parts), traced=replace(profile.traced, like_counted=False)
-    )  # type: ignore[type-var]
+    apart = replace(profile, timing=timing, traced=replace(profile.traced, like_counted=False))
     view = profile_view(apart)
     assert not [line for line in view["summary"] if "0.3%" in line]
     (roofline,) = (one for one in view["sections"] if one["title"] == "Roofline")
