@@ -337,7 +337,7 @@ class Batches(Generic[T]):
             yield batch
 
     def __len__(self) -> int:
-        """As many as the loader says."""
+        """Number of batches that the loader has."""
         return len(self._loader)  # type: ignore[arg-type]
 
     def __reduce__(self) -> tuple[Any, ...]:

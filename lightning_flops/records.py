@@ -19,7 +19,7 @@ BucketFlops = Mapping[tuple[str, str], int]
 """FLOPs of a step by bucket and dtype. A bucket is a ``FlopPhase``, or ``skipped``, which may be below zero."""
 
 Shapes = tuple[tuple[int, ...], ...]
-"""Those of a batch's tensors, with what else describes the batch."""
+"""Shapes of a batch's tensors, with what else describes the batch."""
 
 TimePhase = Literal["data_wait", "transfer", "forward", "backward", "bubble", "optimizer", "other"]
 """The part of a step a moment belongs to; ``PhaseSeconds`` has one field for each."""
@@ -134,7 +134,7 @@ class UncountedOperator:
     output_elements: int
     """Elements of all tensors it returned."""
     heavy: bool
-    """It may have FLOPs (it takes or makes floating-point tensors, say), so totals that lack it are lower bounds.
+    """Whether it may have FLOPs (it takes or makes floating-point tensors, say), so totals without it are lower bounds.
     """
 
 

@@ -1,4 +1,4 @@
-"""Every block of code in the README and in docs/ is run, read as the command that it is, or known as somebody's output.
+"""Every block of code in the README and docs/ is run, read as the command that it is, or known as a command's output.
 
 ``REWRITE_GOLDEN_FILES=1`` writes what a page's programs print into the page anew.
 """
@@ -36,7 +36,7 @@ OUTPUT_OF = {
 """Whose output the blocks of text on a page are, and what holds them to it."""
 
 PICTURES_OF_TEXT = {"architecture.md": 1}
-"""Blocks of text that are nobody's output."""
+"""Blocks of text that are no output."""
 
 # ---- Python
 

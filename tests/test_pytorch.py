@@ -233,7 +233,7 @@ def test_an_offline_count_prints_the_same_table_as_the_run() -> None:
 
 
 def test_equal_layers_are_one_row_and_layers_of_other_shapes_are_not() -> None:
-    # Both have 12 weights, and so spend the same: 2 FLOPs of each weight and sample.
+    # Both have 12 weights, and so have the same FLOPs: 2 FLOPs of each weight and sample.
     model = nn.ModuleList([nn.Linear(3, 4, bias=False), nn.Linear(3, 4, bias=False), nn.Linear(4, 3, bias=False)])
     with count_flops(model) as counts:
         for layer, inputs in zip(model, (3, 3, 4), strict=True):

@@ -143,7 +143,7 @@ class EngineRun:
         }
 
     def hooks_around_steps(self) -> Hooks:
-        """Those that every kind of engine has."""
+        """Hooks that every kind of engine has."""
         return {
             "save_checkpoint": (lambda *_, **__: self.run.outside("checkpoint"), lambda _: self.run.inside()),
             "destroy": (lambda: self.finish(), _nothing),
@@ -192,7 +192,7 @@ class EngineRun:
 
     @safe
     def fetch_ends(self, batch: Any = None) -> None:
-        """It has delivered *batch*; if that goes to a device, its tokens are read here, on the host."""
+        """End of a fetch that delivered *batch*; if that goes to a device, its tokens are read here, on the host."""
         self.run.fetch_ends()
         if self.run.facts.device.type != "cpu" and not self._evaluates:
             self.run.tokens.fetch(batch)
@@ -206,7 +206,7 @@ class EngineRun:
 
     @safe
     def take_in(self) -> None:
-        """It is over."""
+        """End of what belonged to no step."""
         self.run.inside()
 
     def step_is_told(self) -> None:
@@ -255,7 +255,7 @@ class EngineRun:
 
     @safe
     def backward_ends(self, *_: Any) -> None:
-        """It has run."""
+        """The backward has run."""
         self._backward_depth -= 1
         if self._backward_depth == 0:
             self.run.leave()

@@ -238,7 +238,7 @@ class LightningRun:
 
     @safe
     def update_ends(self, *_: Any) -> None:
-        """It has made its step."""
+        """The optimizer has made its step."""
         self._depth -= 1
         if self._depth == 0:
             self.run.leave()

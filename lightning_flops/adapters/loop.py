@@ -373,7 +373,7 @@ class LoopRun:
 
     @safe
     def fetch_ends(self, batch: Any) -> None:
-        """It has delivered *batch*; None: it is at its end, or the batch will be handed out."""
+        """End of a fetch that delivered *batch*; None: the loader is at its end, or the batch will be handed out."""
         place = self._place
         if not place.fetches:
             return
@@ -457,7 +457,7 @@ class LoopRun:
 
     @safe
     def take_in(self) -> None:
-        """It is over."""
+        """End of what belonged to no step."""
         self._place.outside -= 1
         self.run.inside()
 

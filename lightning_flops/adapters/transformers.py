@@ -117,7 +117,7 @@ class TrainerRun(LoopRun):
 
     @safe
     def part_ends(self, _: Any) -> None:
-        """It has ended."""
+        """The part has ended."""
         self.run.leave()
 
     # ---- batches

@@ -52,7 +52,7 @@ class Rule:
     saves: Callable[[Evidence, float], float | None] = lambda evidence, measured: measured
     """The ceiling: the share of a step that the remedy can save at most."""
     ceiling: str = ""
-    """The same in words, where it is neither the share that was measured nor unknown."""
+    """That limit in words, where it is neither the share that was measured nor unknown."""
     source: str = _OWN
     words: Callable[[Evidence], Mapping[str, str]] = lambda evidence: {}
     rows: tuple[BudgetKey, ...] = ()

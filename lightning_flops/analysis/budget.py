@@ -230,7 +230,7 @@ def own_seconds(window: WindowRecord, timing: TimingProfile | None) -> float:
 
 
 def with_report_sec(profile: Profile, seconds: float) -> Profile:
-    """*profile* whose budget has, beside the run, the wall seconds that making the report took."""
+    """*profile* whose budget has, in addition, the wall seconds that making the report took."""
     if profile.budget is None:
         return profile
     share = RunShare(
@@ -242,7 +242,7 @@ def with_report_sec(profile: Profile, seconds: float) -> Profile:
 
 
 def _run(timing: TimingProfile, *, own_sec: float) -> tuple[RunShare, ...]:
-    """The timed steps, what came between them, and what the profiler took beside them."""
+    """The timed steps, what came between them, and what the profiler took in addition."""
     times: list[tuple[RunKey, str, float]] = [("training", "timed steps", timing.global_step_sec * timing.timed_steps)]
     if (stalls := timing.stalls) is not None:
         times[0] = (*times[0][:2], times[0][2] - stalls.seconds)

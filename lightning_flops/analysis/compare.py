@@ -34,7 +34,7 @@ from lightning_flops.analysis.compare_rules import (
     figure_difference,
     setting_differences,
 )
-from lightning_flops.analysis.compare_split import FLOPS_PER_BYTE, CauseSums, Work, shared_out, split, sum_of
+from lightning_flops.analysis.compare_split import FLOPS_PER_BYTE, CauseSums, Work, apportioned, split, sum_of
 from lightning_flops.analysis.module_names import parent_name
 from lightning_flops.errors import ComparisonError
 from lightning_flops.records import OUTSIDE, PhaseAmounts, TimePhase
@@ -226,7 +226,7 @@ def _traced_parts(run: _Run) -> tuple[dict[TimePhase, _Traced], str]:
             idle = min(computing, fillings[phase].idle_ns) if phase in fillings else max(0, computing - busy)
         computing -= idle
         if own > computing:  # a module's time has what ran at once on several streams, and its own communication
-            modules = dict(zip(modules, shared_out(computing, list(modules.values())), strict=True))
+            modules = dict(zip(modules, apportioned(computing, list(modules.values())), strict=True))
             own = computing
         found[phase] = _Traced(modules=modules, outside=computing - own, communication=communication, idle=idle)
     return found, ""
@@ -342,7 +342,7 @@ class _Comparing:
         for side, (run, traced, ns) in enumerate(zip(self._runs, self._traced, times, strict=True)):
             here, names = traced[phase], [row[side] for row in rows]
             own = [0 if name is None else here.modules.get(name, 0) for name in names]
-            pieces.append(shared_out(ns, [*own, here.communication, here.idle, here.outside]))
+            pieces.append(apportioned(ns, [*own, here.communication, here.idle, here.outside]))
             owned = sum_of([work[phase] for work in self._works[side].values()]) if by_module else Work()
             lefts.append(run.work_of_phase(phase).less(owned))
         *of_rows, communication, idle, outside = zip(*pieces, strict=True)
@@ -376,9 +376,9 @@ class _Comparing:
                     beyond_noise=None if noise_ns is None else abs(own.difference_ns) > noise_ns,
                 )
             )
-        nobody = ModuleSide(name=OUTSIDE, type_name="", params=0, flops=0, bytes=0)
+        outside = ModuleSide(name=OUTSIDE, type_name="", params=0, flops=0, bytes=0)
         rest = self._sums[_NOT_OWNED].causes()
-        return (*rows, ModuleDifference(a=nobody, b=nobody, own=rest, noise_ns=None, beyond_noise=None))
+        return (*rows, ModuleDifference(a=outside, b=outside, own=rest, noise_ns=None, beyond_noise=None))
 
     def _module_noise(self) -> Callable[[int, int], int | None]:
         """How far a module that takes so long in A and in B may stray, known from one traced step."""

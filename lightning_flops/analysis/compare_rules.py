@@ -26,10 +26,10 @@ FIGURES = (
 """Numbers of ``Profile.summary()``."""
 
 WALL = ("global_step_sec", "samples_per_sec", "tokens_per_sec", "mfu", "hfu", "data_wait_ratio")
-"""Those of the wall clock, which say little of a run that was starved of processors."""
+"""Figures of the wall clock, which say little of a run that was starved of processors."""
 
 TIMED = (*WALL, "cpu_time_sec")
-"""Those that have noise; the others are exact."""
+"""Figures that have noise; the others are exact."""
 
 FIGURES_OF_TRACES = ("exposed_communication_ratio", "device_memory_peak_bytes", "host_memory_peak_bytes")
 """What traces say of some of these in addition."""

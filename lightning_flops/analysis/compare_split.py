@@ -76,7 +76,7 @@ def logarithmic_mean(x: float, y: float) -> float:
     return (x + y) / 2 * (off / math.atanh(off) if abs(off) > 1e-4 else 1 - off * off / 3)
 
 
-def shared_out(total_ns: int, weights: Sequence[int]) -> list[int]:
+def apportioned(total_ns: int, weights: Sequence[int]) -> list[int]:
     """*total_ns* in proportion to *weights*, as whole nanoseconds that add up to it; to the last if none is above 0."""
     whole = sum(weights)
     if whole <= 0:

@@ -109,7 +109,7 @@ class Formula:
         )
 
     def useful(self, sizes: Sizes) -> BucketFlops | None:
-        """The same with R in the place of B·S and Q in that of B·S²: FLOPs without padding; None if unknown.
+        """FLOPs with R in the place of B·S and Q in that of B·S²: FLOPs without padding; None if unknown.
 
         S is the one size beside the batch, and B·S are the tokens: the caller knows that.
         """

@@ -28,6 +28,6 @@ def read_measured(host: str) -> dict[str, dict[str, float]]:
 
 
 def measured_peaks(host: str, device_name: str) -> Mapping[str, float]:
-    """Those of one device of *host*; none for a host without a name."""
+    """Measured peaks of one device of *host*; none for a host without a name."""
     found = read_measured(host).get(device_name, {}) if host else {}
     return {name: rate for name, rate in found.items() if 0 < rate < float("inf")}

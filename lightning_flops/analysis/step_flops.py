@@ -60,7 +60,7 @@ class _Shape(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """Of all batches; 1 where none are seen. What begins below 0 is no tensor's shape."""
+        """Elements of all batches; 1 where none are seen. What begins below 0 is no tensor's shape."""
         return sum([math.prod(one) for batch in self.batches for one in batch if one and min(one) >= 0]) or 1
 
     @property
@@ -301,7 +301,7 @@ class StepFlops:
         return {}
 
     def _differences(self) -> list[_Difference]:
-        """Of every counted step, as it would be predicted now: a better prediction leaves nothing of an older one."""
+        """Differences of every counted step from its prediction now: a better one leaves nothing of an older one."""
         found = []
         for shape, flops, stands_for in self._counts:
             values, predicted = self._values[shape], cast("_Flops", flops)
@@ -321,7 +321,7 @@ class StepFlops:
         return reading.unprofiled(self._missed) if self._counts else None
 
     def _sums(self) -> dict[bool, _Sum]:
-        """Of all steps that were not counted; True: the profiler slowed them down."""
+        """Sums of all uncounted steps; True: the profiler slowed them down."""
         sums = deepcopy(self._folded)
         for (shape, profiled), group in self._groups.items():
             self._predict(sums[profiled], shape, *group)

@@ -44,7 +44,7 @@ class _Rank:
     rank: int
     step_sec: float
     own_sec: Mapping[str, float]
-    """By part; parts in which the rank may have waited, without a trace that says so, are left out."""
+    """By part; parts are left out if without a trace the rank may have waited in them."""
     variance: float = 0.0
     """Of the mean of all these parts together."""
     exposed_sec: float | None = None
@@ -73,7 +73,7 @@ def find_stragglers(
 def find_stragglers_in_traces(
     ranks: Sequence[Sequence[TracedPart]], *, thresholds: AdviceThresholds | None = None
 ) -> tuple[Straggler, ...]:
-    """The same, where nothing is known of the ranks but the parts of their traced steps.
+    """Stragglers, where nothing is known of the ranks but the parts of their traced steps.
 
     Returns:
         Stragglers whose ``rank`` is a place in *ranks*.

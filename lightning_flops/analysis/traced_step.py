@@ -94,7 +94,7 @@ def build_traced_step(window: WindowRecord) -> TracedStep | None:
 
 
 def _scales(table: ModuleTable | None, window: WindowRecord) -> tuple[float, float, bool]:
-    """By what to multiply times in forward and backward, and whether these are far from a typical step's.
+    """Factors of times in forward and backward, and whether these are far from a typical step's.
 
     1 where that is not known, or times are the device's. The medians of what a phase consists of add up to less than
     the phase where the system interrupts each step somewhere else.
@@ -255,7 +255,7 @@ def module_times(
         has_backward: the steps may have one. If not, the times of one are not known, instead of 0 s.
     """
     table = None if traced.tables is None else traced.tables.modules
-    spent = _spent_in_trace(traced, table) if table is not None else _spent_by_borders(traced.own_forward_sec or {})
+    spent = _by_trace(traced, table) if table is not None else _by_module_clock(traced.own_forward_sec or {})
     flops = counts.by_module() if traced.like_counted else {}
     at_peak = _seconds_at_peak(counts, peak_of)
     steps = max(1, counted_steps)
@@ -330,7 +330,7 @@ _NO_RATES = {
 }
 
 
-def _spent_in_trace(traced: TracedStep, table: ModuleTable) -> dict[str, ModuleTimes]:
+def _by_trace(traced: TracedStep, table: ModuleTable) -> dict[str, ModuleTimes]:
     forward_sec, backward_sec = traced.forward_scale / _US_PER_SEC, traced.backward_scale / _US_PER_SEC
     return {
         row.name: ModuleTimes(
@@ -347,7 +347,7 @@ def _spent_in_trace(traced: TracedStep, table: ModuleTable) -> dict[str, ModuleT
     }
 
 
-def _spent_by_borders(own_forward_sec: Mapping[str, float]) -> dict[str, ModuleTimes]:
+def _by_module_clock(own_forward_sec: Mapping[str, float]) -> dict[str, ModuleTimes]:
     return {
         name: ModuleTimes(
             clock="borders",

@@ -32,9 +32,9 @@ class Setting(NamedTuple):
     help: str
     """What it does, in whole sentences: for the callback's docstring, LightningCLI's help and the table in the docs."""
     of_the_trace: bool = False
-    """It concerns the traced step only. Its default asks for nothing."""
+    """Whether the setting concerns the traced step only. Its default asks for nothing."""
     in_a_block_only: bool = False
-    """It is a key of a DeepSpeed block, and no argument of the callback."""
+    """Whether the setting is a key of a DeepSpeed block, and no argument of the callback."""
 
 
 def _setting(
@@ -291,7 +291,7 @@ class TakenBlock(NamedTuple):
     """The outcome of reading a block that was written for DeepSpeed."""
 
     settings: ProfilerConfig
-    """They are not enabled if a value is wrong."""
+    """The settings; not enabled if a value is wrong."""
     unknown: tuple[str, ...]
     """One message for each ignored key. It names the nearest setting."""
     wrong: str | None

@@ -72,7 +72,7 @@ def tensor_parallel_size(mpu: Any) -> int:
 
 
 def tensor_parallel_size_of_process() -> int:
-    """The same as the last engine of this process had it; 1 where DeepSpeed is not in use."""
+    """Tensor-parallel size of the last engine of this process; 1 where DeepSpeed is not in use."""
     return tensor_parallel_size(getattr(sys.modules.get("deepspeed.utils.groups"), "mpu", None))
 
 

@@ -16,7 +16,7 @@ class Notes:
         self._of_run: list[str] = []
         self._of_window: list[str] = []
         self._reported: set[str] = set()
-        """Those that the report of a window has."""
+        """Notes of a window's report."""
 
     def goes_on(self, speak: Callable[[str], None]) -> None:
         """The run begins or goes on, and *speak* gets its notes from here on."""

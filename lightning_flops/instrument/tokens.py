@@ -15,7 +15,7 @@ from lightning_flops.records import BatchTokens
 _IGNORED = -100
 """A label that losses leave out."""
 
-_BORDERS = ("cu_seqlens", "cu_seq_lens_q", "cu_seqlens_q", "cu_seq_lens")
+_OFFSETS = ("cu_seqlens", "cu_seq_lens_q", "cu_seqlens_q", "cu_seq_lens")
 """Names under which batches of packed sequences hold where each begins, and where the last one ends."""
 
 ON_DEVICE = (
@@ -38,8 +38,8 @@ def tokens_in(batch: Any, *, note: Callable[[str], object] = str) -> BatchTokens
 
     A batch can show its tokens in three ways:
 
-    - ``input_ids`` or an ``attention_mask`` of batch x length; the mask's numbers from 1 on may separate the sequences of
-      a packed row;
+    - ``input_ids`` or an ``attention_mask`` of batch x length; the mask's numbers from 1 on may separate the sequences
+      of a packed row;
     - the offsets of packed sequences: ``cu_seqlens``, or ``position_ids`` that begin anew;
     - a PackedSequence, or a nested tensor that is jagged.
 
@@ -88,9 +88,9 @@ def _packed(batch: PackedSequence | torch.Tensor) -> BatchTokens:
     if isinstance(batch, torch.Tensor):
         jagged: Any = batch
         with modes_off():
-            processed, borders, lengths = int(jagged.values().shape[0]), jagged.offsets(), jagged.lengths()
+            processed, offsets, lengths = int(jagged.values().shape[0]), jagged.offsets(), jagged.lengths()
         with out_of_sight():
-            told = _on_host(borders).diff() if lengths is None else _on_host(lengths)
+            told = _on_host(offsets).diff() if lengths is None else _on_host(lengths)
             return _of_lengths(told.tolist(), processed, None)
     # Of each time step so many sequences are in it; their numbers are always on the host.
     sizes = batch.batch_sizes.tolist()
@@ -115,9 +115,9 @@ def _named(batch: Mapping[Any, Any], note: Callable[[str], object]) -> BatchToke
         if _is_grid(labels) and labels.shape == grid.shape:
             counts = _on_host(labels) != _IGNORED
             trained = int(torch.count_nonzero(counts))
-        borders = next((one for name in _BORDERS if _are_borders(one := batch.get(name))), None)
-        if borders is not None:
-            rows = _between(_on_host(borders), grid.shape)
+        offsets = next((one for name in _OFFSETS if _are_offsets(one := batch.get(name))), None)
+        if offsets is not None:
+            rows = _between(_on_host(offsets), grid.shape)
         elif _is_grid(mask):
             return _of_lengths(_lengths_in(_on_host(mask)), processed, trained) if mask.shape == grid.shape else None
         elif _is_grid(places) and places.shape == grid.shape and processed:
@@ -130,16 +130,16 @@ def _named(batch: Mapping[Any, Any], note: Callable[[str], object]) -> BatchToke
     return _of_lengths([length for row in rows for length in row], processed, trained)
 
 
-def _are_borders(value: Any) -> bool:
+def _are_offsets(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.ndim in (1, 2) and value.shape[-1] > 1
 
 
-def _between(borders: torch.Tensor, shape: torch.Size) -> list[list[int]] | None:
+def _between(offsets: torch.Tensor, shape: torch.Size) -> list[list[int]] | None:
     """The lengths of packed sequences by their *offsets*, those of each row of *shape*, or of all rows in one.
 
     Behind the last offset of a row there may be numbers below 1, which are none. None if these are no offsets.
     """
-    found = borders.reshape(-1, borders.shape[-1]).tolist()
+    found = offsets.reshape(-1, offsets.shape[-1]).tolist()
     if len(found) not in (1, shape[0]):
         return None
     rows = []

@@ -254,7 +254,7 @@ def _described(one: ModuleDifference) -> str:
 
 
 def _outermost(found: Sequence[ModuleDifference]) -> list[ModuleDifference]:
-    """Of modules that lie inside one another, the outer ones."""
+    """The outer ones of modules that lie inside one another."""
     names = {_place(one) for one in found}
     return [one for one in found if _place(one).rpartition(".")[0] not in names or not _place(one)]
 

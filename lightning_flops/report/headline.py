@@ -224,7 +224,7 @@ def _flops(profile: Profile) -> str:
     words = f"{least}{si(flops.model, 'FLOPs')} a {context.step_word}{of_rank}: {', '.join(parts)}"
     others = (("recomputed", flops.recompute), ("optimizer", flops.optimizer))
     if beside := [f"{name} {si(amount)}" for name, amount in others if amount]:
-        words += f"; beside them {', '.join(beside)}"
+        words += f"; in addition {', '.join(beside)}"
     if flops.skipped > 0:
         words += f"; masked attention skips {si(flops.skipped)}"
     return f"{words}." if params is None else f"{words}. {plain(params)} parameters."

@@ -212,7 +212,7 @@ def bundled(name: str) -> str:
 
 @cache
 def package_version() -> str:
-    """Of this package, by what was installed: the layers below the package do not know its root."""
+    """Version of this package, by what was installed: the layers below the package do not know its root."""
     try:
         return version("lightning-flops")
     except PackageNotFoundError:

@@ -67,7 +67,7 @@ class View:
         least_width: int = 10,
         left: Collection[int] = (0,),
     ) -> list[str]:
-        """As the function ``table`` where that fits, else narrower, with all of its numbers."""
+        """A table of the function ``table`` where that fits, else narrower, with all of its numbers."""
         lines = table(head, rows, least_width=least_width, left=left)
         if self.width is None or max(map(len, lines)) <= self.width:
             return lines
@@ -82,7 +82,7 @@ class View:
         return rule()[: self.width]
 
     def line(self, label: str, value: str) -> list[str]:
-        """As the function ``line``; what does not fit goes on below the label, indented."""
+        """A line of the function ``line``; what does not fit goes on below the label, indented."""
         if self.width is None:
             return [line(label, value)]
         label, value = f"{printable(label)}:", printable(value)

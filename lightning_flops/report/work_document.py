@@ -62,7 +62,7 @@ def by_key(rows: Sequence[Any] | None) -> dict[Any, Any]:
 
 
 def flops_section(flops: TraceFlops) -> Section:
-    """By step and operator, and what was not counted."""
+    """FLOPs by step and operator, and what was not counted."""
     items: list[Figure | Table | str] = [*_peaks(flops), _flops_by_step(flops.steps)]
     if flops.operators:
         columns = [

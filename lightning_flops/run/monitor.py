@@ -28,7 +28,7 @@ class _Batch(NamedTuple):
 
 @dataclass(slots=True)
 class _Sums:
-    """Of unprofiled batches."""
+    """Sums over unprofiled batches."""
 
     samples: int | None = 0  # None if the size of a batch is not known
     tokens: BatchTokens = NO_TOKENS
@@ -154,7 +154,7 @@ class Monitor:
 
     @property
     def all_tokens(self) -> BatchTokens:
-        """Of every batch, profiled ones as well."""
+        """Tokens of every batch, profiled ones as well."""
         self._add_up()
         return self._all_tokens
 

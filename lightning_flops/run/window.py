@@ -1,4 +1,4 @@
-"""What measures one window of a run: its recorder, the watches beside it, and what is on torch for it."""
+"""What measures one window of a run: its recorder, its other watches, and what is on torch for it."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class PartDifference:
     """The whole step, or one part of it, in both runs."""
 
     name: str
-    """As in ``PartTiming``; parts that one of the runs cannot separate stand together."""
+    """Name as in ``PartTiming``; parts that one of the runs cannot separate stand together."""
     causes: Causes
     """Means over the timed steps, and the difference by cause."""
     by_module: bool

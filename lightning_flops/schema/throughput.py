@@ -69,16 +69,16 @@ class ThroughputSummary:
     model_flops_per_sec: float | None = None
     """Model FLOPs over the batches' time, both of this rank, without the steps that were counted or traced."""
     mfu: float | None = None
-    """The same over the device's peak, each dtype by its own."""
+    """Model FLOP/s over the device's peak, each dtype by its own."""
     useful_mfu: float | None = None
-    """The same of the model FLOPs that these steps would have without padding: the formula with the real tokens in the
+    """MFU of the model FLOPs that these steps would have without padding: the formula with the real tokens in the
     place of B·S, and their sequences' squared lengths in that of B·S²."""
     tokens: int | None = None
     """Tokens that this rank processed in all steps of the run, by the shapes of the batches: padding included."""
     real_tokens: int | None = None
-    """Those of them that are no padding, as attention masks, offsets of packed sequences or PackedSequences show."""
+    """Tokens that are no padding, as attention masks, offsets of packed sequences or PackedSequences show."""
     trained_tokens: int | None = None
-    """Those of them whose label the loss counts."""
+    """Tokens whose label the loss counts."""
     padding_ratio: float | None = None
     """(tokens - real_tokens) / tokens"""
     tokens_per_sec: float | None = None

@@ -166,7 +166,7 @@ class TracedStep:
     index: int
     """Steps of the fit before the first of them."""
     like_counted: bool
-    """It has the counted step's signature, so FLOPs of the one over seconds of the other is a rate."""
+    """Whether it has the counted step's signature, so FLOPs of the one over seconds of the other is a rate."""
     files: tuple[str, ...]
     """Paths or URLs where traces were kept, the one that *tables* is of first; empty if none was to be."""
     tables: TraceReport | None
@@ -185,7 +185,7 @@ class TracedStep:
     """Typical seconds of the forward / the sum of what is in the traced one; 1 where times are the device's, or no step
     was timed."""
     backward_scale: float = 1.0
-    """The same of the backward."""
+    """Typical seconds of the backward, divided in the same way."""
     is_apart: bool = False
     """Its forward or backward took over twice, or under half, of a typical one, so times of modules are rough."""
     collectives: tuple[CollectiveCalls, ...] = ()

@@ -28,7 +28,7 @@ class TracedStepFlops:
     mfu: float | None
     """(forward + backward) ÷ (peak × wall time), each dtype with its own peak; None where a peak is not known."""
     hfu: float | None
-    """The same of what the kernels executed: all four, less what was skipped."""
+    """HFU, of what the kernels executed: all four, less what was skipped."""
     lower_bound: bool
     """Something in the step was not counted, so that all its figures are at least these."""
 
@@ -119,11 +119,11 @@ class TraceFlops:
     operators: tuple[FlopRow, ...]
     """Over the whole trace, the one that took most time first."""
     shapes: tuple[FlopRow, ...]
-    """The same operators by the shapes of their inputs."""
+    """Operators by the shapes of their inputs."""
     kernels: tuple[FlopRow, ...] | None
-    """The same of kernels; None without a device."""
+    """FLOPs of kernels; None without a device."""
     modules: tuple[FlopRow, ...] | None
-    """Those with FLOPs, by name; None where the trace does not show modules."""
+    """Modules with FLOPs, by name; None where the trace does not show modules."""
     uncounted: tuple[UncountedRow, ...]
     """What may have FLOPs: all that depends on it is a lower bound."""
     lower_bound: bool
@@ -131,12 +131,12 @@ class TraceFlops:
 
     @property
     def mfu(self) -> float | None:
-        """Of all steps together, as if they were one; None where that of one of them is not known."""
+        """MFU of all steps together, as if they were one; None where that of one of them is not known."""
         return of_all([(step.mfu, step.wall_us) for step in self.steps])
 
     @property
     def hfu(self) -> float | None:
-        """HFU of all steps, each weighted by its time."""
+        """HFU of all steps together, as if they were one; None where that of one of them is not known."""
         return of_all([(step.hfu, step.wall_us) for step in self.steps])
 
 

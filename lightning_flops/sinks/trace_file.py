@@ -46,7 +46,7 @@ def keep_trace(
         folder: path or URL of the folder it goes to, under a name that is free there.
         rank: the rank it is of.
         step: the step it is of.
-        module_args: what the marks of each module say of it, beside what torch wrote there.
+        module_args: what the marks of each module say of it, in addition to what torch wrote there.
         counters: figures over time, on the file's clock.
         process: the number of the process, under which viewers show them.
 

@@ -97,7 +97,7 @@ class Trace:
     start_ns: Ints
     duration_ns: Ints
     correlation: Ints
-    """The same number on a device event and on the runtime call that launched it."""
+    """One number on a device event and on the runtime call that launched it."""
     external_id: Ints
     """The operator's number, repeated by the device events it launched."""
     sequence: Ints

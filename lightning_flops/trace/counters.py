@@ -38,7 +38,7 @@ def _use(trace: Trace) -> Iterator[CounterTrack]:
     kernels = trace.kind == Kind.KERNEL
     for device in np.unique(trace.device[kernels]).tolist():
         rows = np.flatnonzero(kernels & (trace.device == device))
-        borders, at = np.unique(np.concatenate([trace.start_ns[rows], trace.end_ns[rows]]), return_inverse=True)
+        bounds, at = np.unique(np.concatenate([trace.start_ns[rows], trace.end_ns[rows]]), return_inverse=True)
         for name, weights in (
             ("GPU utilization", np.ones(len(rows))),
             ("est. SM efficiency", trace.blocks_per_sm[rows]),
@@ -46,7 +46,7 @@ def _use(trace: Trace) -> Iterator[CounterTrack]:
             if not np.isnan(weights).any():
                 change = np.bincount(at.reshape(-1), np.concatenate([weights, -weights]))
                 levels = np.clip(np.round(np.cumsum(change), 9), 0, 1)  # sums of floats leave a rest where nothing runs
-                yield _track(f"{name}, device {device}", "percent", borders, 100 * levels)
+                yield _track(f"{name}, device {device}", "percent", bounds, 100 * levels)
 
 
 def _memory(trace: Trace) -> Iterator[CounterTrack]:

@@ -72,7 +72,7 @@ class Counted:
         return values[self.work[self.rows]]
 
     def without(self, reasons: Mapping[int, str]) -> Counted:
-        """The same with the calls of the works that have *reasons* listed instead of counted."""
+        """These FLOPs with the calls of the works that have *reasons* listed instead of counted."""
         dropped = np.isin(self.work[self.rows], list(reasons))
         return replace(
             self,
@@ -140,7 +140,7 @@ def _captured(trace: Trace) -> Mask:
 
 
 def _broken_off(trace: Trace, rows: Ints, parts: Ints) -> Mask:
-    """Those of *rows* that were called and never ran.
+    """Calls among *rows* that were made and never ran.
 
     Checkpointing without reentry ends its repetition once it has what it needs, by an exception within the call of an
     operator. That call stands in the trace with nothing inside but what keeps its inputs for the backward, where the

@@ -172,7 +172,7 @@ def module_memory_table(trace: Trace) -> tuple[MemoryRow, ...] | None:
 
 
 def _sizes(size: Ints) -> tuple[Ints, Ints, Ints]:
-    """Of allocations and frees: the change, what was allocated, how many events."""
+    """Sizes of allocations and frees: the change, what was allocated, how many events."""
     return size, np.maximum(size, 0), np.ones(len(size), dtype=np.int64)
 
 

@@ -333,7 +333,7 @@ def _hand_to_backward(trace: Trace, of_row: Ints, backward: Ints) -> None:
 
 
 def called_modules(trace: Trace) -> dict[int, str]:
-    """By row of a module's call, its name: the classes and numbers of the modules around it and its own.
+    """Names by row of a module's call: the classes and numbers of the modules around it and its own.
 
     ``ResNet_0.Bottleneck_3.Conv2d_5``: the numbers are those of the trace, which has no names of attributes. A module
     that is called in several places, such as again in a backward, has the name of its first call.
@@ -355,7 +355,7 @@ def _module_calls(trace: Trace) -> Mask:
 
 
 def forwards_of_modules(trace: Trace, modules: dict[int, str]) -> dict[str, str]:
-    """By a module's name, the file and line of the ``forward`` that its call ran first."""
+    """File and line of the ``forward`` that a module's call ran first, by the module's name."""
     found: dict[str, str] = {}
     rows, around = python_calls(trace) if modules else (np.zeros(0, dtype=np.int64),) * 2
     forwards = rows[trace.where(lambda name: name.endswith(": forward"), Kind.PYTHON)[rows]]

@@ -91,7 +91,7 @@ def _opened(source: str, stack: ExitStack) -> IO[bytes]:
 def _event_lists(
     stream: IO[bytes], metadata: dict[str, Any], progress: Callable[[int], object] | None
 ) -> Iterator[list[Event]]:
-    """The events in order, a list at a time; what is asked for beside them is put into *metadata*."""
+    """The events in order, a list at a time; what else is asked for is put into *metadata*."""
     text, is_list = _after_head(stream, metadata)
     given, size, ended, at_end = len(text), BLOCK_BYTES, False, False
     while not at_end:
@@ -172,7 +172,7 @@ def _members(text: bytes) -> dict[str, Any]:
     try:
         found = msgspec.json.decode(_mended(text), type=dict[str, Any])
     except _UNREADABLE as error:
-        raise ValueError(_said(error, "what stands beside its events is not valid JSON")) from error
+        raise ValueError(_said(error, "what stands outside of its events is not valid JSON")) from error
     return {key: found[key] for key in _HEAD_KEYS if key in found}
 
 

@@ -131,7 +131,7 @@ def analyze_one(
 
 
 def analyze_file(file: str, *, notify: Callable[[str], object] = lambda words: None, **settings: Any) -> AnalyzedTrace:
-    """As ``analyze_one`` of the trace in *file*; *notify* is called with words, often, on how far the work is."""
+    """What ``analyze_one`` gives for the trace in *file*; *notify* often gets words on how far the work is."""
     name = os.path.basename(file)
     trace = load_trace(file, progress=lambda read: notify(f"reading {name}: {read / 1e6:,.0f} MB"))
     notify(f"analyzing {name}: {len(trace):,} events")

@@ -49,7 +49,7 @@ class TraceBySteps:
     odd: tuple[str, ...]
     """Marks that are no steps of it."""
     tables: Mapping[tuple[TableName, Clock], StepSums]
-    """Those that the trace has anything for."""
+    """Sums that the trace has anything for."""
 
 
 def by_steps(trace: Trace) -> TraceBySteps:

@@ -243,7 +243,7 @@ def merged(phases: dict[str, PhaseSpans]) -> Intervals:
 
 
 def in_steps(trace: Trace, rows: Ints) -> Ints:
-    """Those of *rows* that begin inside a step's own mark on the host, by start."""
+    """Places of *rows* that begin inside a step's own mark on the host, by start."""
     return trace.by_start(rows[trace.steps.of(trace.start_ns[rows]) >= 0])
 
 
@@ -270,9 +270,9 @@ def _by_operators(
     rows, backward = rows[kept], backward[kept]
     if not backward.any():
         return None, None
-    borders = [trace.steps.host_start_ns, *(spans.starts for spans in (data_loader, optimizer) if spans is not None)]
+    boundaries = [trace.steps.host_start_ns, *(spans.starts for spans in (data_loader, optimizer) if spans is not None)]
     # A run ends where the label changes or a boundary lies between two operators.
-    section = np.searchsorted(np.sort(np.concatenate(borders)), trace.start_ns[rows], side="right")
+    section = np.searchsorted(np.sort(np.concatenate(boundaries)), trace.start_ns[rows], side="right")
     firsts = np.flatnonzero(np.append(True, (backward[1:] != backward[:-1]) | (section[1:] != section[:-1])))
     starts, ends = trace.start_ns[rows[firsts]], np.maximum.reduceat(trace.end_ns[rows], firsts)
     of_backward = backward[firsts]
@@ -348,11 +348,11 @@ def pieces_of_steps(trace: Trace) -> Pieces:
     names: list[str] = []
     starts, ends = [], []
     for (of_step, host), first, last in zip(_segments(trace), trace.steps.start_ns, trace.steps.end_ns, strict=True):
-        borders = np.clip(_on_device(trace, host), first, last)
-        borders[0], borders[-1] = first, last
+        boundaries = np.clip(_on_device(trace, host), first, last)
+        boundaries[0], boundaries[-1] = first, last
         names += of_step
-        starts.append(borders[:-1])
-        ends.append(borders[1:])
+        starts.append(boundaries[:-1])
+        ends.append(boundaries[1:])
     return Pieces(tuple(names), np.concatenate(starts), np.concatenate(ends))
 
 

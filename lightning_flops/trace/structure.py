@@ -29,7 +29,7 @@ class Links:
     parent: Ints
     """For each row of an operator, the operator that called it."""
     levels: tuple[Ints, ...]
-    """The same rows by how many operators enclose them."""
+    """Rows by how many operators enclose them."""
     launch: Ints
     """For each row of a device event, the runtime call that launched it."""
     operator_of_launch: Ints

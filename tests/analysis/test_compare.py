@@ -383,7 +383,7 @@ def test_parts_that_one_run_cannot_tell_apart_stand_together() -> None:
     assert_adds_up(both)
     waits = compare_profiles(run(), run(mixed_phases=("forward", "data_wait"), mean_ms={"data_wait": 4}))
     assert three(part(waits, "data wait + forward").causes) == (0, 2, 0)
-    assert any("Waiting in data wait + forward cannot be told" in note for note in waits.notes)
+    assert any("Waiting in data wait + forward cannot be separated" in note for note in waits.notes)
 
 
 def test_a_clock_at_module_borders_tells_the_forward_by_module_and_the_backward_as_a_whole() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_flops.analysis.compare_split import FLOPS_PER_BYTE, Work, logarithmic_mean, shared_out, split
+from lightning_flops.analysis.compare_split import FLOPS_PER_BYTE, Work, apportioned, logarithmic_mean, split
 
 TIMES = st.integers(0, 10**12)
 WORKS = st.builds(Work, st.integers(0, 10**18), st.integers(0, 10**15))
@@ -100,7 +100,7 @@ def test_with_a_and_b_swapped_every_cause_changes_its_sign(
 
 @given(TIMES, st.lists(st.integers(0, 10**12), min_size=1, max_size=50))
 def test_pieces_are_in_proportion_and_add_up(total_ns: int, weights: list[int]) -> None:
-    pieces = shared_out(total_ns, weights)
+    pieces = apportioned(total_ns, weights)
     assert sum(pieces) == total_ns and len(pieces) == len(weights) and min(pieces) >= 0
     whole = sum(weights)
     if whole:
@@ -113,5 +113,5 @@ def test_pieces_are_in_proportion_and_add_up(total_ns: int, weights: list[int]) 
 
 
 def test_three_equal_pieces_of_ten() -> None:
-    assert shared_out(10, [1, 1, 1]) == [3, 4, 3]
-    assert shared_out(10, []) == []
+    assert apportioned(10, [1, 1, 1]) == [3, 4, 3]
+    assert apportioned(10, []) == []

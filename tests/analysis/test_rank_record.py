@@ -112,6 +112,7 @@ def records(draw: st.DrawFn) -> RankRecord:
         PartTiming,
         phases=st.lists(st.sampled_from(get_args(TimePhase)), max_size=3).map(tuple),
         mean_sec=seconds,
+        typical_sec=seconds,
         minimum_sec=seconds,
         median_sec=seconds,
         maximum_sec=seconds,

@@ -165,7 +165,7 @@ def test_what_the_host_spent_on_launching_is_no_modules_time(tmp_path: Path) -> 
     on_device = build_traced_step(window)
     assert on_device is not None and on_device.tables is not None
     assert on_device.tables.modules is None
-    # What a clock at the borders said stands in for it.
+    # What a clock at the hooks said stands in for it.
     fc1 = times_of(build_profile(window, config=PEAK, traced=on_device), "fc1")
     assert (fc1.clock, fc1.forward_sec, fc1.backward_sec) == ("borders", 0.002, None)
 

@@ -113,7 +113,7 @@ def test_a_nested_tensor_with_strides_has_rows_and_no_shape() -> None:
     assert shapes_text(tensor_shapes([batch(2), torch.ones(2)])) == "[?] [2, 3] [2]"
     notes: list[str] = []
     assert meter(notes).samples(batch(5, 5), tensor_shapes(batch(5, 5))) is None
-    assert notes[0].startswith("The batch size could not be told")
+    assert notes[0].startswith("The batch size could not be read")
 
 
 def test_packed_sequences_are_as_many_as_are_in_their_first_step() -> None:

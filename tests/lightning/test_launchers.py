@@ -1,4 +1,4 @@
-"""Two ranks on gloo, by every launcher: each rank's own counts, files from rank 0 only, nobody hangs."""
+"""Two ranks on gloo, by every launcher: each rank's own counts, files from rank 0 only, no rank hangs."""
 
 from __future__ import annotations
 

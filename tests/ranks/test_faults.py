@@ -1,4 +1,4 @@
-"""Whatever befalls a rank, or how it was launched: training does not notice, nobody hangs, and rank 0 reports.
+"""Whatever befalls a rank, or how it was launched: training does not notice, no rank hangs, and rank 0 reports.
 
 Losses, weights, random state and collectives of a fit are compared with those of the same fit without the profiler.
 """

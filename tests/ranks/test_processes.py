@@ -1,4 +1,4 @@
-"""Two processes of a gloo group exchange what they measured: one dies, or their group does, and nobody hangs."""
+"""Two processes of a gloo group exchange what they measured: one dies, or their group does, and no rank hangs."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def uneven() -> list[WindowRecord]:
 def slow_loader() -> list[WindowRecord]:
     """DDP on four ranks; rank 2 waits 9 ms for data where the others wait 1 ms, and they wait for it in their backward.
 
-    All take 24 ms. Nobody's step was traced.
+    All take 24 ms. No rank's step was traced.
     """
     usual = PhaseSeconds(data_wait=0.001, forward=0.006, backward=0.012, optimizer=0.004, other=0.001)
     late = PhaseSeconds(data_wait=0.009, forward=0.006, backward=0.004, optimizer=0.004, other=0.001)

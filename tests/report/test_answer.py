@@ -104,14 +104,15 @@ def test_parts_too_short_to_see_are_left_out_and_the_others_still_add_up() -> No
 
 def test_the_page_has_a_picture_for_the_bar_and_says_why_a_roofline_is_missing() -> None:
     profile = PROFILES["cpu"]
-    assert profile.timing is not None and profile.traced is not None
-    traced = replace(profile.traced, like_counted=False)
     # The parts of the second line of this bar are too short for a block.
-    first, *others = profile.timing.parts
-    parts = (replace(first, typical_sec=0.9), *(replace(one, typical_sec=0.003) for one in others))
-    profile = replace(profile, timing=replace(profile.timing, parts=parts))
-    assert any("0.3%" in line and "█" not in line for line in answer_lines(profile))
-    view = profile_view(replace(profile, traced=traced))
+    assert profile.timing is not None and profile.traced is not None
+    timed = replace(profile.timing.parts[0], typical_sec=0.9)
+    parts = (timed, *(replace(one, typical_sec=0.003) for one in profile.timing.parts[1:]))
+    timing = replace(profile.timing, parts=parts)
+    bar = answer_lines(replace(profile, timing=timing))
+    assert any("0.3%" in line and "█" not in line for line in bar)
+    apart = replace(profile, timing=timing, traced=replace(profile.traced, like_counted=False))
+    view = profile_view(apart)
     assert not [line for line in view["summary"] if "0.3%" in line]
     (roofline,) = (one for one in view["sections"] if one["title"] == "Roofline")
     assert roofline["note"] == "n/a: the shapes of the traced steps are not those of the counted ones."

@@ -123,7 +123,7 @@ _FULL: dict[str, Any] = {"blocks per SM": 2.0, "est. achieved occupancy %": 50}
 
 
 def clocked() -> tuple[WindowRecord, TracedStep]:
-    """No profiler could run: a clock at module borders gave fc1 2 ms, act 0.5, fc2 1, and the root 1.5 for itself."""
+    """No profiler could run: a clock at module hooks gave fc1 2 ms, act 0.5, fc2 1, and the root 1.5 for itself."""
     window = replace(
         windows.mlp_window(),
         notes=("No step was traced: another profiler is running, and torch runs one profiler at a time.",),

@@ -1,4 +1,4 @@
-"""``FlopsProfiler`` between a start and a stop in somebody's own loop."""
+"""``FlopsProfiler`` between a start and a stop in a loop of the user's own."""
 
 from __future__ import annotations
 

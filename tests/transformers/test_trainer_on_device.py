@@ -1,4 +1,4 @@
-"""Batches that accelerate's loader moves to a device: their tokens are read before, so that nobody waits for it.
+"""Batches that accelerate's loader moves to a device: their tokens are read before, so that no step waits for it.
 
 A tensor of ``Far`` stands in for one on a device: its shape is known, and no value of it can be read.
 """

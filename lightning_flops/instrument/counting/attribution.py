@@ -46,7 +46,7 @@ class Running(NamedTuple):
     pushed: bool = False
     """Whether the dispatch mode was pushed for it."""
     without_grad: bool = False
-    """It runs where grad is disabled, and not by an ``autograd.Function``: no backward follows, whatever it calls."""
+    """Whether it runs without grad, and not by an ``autograd.Function``: no backward follows, whatever it calls."""
 
 
 class Repetition(NamedTuple):
@@ -87,7 +87,7 @@ class Threads:
         """Returns the name of the module that holds a parameter."""
         self.totals = totals
         self.backwards: list[Backward] = []
-        """Those that are running, the latest last."""
+        """Backwards that are running, the latest last."""
         self._local = threading.local()
         self._all: list[ThreadState] = []
 

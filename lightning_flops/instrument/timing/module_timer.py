@@ -20,7 +20,7 @@ from lightning_flops.text.printable import package_logger
 
 logger = package_logger(__name__)
 
-_MOST_BORDERS = 100_000
+_MOST_STAMPS = 100_000
 """Most stamps stored between two forwards, so that a timer that is never left does not fill the memory."""
 
 
@@ -57,7 +57,7 @@ class ModuleTimer:
         self._abandoned = self._failed = False
         self._thread = threading.get_ident()
         self._running: list[_Call] = []
-        self._borders: list[tuple[Any, str | None]] = []
+        self._stamps: list[tuple[Any, str | None]] = []
         """Stamps, each with the name of the module that runs from there."""
         self._own_sec: dict[str, float] = {}
         self._undo = ExitStack()
@@ -100,15 +100,15 @@ class ModuleTimer:
     def _add_up(self, clock: Clock[Any]) -> None:
         """Turns all stored stamps but the last into seconds."""
         clock.settle()
-        borders = self._borders
-        for (start, name), (end, _) in zip(borders, borders[1:], strict=False):
+        stamps = self._stamps
+        for (start, name), (end, _) in zip(stamps, stamps[1:], strict=False):
             if name is not None:
                 self._own_sec[name] = self._own_sec.get(name, 0.0) + clock.seconds_between(start, end)
-        del borders[:-1]
+        del stamps[:-1]
 
     def _border(self, owner: str | None, stamp: Any = None) -> None:
         if self._clock is not None:
-            self._borders.append((self._clock.stamp() if stamp is None else stamp, owner))
+            self._stamps.append((self._clock.stamp() if stamp is None else stamp, owner))
 
     def _begun(self) -> Any:
         """A stamp of the beginning of a hook, if its time must be left out of the modules' times."""
@@ -151,7 +151,7 @@ class ModuleTimer:
             return
         if begun is None:
             self._border(None)
-        if len(self._borders) > _MOST_BORDERS and self._clock is not None:
+        if len(self._stamps) > _MOST_STAMPS and self._clock is not None:
             self._add_up(self._clock)
         error = sys.exc_info()[1]
         self._abandoned = error is not None and error is not call.error

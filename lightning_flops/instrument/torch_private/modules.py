@@ -61,7 +61,7 @@ class FlatPiece(NamedTuple):
     """One parameter as it was before FullyShardedDataParallel put it into a flat one."""
 
     key: tuple[int, int]
-    """The same for every module that shares the parameter, and for no other parameter."""
+    """One value for every module that shares the parameter, and for no other parameter."""
     shape: tuple[int, ...]
     trainable: bool
     local: int

@@ -1,4 +1,4 @@
-"""Operators that nobody has a formula for: at least what is seen, and what a Python kernel runs is counted."""
+"""Operators without a formula: at least what is seen, and what a Python kernel runs is counted."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def test_own_seconds_are_those_between_a_modules_borders_and_its_childrens() -> 
 
 
 def test_a_timer_that_is_never_left_keeps_no_more_than_so_many_borders(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightning_flops.instrument.timing.module_timer._MOST_BORDERS", 10)
+    monkeypatch.setattr("lightning_flops.instrument.timing.module_timer._MOST_STAMPS", 10)
     now = FakeNow()
     model = Working(now, 1.0, Working(now, 2.0))
     timer = ModuleTimer(model, WallClock(now), abandon=not_expected)
@@ -67,7 +67,7 @@ def test_a_timer_that_is_never_left_keeps_no_more_than_so_many_borders(monkeypat
         for _ in range(50):
             model(torch.ones(1))
             now.sleep(100.0)
-            assert len(timer._borders) <= 10
+            assert len(timer._stamps) <= 10
         assert timer.seconds() == {"": 100.0, "inside.0": 200.0}
         model(torch.ones(1))
     assert timer.seconds() == timer.seconds() == {"": 102.0, "inside.0": 204.0}
@@ -96,7 +96,7 @@ def test_on_a_device_the_time_is_the_events_with_one_synchronization() -> None:
     with timer:
         model(torch.ones(1))
     assert len(events) == 4
-    # Borders at 0, 1, 5 and 6 s of the host are at 0, 1.5, 6 and 7.5 s of the device.
+    # Stamps at 0, 1, 5 and 6 s of the host are at 0, 1.5, 6 and 7.5 s of the device.
     assert timer.seconds() == pytest.approx({"": 1.5 + 1.5, "inside.0": 4.5}, abs=1e-9)
     assert [event.synchronized for event in events] == [0, 0, 0, 1]
 

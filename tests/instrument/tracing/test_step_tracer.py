@@ -1,4 +1,4 @@
-"""A step under torch.profiler: what is recorded of it, and that nobody notices."""
+"""A step under torch.profiler: what is recorded of it, and that training does not change."""
 
 from __future__ import annotations
 

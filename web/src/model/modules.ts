@@ -1,4 +1,4 @@
-// The modules as a tree, each with what it spent in one step.
+// The modules as a tree, each with its cost in one step.
 
 import type { ModuleData } from "../document";
 
@@ -7,7 +7,7 @@ export const SIZE_KEYS = ["seconds", "flops", "bytes", "params", "memory"] as co
 
 export type SizeKey = (typeof SIZE_KEYS)[number];
 
-/** What one module spent in one step; null is what was not measured. */
+/** The cost of one module in one step; null is what was not measured. */
 export type Spent = Record<SizeKey, number | null>;
 
 export interface Module {

@@ -1,4 +1,4 @@
-// The modules as an icicle: as wide as what a module spent, one below the other as they contain one another.
+// The modules as an icicle: as wide as a module's cost, one below the other as they contain one another.
 //
 // Ten thousand modules are a few paths, one for each colour: what lies under the pointer is found by where it is.
 

@@ -83,7 +83,7 @@ class Call(NamedTuple):
     entries: int
     """Entries of all its score matrices."""
     skipped: int = 0
-    """Those of them that the mask rules out."""
+    """Scores that the mask rules out."""
     causal: bool = False
     """Whether it was flagged causal."""
     by_values: bool = False

@@ -39,7 +39,7 @@ def backward(grad: Tensor, values: Tensor, weight: Tensor, turned: bool, mask: S
 
 
 def plain_backward(grad: Tensor, weight: Tensor, mask: Sequence[bool] | None) -> int:
-    """The same of a convolution that is not transposed; *grad* is the input of one that is."""
+    """FLOPs of the backward of a convolution that is not transposed; *grad* is the input of one that is."""
     wanted = (True, True) if mask is None else mask[:2]
     return sum(map(bool, wanted)) * plain(weight, grad)
 
