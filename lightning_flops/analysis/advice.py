@@ -390,8 +390,8 @@ RULES: tuple[Rule, ...] = (
         measured=lambda one: one.processor_lost_share,
         limit="starved",
         words=lambda one: {"cores": plain(one.facts.cores)},
-        fact="For {measured} of the time in which steps were timed, this process was ready to run and had to wait for "
-        "a processor. Cores that it may use: {cores}.",
+        fact="For {measured} of the timed steps' time this process was ready to run and waited for a processor. Cores "
+        "that it may use: {cores}.",
         remedy="Give it cores of its own, or fewer threads and workers, and profile again: all times, rates and shares "
         "here are those of a starved run.",
         unless="where the run will always share its cores",

@@ -174,7 +174,7 @@ def gather_evidence(
         processor_lost_share=None if processor is None or processor.seconds < _LEAST_SEC else processor.lost_share,
         idle_cores=None if processor is None else processor.idle_cores,
         processor_share=None
-        if processor is None or processor.lost_share is None
+        if processor is None or processor.lost_share is None or not processor.seconds
         else math.fsum(processor.batches_sec) / processor.seconds + processor.lost_share,
         energy=energy,
     )

@@ -1,7 +1,7 @@
 """The error boundary between torch and us: what fails on our side stays there. The user's Ctrl-C passes through.
 
 ``error_boundary`` decorates a method that torch, or a function that we replaced, calls within the user's step.
-``listening`` does the same for a function of a library or the user: we are called before it and after it.
+``listening`` does the same for a function of a library or the user that we replace: we are called before and after it.
 """
 
 from __future__ import annotations

@@ -36,15 +36,15 @@ _LEAST_ADVICE = 120
 """Characters of an advice that are shown in any case."""
 
 
-def answer_lines(profile: Profile, *, advice: bool = True, whole: bool = False) -> list[str]:
+def answer_lines(profile: Profile, *, advice: bool = True, bar: bool = True, whole: bool = False) -> list[str]:
     """The summary in plain words: what ran where, a step's time and its parts, MFU, FLOPs, the top modules, advice.
 
     At most ``MOST_LINES`` lines of ``layout.TITLE_WIDTH`` columns, names of the user's apart; with *whole* a line for
-    each part, however long, where something else breaks the lines.
+    each part, however long, where something else breaks the lines; without the *bar* where a picture stands for it.
     """
     lines = [
         *(line for sentences in opening(profile) for line in _sentences(sentences, whole=whole)),
-        *_bar(step_parts(profile)),
+        *(_bar(step_parts(profile)) if bar else ()),
         *_sentences(stalls_words(profile), whole=whole),
         *_sentences(_flops(profile), whole=whole),
         *_sentences(_longest(profile), whole=whole),

@@ -89,6 +89,9 @@ def profile_view(profile: Profile) -> View:
     if any(points[kind] for kind in ("modules", "operators")):
         note = "How fast, over how many FLOPs a byte; areas are in proportion to time."
         sections += [Section("Roofline", note, []), Picture("roofline")]
+    elif profile.traced is not None and not profile.traced.like_counted:
+        note = f"n/a: the shapes of the traced {context.step_word}s are not those of the counted ones."
+        sections.append(Section("Roofline", note, []))
     curves = [] if tables is None else [_curve(one) for one in tables.memory_curves or ()]
     sections += [one for one in detailed_sections(profile) if one.title not in ("Advice", "Notes")]
     if tables is not None:
@@ -104,7 +107,7 @@ def profile_view(profile: Profile) -> View:
         title=name or "FLOPs profile",
         where=" · ".join(filter(None, parts)),
         summary=[
-            *whole_sentences(answer_lines(profile, advice=False, whole=True)),
+            *answer_lines(profile, advice=False, bar=False, whole=True),
             *(f"Try first: {one.fact} {one.remedy}{saving(one)}" for one in profile.advice[:1]),
         ],
         sections=sections,
@@ -154,9 +157,8 @@ def traces_views(report: TracesReport) -> list[tuple[str, View]]:
 
 
 def whole_sentences(lines: Sequence[str]) -> list[str]:
-    """*lines* with those that go on with the one before in one, bars of blocks left out."""
-    joined = "\n".join(lines).replace("\n  ", " ").split("\n")
-    return [line for line in joined if "█" not in line]
+    """*lines* with those that go on with the one before in one."""
+    return "\n".join(lines).replace("\n  ", " ").split("\n")
 
 
 def _steps(profile: Profile) -> Any:

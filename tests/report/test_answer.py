@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import ModuleRecord, PhaseSeconds
 from lightning_flops.report.headline import MOST_LINES, _apportioned, answer_lines
+from lightning_flops.report.page_views import profile_view
 from lightning_flops.report.profile_document import top_modules
 from lightning_flops.report.text import render_text
 from lightning_flops.schema.advice import Advice
@@ -99,6 +100,22 @@ def test_parts_too_short_to_see_are_left_out_and_the_others_still_add_up() -> No
     step = replace(window.timed_steps[0], seconds=PhaseSeconds(forward=0.0999999, other=0.0000001))
     lines = answer_lines(build_profile(replace(window, timed_steps=(step,)), config=ProfilerConfig()))
     assert f"forward 100.0% {40 * '█'}" in lines
+
+
+def test_the_page_has_a_picture_for_the_bar_and_says_why_a_roofline_is_missing() -> None:
+    profile = PROFILES["cpu"]
+    # The parts of the second line of this bar are too short for a block.
+    assert profile.timing is not None and profile.traced is not None
+    timed = replace(profile.timing.parts[0], typical_sec=0.9)
+    parts = (timed, *(replace(one, typical_sec=0.003) for one in profile.timing.parts[1:]))
+    timing = replace(profile.timing, parts=parts)
+    bar = answer_lines(replace(profile, timing=timing))
+    assert any("0.3%" in line and "█" not in line for line in bar)
+    apart = replace(profile, timing=timing, traced=replace(profile.traced, like_counted=False))
+    view = profile_view(apart)
+    assert not [line for line in view["summary"] if "0.3%" in line]
+    (roofline,) = (one for one in view["sections"] if one["title"] == "Roofline")
+    assert roofline["note"] == "n/a: the shapes of the traced steps are not those of the counted ones."
 
 
 def test_summary_of_a_job_is_of_all_its_ranks_but_for_its_times() -> None:
