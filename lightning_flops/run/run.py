@@ -261,9 +261,7 @@ class Run:
         self, batch: Any, shapes: Shapes, tokens: BatchTokens | None, samples: int | None, *, ends_step: bool
     ) -> None:
         """The window has measured a batch."""
-        count = (
-            tokens.real if tokens is not None and tokens.real is not None else self.meter.tokens(batch, samples)
-        )
+        count = tokens.real if tokens is not None and tokens.real is not None else self.meter.tokens(batch, samples)
         self.window.recorder.end_batch(shapes=shapes, samples=samples, tokens=count, ends_step=ends_step)
 
     def _step_ends(self, seconds: float) -> None:
