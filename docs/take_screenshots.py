@@ -30,7 +30,7 @@ PAGES = {
 """File, place within TensorBoard, the button to press there, and height of the picture."""
 
 TRACE = Path(__file__).parents[1] / "tests" / "data" / "traces" / "resnet50_num_workers_0.pt.trace.json.gz"
-"""Of a ResNet-50 on a V100, recorded by somebody else."""
+"""Of a ResNet-50 on a V100, recorded by another program."""
 
 WIDTH = 1500
 FIRST_SCREEN = {"width": 1200, "height": 1050}

@@ -74,7 +74,7 @@ _JSON_WORDS = {
 FLOP_RECORDS = ("StepFlops", "PhaseFlops")
 BYTE_RECORDS = ("PhaseBytes",)
 SECOND_RECORDS = ("PhaseSeconds",)
-"""Records all of whose numbers have one unit, which their name tells."""
+"""Records all of whose numbers have one unit, which their name says."""
 
 
 class _Schema(GenerateJsonSchema):

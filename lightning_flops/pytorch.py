@@ -292,7 +292,7 @@ class TrainingProfiler(ProfiledRun):
     def step(self) -> None:
         """A batch is through, and with it a step, if it was updated, or if ``profile_training`` got no optimizer."""
         if self._loop is not None:
-            self._loop.step_is_told()
+            self._loop.end_step()
 
     def batches(self, loader: Iterable[T]) -> Batches[T]:
         """*loader*, whose batches and the wait for them are seen; a torch DataLoader's are seen without this."""

@@ -209,7 +209,7 @@ class EngineRun:
         """End of what belonged to no step."""
         self.run.inside()
 
-    def step_is_told(self) -> None:
+    def end_step(self) -> None:
         """Nothing: the engine knows its steps."""
 
     def hands_out(self, batch: Any) -> None:

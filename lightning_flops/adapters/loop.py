@@ -49,16 +49,16 @@ class Hook:
     In a pickle or a copy of what it is on, it is a function of the standard library's that does nothing.
     """
 
-    def __init__(self, adapter: Any, tell: Callable[..., None]) -> None:
+    def __init__(self, adapter: Any, notify: Callable[..., None]) -> None:
         self._adapter = weakref.ref(adapter)
-        self._tell = tell
+        self._notify = notify
 
     def __call__(self, *args: Any) -> None:
         """Notify the adapter, if it is there and this is the thread that trains."""
         leave_compiled_code()
         adapter = self._adapter()
         if adapter is not None and adapter.run.thread == threading.get_ident():
-            self._tell(adapter, *args)
+            self._notify(adapter, *args)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (nullcontext(), "__exit__")
@@ -97,7 +97,7 @@ class _Place:
     feeder: Callable[[], Any] | None = lambda: None  # what has fed the latest forward of a step; None: what comes next
     has_fetched: bool = False
     has_trained: bool = False  # a model was called in training mode
-    told: bool = False  # the loop says where its steps end
+    ends_known: bool = False  # the loop says where its steps end
 
 
 class LoopRun:
@@ -325,7 +325,7 @@ class LoopRun:
     def update_ends(self, optimizer: Any, *_: Any) -> None:
         """An optimizer's step is over."""
         place, batch = self._place, self._batch
-        if not place.told and optimizer is (self._optimizers or (None,))[-1]:
+        if not place.ends_known and optimizer is (self._optimizers or (None,))[-1]:
             batch.ends_step = True
         place.updates -= 1
         if place.updates > 0 or place.outside:
@@ -464,9 +464,9 @@ class LoopRun:
     # ---- what the loop says itself
 
     @safe
-    def step_is_told(self) -> None:
+    def end_step(self) -> None:
         """The loop says that a batch is through, and with it a step, if it was updated."""
-        self._place.told = True
+        self._place.ends_known = True
         if self._batch.pending or not self._optimizers:
             self._steps_go_on()
             self._batch.updates = self._batch.updates or int(not self._optimizers)

@@ -71,7 +71,7 @@ class TrainerRun(LoopRun):
             mark_parts=self._mark,
             unseen=(),
         )
-        self._place.told = True
+        self._place.ends_known = True
         self._accumulate = accumulate
         self._reads_fetched = True  # accelerate moves them; what it skips in a training that goes on is dropped here
         self.run.tokens.fetched = deque(maxlen=accumulate + 1)

@@ -153,8 +153,8 @@ class Formula:
             if known != flops:
                 self._refuse()
             return
-        told, batches = self.flops(sizes), self._batches(sizes)
-        if told is not None and {key: value for key, value in told.items() if value} == flops:
+        predicted, batches = self.flops(sizes), self._batches(sizes)
+        if predicted is not None and {key: value for key, value in predicted.items() if value} == flops:
             if len(self._rows) < _MOST_ROWS:
                 self._rows[sizes] = flops
             columns = zip(*batches or (), strict=True)

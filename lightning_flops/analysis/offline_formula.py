@@ -102,10 +102,10 @@ class FlopsFormula:
         return answer
 
     def _answer(self, values: tuple[int, ...]) -> SizedFlops:
-        told = None
+        predicted = None
         if values not in self._counted and self._formula.covers(Sizes((values,))):
-            told = self._formula.flops(Sizes((values,)))
-        flops = self._take(values, self._formula) if told is None else told
+            predicted = self._formula.flops(Sizes((values,)))
+        flops = self._take(values, self._formula) if predicted is None else predicted
 
         def bucket(name: str) -> int:
             return sum(value for (its, _), value in flops.items() if its == name)
@@ -116,7 +116,7 @@ class FlopsFormula:
             backward=bucket("backward"),
             recompute=bucket("recompute"),
             skipped=bucket("skipped"),
-            source="counted" if told is None else "formula",
+            source="counted" if predicted is None else "formula",
         )
 
     def report(self) -> FormulaReport:

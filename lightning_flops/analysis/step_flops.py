@@ -276,11 +276,11 @@ class StepFlops:
         formula = kind.formula
         if values is not None and not formula.by_tokens:
             return _Predicted(_usual(values), "counted" if len(values) == 1 and not kind.varies else "varied")
-        if (told := formula.flops(sizes)) is None:
+        if (predicted := formula.flops(sizes)) is None:
             return _Predicted(self._nearest(shape, sizes.steps), "nearest")
         if shape.form not in self._kinds or not formula.covers(sizes):
-            return _Predicted(told, "nearest")
-        return _Predicted(told, "varied" if kind.varies and not formula.by_tokens else "formula")
+            return _Predicted(predicted, "nearest")
+        return _Predicted(predicted, "varied" if kind.varies and not formula.by_tokens else "formula")
 
     def _kind(self, shape: _Shape) -> _Kind:
         """Counted steps of this form; if there are none, those that differ in padding alone.

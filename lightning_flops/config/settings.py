@@ -326,8 +326,8 @@ def with_settings_described(docstring: str | None, names: Iterable[str]) -> str 
     for name in names:
         default = defaults[name]
         # What None means, and what the default schedule is, stands in the help.
-        told = f" Default {default!r}." if isinstance(default, (int, float, str)) else ""
-        section += _ARGUMENT.wrap(f"{name}: {SETTINGS[name].help}{told}")
+        default_text = f" Default {default!r}." if isinstance(default, (int, float, str)) else ""
+        section += _ARGUMENT.wrap(f"{name}: {SETTINGS[name].help}{default_text}")
     text = inspect.cleandoc(docstring)
     end = min((place for title in ("Returns:\n", "Raises:\n") if (place := text.find(title)) >= 0), default=len(text))
     before, after = text[:end].rstrip(), text[end:]

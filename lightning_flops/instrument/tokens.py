@@ -90,8 +90,8 @@ def _packed(batch: PackedSequence | torch.Tensor) -> BatchTokens:
         with modes_off():
             processed, offsets, lengths = int(jagged.values().shape[0]), jagged.offsets(), jagged.lengths()
         with out_of_sight():
-            told = _on_host(offsets).diff() if lengths is None else _on_host(lengths)
-            return _of_lengths(told.tolist(), processed, None)
+            sequence_lengths = _on_host(offsets).diff() if lengths is None else _on_host(lengths)
+            return _of_lengths(sequence_lengths.tolist(), processed, None)
     # Of each time step so many sequences are in it; their numbers are always on the host.
     sizes = batch.batch_sizes.tolist()
     ends = [now - then for now, then in zip(sizes, [*sizes[1:], 0], strict=True)]

@@ -91,8 +91,8 @@ def _checked(summary: ThroughputSummary) -> str:
 
 def _token_lines(summary: ThroughputSummary) -> list[str]:
     if summary.tokens is None:
-        told = summary.tokens_per_sec
-        return [] if told is None else [f"tokens/s, by tokens_per_sample: {plain(told)}"]
+        per_sec = summary.tokens_per_sec
+        return [] if per_sec is None else [f"tokens/s, by tokens_per_sample: {plain(per_sec)}"]
     words = f"Tokens: {plain(summary.tokens)} processed, {plain(summary.real_tokens)} without padding"
     if summary.trained_tokens is not None:
         words += f", {plain(summary.trained_tokens)} trained on"

@@ -121,12 +121,12 @@ def _kernels(trace: TraceReport) -> str:
     shares = {row.name: row.peak_share for row in (trace.flops.kernels if trace.flops else None) or ()}
     first = (trace.kernels or ())[:_KERNELS]
     names = [short(own_name(row.name)) for row in first]
-    told = [
+    top_kernels = [
         f"{name} {percent(row.device.ratio)}"
         + ("" if (peak := shares.get(row.name)) is None else f" (at {percent(peak)} of the peak)")
         for name, row in zip(names, first, strict=True)
     ]
-    return f"Most kernel time: {', '.join(told)}."
+    return f"Most kernel time: {', '.join(top_kernels)}."
 
 
 def _of_job(steps: Sequence[TracedStepFlops]) -> str:

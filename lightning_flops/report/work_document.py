@@ -141,7 +141,7 @@ def kernel_section(report: TraceReport) -> Section:
     """Each kernel: its time, the FLOPs of the operators that launched it, and how it fills the device."""
     summary, rows = report.kernel_summary, report.kernels or ()
     assert summary is not None  # there where kernels are
-    told = summary.tensor_core_ratio is not None
+    names_show = summary.tensor_core_ratio is not None
     flops = by_key(report.flops.kernels if report.flops else None)
 
     def yes(value: bool) -> str:
@@ -161,7 +161,7 @@ def kernel_section(report: TraceReport) -> Section:
             joined("FLOP/s", flops, lambda one: one.flops_per_sec, si, "rate"),
             joined("of peak", flops, lambda one: one.peak_share, percent),
         ]
-    if told:
+    if names_show:
         columns.append(Column("TC", lambda row: f"{yes(row.tensor_cores_eligible)}/{yes(row.tensor_cores)}", str))
     columns += [field("blocks/SM", "blocks_per_sm"), Column("occupancy", occupancy, percent)]
     after = []
@@ -170,7 +170,7 @@ def kernel_section(report: TraceReport) -> Section:
     if any(one.peak_share is not None and one.peak_share > 1 for one in flops.values()):
         after.append("Above 100%: algorithms such as Winograd's multiply less than the formula of a convolution says.")
     items: list[Figure | Table | str] = [Figure("kernels", f"{plain(summary.calls)} in {us(summary.total_us)}")]
-    if told:
+    if names_show:
         items += [
             Figure("time on tensor cores", percent(summary.tensor_core_ratio)),
             Figure("time in operators that can use them", percent(summary.tensor_core_eligible_ratio)),
@@ -184,7 +184,7 @@ def kernel_section(report: TraceReport) -> Section:
     return Section(
         "Kernels",
         "TC: whether the operator can use tensor cores / whether the kernel's name says that it did."
-        if told
+        if names_show
         else "Which ran on tensor cores is n/a: none computes, or the names are AMD's or Intel's, without that.",
         items,
     )

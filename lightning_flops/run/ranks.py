@@ -217,13 +217,13 @@ class Ranks:
     def folder(self) -> str | None:
         """Where rank 0's files go, ours if it does not say in time; None if it writes none."""
         ends = self._clock() + _SEC_FOR_RANK_0
-        while (told := self._ask(self._told_folder)) is None:
+        while (answered := self._ask(self._written_folder)) is None:
             if self._failure is not None or self._clock() >= ends:
                 return OWN_FOLDER
             host_clock.sleep(_PAUSE_SEC)
-        return told or None
+        return answered or None
 
-    def _told_folder(self, store: Store) -> str | None:
+    def _written_folder(self, store: Store) -> str | None:
         key = f"{self._keys}/folder"
         return store.get(key).decode() if store.check([key]) else None
 

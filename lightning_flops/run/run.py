@@ -261,8 +261,8 @@ class Run:
         self, batch: Any, shapes: Shapes, tokens: BatchTokens | None, samples: int | None, *, ends_step: bool
     ) -> None:
         """The window has measured a batch."""
-        told = tokens.real if tokens is not None and tokens.real is not None else self.meter.tokens(batch, samples)
-        self.window.recorder.end_batch(shapes=shapes, samples=samples, tokens=told, ends_step=ends_step)
+        count = tokens.real if tokens is not None and tokens.real is not None else self.meter.tokens(batch, samples)
+        self.window.recorder.end_batch(shapes=shapes, samples=samples, tokens=count, ends_step=ends_step)
 
     def _step_ends(self, seconds: float) -> None:
         step, self._step = self._step, _Step()

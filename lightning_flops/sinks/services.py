@@ -84,8 +84,8 @@ class Services:
         if id(service) not in self._refused:
             self._refused.add(id(service))
             # Our own files, which lie in the same folder, have said so.
-            told = isinstance(service, TensorBoardFiles) and isinstance(error, OSError)
-            level = logging.DEBUG if told else logging.WARNING
+            expected = isinstance(service, TensorBoardFiles) and isinstance(error, OSError)
+            level = logging.DEBUG if expected else logging.WARNING
             logger.log(
                 level, "%s did not take the FLOPs report, the others did not notice: %s", _kinds(service)[0], words
             )

@@ -158,10 +158,10 @@ def _broken_off(trace: Trace, rows: Ints, parts: Ints) -> Mask:
 
 def _answers(trace: Trace, formulas: Formulas) -> tuple[tuple[RecordedWork, ...], Ints]:
     """The different answers, and for each row of the trace the index of its own."""
-    rows, told = trace.links.operators, _results(trace)
-    sizes_of = tuple(dict.fromkeys(told.values()))
+    rows, known_sizes = trace.links.operators, _results(trace)
+    sizes_of = tuple(dict.fromkeys(known_sizes.values()))
     result = np.full(len(trace), -1, dtype=np.int64)
-    result[list(told)] = [sizes_of.index(sizes) for sizes in told.values()]
+    result[list(known_sizes)] = [sizes_of.index(sizes) for sizes in known_sizes.values()]
     # One number for name, inputs and result; the last two may be -1.
     many, more = len(trace.recorded_inputs) + 1, len(sizes_of) + 1
     calls = (trace.name[rows] * np.int64(many) + trace.inputs[rows] + 1) * more + result[rows] + 1
@@ -228,7 +228,7 @@ def _results(trace: Trace) -> dict[int, tuple[int, ...]]:
     for row in here[trace.where(lambda name: name.endswith("convolution_backward"), Kind.OPERATOR)[here]].tolist():
         values, gradient, weight = (sizes_at(int(trace.inputs[row]), place) for place in range(3))
         by_sizes[values, weight] = gradient if by_sizes.get((values, weight), gradient) == gradient else None
-    told = {}
+    known_sizes = {}
     for row in here[(trace.forward_thread[here] <= 0)].tolist():
         if "backward" in trace.name_of(row):
             continue
@@ -237,8 +237,8 @@ def _results(trace: Trace) -> dict[int, tuple[int, ...]]:
         sizes = gradients.get(number) if number >= 0 else by_sizes.get((values, weight))
         # The number may be another node's, where this call made none.
         if values is not None and weight is not None and sizes and sizes[:2] == (*values[:1], *weight[:1]):
-            told[row] = sizes
-    return told
+            known_sizes[row] = sizes
+    return known_sizes
 
 
 def _sizes(inputs: RecordedInputs, place: int) -> tuple[int, ...] | None:

@@ -14,7 +14,7 @@ from lightning_flops.schema.trace_events import (
 )
 from lightning_flops.trace.columns import MemoryEvents, Trace
 from lightning_flops.trace.intervals import NS_PER_US, Ints, group_by, sums_by
-from lightning_flops.trace.modules import ACCUMULATION, NOBODY, OPTIMIZER, Phase, modules_above, with_below
+from lightning_flops.trace.modules import ACCUMULATION, NO_MODULE, OPTIMIZER, Phase, modules_above, with_below
 from lightning_flops.trace.structure import enclosing
 from lightning_flops.trace.tables import with_callees
 
@@ -162,7 +162,7 @@ def module_memory_table(trace: Trace) -> tuple[MemoryRow, ...] | None:
             for place in np.flatnonzero(events).tolist():
                 listed.append((frames.modules[place], part, int(events[place]), columns[place]))
         parts = {ACCUMULATION: "gradient accumulation", OPTIMIZER: "optimizer"}
-        for owned in (*parts, NOBODY):
+        for owned in (*parts, NO_MODULE):
             mine = rest & ((of == owned) if owned in parts else ~np.isin(of, list(parts)))
             if mine.any():
                 sums = [int(values[mine].sum()) for values in sizes]

@@ -27,7 +27,7 @@ from lightning_flops.trace.structure import enclosing, in_nesting_order, nearest
 _NODE = "autograd::engine::evaluate_function: "
 _ACCUMULATES = "AccumulateGrad"
 
-NOBODY, OPTIMIZER, ACCUMULATION, _COMMUNICATION = -1, -2, -3, -4
+NO_MODULE, OPTIMIZER, ACCUMULATION, _COMMUNICATION = -1, -2, -3, -4
 """Owners that are no module: of nothing known, of the optimizer, of adding gradients to parameters; in the backward."""
 MODULE = "nn.Module: "
 """What the event of a module's call begins with; the class and a number follow: ``Linear_0``."""
@@ -68,7 +68,7 @@ class Frames:
     def owner_at(self, trace: Trace, lanes: Lanes, moments_ns: Ints) -> tuple[Ints, Ints]:
         """For each moment in a lane, the owner and the phase of that frame."""
         frame = self.at(trace, lanes, moments_ns)
-        return np.where(frame >= 0, self.owner[frame], NOBODY), np.where(frame >= 0, self.phase[frame], Phase.NONE)
+        return np.where(frame >= 0, self.owner[frame], NO_MODULE), np.where(frame >= 0, self.phase[frame], Phase.NONE)
 
     def calls(self) -> Ints:
         """Rows of modules' marks that are a call of their own: forward, and no wrapper's call of what it wraps."""
@@ -103,7 +103,7 @@ def find_frames(trace: Trace) -> Frames | None:
     parent, _ = nest(trace, rows)
     maker = _maker_frames(trace, rows[is_node[rows]], Frames(modules, rows, parent, parent, parent))
 
-    owners: dict[int, int] = {-1: NOBODY}
+    owners: dict[int, int] = {-1: NO_MODULE}
     phases: dict[int, int] = {-1: Phase.FORWARD}  # a module that is called outside of every mark runs forward
     parts: dict[int, str | None] = {}
     in_time = rows[np.lexsort((-trace.duration_ns[rows], trace.start_ns[rows]))]
@@ -121,8 +121,8 @@ def find_frames(trace: Trace) -> Frames | None:
         else:
             part = parts[row] = part_of(trace.names[name])
             phases[row] = _BOTH.get(part or "", Phase.NONE)
-            owners[row] = {"forward": numbers[""], "optimizer": OPTIMIZER}.get(part or "", NOBODY)
-    owner, phase = np.full(len(trace), NOBODY, dtype=np.int64), np.zeros(len(trace), dtype=np.int64)
+            owners[row] = {"forward": numbers[""], "optimizer": OPTIMIZER}.get(part or "", NO_MODULE)
+    owner, phase = np.full(len(trace), NO_MODULE, dtype=np.int64), np.zeros(len(trace), dtype=np.int64)
     owner[in_time] = [owners[row] for row in in_time.tolist()]
     phase[in_time] = [phases[row] for row in in_time.tolist()]
     return Frames(modules, rows, parent, owner, phase)
@@ -199,8 +199,8 @@ def module_table(trace: Trace, step: int | None = None) -> ModuleTable | None:
         "optimizer_us": owner == OPTIMIZER,
         "gradient_accumulation_us": owner == ACCUMULATION,
         "backward_communication_us": owner == _COMMUNICATION,
-        "unattributed_forward_us": (phase == Phase.FORWARD) & (owner == NOBODY),
-        "unattributed_backward_us": (phase == Phase.BACKWARD) & (owner == NOBODY),
+        "unattributed_forward_us": (phase == Phase.FORWARD) & (owner == NO_MODULE),
+        "unattributed_backward_us": (phase == Phase.BACKWARD) & (owner == NO_MODULE),
     }
     sums = {name: np.flatnonzero(wanted) for name, wanted in wholes.items()}
     sources = forwards_of_modules(trace, called_modules(trace))

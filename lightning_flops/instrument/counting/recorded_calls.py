@@ -231,7 +231,7 @@ def _sizes(dims: Any) -> list[int] | None:
     return list(dims) if is_list and all(type(size) is int and size >= 0 for size in dims) else None
 
 
-def _result(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], told: Sequence[int] | None) -> Any:
+def _result(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], shown_sizes: Sequence[int] | None) -> Any:
     """What the call returned, as meta tensors: by torch's own rules, else of the sizes shown elsewhere in the trace."""
     given = kwargs.get("out")
     room = tuple(given.shape) if isinstance(given, torch.Tensor) and given.numel() else None
@@ -246,7 +246,7 @@ def _result(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], tol
     except Unreadable:
         raise
     except Exception:  # an argument is not written, or the operator has no rule for shapes
-        sizes = None if told is None else _sizes(told)
+        sizes = None if shown_sizes is None else _sizes(shown_sizes)
         if sizes is None:
             return _NotWritten("the shape of its result")
         dtype = next((one.dtype for one in args if isinstance(one, torch.Tensor)), torch.float32)
