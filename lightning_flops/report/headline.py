@@ -285,7 +285,7 @@ def figures(profile: Profile, *, reasons: bool = True) -> str:
         of_rank, in_all = f" on rank {context.rank} of {context.world_size}", " in all"
         of_whom = " of this rank" if ranks is None else " of all ranks"
     least = "at least " if profile.lower_bound else ""
-    took = "" if timing is None else f" and {duration(timing.global_step_sec)}"
+    took = "" if timing is None else f" and {duration(timing.global_step.typical_sec)}"
     known = [f"{least}{si(profile.flops.model, 'FLOPs')}{took} a {context.step_word}{of_rank}"]
     missing: dict[str, list[str]] = {}  # by reason
     if rates.samples_per_sec is not None:

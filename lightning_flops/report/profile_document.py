@@ -105,12 +105,8 @@ _ROWS: Mapping[BudgetKey, str] = {
     "data": "data wait and transfer",
     "other": "other: callbacks, logging, schedulers",
 }
-_UNDIVIDED = "forward, backward and optimizer beyond these"
-"""The row of ``compute`` where no trace divides it."""
-_WITHOUT_BACKWARD: Mapping[str, str] = {
-    _ROWS["other_flops"]: "less skipped FLOPs at the peak",
-    _UNDIVIDED: "forward beyond these",
-}
+_UNDIVIDED = "forward, backward and optimizer beyond these"  # ``compute`` where no trace divides it
+_WITHOUT_BACKWARD = {_ROWS["other_flops"]: "less skipped FLOPs at the peak", _UNDIVIDED: "forward beyond these"}
 
 
 def breakdown_section(profile: Profile) -> Section:
@@ -471,8 +467,7 @@ def _attainable(profile: Profile) -> str:
 def uncounted_section(profile: Profile) -> Section:
     """Each operator that ran and is in no count."""
     if not profile.uncounted:
-        words = "Nothing: every operator that ran has a FLOP count or is known to have none."
-        return Section("Not counted", "", [words])
+        return Section("Not counted", "", ["Nothing: every operator that ran has a FLOP count or is known to have none."])
     ordered = sorted(profile.uncounted.items(), key=lambda item: (not item[1].heavy, -item[1].output_elements, item[0]))
     columns = [
         Column("operator", lambda row: row[0], str),
@@ -495,12 +490,10 @@ def lower_bound_words(profile: Profile) -> str:
 
 
 def _how_to_teach(profile: Profile) -> Iterator[str]:
-    """How to have an operator counted; nothing where only kernels without an operator are not counted."""
+    """How to have the first of these operators counted; nothing where only kernels without an operator are not."""
     for name, operator in sorted(profile.uncounted.items()):
         namespace, _, short = name.partition(".")
         if operator.heavy and namespace not in ("cuda", "inductor", "triton") and short and "." not in short:
-            yield (
-                f'lightning_flops.register_flop_formula("{namespace}::{short}", formula) has an operator counted; 0 in '
-                "place of the formula says that it has none."
-            )
+            call = f'lightning_flops.register_flop_formula("{namespace}::{short}", formula)'
+            yield f"{call} has an operator counted; 0 in place of the formula says that it has none."
             return
