@@ -132,8 +132,7 @@ def breakdown_section(profile: Profile) -> Section:
         share("share", lambda row: None if row[1] is None else row[1] / budget.wall_ns),
         *([Column("advice", lambda row: row[2], str, left=True)] if any(row[2] for row in rows) else []),
     ]
-    word = profile.context.step_word
-    traced = profile.traced
+    word, traced = profile.context.step_word, profile.traced
     about = []
     if traced is not None and budget.traced_step is not None:
         about.append(f"Phases are divided as in the traced {traced.named(word)}.")
@@ -467,7 +466,8 @@ def _attainable(profile: Profile) -> str:
 def uncounted_section(profile: Profile) -> Section:
     """Each operator that ran and is in no count."""
     if not profile.uncounted:
-        return Section("Not counted", "", ["Nothing: every operator that ran has a FLOP count or is known to have none."])
+        words = "Nothing: every operator that ran has a FLOP count or is known to have none."
+        return Section("Not counted", "", [words])
     ordered = sorted(profile.uncounted.items(), key=lambda item: (not item[1].heavy, -item[1].output_elements, item[0]))
     columns = [
         Column("operator", lambda row: row[0], str),
