@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 from lightning_flops.schema import shown as _shown
 
 if TYPE_CHECKING:
+    from lightning_flops.adapters.standalone import FlopsProfiler as FlopsProfiler
+    from lightning_flops.adapters.standalone import get_model_profile as get_model_profile
     from lightning_flops.analysis.compare import compare_profiles as compare_profiles
     from lightning_flops.config import ProfilerConfig as ProfilerConfig
     from lightning_flops.errors import ConfigError as ConfigError
     from lightning_flops.errors import LightningFlopsError as LightningFlopsError
+    from lightning_flops.instrument.counting.formulas import register_flop_formula as register_flop_formula
     from lightning_flops.lightning import FlopsProfilerCallback as FlopsProfilerCallback
-    from lightning_flops.pytorch import FlopsProfiler as FlopsProfiler
     from lightning_flops.pytorch import count_flops as count_flops
     from lightning_flops.pytorch import count_offline as count_offline
     from lightning_flops.pytorch import flops_formula as flops_formula
-    from lightning_flops.pytorch import get_model_profile as get_model_profile
     from lightning_flops.pytorch import profile_training as profile_training
-    from lightning_flops.pytorch import register_flop_formula as register_flop_formula
     from lightning_flops.report.deepspeed_units import bytes_to_string as bytes_to_string
     from lightning_flops.report.deepspeed_units import duration_to_string as duration_to_string
     from lightning_flops.report.deepspeed_units import flops_to_string as flops_to_string
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _NAMES = {
+    "adapters.standalone": "FlopsProfiler get_model_profile",
     "analysis.compare": "compare_profiles",
     "config": "ProfilerConfig",
     "errors": "ConfigError LightningFlopsError",
+    "instrument.counting.formulas": "register_flop_formula",
     "lightning": "FlopsProfilerCallback",
-    "pytorch": (
-        "FlopsProfiler count_flops count_offline flops_formula get_model_profile profile_training register_flop_formula"
-    ),
+    "pytorch": "count_flops count_offline flops_formula profile_training",
     "report.deepspeed_units": (
         "bytes_to_string duration_to_string flops_to_string macs_to_string number_to_string params_to_string"
     ),

@@ -1,4 +1,4 @@
-"""For any PyTorch loop: profile its training, count the FLOPs of a block of code, or profile a model's forwards."""
+"""For any PyTorch loop: profile its training, or count the FLOPs of a block of code or of a step that does not run."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import operator
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from types import TracebackType
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from torch import nn
@@ -15,13 +14,11 @@ from torch import nn
 from lightning_flops.adapters.deepspeed_engine import EngineRun, engine_run, is_engine
 from lightning_flops.adapters.loop import LoopRun
 from lightning_flops.adapters.loop_context import SeveralModels, frame_of, loop_output, optimizers_in
-from lightning_flops.adapters.standalone import FlopsProfiler, get_model_profile
 from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.analysis.offline_formula import Counted, FlopsFormula
 from lightning_flops.config import ProfilerConfig, SettingArguments, config_from, takes_settings
 from lightning_flops.errors import ConfigError
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
-from lightning_flops.instrument.counting.formulas import register_flop_formula
 from lightning_flops.instrument.counting.offline import count_on_fake_tensors
 from lightning_flops.instrument.counting.resized import VariedBatch
 from lightning_flops.instrument.module_scope import describe_modules, require_module
@@ -37,21 +34,9 @@ if TYPE_CHECKING:
     from lightning_flops.run.run import Run
     from lightning_flops.schema.profile import Profile
 
-T = TypeVar("T")
+    _Make = Callable[[Callable[[Profile], None]], tuple[LoopRun | EngineRun, Callable[[], None]]]
 
-__all__ = [
-    "Batches",
-    "FlopCounts",
-    "FlopsFormula",
-    "FlopsProfiler",
-    "TrainingProfiler",
-    "count_flops",
-    "count_offline",
-    "flops_formula",
-    "get_model_profile",
-    "profile_training",
-    "register_flop_formula",
-]
+T = TypeVar("T")
 
 
 @contextmanager
@@ -64,12 +49,8 @@ def count_flops(
     are those of the moment, and after it. Once the block has begun, no error of ours is raised in it or at its end:
     where something was not counted, a note says so.
 
-    Args:
-        model: the model whose modules own the work. Left out, everything that runs stands under ``(outside)``.
-        causal_attention: ``"half"`` counts half of the score matrix where attention is flagged causal.
-
-    Yields:
-        The counts.
+    Without *model*, everything that runs stands under ``(outside)``. ``causal_attention="half"`` counts half of the
+    score matrix where attention is flagged causal.
 
     Raises:
         TypeError: *model* is neither a module nor None.
@@ -91,12 +72,8 @@ def count_offline(model: nn.Module, batch: Any, *, causal_attention: Literal["fu
     """Counts one eager forward and backward of *model* on a batch of these shapes, without running it.
 
     For a compiled model, whose compiled path may do less work or hide it, this is the figure of the eager one. The
-    backward is that of everything the forward puts out. A forward that asks for values, as of a mask, raises.
-
-    Args:
-        model: stays as it is.
-        batch: a tuple of positional arguments, a dict of keyword arguments, or the one argument (a named tuple is one).
-        causal_attention: as for ``count_flops``.
+    backward is that of everything the forward puts out. A forward that asks for values, as of a mask, raises. *batch*
+    is a tuple of positional arguments, a dict of keyword arguments, or the one argument (a named tuple is one).
 
     Raises:
         TypeError: *model* is no module.
@@ -123,13 +100,10 @@ def flops_formula(
 
     ``flops_formula(model, batch, vary={"input_ids": (0, 1)})(batch=8, sequence=4096)`` are the FLOPs of these sizes.
 
-    Args:
-        model: stays as it is.
-        batch: as for ``count_offline``. What it holds is repeated or cut off for other sizes.
-        vary: by argument (its name, or its position in a tuple), the axes that vary. Axis 0 is named ``batch``, axis 1
-            ``sequence``, those of images ``height`` and ``width``; a mapping from axes to names gives others. Other
-            tensors of the batch follow where they have the same size in the same axis.
-        causal_attention: as for ``count_flops``.
+    *batch* is as for ``count_offline``; what it holds is repeated or cut off for other sizes. *vary* has, by argument
+    (its name, or its position in a tuple), the axes that vary. Axis 0 is named ``batch``, axis 1 ``sequence``, those of
+    images ``height`` and ``width``; a mapping from axes to names gives others. Other tensors of the batch follow where
+    they have the same size in the same axis.
 
     Raises:
         TypeError: *model* is no module.
@@ -149,12 +123,7 @@ def flops_formula(
 def _described_later(model: nn.Module) -> Callable[[], tuple[ModuleRecord, ...]]:
     """Describes the modules when a caller asks, which few do; does not hold the model."""
     reference = weakref.ref(model)
-
-    def describe() -> tuple[ModuleRecord, ...]:
-        found = reference()
-        return () if found is None else describe_modules(found, settings=False)
-
-    return describe
+    return lambda: () if (found := reference()) is None else describe_modules(found, settings=False)
 
 
 @takes_settings
@@ -204,24 +173,17 @@ def profile_training(
     config = config_from(settings, owner="profile_training")
     optimizers = () if is_engine(model) else optimizers_in(optimizer)
 
-    def loop(publish: Callable[[Profile], None]) -> tuple[LoopRun | EngineRun, Callable[[], None]]:
+    def make(publish: Callable[[Profile], None]) -> tuple[LoopRun | EngineRun, Callable[[], None]]:
         frame = frame_of(model, accelerator=accelerator, fabric=fabric)
         output, close = loop_output(frame, config, log_dir=log_dir, writer=writer)
         if is_engine(model):  # made by the loop, or by accelerate
             return engine_run(model, config, publish, output=output), close
-        run: LoopRun = LoopRun(
-            model,
-            optimizers,
-            config=config,
-            publish=publish,
-            frame=frame,
-            output=output,
-            log_every_n_steps=log_every_n_steps,
-            x_axis=lambda: initial_step + run.run.steps_done,
-        )
+        logs: dict[str, Any] = {"log_every_n_steps": log_every_n_steps}
+        logs["x_axis"] = lambda: initial_step + run.run.steps_done
+        run: LoopRun = LoopRun(model, optimizers, config=config, publish=publish, frame=frame, output=output, **logs)
         return run, close
 
-    return TrainingProfiler(loop, config=config)
+    return TrainingProfiler(make, config=config)
 
 
 def _as_one(models: Mapping[str, nn.Module]) -> nn.Module:
@@ -238,14 +200,9 @@ def _as_one(models: Mapping[str, nn.Module]) -> nn.Module:
 class TrainingProfiler(ProfiledRun):
     """A profiler around a training loop; ``profile_training`` makes it. Nothing of it raises into the loop."""
 
-    def __init__(
-        self,
-        loop: Callable[[Callable[[Profile], None]], tuple[LoopRun | EngineRun, Callable[[], None]]],
-        *,
-        config: ProfilerConfig,
-    ) -> None:
+    def __init__(self, make: _Make, *, config: ProfilerConfig) -> None:
         self._config = config
-        self._make = loop
+        self._make = make
         self._loop: LoopRun | EngineRun | None = None
         self._close_output: Callable[[], None] = lambda: None
         self._start_anew()
@@ -256,14 +213,10 @@ class TrainingProfiler(ProfiledRun):
         return None if self._loop is None else self._loop.run
 
     def __enter__(self) -> Self:
-        """The loop begins."""
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """The loop is over, or has raised *error*: report what was measured."""
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self.stop(error)
 
     def start(self) -> None:
@@ -284,9 +237,8 @@ class TrainingProfiler(ProfiledRun):
             try:
                 loop.finish(error)
             finally:
-                if (run := loop.run) is not None:
-                    run.close()
-                    self._throughput = run.reports.throughput
+                loop.run.close()
+                self._throughput = loop.run.reports.throughput
                 self._close_output()
 
     def step(self) -> None:
@@ -301,14 +253,11 @@ class TrainingProfiler(ProfiledRun):
     @contextmanager
     def outside_of_steps(self, name: str = "validation") -> Iterator[None]:
         """What runs inside belongs to no step; an evaluation in evaluation mode without gradients needs no such."""
-        loop = self._loop
-        if loop is not None:
-            loop.leave_out(name)
-        try:
+        with ExitStack() as after:
+            if (loop := self._loop) is not None:
+                loop.leave_out(name)
+                after.callback(loop.take_in)
             yield
-        finally:
-            if loop is not None:
-                loop.take_in()
 
 
 class Batches(Generic[T]):
@@ -319,7 +268,6 @@ class Batches(Generic[T]):
         self._loop = loop
 
     def __iter__(self) -> Iterator[T]:
-        """Iterate over the loader anew."""
         iterator = iter(self._loader)
         while True:
             loop = self._loop()
@@ -337,13 +285,10 @@ class Batches(Generic[T]):
             yield batch
 
     def __len__(self) -> int:
-        """Number of batches that the loader has."""
         return len(self._loader)  # type: ignore[arg-type]
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """A pickle or a copy is the loader's."""
+    def __reduce__(self) -> tuple[Any, ...]:  # a pickle or a copy is the loader's
         return operator.itemgetter(0), ((self._loader,),)
 
     def __getattr__(self, name: str) -> Any:
-        """Every other attribute is the loader's."""
         return getattr(self._loader, name)

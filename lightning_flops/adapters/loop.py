@@ -22,9 +22,10 @@ from lightning_flops.adapters.loop_context import Frame, called_in, device_of, r
 from lightning_flops.adapters.wrapping import hear, hear_backwards, hear_fetches
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.instrument.batches import HIDDEN_SHAPE, tensor_shapes
+from lightning_flops.instrument.module_hooks import around_compilations
 from lightning_flops.instrument.optimizer_hooks import OptimizerHooks
 from lightning_flops.instrument.timing.settling import steps_to_settle
-from lightning_flops.instrument.torch_private.compiler import compiler_callbacks, hide, leave_compiled_code, was_used
+from lightning_flops.instrument.torch_private.compiler import hide, leave_compiled_code, was_used
 from lightning_flops.instrument.torch_private.loading import fetched_ahead, workers_of
 from lightning_flops.records import BatchTokens, Shapes
 from lightning_flops.run.adapter import Facts
@@ -33,10 +34,7 @@ from lightning_flops.run.run import Run
 from lightning_flops.run.safety import failed, safe
 from lightning_flops.schema.profile import Profile
 
-_NOT_CALLED = (
-    "The model was not called, or compiled code called it: forward is what ran from the batch to the backward."
-)
-
+_NOT_CALLED = "The model was not called, or by compiled code: forward is what ran from the batch to the backward."
 _ENDED_IN_A_STEP = (
     "The loop ended in a step: {}, the last optimizer in the list, ends each. List the one that steps last in the last "
     "place, or call profiler.step()."
@@ -44,24 +42,21 @@ _ENDED_IN_A_STEP = (
 
 
 class Hook:
-    """A hook of ours on a module or an optimizer of the user's, which holds the adapter weakly.
-
-    In a pickle or a copy of what it is on, it is a function of the standard library's that does nothing.
-    """
+    """A hook of ours on a module or an optimizer of the user's, which holds the adapter weakly."""
 
     def __init__(self, adapter: Any, notify: Callable[..., None]) -> None:
         self._adapter = weakref.ref(adapter)
         self._notify = notify
 
     def __call__(self, *args: Any) -> None:
-        """Notify the adapter, if it is there and this is the thread that trains."""
+        """Notify the adapter, if it is there, on the thread that trains."""
         leave_compiled_code()
         adapter = self._adapter()
         if adapter is not None and adapter.run.thread == threading.get_ident():
             self._notify(adapter, *args)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return getattr, (nullcontext(), "__exit__")
+        return getattr, (nullcontext(), "__exit__")  # in a pickle or a copy: the standard library's, and does nothing
 
 
 hide(Hook.__call__)
@@ -101,23 +96,13 @@ class _Place:
 
 
 class LoopRun:
-    """The adapter of one loop, on one rank.
+    """The adapter of one loop, on one rank, which has made *steps_before* steps without it.
 
-    Args:
-        model: what the loop calls; several as ``SeveralModels``.
-        optimizers: of the loop, without wrappers.
-        config: the settings.
-        publish: gets each profile when its report is there.
-        frame: what the library that drives the loop knows of it.
-        output: where rank 0 shows its reports.
-        log_every_n_steps: how often throughput is written; 0: the adapter says when.
-        steps_before: steps of the loop that were made before it had an adapter.
-        facts: what else is known of the run, by the names of ``Facts``.
+    With *log_every_n_steps* 0, throughput is written when a subclass says so. *facts* are by the names of ``Facts``.
     """
 
     run: Run
-    counts_at_fetch = True
-    """A step is counted from its first batch's fetch on where a DataLoader shows that: a teacher may run first."""
+    counts_at_fetch = True  # steps are counted from their first fetch on, where it is seen: a teacher may run first
 
     def __init__(
         self,
@@ -135,8 +120,7 @@ class LoopRun:
         self._model = model
         self._optimizers = tuple(optimizers)
         self._log_every = log_every_n_steps
-        self._asks = callable(config.batch_size) or callable(config.tokens_per_sample)
-        """The user's functions are asked of each batch."""
+        self._asks = callable(config.batch_size) or callable(config.tokens_per_sample)  # of each batch
         self._place = _Place()
         self._batch = _Batch()
         self._micro_batches = 0
@@ -161,8 +145,7 @@ class LoopRun:
         }
         self.run = Run(Facts(**(known | facts)), config, publish)
         self.run.steps_done = steps_before
-        self._reads_fetched = self.run.facts.device.type != "cpu"
-        """Tokens are read when a loader delivers a batch, and not when the model gets it."""
+        self._reads_fetched = self.run.facts.device.type != "cpu"  # tokens, before the model gets them
 
     def begin(self) -> None:
         """The loop begins."""
@@ -190,10 +173,9 @@ class LoopRun:
         models = called_in(self._model)
 
         def put_up(*_: Any) -> None:
-            if not handles:
-                for model in models:
-                    handles.append(model.register_forward_pre_hook(enters, prepend=True, with_kwargs=True))
-                    handles.append(model.register_forward_hook(leaves, always_call=True))
+            for model in () if handles else models:
+                handles.append(model.register_forward_pre_hook(enters, prepend=True, with_kwargs=True))
+                handles.append(model.register_forward_hook(leaves, always_call=True))
 
         def take_down(*_: Any) -> None:
             while handles:
@@ -201,15 +183,8 @@ class LoopRun:
 
         undo.callback(take_down)
         put_up()
-        # While torch compiles, the hooks are down: code that had seen them would break its graph there.
-        compiler = compiler_callbacks() if was_used() else None
-        if compiler is not None:
-            for callback in (take_down, put_up):
-                hide(callback)  # torch holds a lock around these calls, and would take it again to compile them
-            undo.callback(compiler.remove_start_callback, take_down)
-            undo.callback(compiler.remove_end_callback, put_up)
-            compiler.register_start_callback(take_down)
-            compiler.register_end_callback(put_up)
+        if was_used():  # code that had seen the hooks would break its graph there
+            around_compilations(undo, take_down, put_up)
 
     # ---- the parts of a step
 
@@ -413,15 +388,13 @@ class LoopRun:
             self._batch_is_over(ends_step=True)
 
     def _batch_is_over(self, *, ends_step: bool) -> None:
-        run, batch = self.run, self._batch
-        self._batch = _Batch()
+        run, batch, self._batch = self.run, self._batch, _Batch()
         logs = ends_step and self._log_every > 0 and (run.steps_done + 1) % self._log_every == 0
         self._micro_batches += 1
         if ends_step:
             self._accumulate, self._micro_batches = self._micro_batches, 0
-        run.batch_done(
-            batch.given, batch.shapes, updates=batch.updates, ends_step=ends_step, logs=logs, tokens=batch.tokens
-        )
+        given, shapes, updates, tokens = batch.given, batch.shapes, batch.updates, batch.tokens
+        run.batch_done(given, shapes, updates=updates, ends_step=ends_step, logs=logs, tokens=tokens)
 
     # ---- what belongs to no step
 
@@ -460,8 +433,6 @@ class LoopRun:
         """End of what belonged to no step."""
         self._place.outside -= 1
         self.run.inside()
-
-    # ---- what the loop says itself
 
     @safe
     def end_step(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import operator
 import os
 import sys
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lightning_flops.adapters.place import mesh_sizes, run_context_on, sizes_along
+from lightning_flops.adapters.place import log_is_shown, mesh_sizes, run_context_on, sizes_along
 from lightning_flops.config import OWN_FOLDER, ProfilerConfig
 from lightning_flops.errors import ConfigError
 from lightning_flops.instrument.deepspeed_groups import ParallelSizes
@@ -88,10 +87,6 @@ def accelerate_frame(accelerator: Any, model: nn.Module, *, framework: str = "ac
     )
 
 
-_ALIKE = ("framework", "framework_version", "rank", "world_size", "strategy")
-"""Fields that a frame and a run's context have in common."""
-
-
 def _strategy(model: nn.Module) -> str:
     """The wrapper that spreads the work, by its class; empty without one."""
     kinds = {kind.__name__ for kind in type(model).__mro__}
@@ -114,20 +109,15 @@ def device_of(model: nn.Module) -> torch.device:
 
 def run_context(frame: Frame, model: nn.Module, *, accumulate: int, autocast: str = "") -> RunContext:
     """Where the loop runs, as far as a rank knows without asking the others; *autocast* as for ``Frame.precision``."""
-    return run_context_on(
-        device_of(model),
-        frame.sizes or sizes_along(_mesh_sizes(model), world_size=frame.world_size),
-        precision=frame.precision(autocast),
-        accumulate=accumulate,
-        **{name: getattr(frame, name) for name in _ALIKE},
-    )
-
-
-def _mesh_sizes(model: nn.Module) -> dict[str, int]:
-    """The largest size of each known dimension of the meshes that the model's parameters are spread over."""
-    meshes = {id(mesh): mesh for one in model.parameters() if (mesh := getattr(one, "device_mesh", None)) is not None}
-    sizes = [item for mesh in meshes.values() for item in mesh_sizes(mesh).items()]
-    return dict(sorted(sizes, key=operator.itemgetter(1)))
+    sizes = frame.sizes
+    if sizes is None:  # the largest of each known dimension of the meshes that the parameters are spread over
+        meshes = {id(mesh): mesh for mesh in (getattr(one, "device_mesh", None) for one in model.parameters())}
+        known = [item for mesh in meshes.values() for item in mesh_sizes(mesh).items()]
+        sizes = sizes_along(dict(sorted(known, key=operator.itemgetter(1))), world_size=frame.world_size)
+    alike = ("framework", "framework_version", "rank", "world_size", "strategy")
+    fields: dict[str, Any] = {name: getattr(frame, name) for name in alike}
+    fields |= {"precision": frame.precision(autocast), "accumulate": accumulate}
+    return run_context_on(device_of(model), sizes, **fields)
 
 
 def loop_output(
@@ -145,17 +135,13 @@ def loop_output(
     """
     folder = None if log_dir is None else os.fspath(log_dir)
     written = [] if folder is None else [TensorBoardFiles(folder)]
-    services = Services([*written, *frame.writers, *(() if writer is None else (writer,))])
-
-    own = OWN_FOLDER if or_own else None
-
-    def announce(sentence: str) -> None:
-        ours = logging.getLogger("lightning_flops")
-        if not (ours.isEnabledFor(logging.INFO) and ours.hasHandlers()):  # if shown, it has named each file
-            say(sentence)
-
+    services = Services([*written, *frame.writers, *([] if writer is None else [writer])])
     output = LoggedOutput(
-        config, loggers=services, folder=lambda: folder or services.folder() or own, announce=announce, nowhere=_NOWHERE
+        config,
+        loggers=services,
+        folder=lambda: folder or services.folder() or (OWN_FOLDER if or_own else None),
+        announce=lambda sentence: None if log_is_shown() else say(sentence),
+        nowhere=_NOWHERE,
     )
     return output, services.close
 
@@ -208,9 +194,6 @@ def optimizers_in(given: Any) -> tuple[Any, ...]:
 def _unwrapped(optimizer: Any) -> Any:
     """The optimizer inside of those that accelerate or Fabric has put around it, which may call it, or not."""
     theirs = ("accelerate.", "lightning.fabric.", "lightning_fabric.")
-    while any(kind.__module__.startswith(theirs) for kind in type(optimizer).__mro__):
-        inner = getattr(optimizer, "optimizer", None)
-        if inner is None:
-            break
-        optimizer = inner
-    return optimizer
+    inner = getattr(optimizer, "optimizer", None)
+    is_theirs = any(kind.__module__.startswith(theirs) for kind in type(optimizer).__mro__)
+    return _unwrapped(inner) if is_theirs and inner is not None else optimizer

@@ -30,20 +30,14 @@ def run_context_on(device: torch.device, sizes: ParallelSizes, **fields: Any) ->
 
 def sizes_along(known: Mapping[str, int], *, world_size: int) -> ParallelSizes:
     """How many ranks share the work, given the *known* sizes of dimensions as ``mesh_sizes`` names them."""
+    sizes = {f"{name}_size": size for name, size in known.items()}
     # Ranks with different experts see different data.
     same_data = math.prod(size for name, size in known.items() if name != "ep")
-    return ParallelSizes(
-        dp_size=max(1, world_size // same_data), **{f"{name}_size": size for name, size in known.items()}
-    )
+    return ParallelSizes(dp_size=max(1, world_size // same_data), **sizes)
 
 
-_DIMENSIONS = {
-    **dict.fromkeys(("tensor_parallel", "tp"), "tp"),
-    **dict.fromkeys(("pipeline_parallel", "pp"), "pp"),
-    **dict.fromkeys(("context_parallel", "cp"), "cp"),
-    **dict.fromkeys(("sequence_parallel", "sp", "ulysses"), "sp"),
-    **dict.fromkeys(("expert_parallel", "ep"), "ep"),
-}
+_KINDS = {"tensor": "tp", "pipeline": "pp", "context": "cp", "sequence": "sp", "expert": "ep"}
+_DIMENSIONS = {name: kind for word, kind in _KINDS.items() for name in (kind, f"{word}_parallel")} | {"ulysses": "sp"}
 """The kind of parallelism of a device mesh's dimension, by its name: Lightning's, torchtitan's and the usual names."""
 
 

@@ -1,8 +1,7 @@
 """A program that must not change: torch's global hooks find its loop, which the loop's adapter then profiles.
 
 The outermost module that is called with gradients on, and the first optimizer that steps on parameters of its, are the
-loop's. From the end of that step on its adapter has hooks of its own, and the global ones are gone. Where a framework's
-adapter has begun a run before, nothing is looked for.
+loop's. From then on its adapter has hooks of its own. Where a framework's adapter has a run, nothing is looked for.
 """
 
 from __future__ import annotations
@@ -29,19 +28,17 @@ from lightning_flops.schema.profile import Profile
 
 
 class LoopFinder:
-    """Looks for the training loop of this process, and profiles the first one.
+    """Looks for the training loop of this process, and profiles the first; *log_dir*, or our folder, gets reports."""
 
-    Reports go to *log_dir*, or to a folder of ours.
-    """
-
+    run: Run | None = None  # of the loop that was found
     updated = False  # an optimizer has made a step in this process
 
     def __init__(self, config: ProfilerConfig, *, log_dir: str | None) -> None:
         self._config = config
         self._log_dir = log_dir
         self._undo = ExitStack()
-        self._depth = self._updating = 0
-        """Calls of modules that are running, and steps: a subclass's may call its parent's, which has hooks, too."""
+        self._depth = 0  # calls of modules that are running
+        self._updating = 0  # steps that are: a subclass's may call its parent's, which has hooks, too
         self._called: list[weakref.ref[nn.Module]] = []  # outermost modules that were called with gradients on
         self._model: nn.Module | None = None
         self._loop: LoopRun | None = None
@@ -49,11 +46,6 @@ class LoopFinder:
         self._close_output: Callable[[], None] = lambda: None
         self._thread = threading.get_ident()
         self._is_over = False  # the loop is found, or a framework's adapter has begun a run
-
-    @property
-    def run(self) -> Run | None:
-        """The run of the loop that was found."""
-        return None if self._loop is None else self._loop.run
 
     @safe
     def begin(self) -> None:
@@ -100,6 +92,7 @@ class LoopFinder:
         output, self._close_output = loop_output(frame, self._config, log_dir=self._log_dir, or_own=True)
         loop: dict[str, Any] = {"frame": frame, "output": output, "log_every_n_steps": 50, "steps_before": 1}
         self._loop = LoopRun(model, (optimizer,), config=self._config, publish=self.profiles.append, **loop)
+        self.run = self._loop.run
         self._loop.begin()
 
     @safe

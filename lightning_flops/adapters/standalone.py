@@ -5,7 +5,6 @@ Forwards that are timed are not those that are counted: only then are the times 
 
 from __future__ import annotations
 
-import platform
 import sys
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -16,11 +15,12 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from lightning_flops.adapters.place import run_context_on
 from lightning_flops.analysis.forward_profile import ForwardMeasurement, build_forward_profile
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.instrument.batches import samples_in, tensor_shapes
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
-from lightning_flops.instrument.deepspeed_groups import parallel_sizes
+from lightning_flops.instrument.deepspeed_groups import ParallelSizes, parallel_sizes
 from lightning_flops.instrument.module_scope import describe_modules, named_modules, require_module
 from lightning_flops.instrument.timing.clocks import Clock, clock_for
 from lightning_flops.instrument.timing.module_timer import ModuleTimer
@@ -45,15 +45,9 @@ class FlopsProfiler:
 
     Everything that the model's modules run in between is counted and added up, in train and in eval mode. FLOPs of
     another model or of a loss function are not counted. If a forward raises, the profiler stops there. Starting,
-    resetting and stopping are called in a training loop, so an error of this package is only logged there.
-
-    Args:
-        model: the model, which stays as it is.
-        ds_engine: the DeepSpeed engine that runs it, for the sizes and latencies that only the engine knows.
-        recompute_fwd_factor: number of forwards that a backward repeats, for the estimated lines of the report.
-
-    Raises:
-        TypeError: *model* is not a module.
+    resetting and stopping are called in a training loop, so an error of this package is only logged there. Only the
+    DeepSpeed engine *ds_engine* knows some sizes and latencies. In estimated lines of the report, a backward repeats
+    *recompute_fwd_factor* forwards. A *model* that is no module is a TypeError.
     """
 
     run = None  # as of whatever has safe methods
@@ -71,8 +65,7 @@ class FlopsProfiler:
         self._counter: FlopCounter | None = None
         self._counted: ModuleTimer | None = None
         self._timed: ModuleTimer | None = None  # timed the latest calls; often the same as ``_counted``
-        self._calls: tuple[tuple[float, ...], int | None] = ((), None)
-        """Seconds of calls to which nothing listened, and samples in each."""
+        self._calls: tuple[tuple[float, ...], int | None] = ((), None)  # seconds of calls left alone; samples in each
         self._running = False
         self._undo = ExitStack()  # removes from torch what a start has put there
         weakref.finalize(self, self._undo.close).atexit = False
@@ -81,11 +74,8 @@ class FlopsProfiler:
     def start_profile(self, ignore_list: Collection[type[nn.Module]] | None = None, *, count: bool = True) -> None:
         """Starts from zero: forwards are counted and timed from here on.
 
-        Args:
-            ignore_list: classes of modules whose work is attributed to the module around them. With ``count=False``,
-                None keeps the list of the start before.
-            count: False only times the forwards up to ``stop_profile``, without the time that counting takes, and keeps
-                what was counted before.
+        The work of modules of a class in *ignore_list* is attributed to the module around them. Without *count*,
+        forwards are only timed, free of the time that counting takes; what was counted, and a list not given, stay.
         """
         count = count or self._counter is None
         if ignore_list is not None or count:
@@ -158,14 +148,10 @@ class FlopsProfiler:
         detailed: bool = True,
         output_file: str | None = None,
     ) -> None:
-        """Prints the report.
+        """Prints the report, which names *profile_step*; *detailed* has the tree of modules.
 
-        Args:
-            profile_step: the step that the report names.
-            module_depth: deepest level of modules shown; the model is level 0; -1 shows all.
-            top_modules: how many classes of modules are listed at each depth.
-            detailed: whether the tree of modules is printed.
-            output_file: path or URL to write instead; if that fails, a warning says why, and the report is printed.
+        *module_depth* is the deepest level shown (the model is level 0; -1 shows all), *top_modules* how many classes
+        are listed at each. *output_file* is a path or URL to write instead; if that fails, a warning says why.
         """
         if self._counter is None:  # no error, as in DeepSpeed: loops start the profiler on one rank and print on all
             logger.warning(_NOTHING)
@@ -246,14 +232,11 @@ def get_model_profile(
         module_depth: deepest level of modules shown; the model is level 0; -1 shows all.
         top_modules: how many classes of modules are listed at each depth.
         warm_up: number of forwards before the first that is timed.
-        as_string: return ``("6.28 G", "3.14 GMACs", "336.23 M")`` instead of numbers.
+        as_string: return ``("6.28 G", "3.14 GMACs", "336.23 M")`` instead of three ints.
         output_file: path or URL of the report; None prints it.
         ignore_modules: classes of modules whose work is attributed to the module around them.
         mode: ``"generate"`` calls ``model.generate``, always with the same random numbers; all of it is the forward.
         timed_runs: forwards that are timed, each from an idle device; from 2 on the report has mean, spread and rate.
-
-    Returns:
-        FLOPs, MACs and parameters: ints, or text with *as_string*.
 
     Raises:
         TypeError: *model* is not a module, or *args* not a list or tuple.
@@ -297,11 +280,8 @@ def get_model_profile(
         profiler.end_profile()
     if print_profile:
         profiler.print_model_profile(warm_up, module_depth, top_modules, detailed, output_file)
-    return (
-        profiler.get_total_flops(as_string),
-        profiler.get_total_macs(as_string),
-        profiler.get_total_params(as_string),
-    )
+    flops, macs = profiler.get_total_flops(as_string), profiler.get_total_macs(as_string)
+    return flops, macs, profiler.get_total_params(as_string)
 
 
 def _seconds_of(call: Callable[[], None], clock: Clock[Any]) -> float:
@@ -344,29 +324,15 @@ def _clock_of(model: nn.Module) -> Clock[Any] | None:
 
 def _context(engine: Any, device: torch.device, samples: int | None) -> tuple[RunContext, PhaseSeconds | None]:
     """What is known of the run, and the seconds of its step that only the DeepSpeed *engine*, if any, knows."""
-    context = RunContext(
-        framework="torch",
-        framework_version=torch.__version__,
-        torch_version=torch.__version__,
-        device_type=device.type,
-        device_name=platform.machine(),
-        precision="",
-        micro_batch_size=samples,
-        loop="predict",
-    )
-    if engine is None:
-        return context, None
-    sizes, seconds = parallel_sizes(engine), None
-    # The engine's timers cover all micro-steps of a step; the profile may cover fewer.
-    if engine.wall_clock_breakdown() and engine.gradient_accumulation_steps() == 1:
-        backward, optimizer = (engine.timers(name).elapsed(reset=False) / 1e3 for name in ("bwd", "step"))  # in ms
-        seconds = PhaseSeconds(backward=backward, optimizer=optimizer)
-    context = replace(
-        context,
-        world_size=engine.world_size,
-        dp_size=sizes.dp_size,
-        tp_size=sizes.tp_size,
-        micro_batch_size=engine.train_micro_batch_size_per_gpu(),
-        loop="predict" if seconds is None else "training",
-    )
-    return context, seconds
+    sizes, seconds = ParallelSizes(), None
+    fields: dict[str, Any] = {"micro_batch_size": samples}
+    if engine is not None:
+        groups = parallel_sizes(engine)
+        sizes = ParallelSizes(dp_size=groups.dp_size, tp_size=groups.tp_size)  # DeepSpeed's report knows no others
+        fields = {"micro_batch_size": engine.train_micro_batch_size_per_gpu(), "world_size": engine.world_size}
+        # The engine's timers cover all micro-steps of a step; the profile may cover fewer.
+        if engine.wall_clock_breakdown() and engine.gradient_accumulation_steps() == 1:
+            backward, optimizer = (engine.timers(name).elapsed(reset=False) / 1e3 for name in ("bwd", "step"))  # in ms
+            seconds = PhaseSeconds(backward=backward, optimizer=optimizer)
+    fields |= {"framework": "torch", "framework_version": torch.__version__, "precision": ""}
+    return run_context_on(device, sizes, loop="predict" if seconds is None else "training", **fields), seconds

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -20,49 +21,46 @@ def when_imported(name: str, notify: Callable[[ModuleType], object]) -> None:
     If *notify* raises, this is logged; the import goes on. Looking for the module (``find_spec``) does not count as an
     import: transformers, for example, asks whether deepspeed is installed. After a failed import we wait for the next.
     """
-    module = sys.modules.get(name)
-    if module is not None:
-        _notify(notify, module)
+
+    def imported(module: ModuleType) -> None:
+        try:
+            notify(module)
+        except Exception:  # the program must get its module, whatever fails on our side
+            logger.warning("the FLOPs profiler could not be installed for %s; the program goes on", name, exc_info=True)
+
+    if (module := sys.modules.get(name)) is not None:
+        imported(module)
     else:
-        sys.meta_path.insert(0, _ImportWatch(name, notify))
+        sys.meta_path.insert(0, _ImportWatch(name, imported))
 
 
-def _notify(notify: Callable[[ModuleType], object], module: ModuleType) -> None:
-    try:
-        notify(module)
-    except Exception:  # the program must get its module, whatever fails on our side
-        name = module.__name__
-        logger.warning("the FLOPs profiler could not be installed for %s; the program goes on", name, exc_info=True)
-
-
+@dataclass(eq=False)
 class _ImportWatch(MetaPathFinder):
     """A finder that finds one module through the other finders, until that module has been imported."""
 
-    def __init__(self, name: str, notify: Callable[[ModuleType], object]) -> None:
-        self._name = name
-        self._notify = notify
+    name: str
+    imported: Callable[[ModuleType], None]
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """What the other finders find, with a loader that notifies us; None for every other module."""
-        if fullname != self._name:
+        if fullname != self.name:
             return None
         finders = [one for one in sys.meta_path if one is not self and hasattr(one, "find_spec")]
-        found = (one.find_spec(fullname, path, target) for one in finders)
-        spec = next((one for one in found if one is not None), None)
-        if spec is not None and spec.loader is not None:
-            self._hear(spec.loader)
-        return spec
-
-    def _hear(self, loader: Any) -> None:
+        specs = (one.find_spec(fullname, path, target) for one in finders)
+        spec = next((one for one in specs if one is not None), None)
+        if spec is None or spec.loader is None:
+            return spec
+        loader: Any = spec.loader
         execute = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
-            if module.__name__ == self._name and self in sys.meta_path:  # a zip file's modules have one loader
+            if module.__name__ == self.name and self in sys.meta_path:  # a zip file's modules have one loader
                 vars(loader).pop("exec_module", None)
                 sys.meta_path.remove(self)
-                _notify(self._notify, module)
+                self.imported(module)
 
         loader.exec_module = exec_module
+        return spec

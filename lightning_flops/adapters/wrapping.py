@@ -17,17 +17,15 @@ import torch
 from lightning_flops.instrument.torch_private.compiler import hide_around
 from lightning_flops.instrument.torch_private.loading import iterator_class
 
-Make = Callable[[Callable[..., Any]], Callable[..., Any]]
-"""Returns a wrapper of a function, which holds no run and no object of the user's alive."""
-
 _users: dict[tuple[int, Any], list[Callable[[], None]]] = {}
 """By owner and name: how the wrapper is removed, once for each who needs it."""
 
 
-def wrap(owner: Any, name: Any, make: Make, undo: ExitStack) -> None:
+def wrap(owner: Any, name: Any, make: Callable[[Any], Callable[..., Any]], undo: ExitStack) -> None:
     """Have what *make* returns in the place of a function until *undo* is closed; all who need it share one wrapper.
 
-    *owner* is a class or a module that has the function as the attribute *name*, or a dict that has it as a value.
+    *owner* is a class or a module that has the function as the attribute *name*, or a dict that has it as a value. The
+    wrapper must not keep a run or an object of the user's alive.
     """
     key = id(owner), name
     users = _users.setdefault(key, [])
@@ -42,7 +40,7 @@ def wrap(owner: Any, name: Any, make: Make, undo: ExitStack) -> None:
     undo.callback(drop)
 
 
-def _put(owner: Any, name: Any, make: Make) -> Callable[[], None]:
+def _put(owner: Any, name: Any, make: Callable[[Any], Callable[..., Any]]) -> Callable[[], None]:
     table = owner if isinstance(owner, dict) else vars(owner)
     put = owner.__setitem__ if isinstance(owner, dict) else functools.partial(setattr, owner)
     original = table[name]
@@ -54,9 +52,6 @@ def _put(owner: Any, name: Any, make: Make) -> Callable[[], None]:
             put(name, original)
 
     return remove
-
-
-# ---- who hears of calls
 
 
 class _Listener(NamedTuple):
@@ -101,8 +96,8 @@ def hear_fetches(listener: Any, undo: ExitStack) -> None:
 
 def hear_backwards(listener: Any, undo: ExitStack) -> None:
     """Have *listener* hear where ``loss.backward()`` ends, by ``backward_begins`` and ``backward_ends``."""
-    begins, ends = type(listener).backward_begins, type(listener).backward_ends
-    hear(listener, torch.autograd, "backward", undo, begins=begins, ends=ends)
+    kind = type(listener)
+    hear(listener, torch.autograd, "backward", undo, begins=kind.backward_begins, ends=kind.backward_ends)
 
 
 def _heard(listeners: list[_Listener], original: Callable[..., Any]) -> Callable[..., Any]:
@@ -120,9 +115,7 @@ def _heard(listeners: list[_Listener], original: Callable[..., Any]) -> Callable
     return hide_around(call, _all_begin, _all_end)
 
 
-def _all_begin(
-    listeners: list[_Listener], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> list[tuple[Any, _Listener]]:
+def _all_begin(listeners: list[_Listener], args: Any, kwargs: Any) -> list[tuple[Any, _Listener]]:
     here, hearing = threading.get_ident(), []
     for each in tuple(listeners):
         one = each.one()

@@ -95,15 +95,22 @@ def put_up_hooks(
     _silence_hook_warning(undo)
     undo.callback(take_down)
     undo.callback(is_over.append, True)
-    if (compiler := compiler_callbacks()) is not None:
-        for callback in (compiles, compiled, take_down, put_up):
-            hide(callback)  # torch holds a lock around these calls, and would take it again to compile them
-        undo.callback(_take_out, compiler.remove_start_callback, compiles)
-        compiler.register_start_callback(compiles)
-        undo.callback(_take_out, compiler.remove_end_callback, compiled)
-        compiler.register_end_callback(compiled)
+    for callback in (take_down, put_up):
+        hide(callback)
+    around_compilations(undo, compiles, compiled)
     put_up()
     return lambda: bool(handles) and next(reversed(handles[-1].hooks_dict_ref())) == handles[-1].id
+
+
+def around_compilations(undo: ExitStack, begins: Callable[[Any], None], ends: Callable[[Any], None]) -> None:
+    """Calls *begins* before torch compiles something and *ends* after it, until *undo* is closed."""
+    if (compiler := compiler_callbacks()) is not None:
+        for callback in (begins, ends):
+            hide(callback)  # torch holds a lock around these calls, and would take it again to compile them
+        undo.callback(_take_out, compiler.remove_start_callback, begins)
+        compiler.register_start_callback(begins)
+        undo.callback(_take_out, compiler.remove_end_callback, ends)
+        compiler.register_end_callback(ends)
 
 
 def _take_out(remove: Callable[[Any], None], callback: Callable[[Any], None]) -> None:
