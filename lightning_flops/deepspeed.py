@@ -41,8 +41,8 @@ __all__ = ["Handle", "attach", "install", "uninstall"]
 
 logger = package_logger(__name__)
 
+# Every class of engine that ``deepspeed.initialize`` makes; the first two call the third's ``__init__``.
 _ENGINES = (PipelineEngine, DeepSpeedHybridEngine, DeepSpeedEngine)
-"""Every class of engine that ``deepspeed.initialize`` makes; the first two call the third's ``__init__``."""
 
 
 class Handle(ProfiledRun):
@@ -95,13 +95,9 @@ def uninstall() -> None:
 def attach(engine: DeepSpeedEngine, config: ProfilerConfig | Mapping[str, Any] | str | Path | None = None) -> Handle:
     """Profile *engine* from here on; its steps are counted from the one that begins now or next.
 
-    Args:
-        engine: what ``deepspeed.initialize`` returned.
-        config: a ``"flops_profiler"`` block, or a DeepSpeed config (object, path or URL) that has one. None takes the
-            block of the engine's own config, in which a mistake is a warning, or the defaults if it has none.
-
-    Returns:
-        The engine's handle: the same one when it is asked for again, a new one after ``detach()``.
+    *config* is a ``"flops_profiler"`` block, or a DeepSpeed config (object, path or URL) that has one. None takes the
+    block of the engine's own config, in which a mistake is a warning, or the defaults if it has none. Asked again, this
+    returns the same handle, and a new one after ``detach()``.
 
     Raises:
         ConfigError: a setting given here breaks its rule, or the engine is profiled already with other settings.

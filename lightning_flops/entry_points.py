@@ -13,14 +13,10 @@ if TYPE_CHECKING:
 
 logger = package_logger(__name__)
 
-SWITCH = "LIGHTNING_FLOPS"
-"""Environment variable that turns the profiler on in every Trainer of a process and of those it starts."""
-
-SETTINGS = "LIGHTNING_FLOPS_SETTINGS"
-"""Environment variable with the settings of these profilers, as a JSON object; they win over a DeepSpeed block."""
-
-LOG_DIR = "LIGHTNING_FLOPS_LOG_DIR"
-"""Environment variable with a folder for the reports of a Trainer none of whose loggers has a folder."""
+# Environment variables.
+SWITCH = "LIGHTNING_FLOPS"  # turns the profiler on in every Trainer of a process and of those it starts
+SETTINGS = "LIGHTNING_FLOPS_SETTINGS"  # settings of these profilers, as a JSON object; they win over a DeepSpeed block
+LOG_DIR = "LIGHTNING_FLOPS_LOG_DIR"  # folder for the reports of a Trainer none of whose loggers has a folder
 
 
 def is_on() -> bool:
@@ -32,11 +28,7 @@ def is_on() -> bool:
 
 
 def settings() -> dict[str, Any]:
-    """The settings in the environment.
-
-    Raises:
-        ConfigError: they are no JSON object, or one of them is not a setting.
-    """
+    """The settings in the environment; a ConfigError if they are no JSON object, or one of them is no setting."""
     from lightning_flops.config import config_from
     from lightning_flops.errors import ConfigError
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields
@@ -17,23 +18,23 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from lightning_flops.adapters.deepspeed_context import make_without_builtin, settings_of
-from lightning_flops.adapters.lightning import LightningRun
-from lightning_flops.adapters.lightning_context import (
-    IMPORT_ROOTS,
-    block_of,
-    folder_of_trainer,
-    is_deepspeed,
-    is_lightnings,
-)
+from lightning_flops.adapters.lightning import IMPORT_ROOTS, LightningRun, block_of, is_deepspeed, is_lightnings
 from lightning_flops.adapters.lightning_launch import origin_of, send_home
 from lightning_flops.adapters.when_imported import when_imported
-from lightning_flops.config import SETTINGS, ProfilerConfig, given_settings, refuse_unknown, with_settings_described
+from lightning_flops.config import (
+    OWN_FOLDER,
+    SETTINGS,
+    ProfilerConfig,
+    given_settings,
+    refuse_unknown,
+    with_settings_described,
+)
 from lightning_flops.run.reports import OUTCOMES
 from lightning_flops.run.results import ProfiledRun
 from lightning_flops.run.safety import safe
 
 if TYPE_CHECKING:
-    from lightning_flops.adapters.lightning_types import Callback, LightningModule, Trainer
+    from lightning_flops.adapters.lightning import Callback, LightningModule, Trainer
     from lightning_flops.records import Loop
     from lightning_flops.run.run import Run
     from lightning_flops.schema.profile import Profile
@@ -47,13 +48,12 @@ else:
 
 
 _LOOPS: dict[str | None, Loop] = {"fit": "training", "validate": "validate", "test": "test", "predict": "predict"}
-"""What a run does, by what the Trainer was asked for."""
 
+# A Trainer takes microseconds to call each in every batch, also where no class has written it; it passes over None.
 _UNUSED_HOOKS = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
-"""A Trainer takes microseconds to call each in every batch, also where no class has written it; it passes over None."""
 
+# What is not pickled: what belongs to a run, and the bound methods that a Trainer sets on the callback.
 _RUNTIME_ATTRIBUTES = ("_adapter", "run", "_making_engine", "log", "log_dict", *_UNUSED_HOOKS)
-"""What is not pickled: what belongs to a run, and the bound methods that a Trainer sets on the callback."""
 
 
 class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
@@ -148,12 +148,10 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        if self._origin.is_here:  # a copy beside the callback that was made here, and not in a launcher's process
+        if self._origin[0] == os.getpid():  # a copy beside the callback, and not in a launcher's process
             self._origin = origin_of(self)
         self._adapter = self.run = None
         self._making_engine = ExitStack()
-
-    # ---- the hooks of a fit and of the other loops, in the order in which a Trainer calls them
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._end_run()  # of an earlier one that no event has ended
@@ -171,7 +169,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         self._start_anew()
         # Who did not ask for a profile gets no new folder.
         asked_for = not self._for_any_trainer or block_of(trainer) is not None
-        folder = folder_of_trainer(trainer) if asked_for else self._folder
+        folder = f"{str(trainer.default_root_dir).rstrip('/')}/{OWN_FOLDER}" if asked_for else self._folder
         to: dict[str, Any] = {"config": self._config, "publish": self._profiles.append, "own_folder": folder}
         self._adapter = LightningRun(trainer, pl_module, _LOOPS[trainer.state.fn], **to)
         self.run = self._adapter.run

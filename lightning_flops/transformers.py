@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 try:
     from transformers import TrainerCallback
 
-    from lightning_flops.adapters.transformers import TrainerRun
-    from lightning_flops.adapters.transformers_context import block_of, trainer_of
+    from lightning_flops.adapters.transformers import TrainerRun, block_of, trainer_of
 except ModuleNotFoundError as missing:
     if str(missing.name).partition(".")[0] not in ("transformers", "accelerate"):
         raise

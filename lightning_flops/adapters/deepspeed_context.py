@@ -18,8 +18,6 @@ from lightning_flops.adapters.place import run_context_on
 from lightning_flops.adapters.wrapping import wrap
 from lightning_flops.config import OWN_FOLDER, ProfilerConfig, TakenBlock
 from lightning_flops.instrument.deepspeed_groups import parallel_sizes
-from lightning_flops.instrument.timing.settling import steps_to_settle
-from lightning_flops.instrument.torch_private.loading import fetched_ahead
 from lightning_flops.records import RunContext
 from lightning_flops.run.output import LoggedOutput
 from lightning_flops.run.reports import OUTCOMES
@@ -30,7 +28,7 @@ from lightning_flops.text.printable import package_logger, page
 
 logger = package_logger(__name__)
 
-LOST = {
+LOST = {  # private names of a DeepSpeed engine that its adapter uses, and what is lost if one is missing
     "_config": "DeepSpeed's own profiler is not switched off, and the block of its config is not found",
     "_param_dict": "the flops_profiler block of an engine's config is not found",
     "_INSTRUCTION_MAP": "the parts of a pipeline's step cannot be separated",
@@ -40,12 +38,7 @@ LOST = {
     "_take_model_step": "",
     "_exec_instr": "",  # once a pipeline has run an instruction
 }
-"""Private names of a DeepSpeed engine that its adapter uses, and what is lost if one is missing."""
-
-_STEPS_BETWEEN_READINGS = 10
-"""How often throughput is written if ``steps_per_print`` does not say it; this is DeepSpeed's default."""
-
-
+_STEPS_BETWEEN_READINGS = 10  # if ``steps_per_print`` does not say it; DeepSpeed's default
 _MISSING = object()
 
 
@@ -54,7 +47,7 @@ def private(run: Run, owner: Any, name: str, stand_in: Any = None) -> Any:
     if exists(owner, name):
         return getattr(owner, name)
     if lost := LOST[name]:
-        run.notes.add_for_run(f"This DeepSpeed ({deepspeed_version()}) keeps no {name}: {lost}.")
+        run.notes.add_for_run(f"This DeepSpeed ({_version()}) keeps no {name}: {lost}.")
     return stand_in
 
 
@@ -63,8 +56,7 @@ def exists(owner: Any, name: str) -> bool:
     return inspect.getattr_static(owner, name, _MISSING) is not _MISSING
 
 
-def deepspeed_version() -> str:
-    """The version of the DeepSpeed that made the engine."""
+def _version() -> str:
     return str(getattr(sys.modules.get("deepspeed"), "__version__", "unknown"))
 
 
@@ -85,18 +77,18 @@ def switch_off_builtin(engine: Any, run: Run) -> None:
 
 def make_without_builtin(undo: ExitStack) -> None:
     """Have engines made with DeepSpeed's own profiler off, and so without its timers, until *undo* is closed."""
-    wrap(importlib.import_module("deepspeed.runtime.config"), "DeepSpeedFlopsProfilerConfig", _switched_off, undo)
 
+    def switched_off(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        @functools.wraps(original, updated=())
+        def read(param_dict: Any) -> Any:
+            result = original(param_dict)  # first: what DeepSpeed refuses ends in its own error
+            if isinstance(result.enabled, int):  # DeepSpeed refuses anything else later
+                result.enabled = False
+            return result
 
-def _switched_off(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    @functools.wraps(original, updated=())
-    def read(param_dict: Any) -> Any:
-        result = original(param_dict)  # first: what DeepSpeed refuses ends in its own error
-        if isinstance(result.enabled, int):  # DeepSpeed refuses anything else later
-            result.enabled = False
-        return result
+        return read
 
-    return read
+    wrap(importlib.import_module("deepspeed.runtime.config"), "DeepSpeedFlopsProfilerConfig", switched_off, undo)
 
 
 def run_context(engine: Any) -> RunContext:
@@ -105,7 +97,7 @@ def run_context(engine: Any) -> RunContext:
         torch.device(engine.device),
         parallel_sizes(engine),
         framework="deepspeed",
-        framework_version=deepspeed_version(),
+        framework_version=_version(),
         precision="fp16" if engine.fp16_enabled() else "bf16" if engine.bfloat16_enabled() else "fp32",
         rank=int(engine.global_rank),
         world_size=int(engine.world_size),
@@ -115,26 +107,14 @@ def run_context(engine: Any) -> RunContext:
     )
 
 
-def loader_workers(engine: Any) -> int | None:
-    """Worker processes of the loader that *engine* made of its training data; None without one."""
-    loader = _own_loader(engine)
-    return None if loader is None else int(loader.num_workers)
-
-
-def settle_steps(engine: Any) -> int:
-    """Steps to leave alone after a counted one, as far as the engine's own loader shows."""
-    ahead = fetched_ahead(_own_loader(engine))
-    return steps_to_settle(batches_ahead=ahead, batches_a_step=int(engine.gradient_accumulation_steps()))
-
-
-def _own_loader(engine: Any) -> Any:
+def own_loader(engine: Any) -> Any:
+    """The loader that *engine* made of its training data; None without one."""
     return getattr(vars(engine).get("training_dataloader"), "dataloader", None)
 
 
 def engine_output(engine: Any, config: ProfilerConfig) -> LoggedOutput:
     """Where rank 0 shows the reports of *engine*'s run."""
     monitors = monitors_in(engine.monitor, tensorboard_dir=config.tensorboard_dir)
-
     return LoggedOutput(
         config,
         loggers=monitors,
@@ -160,8 +140,7 @@ def settings_of(
 ) -> TakenBlock:
     """The settings of a *run*: those of the *block* (None: there is none), and those *given*, which win.
 
-    A block without the key ``enabled`` is *enabled* or not. With *logs*, the log says what is wrong in the block, and
-    why nothing is profiled.
+    A block without the key ``enabled`` is *enabled* or not. With *logs*, what is wrong is logged.
     """
     if block is None:
         taken = TakenBlock(ProfilerConfig(**given), (), None, says_enabled=False)

@@ -19,6 +19,8 @@ from lightning_flops.adapters.wrapping import hear_backwards, hear_fetches, wrap
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.errors import ConfigError
 from lightning_flops.instrument.batches import tensor_shapes
+from lightning_flops.instrument.timing.settling import steps_to_settle
+from lightning_flops.instrument.torch_private.loading import fetched_ahead
 from lightning_flops.records import BatchTokens, Shapes, TimePhase
 from lightning_flops.run.adapter import Facts
 from lightning_flops.run.output import LoggedOutput
@@ -26,11 +28,10 @@ from lightning_flops.run.run import Run
 from lightning_flops.run.safety import safe
 from lightning_flops.schema.profile import Profile
 
-_ADAPTER = "_lightning_flops_adapter"
-"""Attribute of an engine that is profiled."""
+_ADAPTER = "_lightning_flops_adapter"  # attribute of an engine that is profiled
 
+# By the name of a method: what is called before it, with its arguments, and after it, with what it returned.
 Hooks = dict[str, tuple[Callable[..., object], Callable[[Any], object]]]
-"""By the name of a method: what is called before it, with its arguments, and after it, with what it returned."""
 
 
 def is_engine(model: object) -> bool:
@@ -112,8 +113,11 @@ class EngineRun:
             rank=int(engine.global_rank),
             world_size=int(engine.world_size),
             profile_step=config.next_profile_step(steps_done=0),
-            settle_steps=context.settle_steps(engine),
-            loader_workers=lambda: context.loader_workers(engine),
+            settle_steps=steps_to_settle(
+                batches_ahead=fetched_ahead(context.own_loader(engine)),
+                batches_a_step=int(engine.gradient_accumulation_steps()),
+            ),
+            loader_workers=lambda: getattr(context.own_loader(engine), "num_workers", None),
             declared_batch_size=engine.train_micro_batch_size_per_gpu,
             mark_parts=self._mark,
             unseen=self.unseen,
@@ -135,8 +139,8 @@ class EngineRun:
             "forward": (self._forward_begins, self._leave),
             "backward": (self.backward_begins, self.backward_ends),
             "step": (self._step_begins, self._step_ends),
-            "train": (self._mode_changes, _nothing),
-            "eval": (lambda: self._mode_changes(False), _nothing),
+            "train": (self._mode_changes, lambda _: None),
+            "eval": (lambda: self._mode_changes(False), lambda _: None),
             # What the engine itself computes for the update, such as Muon's products, is the optimizer's.
             "_backward_epilogue": (self._work_begins, self._gradients_are_there),
             "_take_model_step": (self._work_begins, lambda _: self._work.close()),
@@ -146,7 +150,7 @@ class EngineRun:
         """Hooks that every kind of engine has."""
         return {
             "save_checkpoint": (lambda *_, **__: self.run.outside("checkpoint"), lambda _: self.run.inside()),
-            "destroy": (lambda: self.finish(), _nothing),
+            "destroy": (lambda: self.finish(), lambda _: None),
         }
 
     def _mark(self, stack: ExitStack) -> None:
@@ -305,7 +309,3 @@ class EngineRun:
         self._evaluates = False
         while self._is_whole and self.run.outside_of:
             self.run.inside()
-
-
-def _nothing(result: Any) -> None:
-    pass

@@ -1,9 +1,8 @@
 """One stage of a DeepSpeed pipeline, as events of a ``Run``: which part of a step each instruction is.
 
 ``train_batch`` is a step: all micro-batches through all stages, and the update. A stage runs a list of instructions,
-and finds the function of each kind in a table. Each kind is one part of the step. A stage's forwards and backwards are
-those of its own layers, so the stages' profiles add up to the model's. Sending to, receiving from and waiting for the
-other stages is the bubble.
+and finds the function of each kind in a table. Each kind is one part of the step; what it exchanges with the other
+stages is the bubble.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from lightning_flops.run.output import LoggedOutput
 from lightning_flops.run.safety import safe
 from lightning_flops.schema.profile import Profile
 
-_PARTS: dict[str, TimePhase] = {
+_PARTS: dict[str, TimePhase] = {  # of a step, by the class of an instruction; any other one is ``other``
     "LoadMicroBatch": "transfer",  # without the wait for the batch
     "ForwardPass": "forward",  # on the last stage it includes the loss
     "BackwardPass": "backward",
@@ -37,10 +36,7 @@ _PARTS: dict[str, TimePhase] = {
     "ReduceTiedGrads": "bubble",  # an exchange between the stages that share the weights
     "OptimizerStep": "optimizer",
 }
-"""The part of a step that each kind of instruction is, by the name of its class; any other kind is ``other``."""
-
-_TABLE, _LATEST = "_INSTRUCTION_MAP", "_exec_instr"
-"""The engine's functions by kind of instruction, and the one that it called last."""
+_TABLE, _LATEST = "_INSTRUCTION_MAP", "_exec_instr"  # the functions by kind of instruction, and the one called last
 
 
 class PipelineRun(EngineRun):

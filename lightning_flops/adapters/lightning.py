@@ -1,47 +1,46 @@
 """Lightning: one call of ``Trainer.fit``, ``predict``, ``test`` or ``validate``, as events of a ``Run``.
 
-Batches, epochs and validations are the callback's hooks. While the parts of a step are marked, an object in front of
-the Trainer's own profiler hears the Trainer's actions: every Trainer calls ``start`` and ``stop`` around the loader,
-the transfer, the step, the backward and the optimizer.
+Batches, epochs and validations are the callback's hooks. While the parts of a step are marked, ``start`` and ``stop``
+of the Trainer's own profiler are heard: every Trainer calls them around its actions, which are the loader, the
+transfer, the step, the backward and the optimizer.
 """
 
 from __future__ import annotations
 
-import operator
+import math
 import sys
-import weakref
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from functools import partial
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from lightning_flops.adapters.lightning_context import (
-    engine_of,
-    is_lightnings,
-    loader_workers,
-    loaders,
-    run_context,
-    run_output,
-    steps_in,
-)
 from lightning_flops.adapters.loop import Hook
-from lightning_flops.adapters.wrapping import hear_fetches
+from lightning_flops.adapters.place import announce_in_log, mesh_sizes, run_context_on, sizes_along
+from lightning_flops.adapters.wrapping import hear, hear_fetches
+from lightning_flops.config import BLOCK, ProfilerConfig
 from lightning_flops.instrument.batches import from_loader, tensor_shapes
 from lightning_flops.instrument.optimizer_hooks import OptimizerHooks
 from lightning_flops.instrument.timing.settling import steps_to_settle
 from lightning_flops.instrument.torch_private.loading import fetched_ahead
+from lightning_flops.records import BatchTokens, Loop, RunContext, Shapes
 from lightning_flops.run.adapter import Facts
+from lightning_flops.run.output import LoggedOutput
 from lightning_flops.run.run import Run
 from lightning_flops.run.safety import failed, safe
+from lightning_flops.schema.profile import Profile
+from lightning_flops.sinks.services import Services
 
 if TYPE_CHECKING:
-    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch import Callback as Callback
+    from lightning.pytorch import LightningModule as LightningModule
+    from lightning.pytorch import Trainer as Trainer
+else:  # LightningCLI runs the callback's TYPE_CHECKING imports: these must not import the root that is not used
+    Callback = LightningModule = Trainer = Any
 
-    from lightning_flops.config import ProfilerConfig
-    from lightning_flops.records import BatchTokens, Loop, Shapes
-    from lightning_flops.schema.profile import Profile
+IMPORT_ROOTS = ("lightning.pytorch", "pytorch_lightning")  # the two names under which Lightning is installed
 
-_PARTS = {
+_PARTS = {  # of a step, by the Trainer's action, and whether it is a whole forward, backward or update
     "batch_to_device": ("transfer", False),
     "training_step": ("forward", True),
     "validation_step": ("forward", True),
@@ -57,61 +56,9 @@ _PARTS = {
     "on_before_zero_grad": ("other", False),
     "on_before_optimizer_step": ("other", False),
 }
-"""The part of a step that an action of the Trainer's is, and whether it is a whole forward, backward or update."""
 
+# Parts when the strategy takes them: the user's module has methods of the same names.
 _OF_STRATEGY = frozenset("batch_to_device training_step validation_step test_step predict_step backward".split())
-"""Actions that are parts when the strategy takes them: the user's module has methods of the same names."""
-
-
-class Actions:
-    """Stands in front of a Trainer's own profiler, and hears where every action begins and ends.
-
-    A pickle or a copy of it is the Trainer's own profiler.
-    """
-
-    def __init__(self, inner: Any, hear: Callable[[str, bool], object]) -> None:
-        self._inner = inner
-        self._hear = hear
-        self._hears = True
-
-    def start(self, action_name: str) -> None:
-        """An action begins."""
-        self._hear(action_name, True)
-        self._inner.start(action_name)
-
-    def stop(self, action_name: str) -> None:
-        """An action ends."""
-        self._inner.stop(action_name)
-        self._hear(action_name, False)
-
-    @contextmanager
-    def profile(self, action_name: str) -> Iterator[str]:
-        """An action, as a context."""
-        self._hear(action_name, True)
-        try:
-            with self._inner.profile(action_name):
-                yield action_name
-        finally:
-            self._hear(action_name, False)
-
-    def detach_from(self, trainer: weakref.ref[Any]) -> None:
-        """Let *trainer* have what stood there before, as soon as none stands in front of this one."""
-        self._hears = False
-        one = trainer()
-        while one is not None and type(one.profiler) is Actions and not one.profiler._hears:
-            one.profiler = one.profiler._inner
-
-    def __getattr__(self, name: str) -> Any:
-        """Everything else is the Trainer's own profiler's."""
-        return getattr(self._inner, name)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return operator.itemgetter(0), ((self._inner,),)  # of the standard library: such a pickle loads without us
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> type:
-        """The class of the Trainer's own profiler, which Lightning asks for."""
-        return type(self._inner)
 
 
 class LightningRun:
@@ -130,9 +77,10 @@ class LightningRun:
         self._trainer = trainer
         self._trains = loop == "training"
         self._manual = self._trains and not pl_module.automatic_optimization
-        self._engine = engine_of(trainer) if self._trains else None
-        self._several_loaders = not self._trains and len(loaders(trainer, loop)) > 1
-        self._reads_ahead = trainer.strategy.root_device.type != "cpu" and len(loaders(trainer, loop)) == 1
+        self._engine = _engine_of(trainer) if self._trains else None
+        found, accumulate = _loaders(trainer, loop), trainer.accumulate_grad_batches if self._trains else 1
+        self._several_loaders = not self._trains and len(found) > 1
+        self._reads_ahead = trainer.strategy.root_device.type != "cpu" and len(found) == 1
         self._batch: Any = None
         self._is_in_batch = False
         self._shapes: Shapes = ()
@@ -142,14 +90,13 @@ class LightningRun:
         self._depth = 0  # optimizers' steps that are running, one in another
         self._in_backward = False
         self._is_between = False  # what runs belongs to no step until the next batch is there
-        found, accumulate = loaders(trainer, loop), trainer.accumulate_grad_batches if self._trains else 1
         step = config.next_profile_step(steps_done=0)
         if step is not None:  # a loop that is known to be too short for it is profiled in its last step
-            step = int(min(step, max(0, steps_in(trainer, loop) - 1)))
+            step = int(min(step, max(0, _steps_in(trainer, loop) - 1)))
         facts = Facts(
             root=pl_module,
             device=trainer.strategy.root_device,
-            output=run_output(trainer, config, own_folder=own_folder, loop=loop),
+            output=_run_output(trainer, config, own_folder=own_folder, loop=loop),
             context=lambda: run_context(trainer, loop),
             x_axis=self._logged_step,
             optimizers=lambda: list(trainer.optimizers) if self._trains else [],
@@ -161,7 +108,10 @@ class LightningRun:
             settle_steps=steps_to_settle(
                 batches_ahead=max(map(fetched_ahead, found), default=0), batches_a_step=accumulate
             ),
-            loader_workers=lambda: loader_workers(trainer, loop),
+            loader_workers=lambda: min(
+                (one for each in _loaders(trainer, loop) if isinstance(one := getattr(each, "num_workers", None), int)),
+                default=None,
+            ),
             mark_parts=self._mark,
         )
         self.run = Run(facts, config, publish)
@@ -176,22 +126,26 @@ class LightningRun:
             hooks = OptimizerHooks(begins, ends, failed=partial(failed, run))
             run.undo.callback(hooks.remove)
             hooks.put_up()
-        if not self._manual:
-            self._updates = int(self._trainer.global_step if self._engine is None else self._engine.global_steps)
+        else:
+            self._updates = self._attempts()
         self.outside("start")  # until the first batch is there
+
+    def _attempts(self) -> int:
+        """Updates that were tried so far; DeepSpeed accumulates across epochs, where Lightning starts anew."""
+        return int(self._trainer.global_step if self._engine is None else self._engine.global_steps)
 
     # ---- parts of a step
 
     def _mark(self, stack: ExitStack) -> None:
-        """Hear the Trainer's actions until *stack* is closed."""
-        trainer: Any = self._trainer
-        actions = Actions(trainer.profiler, self._action)
-        stack.callback(actions.detach_from, weakref.ref(trainer))
-        trainer.profiler = actions
+        for method in ("start", "stop"):
+            begins = partial(LightningRun._action, begins=method == "start")
+            hear(self, type(self._trainer.profiler), method, stack, begins=begins)  # type: ignore[attr-defined]
 
     @safe
-    def _action(self, name: str, begins: bool) -> None:
-        run = self.run
+    def _action(self, profiler: Any, action_name: str, *, begins: bool) -> None:
+        if profiler is not self._trainer.profiler:  # type: ignore[attr-defined]
+            return  # another Trainer's
+        run, name = self.run, action_name
         owner, _, kind = name.rpartition(".")
         if kind.endswith("_next"):
             self.fetch_begins() if begins else self.fetch_ends(None)
@@ -301,8 +255,7 @@ class LightningRun:
         self._batches_done += 1
         updates, self._updates = self._updates, 0
         if self._trains and not self._manual:
-            # DeepSpeed accumulates across epochs, where Lightning starts anew.
-            self._updates = int(self._trainer.global_step if self._engine is None else self._engine.global_steps)
+            self._updates = self._attempts()
             updates = self._updates - updates
         self._depth = 0
         ends_step = not self._trains or updates > 0
@@ -323,3 +276,108 @@ class LightningRun:
             return self._batches_done
         stepped = getattr(self._trainer.fit_loop.epoch_loop, "_batches_that_stepped", None)  # a private name
         return int(self._trainer.global_step if stepped is None else stepped)
+
+
+# ---- what a Trainer knows about its run, and where its reports go; nothing here asks another rank
+
+
+def is_lightnings(kind: type) -> bool:
+    """Whether the class *kind* is defined in Lightning itself, and not in a package whose name begins as its name."""
+    return kind.__module__.startswith(tuple(f"{root}." for root in IMPORT_ROOTS))
+
+
+def _steps_in(trainer: Trainer, loop: Loop) -> float:
+    """Steps of *loop* as far as they are known before it runs: of a fit, those of a development run."""
+    if loop == "training":
+        # Lightning sets this attribute from outside its class; it is the number of batches, or a bool.
+        return math.ceil(int(getattr(trainer, "fast_dev_run", False)) / trainer.accumulate_grad_batches) or math.inf
+    batches = getattr(trainer, f"{loop}_loop").max_batches
+    return float(sum(batches) if isinstance(batches, list) else batches)
+
+
+def _loaders(trainer: Trainer, loop: Loop) -> list[Any]:
+    """The data loaders of *loop*."""
+    names = {"training": "train_dataloader", "validate": "val_dataloaders", "test": "test_dataloaders"}
+    found = getattr(trainer, names.get(loop, "predict_dataloaders"))
+    return _leaves(getattr(found, "iterables", found))
+
+
+def _leaves(value: Any) -> list[Any]:
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        return [leaf for one in value for leaf in _leaves(one)]
+    return [] if value is None else [value]
+
+
+def run_context(trainer: Trainer, loop: Loop = "training") -> RunContext:
+    """Where this run takes place, as far as a rank knows without asking the others."""
+    root = _import_root(trainer)
+    try:
+        mesh = getattr(trainer.strategy, "device_mesh", None)
+    except RuntimeError:  # its processes have not found each other yet
+        mesh = None
+    return run_context_on(
+        trainer.strategy.root_device,
+        sizes_along(mesh_sizes(mesh), world_size=trainer.world_size),
+        framework=root,
+        framework_version=str(getattr(sys.modules.get(root.partition(".")[0]), "__version__", "unknown")),
+        precision=str(trainer.precision),
+        rank=trainer.global_rank,
+        world_size=trainer.world_size,
+        accumulate=trainer.accumulate_grad_batches if loop == "training" else 1,
+        strategy=type(trainer.strategy).__name__,
+        loop=loop,
+    )
+
+
+def _import_root(trainer: Trainer) -> str:
+    modules = [kind.__module__ for kind in type(trainer).__mro__]  # the Trainer may be a subclass of the user's
+    return next((root for module in modules for root in IMPORT_ROOTS if module.startswith(f"{root}.")), modules[0])
+
+
+_NOWHERE = (
+    'No file keeps it: give the Trainer a logger or a FlopsProfilerCallback, or call logging.basicConfig(level="INFO").'
+)
+
+
+def _run_output(trainer: Trainer, config: ProfilerConfig, *, own_folder: str | None, loop: Loop) -> LoggedOutput:
+    """Where rank 0 shows the reports of this run: files go to *own_folder* where no logger has a folder.
+
+    A development run writes no files but one that a setting names.
+    """
+    development = bool(getattr(trainer, "fast_dev_run", False))
+    return LoggedOutput(
+        config,
+        loggers=Services(trainer.loggers),
+        folder=lambda: None if development else _log_folder(trainer) or own_folder,
+        announce=partial(announce_in_log, _import_root(trainer)),
+        nowhere="" if development or own_folder else _NOWHERE,
+        part="" if loop == "training" else loop,
+    )
+
+
+def _log_folder(trainer: Trainer) -> str | None:
+    """The folder that a logger has for this run; None if none has one.
+
+    Not ``trainer.log_dir``, which broadcasts and so needs all ranks, and not the ``save_dir`` of a logger without a
+    folder for each run, which may be the working directory. A mock logger has an object under every name: only paths.
+    """
+    folders = [getattr(one, "log_dir", None) for one in trainer.loggers]
+    return next((str(one) for one in folders if isinstance(one, (str, PurePath)) and str(one)), None)
+
+
+def is_deepspeed(trainer: Trainer) -> bool:
+    """Whether *trainer* uses a DeepSpeedStrategy, of either import root, or a subclass of it."""
+    return any(kind.__name__ == "DeepSpeedStrategy" for kind in type(trainer.strategy).__mro__)
+
+
+def _engine_of(trainer: Trainer) -> Any:
+    """The engine that *trainer* uses in a fit; None without DeepSpeed."""
+    return trainer.strategy.deepspeed_engine if is_deepspeed(trainer) else None  # type: ignore[attr-defined]
+
+
+def block_of(trainer: Trainer) -> object | None:
+    """The ``"flops_profiler"`` block of *trainer*'s DeepSpeed config; None if there is none."""
+    config = getattr(trainer.strategy, "config", None) if is_deepspeed(trainer) else None
+    return config.get(BLOCK) if isinstance(config, Mapping) else None

@@ -27,25 +27,14 @@ if TYPE_CHECKING:
 logger = package_logger(__name__)
 
 
-class Origin(NamedTuple):
-    """Where a callback was made: its copies in other processes keep this."""
-
-    process: int
-    number: int
-
-    @property
-    def is_here(self) -> bool:
-        """Whether this is the process where the callback was made."""
-        return self.process == os.getpid()
-
-
+Origin = tuple[int, int]  # process and number of a callback where it was made: its copies in other processes keep it
 _numbers = itertools.count()
 _callbacks: weakref.WeakValueDictionary[Origin, Any] = weakref.WeakValueDictionary()
 
 
 def origin_of(callback: Any) -> Origin:
     """Make a new origin; the ``_receive`` of *callback* gets what copies in other processes send to it."""
-    origin = Origin(os.getpid(), next(_numbers))
+    origin = os.getpid(), next(_numbers)
     _callbacks[origin] = callback
     return origin
 
@@ -56,7 +45,7 @@ def send_home(
     """Have the launcher of *trainer*, if one started this process, return the results with its own."""
     launcher: Any = getattr(trainer.strategy, "launcher", None)
     collect = getattr(launcher, "get_extra_results", None)
-    if origin.is_here or collect is None:
+    if origin[0] == os.getpid() or collect is None:
         return
 
     def with_ours(*args: Any, **kwargs: Any) -> Any:
@@ -65,7 +54,7 @@ def send_home(
             path = Path(tempfile.mkdtemp(prefix="lightning_flops-"), "results.json")
             ended = None if throughput is None else throughput.to_json()
             path.write_text(json.dumps([[profile.to_json() for profile in profiles], ended]), encoding="utf-8")
-            extra[f"lightning_flops {origin.number}"] = _Parcel(origin, str(path))
+            extra[f"lightning_flops {origin[1]}"] = _Parcel(origin, str(path))
         except Exception as error:  # the training is done: Lightning still gets its own results
             logger.warning("callback.profile stays None in the process that called fit: %s", error)
         return extra

@@ -6,31 +6,43 @@ then trains on one after the other. What comes between two steps, as an evaluati
 
 from __future__ import annotations
 
+import inspect
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from accelerate import Accelerator
 from accelerate import data_loader as accelerate_loaders
+from transformers import Trainer
 from transformers.trainer_callback import CallbackHandler
 
 from lightning_flops.adapters.deepspeed_context import switch_off_builtin
 from lightning_flops.adapters.loop import LoopRun
-from lightning_flops.adapters.loop_context import optimizers_in, run_context
-from lightning_flops.adapters.transformers_context import NO_TOKENS, engine_of, trainer_frame, training_output
+from lightning_flops.adapters.loop_context import Frame, accelerate_frame, optimizers_in, run_context
+from lightning_flops.adapters.place import announce_in_log, log_is_shown
 from lightning_flops.adapters.wrapping import hear
+from lightning_flops.config import BLOCK, ProfilerConfig
+from lightning_flops.instrument.deepspeed_groups import parallel_sizes
 from lightning_flops.instrument.timing.settling import steps_to_settle
 from lightning_flops.instrument.torch_private.loading import fetched_ahead
+from lightning_flops.run.output import LoggedOutput
 from lightning_flops.run.safety import safe
+from lightning_flops.sinks.console import to_standard_output
 from lightning_flops.sinks.services import TrainerLog
+from lightning_flops.text.printable import page, printable
 
 if TYPE_CHECKING:
-    from transformers import Trainer, TrainerControl
+    from transformers import TrainerCallback, TrainerControl
 
-    from lightning_flops.config import ProfilerConfig
     from lightning_flops.schema.profile import Profile
+
+_NO_TOKENS = (
+    "Tokens could not be counted, because a batch has no attention_mask on the host, and not every token has a label: "
+    "those without one may be padding or a prompt. tokens/s needs tokens_per_sample=... to be given."
+)
 
 
 class TrainerRun(LoopRun):
@@ -49,12 +61,12 @@ class TrainerRun(LoopRun):
     ) -> None:
         accumulate = trainer.args.gradient_accumulation_steps
         self.trainer = trainer
-        self._engine = engine_of(trainer)
+        self._engine = _engine_of(trainer)
         self._over = over
         self.log = TrainerLog(trainer.callback_handler.callbacks)
         self.logging = False  # the Trainer logs metrics of its training now
         self._is_between_epochs = False
-        updated, frame = optimizers_in(trainer.optimizer), trainer_frame(trainer)
+        updated, frame = optimizers_in(trainer.optimizer), _frame_of(trainer)
         ahead = 1 + fetched_ahead(getattr(loader, "base_dataloader", loader))  # accelerate fetches one more
         super().__init__(
             trainer.model_wrapped,
@@ -62,7 +74,7 @@ class TrainerRun(LoopRun):
             config=config,
             publish=publish,
             frame=frame,
-            output=training_output(trainer, config, log=self.log),
+            output=_output_of(trainer, config, log=self.log),
             root=trainer.model,
             context=lambda: run_context(frame, trainer.model_wrapped, accumulate=accumulate),
             x_axis=lambda: int(trainer.state.global_step),
@@ -108,10 +120,10 @@ class TrainerRun(LoopRun):
             (Accelerator, "clip_grad_norm_", "optimizer"),
             (type(trainer.model_wrapped), "zero_grad", "optimizer"),
         ):
-            hear(self, owner, name, stack, begins=partial(_part_begins, part), ends=TrainerRun.part_ends)
+            hear(self, owner, name, stack, begins=partial(TrainerRun.part_begins, part=part), ends=TrainerRun.part_ends)
 
     @safe
-    def part_begins(self, part: str) -> None:
+    def part_begins(self, /, *_: Any, part: str, **__: Any) -> None:
         """A call begins that is only a part of one."""
         self.run.enter(part, counts=False)
 
@@ -128,7 +140,7 @@ class TrainerRun(LoopRun):
         super()._take(args, given)
         unknown = getattr(self._batch.tokens, "real", None) is None
         if unknown and self._wants_tokens and self.run.window.is_open and "input_ids" in given:
-            self.run.notes.add_for_run(NO_TOKENS)
+            self.run.notes.add_for_run(_NO_TOKENS)
 
     @safe
     def batch_ends(self, control: TrainerControl | None = None) -> None:
@@ -186,10 +198,6 @@ class TrainerRun(LoopRun):
         self._over()
 
 
-def _part_begins(part: str, adapter: TrainerRun, *_: Any, **__: Any) -> None:
-    adapter.part_begins(part)
-
-
 def _log_ends(adapter: TrainerRun, _: Any) -> None:
     """The Trainer has logged, perhaps for the last time: the run may be closed."""
     logging, adapter.logging = adapter.logging, False
@@ -197,3 +205,70 @@ def _log_ends(adapter: TrainerRun, _: Any) -> None:
         trainer = adapter.trainer
         adapter.log.log_ends(trainer.args, trainer.state, trainer.control)
         adapter.goes_on(trainer.control)
+
+
+# ---- what a Trainer knows about its run, and where its reports go; nothing here asks another rank
+
+
+def trainer_of(callback: TrainerCallback) -> Trainer | None:
+    """The Trainer that is calling an event of *callback*; None if no Trainer of transformers does.
+
+    A Trainer gives its callbacks the model, the optimizer and much more, but never itself, and nothing that it gives
+    leads to it. The method of it that runs its loop is on the stack, so we look there, once in a training.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        first = frame.f_code.co_varnames[:1]
+        owner = frame.f_locals.get(first[0]) if first else None
+        handler = getattr(owner, "callback_handler", None) if isinstance(owner, Trainer) else None
+        if handler is not None and any(other is callback for other in handler.callbacks):
+            return owner
+        frame = frame.f_back
+    return None
+
+
+def _engine_of(trainer: Trainer) -> Any:
+    return trainer.model_wrapped if getattr(trainer, "is_deepspeed_enabled", False) else None
+
+
+def block_of(trainer: Trainer) -> object | None:
+    """The ``"flops_profiler"`` block of *trainer*'s DeepSpeed config; None if there is none."""
+    plugin = getattr(trainer.accelerator.state, "deepspeed_plugin", None) if _engine_of(trainer) is not None else None
+    config = getattr(plugin, "deepspeed_config", None)
+    return config.get(BLOCK) if isinstance(config, Mapping) else None
+
+
+def _frame_of(trainer: Trainer) -> Frame:
+    frame = replace(accelerate_frame(trainer.accelerator, trainer.model_wrapped, framework="transformers"), writers=())
+    if (engine := _engine_of(trainer)) is None:
+        return frame
+    return replace(frame, sizes=parallel_sizes(engine), strategy=f"ZeRO-{int(engine.zero_optimization_stage())}")
+
+
+def _output_of(trainer: Trainer, config: ProfilerConfig, *, log: TrainerLog) -> LoggedOutput:
+    """Where rank 0 shows the reports of this training: in the Trainer's *log*, on the console and in files."""
+    return LoggedOutput(
+        config,
+        loggers=log,
+        folder=lambda: log.folder() or str(trainer.args.output_dir),  # so that TensorBoard's tab finds ours
+        announce=lambda sentence: _announce(trainer, sentence),
+    )
+
+
+def _announce(trainer: Trainer, sentence: str) -> None:
+    """Say *sentence* where this Trainer shows its own log, unless our own log is shown.
+
+    That is above its progress bar, or on standard output without one, as in a notebook. If the user has taken both
+    away, the log of transformers gets it, which does not show such lines by default.
+    """
+    if log_is_shown():
+        return
+    callbacks = trainer.callback_handler.callbacks
+    bars = [getattr(one, "training_bar", None) for one in callbacks]
+    bar: Any = next((one for one in bars if one is not None), None)
+    if hasattr(type(bar), "write"):
+        bar.write(printable(sentence))
+    elif any(type(one).__name__.endswith(("PrinterCallback", "ProgressCallback")) for one in callbacks):
+        to_standard_output(page([sentence]))
+    else:
+        announce_in_log("transformers.trainer", sentence)

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from lightning_flops.adapters.lightning_context import run_context
+from lightning_flops.adapters.lightning import run_context
 from lightning_flops.records import RunContext
 
 

@@ -94,8 +94,7 @@ def compare(root: str, fit: Callable[..., Any], window: str, ways: Callable[[str
         if (hook, state_of(callback)) in known:
             return
         known.add((hook, state_of(callback)))
-        # While parts are marked this stands in front of the Trainer's profiler; a pickle or a copy is without it.
-        assert set(seen.ours_within(trainer)) <= {"Actions"}, hook
+        assert seen.ours_within(trainer) == [], hook
         whole = seen.whole(trainer, module)
         profiled[hook, calls[hook]] = {way: seen.outcome(way, whole) for way in ways(hook)}
 
