@@ -66,27 +66,19 @@ for _name, _roots in {
         __all__.remove(_name)  # ``from lightning_flops import *`` takes what is there
 
 
-def _renderers() -> _shown.Renderers:
-    from lightning_flops.report import notebook
-
-    return notebook
+def _module(name: str) -> Any:
+    return importlib.import_module(f"{__name__}.{name}")
 
 
-def _read(path: str) -> Any:
-    from lightning_flops.sinks.profile_files import read_profile
-
-    return read_profile(path)[0]
-
-
-_shown.find = _renderers
-_shown.read = _read
+_shown.find = lambda: _module("report.notebook")
+_shown.read = lambda path: _module("sinks.profile_files").read_profile(path)[0]
 
 
 def __getattr__(name: str) -> Any:
     """The public *name*, from the module that defines it."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    value = getattr(_module(_MODULES[name]), name)
     globals()[name] = value  # the next look-up does not come here
     return value
 

@@ -18,9 +18,7 @@ from lightning_flops.errors import LightningFlopsError
 from lightning_flops.text.printable import printable
 
 _FAILED = 2
-
-_INTERRUPTED = 130
-"""The exit status after Ctrl-C, as shells have it: 128 and the signal's number."""
+_INTERRUPTED = 130  # after Ctrl-C, as shells have it: 128 and the signal's number
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -18,25 +18,18 @@ FlopPhase = Literal["forward", "backward", "recompute", "optimizer"]
 BucketFlops = Mapping[tuple[str, str], int]
 """FLOPs of a step by bucket and dtype. A bucket is a ``FlopPhase``, or ``skipped``, which may be below zero."""
 
-Shapes = tuple[tuple[int, ...], ...]
-"""Shapes of a batch's tensors, with what else describes the batch."""
+Shapes = tuple[tuple[int, ...], ...]  # shapes of a batch's tensors, with what else describes the batch
 
 TimePhase = Literal["data_wait", "transfer", "forward", "backward", "bubble", "optimizer", "other"]
 """The part of a step a moment belongs to; ``PhaseSeconds`` has one field for each."""
 
-Loop = Literal["training", "predict", "test", "validate"]
-"""What a run does: it trains, or it is one of Lightning's loops that only run the model forward."""
+Loop = Literal["training", "predict", "test", "validate"]  # all but the first only run the model forward
 
-OUTSIDE = "(outside)"
-"""The module name under which work outside the profiled root module is listed."""
-
-METADATA_KEY = "lightning_flops"
-"""Key at the top of a trace under which this package keeps what torch.profiler does not write."""
+OUTSIDE = "(outside)"  # the module name under which work outside the profiled root module is listed
+METADATA_KEY = "lightning_flops"  # key at the top of a trace for what this package adds to it
 
 _MODULE, _PHASE, _ROOT = "module: ", "phase: ", "(root)"
-
-MARKS = (_MODULE, _PHASE)
-"""How the name of every mark of ours in a trace begins; no operator's name does."""
+MARKS = (_MODULE, _PHASE)  # how the name of every mark of ours in a trace begins; no operator's name does
 
 
 def module_mark(name: str) -> str:
@@ -110,15 +103,11 @@ class OperatorCell:
     module: str  # qualified name of the module that owns the work: ``""`` is the root, ``OUTSIDE`` what no module owns
     phase: FlopPhase
     operator: str  # name without overload, such as ``aten.mm``
-    dtype: str
-    """Effective dtype of the arithmetic: ``float32``, ``tf32``, ``bfloat16``, ``float16``, ``float8``, ``int8`` …"""
+    dtype: str  # effective dtype of the arithmetic: ``float32``, ``tf32``, ``bfloat16``, ``float8``, ``int8`` …
     calls: int = 0
     flops: int = 0  # model FLOPs: full score matrix for attention unless ``causal_attention="half"``
-    skipped: int = 0
-    """FLOPs of *flops* that fused masked attention does not execute; below zero where it executes more than the half
-    that ``causal_attention="half"`` counts."""
-    without_backward: int = 0
-    """FLOPs of *flops* (forward only) from which no backward can follow: no input needed a gradient."""
+    skipped: int = 0  # of *flops*, what fused attention does not execute; < 0 where it executes more than "half" counts
+    without_backward: int = 0  # FLOPs of *flops* (forward only) that no backward can follow: no input needed a gradient
     bytes_read: int = 0
     bytes_written: int = 0
 
@@ -143,8 +132,7 @@ class FlopRecord:
     """Everything the FLOP counter saw over the counted steps."""
 
     cells: tuple[OperatorCell, ...] = ()
-    module_calls: Mapping[str, int] = field(default_factory=dict)
-    """How often each module's forward was entered, recomputation left out."""
+    module_calls: Mapping[str, int] = field(default_factory=dict)  # entries into each forward, recomputation left out
     uncounted: Mapping[str, UncountedOperator] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # what the counter could not do, in sentences for the report
 
@@ -168,13 +156,10 @@ class ModuleRecord:
     params: int = 0  # unique logical parameters of the module and all below it: ties once, shards by their full size
     trainable_params: int = 0
     local_params: int = 0  # parameters that this rank holds in memory
-    parameter_bytes: Mapping[str, int] = field(default_factory=dict)
-    """Bytes of ``params`` by the dtype in which they are kept, such as ``float32``."""
+    parameter_bytes: Mapping[str, int] = field(default_factory=dict)  # of ``params``, by the dtype they are kept in
     alias_of: str | None = None  # name under which the same module object was listed before, if it was
-    weight_sizes: tuple[int, ...] = ()
-    """Inputs and outputs of its own weights: the first two dimensions of each parameter that has two."""
-    parameter_shapes: tuple[tuple[int, ...], ...] = ()
-    """Shape of each parameter of its own, whole where ranks hold shards of it; a lazy one has none yet."""
+    weight_sizes: tuple[int, ...] = ()  # the first two dimensions of each parameter of its own that has two
+    parameter_shapes: tuple[tuple[int, ...], ...] = ()  # of its own, whole where ranks hold shards; a lazy one has none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,12 +200,9 @@ class StepRecord:
     samples: int | None  # samples this rank processed, all micro-steps together; None when the batch size is not known
     tokens: int | None = None
     flops: PhaseFlops | None = None  # FLOPs of this step alone; None for a step that was not counted
-    seconds: PhaseSeconds | None = None
-    """None for a step that was counted: counting costs time, so its time would not be true."""
-    reader_sec: float | None = None
-    """Host seconds inside the data loader; on a GPU, where it overlaps device work, more than ``seconds.data_wait``."""
-    excluded_sec: Mapping[str, float] = field(default_factory=dict)
-    """Wall time between the step's boundaries that is not the step's: validation, checkpointing, epoch restart."""
+    seconds: PhaseSeconds | None = None  # None for a step that was counted: counting costs time
+    reader_sec: float | None = None  # on the host, inside the data loader; on a GPU more than ``seconds.data_wait``
+    excluded_sec: Mapping[str, float] = field(default_factory=dict)  # not the step's: validation, checkpointing …
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -302,8 +284,7 @@ class OptimizerFacts:
 
     type_name: str
     implementation: Literal["single-tensor", "foreach", "fused"] | None  # None: it does not say
-    faster_with: tuple[str, ...] = ()
-    """Arguments with which it would update many tensors at once on the device it is on."""
+    faster_with: tuple[str, ...] = ()  # arguments with which it would update many tensors at once on its device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -337,8 +318,7 @@ class ModuleSecondsRecord:
 
     index: int  # steps of this fit before it
     signature: StepSignature
-    own_forward_sec: Mapping[str, float]
-    """Seconds of each module's forward without the modules inside it, by qualified name."""
+    own_forward_sec: Mapping[str, float]  # of each forward without the modules inside it, by qualified name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -389,10 +369,8 @@ class ProcessorLoss:
 
     seconds: float  # wall time, from the first timed step to the end of the last
     batches_sec: tuple[float, ...]  # processor time of this process, all threads together, in each batch
-    waited_share: float | None
-    """Of the time, how much a thread was ready to run and had no processor: the one that waited most."""
-    stolen_share: float | None
-    """Of the processor time that this machine asked for, what its hypervisor gave to other machines."""
+    waited_share: float | None  # of the time that a thread was ready and had no processor: the one that waited most
+    stolen_share: float | None  # of the processor time this machine asked for that its hypervisor gave to others
     idle_cores: float | None = None  # cores of this machine that had nothing to do, on average
     busy_share: float | None = None  # of the processor time that this machine has, what anything used
 
@@ -411,12 +389,10 @@ class GpuRecord:
     no_joules_because: str = ""  # why ``joules`` is None, in a few words
     clock_mhz: tuple[int, ...] = ()  # of the multiprocessors, at each reading; read between steps, about twice a second
     highest_clock_mhz: int | None = None  # the highest that this GPU can have
-    power_limited_sec: float | None = None
-    """How long power held the clock below what was asked for, by the driver's counter."""
+    power_limited_sec: float | None = None  # how long power held the clock down, by the driver's counter
     heat_limited_sec: float | None = None  # how long heat held the clock down
     reason_readings: int = 0  # how often it was read why the clock is not higher
-    reasons: Mapping[str, int] = field(default_factory=dict)
-    """The reasons, in words, and at how many of these readings each held."""
+    reasons: Mapping[str, int] = field(default_factory=dict)  # in words, and at how many of these readings each held
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -431,11 +407,8 @@ class WindowRecord:
     timed_steps: tuple[StepRecord, ...]
     timing_steps: int  # how many timed steps were asked for
     settle_steps: int = 0
-    variable: bool = False
-    """Steps kept changing, in their signatures or in their FLOPs: counted and timed ones are different samples of
-    the same run."""
-    traces: tuple[TracedStepRecord, ...] = ()
-    """Steps that were traced, one record of each cycle; empty if none was: the notes say why."""
+    variable: bool = False  # signatures or FLOPs of steps kept changing: counted and timed ones are different samples
+    traces: tuple[TracedStepRecord, ...] = ()  # one record of each traced cycle; if there is none, the notes say why
     module_seconds: ModuleSecondsRecord | None = None  # what stands in for a trace where none could be taken
     memory: MemoryRecord | None = None  # None if it was not read
     facts: RunFacts | None = None  # how the run is set up; None if it was not read
@@ -443,8 +416,7 @@ class WindowRecord:
     gpu: GpuRecord | None = None  # over the timed steps; None without an NVIDIA GPU, or without what reads its counters
     slowed_batches: int = 0  # batches that ran while they were counted or traced, warm-up included
     slowed_sec: float = 0.0  # wall seconds of these together, on the host
-    mixed_phases: tuple[TimePhase, ...] = ()
-    """Phases whose seconds cannot be separated, so their latencies and rates are n/a; their sum is still true."""
+    mixed_phases: tuple[TimePhase, ...] = ()  # their seconds cannot be separated: rates are n/a, the sum is still true
     notes: tuple[str, ...] = ()  # what is missing or degraded, in sentences for the report
 
 
@@ -475,10 +447,7 @@ class BatchTokens(NamedTuple):
 
 
 NO_TOKENS = BatchTokens(0, 0, 0, 0)
-"""Of no batch."""
-
-UNKNOWN_TOKENS = BatchTokens(None, None, None, None)
-"""Of a batch that does not show its tokens."""
+UNKNOWN_TOKENS = BatchTokens(None, None, None, None)  # of a batch that does not show them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -486,8 +455,7 @@ class BatchTotals:
     """What the batches of a whole run took on one rank; those that were slowed down by counting are left out."""
 
     batches: int
-    seconds: Extremes | None
-    """Wall time from the end of one batch to the end of the next, less what is excluded; None without batches."""
+    seconds: Extremes | None  # from the end of a batch to the end of the next, less what is excluded; None without one
     reader_sec: Extremes | None  # host seconds of each batch inside the data loader; None if no wait was seen
     samples: int | None  # None if the size of a batch was not known
     samples_per_sec: Extremes | None  # samples of each batch / its seconds; None if they are not known
@@ -509,8 +477,7 @@ class StepSums:
     model_flops: int
     hardware_flops: int
     unprofiled: UnprofiledFlops
-    error: float | None
-    """Half of the 95% interval of the model FLOPs, as their share. 0.0: every check agreed. None: fewer than three."""
+    error: float | None  # half of the 95% interval, as a share. 0.0: every check agreed. None: fewer than three
     steps_counted: int  # steps of a shape that was counted, and whose counts agreed
     steps_by_formula: int  # steps whose FLOPs follow from an exact formula
     steps_estimated: int  # all others

@@ -30,7 +30,6 @@ from lightning_flops.sinks.tensorboard_tab import PLUGIN
 from lightning_flops.text.printable import printable
 
 _FRONTEND: Final = {"index.js": "text/javascript", "page.js": "text/javascript", "style.css": "text/css"}
-_MOST_BYTES: Final = codec.LONGEST_PROFILE
 _WINDOW: Final = "window"
 
 _App = Callable[..., Iterable[bytes]]
@@ -53,11 +52,7 @@ class _Window(NamedTuple):
 
 
 class FlopsPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
-    """Serves the page's files, the list of runs, and one profile at a time.
-
-    Args:
-        context: TensorBoard's ``TBContext``.
-    """
+    """Serves the page's files, the list of runs, and one profile at a time."""
 
     plugin_name = PLUGIN
 
@@ -75,8 +70,9 @@ class FlopsPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
 
     def get_plugin_apps(self) -> dict[str, _App]:
         """What is served, by address below the plugin's own."""
+        application = wrappers.Request.application
         served = {f"/{name}": _serves(name, kind) for name, kind in _FRONTEND.items()}
-        return {**served, "/runs": _application(self._runs), "/profile": _application(self._profile)}
+        return {**served, "/runs": application(self._runs), "/profile": application(self._profile)}
 
     def _runs(self, request: wrappers.Request) -> wrappers.Response:
         """Every run with a few figures of each of its windows."""
@@ -138,13 +134,9 @@ class FlopsPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
         return _answer(request, view, "application/json")
 
 
-def _application(answer: Callable[[wrappers.Request], wrappers.Response]) -> _App:
-    app: _App = wrappers.Request.application(answer)
-    return app
-
-
 def _serves(name: str, kind: str) -> _App:
-    return _application(lambda request: _answer(request, bundled(name), kind))
+    app: _App = wrappers.Request.application(lambda request: _answer(request, bundled(name), kind))
+    return app
 
 
 def _answer(request: wrappers.Request, content: str, kind: str, code: int = 200) -> wrappers.Response:
@@ -164,14 +156,9 @@ def _name_of(run: str, tag: str) -> str:
 
 
 def _unpacked(packed: bytes) -> str:
-    """The text that ``packed`` compressed.
-
-    Raises:
-        ValueError: it is longer than any profile that is read, cut off or no text.
-        zlib.error: it was not compressed by gzip.
-    """
+    """The text that gzip compressed; an error if it is cut off, longer than any profile that is read, or no text."""
     reader = zlib.decompressobj(wbits=31)
-    content = reader.decompress(packed, _MOST_BYTES)
+    content = reader.decompress(packed, codec.LONGEST_PROFILE)
     if not reader.eof:
         raise ValueError("the profile in the event file is cut off or too long")
     return content.decode("utf-8")

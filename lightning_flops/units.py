@@ -6,25 +6,18 @@ import math
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
 
-NOT_AVAILABLE = "n/a"
-"""How a number that is not known prints."""
+NOT_AVAILABLE = "n/a"  # how a number that is not known prints
 
 _LARGE = ("", "K", "M", "G", "T", "P", "E", "Z")
 _SECONDS = ("s", "ms", "us", "ns")
 _DECIMALS = 2
 _ROUNDS_TO_1 = Decimal("0.995")
 _ROUNDS_TO_1000 = Decimal("999.995")
-_TOO_LONG = Decimal("1e15")
-"""From here on a number is written with an exponent."""
+_TOO_LONG = Decimal("1e15")  # from here on a number is written with an exponent
 
 
 def si(value: float | None, unit: str = "") -> str:
-    """A count or a rate with its decimal prefix: ``si(3.2e9, "FLOP/s")`` is ``"3.2 GFLOP/s"``.
-
-    Args:
-        value: the number; None if it is not known.
-        unit: what it counts; follows the prefix without a space.
-    """
+    """A count or a rate with its decimal prefix: ``si(3.2e9, "FLOP/s")`` is ``"3.2 GFLOP/s"``."""
     number = _known(value)
     if number is None:
         return NOT_AVAILABLE

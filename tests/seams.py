@@ -11,10 +11,10 @@ from typing import Any
 
 from lightning_flops.analysis.count_schedule import CountSchedule
 from lightning_flops.analysis.step_flops import StepFlops
+from lightning_flops.instrument.tokens import TokenReader
 from lightning_flops.run.monitor import Monitor
 from lightning_flops.run.reports import Reports
 from lightning_flops.run.run import Run
-from lightning_flops.run.token_reader import TokenReader
 from lightning_flops.run.window import Window
 
 WORDS = "broken on purpose"

@@ -15,10 +15,6 @@ if TYPE_CHECKING:
     from lightning_flops.run.output import LoggedOutput
 
 
-def _nothing(stack: ExitStack) -> None:
-    pass
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """One run as its framework knows it."""
@@ -35,15 +31,9 @@ class Facts:
     loop: Loop = "training"
     profile_step: int | None  # the first step to profile, given as the number of steps before it; None: there is none
     settle_steps: int = 2  # steps left alone after a counted one, until batches that were fetched ahead are used up
-    loader_workers: Callable[[], int | None] = lambda: None
-    """Returns the fewest worker processes of the training DataLoaders; None if not known."""
-    logged_at: Callable[[], int] | None = None
-    """Returns what the loggers have on their x-axis, as DeepSpeed's samples; None: the step."""
-    declared_batch_size: Callable[[], int] | None = None
-    """Returns the batch size that the framework's settings name; None: they name none."""
-    unseen: tuple[TimePhase, ...] = ()
-    """Parts that the framework's loop never shows apart; where there are any, its wait for data may be unseen, too."""
-    ends_when_dropped: bool = False
-    """A run that is dropped is over, and reports: its framework does not always say so."""
-    mark_parts: Callable[[ExitStack], None] = _nothing
-    """Puts hooks around the parts of a step, and their undo into the stack; called when a window needs them."""
+    loader_workers: Callable[[], int | None] = lambda: None  # returns the fewest workers of the training DataLoaders
+    logged_at: Callable[[], int] | None = None  # returns the loggers' x-axis, as DeepSpeed's samples; None: the step
+    declared_batch_size: Callable[[], int] | None = None  # returns what the framework's settings name; None: nothing
+    unseen: tuple[TimePhase, ...] = ()  # parts the loop never shows apart; if any, its wait for data may be unseen, too
+    ends_when_dropped: bool = False  # a run that is dropped is over, and reports: its framework does not always say so
+    mark_parts: Callable[[ExitStack], None] = lambda stack: None  # puts hooks around a step's parts; the stack undoes

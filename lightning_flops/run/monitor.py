@@ -14,8 +14,7 @@ from typing import NamedTuple
 from lightning_flops import host_clock
 from lightning_flops.records import NO_TOKENS, UNKNOWN_TOKENS, BatchTokens, BatchTotals, Extremes
 
-_MOST_KEPT = 256
-"""Batches that are kept before they are added up, in a run that is not read."""
+_MOST_KEPT = 256  # batches before they are added up, in a run that is not read
 
 
 class _Batch(NamedTuple):
@@ -103,14 +102,7 @@ class Monitor:
             self._fetch_since = None
 
     def batch(self, *, samples: int | None, tokens: BatchTokens | None, profiled: bool, ends_step: bool) -> float:
-        """A batch is done; returns the seconds of its step until now.
-
-        Args:
-            samples: in the batch; None if not known.
-            tokens: in the batch; None if it does not show them.
-            profiled: the profiler slowed the batch down, so it is in no figure.
-            ends_step: a step ends with the batch.
-        """
+        """A batch is done, in no figure if it was *profiled*; returns the seconds of its step until now."""
         if self._outside_since is not None:  # a batch that ends while something outside of steps goes on
             self.inside()
             self.outside()
@@ -120,9 +112,9 @@ class Monitor:
         self._wait = None
         if len(self._batches) >= _MOST_KEPT:
             self._add_up()
-        step_sec = self._step_sec + seconds
-        self._step_sec = 0.0 if ends_step else step_sec
-        return step_sec
+        seconds += self._step_sec
+        self._step_sec = 0.0 if ends_step else seconds
+        return seconds
 
     def _add_up(self) -> None:
         batches, self._batches = self._batches, []

@@ -31,31 +31,23 @@ from lightning_flops.text.printable import package_logger
 
 logger = package_logger(__name__)
 
-_LINE = 200
-"""Characters of the line that says what came out and where it is, unless the place is longer."""
-
-WINDOWS_KEPT = 8
-"""The page and the tab show so many windows of a run, the latest ones: their files do not grow for ever."""
-
+_LINE = 200  # characters of the line that says what came out and where it is, unless the place is longer
+WINDOWS_KEPT = 8  # the latest windows of a run, on the page and the tab: their files do not grow for ever
 _JSON, _PAGE, _TEXT, _THROUGHPUT = _NAMES = ("profile.json", "profile.html", "profile.txt", "throughput.json")
 
 
 class RunFiles:
     """The files that one rank writes about its run, in a folder of ours. No file of another run is replaced.
 
-    Each file is written anew for each window. Ranks other than 0 have their number in the names.
-
-    Args:
-        config: the settings.
-        folder: returns the folder of the run's logs, which ours lies in; None: no files but a named text report.
-        rank: the rank that writes; rank 0 alone has pages.
-        part: a word that file names have if the run is not the first training of its program.
+    Each file is written anew for each window. *folder* returns the folder of the run's logs, which ours lies in; None:
+    no files but a named text report. Names have a *rank* other than 0 in them, which has no pages, and a *part*, the
+    word for a run that is not the first training of its program.
     """
 
     def __init__(
         self, config: ProfilerConfig, folder: Callable[[], str | None], *, rank: int = 0, part: str = ""
     ) -> None:
-        self.folder = functools.cache(folder)  # returns the folder of the run's logs
+        self.folder = functools.cache(folder)
         self._output_file = config.output_file
         self._suffix = (f".{part}" if part else "") + (f".rank{rank}" if rank else "")
         self._writes_throughput = config.timer_only  # otherwise only beside a profile
@@ -207,7 +199,5 @@ class LoggedOutput:
 
 def shown_path(path: str) -> str:
     """*path* from the working directory, if it lies below it."""
-    if "://" in path or not os.path.isabs(path):
-        return path
-    relative = os.path.relpath(path)
-    return path if relative.startswith("..") else relative
+    shown = os.path.relpath(path) if os.path.isabs(path) else path  # a URL is not
+    return path if shown.startswith("..") else shown

@@ -37,12 +37,10 @@ from lightning_flops.text.printable import package_logger
 
 logger = package_logger(__name__)
 
-Store: TypeAlias = Any
-"""A ``torch.distributed.Store``, whose methods torch gives no types."""
+Store: TypeAlias = Any  # a ``torch.distributed.Store``, whose methods torch gives no types
 
-_SEC_FOR_RANK_0, _PAUSE_SEC = 2.0, 0.02
-"""How long another rank waits for rank 0 to write its folder; pause between two looks."""
-
+_SEC_FOR_RANK_0 = 2.0  # how long another rank waits for rank 0 to write its folder
+_PAUSE_SEC = 0.02  # between two looks
 _run_numbers = itertools.count()
 
 
@@ -78,10 +76,7 @@ class Ranks:
     """One rank's part in the reports of one run; the worker's thread sends, the training thread does the rest.
 
     The first error of the store ends the exchange: rank 0 then reports on the ranks that it has heard of, and names the
-    error as the reason why the others are missing.
-
-    Raises:
-        NoStoreError: the ranks cannot exchange anything.
+    error as the reason why the others are missing. In the constructor it is a ``NoStoreError``.
     """
 
     def __init__(
@@ -217,15 +212,12 @@ class Ranks:
     def folder(self) -> str | None:
         """Where rank 0's files go, ours if it does not say in time; None if it writes none."""
         ends = self._clock() + _SEC_FOR_RANK_0
-        while (answered := self._ask(self._written_folder)) is None:
+        key = f"{self._keys}/folder"
+        while (answered := self._ask(lambda store: store.get(key).decode() if store.check([key]) else None)) is None:
             if self._failure is not None or self._clock() >= ends:
                 return OWN_FOLDER
             host_clock.sleep(_PAUSE_SEC)
         return answered or None
-
-    def _written_folder(self, store: Store) -> str | None:
-        key = f"{self._keys}/folder"
-        return store.get(key).decode() if store.check([key]) else None
 
     def close(self) -> None:
         """End this rank's part: it sends and reads nothing more."""

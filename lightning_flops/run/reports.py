@@ -38,11 +38,8 @@ logger = package_logger(__name__)
 
 T = TypeVar("T")
 
-_SEC_TO_FINISH = 10.0
-"""The end of a run waits at most this long for reports that are being written."""
-
-_SEC_AFTER_ERROR = 2.0
-"""How long the end of a run waits for other ranks when training has raised: the cause may have ended them, too."""
+_SEC_TO_FINISH = 10.0  # the end of a run waits at most this long for reports that are being written
+_SEC_AFTER_ERROR = 2.0  # and for other ranks when training has raised: the cause may have ended them, too
 
 
 @dataclass
@@ -56,7 +53,6 @@ class Outcomes:
 
 
 OUTCOMES = Outcomes()
-"""Of this process."""
 
 
 class Reports:
@@ -89,21 +85,18 @@ class Reports:
                     f"This report is of rank {facts.rank} alone: the ranks could not exchange anything: {error}."
                 )
         self._dp_size = facts.context().dp_size
-        if facts.rank:
+        if not facts.rank:
+            logs = facts.output.files.folder()  # of the user's loggers, so it is asked on the training thread
+            if self._config.all_ranks and self._ranks is not None:
+                self._ranks.tell_folder(logs or "")
+        elif self._config.all_ranks:
             folder = facts.output.folder if self._ranks is None else self._ranks.folder
-            if self._config.all_ranks:
-                self._output = RunFiles(self._config, folder, rank=facts.rank, part=facts.output.part)
-            return
-        logs = facts.output.files.folder()  # of the user's loggers, so it is asked on the training thread
-        if self._config.all_ranks and self._ranks is not None:
-            self._ranks.tell_folder(logs or "")
+            self._output = RunFiles(self._config, folder, rank=facts.rank, part=facts.output.part)
 
     def warn(self, sentence: str) -> None:
         """Say *sentence* in the log, on the rank that writes."""
         if self._writes:
             logger.warning(sentence)
-
-    # ---- a window closes
 
     def passed_over(self, step: int) -> None:
         """*step* was to be profiled, and another window was still open."""
@@ -175,17 +168,15 @@ class Reports:
     def _write(self, write: Callable[[], Callable[[int], None] | None], what: str) -> None:
         """Have the worker write files; what that returns gives the rest to the loggers, at the run's step."""
 
-        def written() -> Callable[[], None]:
+        def written() -> Callable[[], None] | None:
             show = write()
-
-            def to_loggers() -> None:
-                if show is not None:
-                    with random_state_kept():
-                        show(self._logged_at())
-
-            return to_loggers
+            return None if show is None else lambda: self._to_loggers(show)
 
         self._worker.submit(written, what)
+
+    def _to_loggers(self, show: Callable[[int], None]) -> None:
+        with random_state_kept():
+            show(self._logged_at())
 
     def deliver(self) -> bool:
         """Give what is ready to the loggers, and report what all ranks have sent; whether there was anything."""
@@ -197,8 +188,6 @@ class Reports:
         for profile in () if ranks is None else ranks.ready():
             self._show(profile)
         return True
-
-    # ---- the run logs, or ends
 
     def write_reading(self, reading: MonitorReading, flops: UnprofiledFlops | None) -> None:
         """Give the loggers what went by since the last reading, with what its steps cost."""

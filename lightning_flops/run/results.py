@@ -19,8 +19,7 @@ from lightning_flops.text.printable import package_logger
 
 logger = package_logger(__name__)
 
-PROFILES_KEPT = 100
-"""A run's results have its latest windows: with ``every`` they would take ever more memory."""
+PROFILES_KEPT = 100  # the latest: with ``every`` they would take ever more memory
 
 
 class ProfiledRun:

@@ -1,14 +1,6 @@
 """One profiled run on one rank: windows, the monitor, FLOPs of every step, and the reports.
 
-There is one path. An adapter calls, as things happen:
-
-    begin()                                    the run begins
-    fetch_begins() / fetch_ends()              the loop waits for data
-    batch_begins(shapes, tokens)               the model is about to compute on a batch
-    enter(part) / leave()                      a part of a step: forward, backward, optimizer, transfer
-    outside(what) / inside()                   what belongs to no step: validation, a checkpoint, the gap between epochs
-    batch_done(batch, shapes, updates=...)     a batch is done, and perhaps a step with it
-    finish() / close()                         the last report; everything of ours is removed
+There is one path, in a window and outside of it: an adapter calls the methods of ``Run`` as things happen.
 """
 
 from __future__ import annotations
@@ -26,23 +18,18 @@ from lightning_flops.instrument.batches import BatchMeter
 from lightning_flops.instrument.notes import Notes
 from lightning_flops.instrument.recorder import CountedStep
 from lightning_flops.instrument.timing.gpu_counters import open_meter
+from lightning_flops.instrument.tokens import TokenReader
 from lightning_flops.instrument.torch_private.profiling import profiler_is_recording
 from lightning_flops.records import BatchTokens, RunContext, Shapes, TimePhase
 from lightning_flops.run.adapter import Facts
 from lightning_flops.run.monitor import Monitor
 from lightning_flops.run.reports import Reports
 from lightning_flops.run.safety import close_quietly
-from lightning_flops.run.token_reader import TokenReader
 from lightning_flops.run.window import Window, new_window
 from lightning_flops.schema.profile import Profile
 from lightning_flops.text.printable import package_logger
 
 logger = package_logger(__name__)
-
-_UNSEEN_WAIT = (
-    "The wait for data could not be seen, because the batches did not come from a torch DataLoader on the training "
-    "thread: it is in other."
-)
 
 
 @dataclass(slots=True)
@@ -60,10 +47,7 @@ class _Step:
 class Run:
     """The profiler in one run. After ``close`` nothing of it is left, and the adapter's hooks do nothing.
 
-    Args:
-        facts: the run as its framework knows it.
-        config: the settings.
-        publish: gets each profile, on the training thread, when its report is there.
+    *publish* gets each profile, on the training thread, when its report is there.
     """
 
     window: Window  # the window that is open or comes next
@@ -91,8 +75,6 @@ class Run:
         self.outside_of: list[str] = []  # what runs now and belongs to no step
         self._fetches = 0  # depth of the running fetches
 
-    # ---- the run begins
-
     def begin(self) -> None:
         """The run begins; the adapter's own hooks are in place."""
         self.notes.goes_on(self.reports.warn)
@@ -119,8 +101,6 @@ class Run:
     def _open_if_due(self) -> None:
         if self.window.step == self.steps_done and not self.window.is_open:
             self.window.open(steps_done=self.steps_done)
-
-    # ---- the running step
 
     def _step_begins(self) -> None:
         """A step begins here: count it if the window says so, or if it is drawn as a check of the predicted FLOPs."""
@@ -202,8 +182,6 @@ class Run:
         """Whether the parts of the running step are marked."""
         return self.window.marks is not None
 
-    # ---- the end of a batch
-
     def batch_done(
         self,
         batch: Any,
@@ -215,16 +193,10 @@ class Run:
         tokens: BatchTokens | None = None,
         others: Sequence[tuple[Any, Shapes]] = (),
     ) -> None:
-        """A batch went through the loop.
+        """*batch*, whose *shapes* and *tokens* were taken before the step may have changed it, went through the loop.
 
-        Args:
-            batch: what the step was given, for settings that are functions of it.
-            shapes: shapes of its tensors, taken before the step may have changed it.
-            updates: optimizer attempts that belong to it.
-            ends_step: a global step ends with it.
-            logs: the run logs its own metrics at the step that ends.
-            tokens: what ``tokens`` has found in it.
-            others: batches that went through the loop together with it and before it, as micro-batches of a pipeline.
+        *updates* optimizer attempts belong to it, and perhaps the end of a step, at which the run *logs* its metrics.
+        The *others* went through the loop together with it and before it, as micro-batches of a pipeline.
         """
         step, window, profiled = self._step, self.window, self.window.scope is not None
         samples = size = self.meter.samples(batch, shapes)
@@ -260,7 +232,6 @@ class Run:
     def _measured(
         self, batch: Any, shapes: Shapes, tokens: BatchTokens | None, samples: int | None, *, ends_step: bool
     ) -> None:
-        """The window has measured a batch."""
         count = tokens.real if tokens is not None and tokens.real is not None else self.meter.tokens(batch, samples)
         self.window.recorder.end_batch(shapes=shapes, samples=samples, tokens=count, ends_step=ends_step)
 
@@ -289,8 +260,6 @@ class Run:
         if self.config.monitor:
             self.reports.write_reading(self.monitor.read(), self.flops.reading())
 
-    # ---- the reports
-
     def context(self) -> RunContext:
         """Where the run takes place, as it is now."""
         return replace(self.facts.context(), micro_batch_size=self.window.micro_batch_size)
@@ -304,7 +273,10 @@ class Run:
         if unseen := self.facts.unseen:
             window.recorder.cannot_tell_apart(unseen if window.fetches else ("data_wait", *unseen))
             if not window.fetches:
-                self.notes.add_for_run(_UNSEEN_WAIT)
+                self.notes.add_for_run(
+                    "The wait for data could not be seen, because the batches did not come from a torch DataLoader on "
+                    "the training thread: it is in other."
+                )
         record = window.recorder.close(context=self.context())
         if record is not None:
             self.reports.report(record, window, all_tokens=self.monitor.all_tokens)

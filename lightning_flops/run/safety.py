@@ -43,11 +43,10 @@ def safe(hook: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P]
 
 def failed(run: Run | None, error: Exception) -> None:
     """Our side raised *error*: close *run*, and say so once."""
-    words, debug = words_of(error), logger.isEnabledFor(logging.DEBUG)
+    words, shown = words_of(error), error if logger.isEnabledFor(logging.DEBUG) else None
     if run is not None:
         run.fail(words)
-    said = "the FLOPs profiler failed and is off; the program goes on: %s"
-    logger.warning(said, words, exc_info=error if debug else None)
+    logger.warning("the FLOPs profiler failed and is off; the program goes on: %s", words, exc_info=shown)
 
 
 def close_quietly(undo: ExitStack) -> None:

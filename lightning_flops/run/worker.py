@@ -16,8 +16,7 @@ logger = package_logger(__name__)
 
 Job = Callable[[], Callable[[], None] | None]
 
-_MOST_WAITING = 8
-"""Jobs that wait behind one that hangs; later ones are lost, so that memory does not fill up."""
+_MOST_WAITING = 8  # jobs behind one that hangs; later ones are lost, so that memory does not fill up
 
 
 class Worker:
@@ -27,9 +26,7 @@ class Worker:
         self._lock = threading.RLock()  # a signal handler of the user's may come back here
         self._jobs: deque[tuple[str, Job]] = deque()
         self._running: str | None = None
-        self.made: deque[Callable[[], None]] = deque()
-        """What finished jobs have returned, for the thread that trains to call."""
-        self._overflowed = False
+        self.made: deque[Callable[[], None]] = deque()  # what finished jobs have returned, for the training thread
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
         self._given_up = False
@@ -40,9 +37,7 @@ class Worker:
             return
         with self._lock:
             if len(self._jobs) >= _MOST_WAITING:
-                if not self._overflowed:
-                    self._overflowed = True
-                    logger.warning("%s was lost: %d before it wait to be written", what, _MOST_WAITING)
+                logger.warning("%s was lost: %d before it wait to be written", what, _MOST_WAITING)
                 return
             self._jobs.append((what, job))
             if self._thread is None:
@@ -68,8 +63,8 @@ class Worker:
             try:
                 made = job()
             except BaseException as error:  # no caller above could take it
-                words, debug = f"{type(error).__name__}: {error}", logger.isEnabledFor(logging.DEBUG)
-                logger.warning("%s was lost: %s", self._running, words, exc_info=error if debug else None)
+                words, shown = f"{type(error).__name__}: {error}", error if logger.isEnabledFor(logging.DEBUG) else None
+                logger.warning("%s was lost: %s", self._running, words, exc_info=shown)
             else:
                 if made is not None:
                     self.made.append(made)
@@ -85,13 +80,10 @@ class Worker:
             if self._thread is None and not self.made:
                 break
             if host_clock.now() >= until:
-                self._give_up(within_sec)
+                with self._lock:
+                    self._given_up = True
+                    missing = ", ".join([self._running or "a report", *(what for what, _ in self._jobs)])
+                    self._jobs.clear()
+                words = "%s could not be written within %s of the run's end; does a file system hang?"
+                logger.warning(words, missing, duration(within_sec))
         return not self._given_up
-
-    def _give_up(self, within_sec: float) -> None:
-        with self._lock:
-            self._given_up = True
-            missing = [self._running or "a report", *(what for what, _ in self._jobs)]
-            self._jobs.clear()
-        said = ", ".join(missing), duration(within_sec)
-        logger.warning("%s could not be written within %s of the run's end; does a file system hang?", *said)

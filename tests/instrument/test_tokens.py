@@ -11,9 +11,8 @@ import torch
 from torch.nn.utils.rnn import pack_sequence
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightning_flops.instrument.tokens import OnDeviceError, tokens_in
+from lightning_flops.instrument.tokens import OnDeviceError, TokenReader, tokens_in
 from lightning_flops.records import BatchTokens
-from lightning_flops.run.token_reader import TokenReader
 
 IDS = torch.arange(3, 15).reshape(3, 4)
 MASK = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [0, 1, 1, 1]])
