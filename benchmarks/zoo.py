@@ -29,7 +29,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from lightning_flops.pytorch import FlopCounts, count_flops, count_offline
+from lightning_flops.analysis.flop_counts import FlopCounts
+from lightning_flops.pytorch import count_flops, count_offline
 
 from . import zoo_timm, zoo_transformers
 from .machine import RESULTS, code_in_words, usable_cores

@@ -42,19 +42,14 @@ IMPORT_ROOTS = ("lightning.pytorch", "pytorch_lightning")  # the two names under
 
 _PARTS = {  # of a step, by the Trainer's action, and whether it is a whole forward, backward or update
     "batch_to_device": ("transfer", False),
-    "training_step": ("forward", True),
-    "validation_step": ("forward", True),
-    "test_step": ("forward", True),
-    "predict_step": ("forward", True),
+    **dict.fromkeys(("training_step", "validation_step", "test_step", "predict_step"), ("forward", True)),
     "backward": ("backward", True),
     "optimizer_step": ("optimizer", True),
     "optimizer_zero_grad": ("optimizer", False),
     "configure_gradient_clipping": ("optimizer", False),
     # Hooks of the user's that run inside the backward and the optimizer's step.
-    "on_before_backward": ("other", False),
-    "on_after_backward": ("other", False),
-    "on_before_zero_grad": ("other", False),
-    "on_before_optimizer_step": ("other", False),
+    **dict.fromkeys((f"on_{name}" for name in ("before_backward", "after_backward")), ("other", False)),
+    **dict.fromkeys((f"on_before_{name}" for name in ("zero_grad", "optimizer_step")), ("other", False)),
 }
 
 # Parts when the strategy takes them: the user's module has methods of the same names.
@@ -82,13 +77,11 @@ class LightningRun:
         self._several_loaders = not self._trains and len(found) > 1
         self._reads_ahead = trainer.strategy.root_device.type != "cpu" and len(found) == 1
         self._batch: Any = None
-        self._is_in_batch = False
+        self._is_in_batch = self._in_backward = False
         self._shapes: Shapes = ()
         self._tokens: BatchTokens | None = None
-        self._batches_done = 0
+        self._batches_done = self._depth = 0  # depth: of optimizers' steps that are running, one in another
         self._updates = 0  # optimizer attempts until the latest batch; in manual optimization, those since then
-        self._depth = 0  # optimizers' steps that are running, one in another
-        self._in_backward = False
         self._is_between = False  # what runs belongs to no step until the next batch is there
         step = config.next_profile_step(steps_done=0)
         if step is not None:  # a loop that is known to be too short for it is profiled in its last step
@@ -127,12 +120,8 @@ class LightningRun:
             run.undo.callback(hooks.remove)
             hooks.put_up()
         else:
-            self._updates = self._attempts()
+            self._updates = int(self._trainer.global_step if self._engine is None else self._engine.global_steps)
         self.outside("start")  # until the first batch is there
-
-    def _attempts(self) -> int:
-        """Updates that were tried so far; DeepSpeed accumulates across epochs, where Lightning starts anew."""
-        return int(self._trainer.global_step if self._engine is None else self._engine.global_steps)
 
     # ---- parts of a step
 
@@ -255,7 +244,8 @@ class LightningRun:
         self._batches_done += 1
         updates, self._updates = self._updates, 0
         if self._trains and not self._manual:
-            self._updates = self._attempts()
+            # Attempts so far; DeepSpeed accumulates across epochs, where Lightning starts anew.
+            self._updates = int(self._trainer.global_step if self._engine is None else self._engine.global_steps)
             updates = self._updates - updates
         self._depth = 0
         ends_step = not self._trains or updates > 0
@@ -336,11 +326,6 @@ def _import_root(trainer: Trainer) -> str:
     return next((root for module in modules for root in IMPORT_ROOTS if module.startswith(f"{root}.")), modules[0])
 
 
-_NOWHERE = (
-    'No file keeps it: give the Trainer a logger or a FlopsProfilerCallback, or call logging.basicConfig(level="INFO").'
-)
-
-
 def _run_output(trainer: Trainer, config: ProfilerConfig, *, own_folder: str | None, loop: Loop) -> LoggedOutput:
     """Where rank 0 shows the reports of this run: files go to *own_folder* where no logger has a folder.
 
@@ -352,7 +337,10 @@ def _run_output(trainer: Trainer, config: ProfilerConfig, *, own_folder: str | N
         loggers=Services(trainer.loggers),
         folder=lambda: None if development else _log_folder(trainer) or own_folder,
         announce=partial(announce_in_log, _import_root(trainer)),
-        nowhere="" if development or own_folder else _NOWHERE,
+        nowhere=""
+        if development or own_folder
+        else "No file keeps it: give the Trainer a logger or a FlopsProfilerCallback, or "
+        'call logging.basicConfig(level="INFO").',
         part="" if loop == "training" else loop,
     )
 
