@@ -113,7 +113,8 @@ def find_frames(trace: Trace) -> Frames | None:
         if runs_node:
             phases[row] = Phase.BACKWARD
             accumulates = trace.names[name].endswith(_ACCUMULATES)
-            owners[row] = ACCUMULATION if accumulates else owners[int(maker[row])]
+            # A node whose maker is not recorded may seem made in an optimizer's step: it is no module's.
+            owners[row] = ACCUMULATION if accumulates else max(NO_MODULE, owners[int(maker[row])])
         elif module is not None:
             owners[row], phases[row] = numbers[module], phases[around]
             if phases[around] == Phase.NONE and parts.get(around) in _INSIDE_STEP:
