@@ -68,7 +68,7 @@ def broken_at(seam: str, *adapters: type, after: int = 0) -> Iterator[Broken]:
     if inner is original:
         replaced: Callable[..., Any] = raising
     else:
-        from lightning_flops.run.safety import safe
+        from lightning_flops.run.run import safe
 
         del raising.__wrapped__
         replaced = safe(raising)

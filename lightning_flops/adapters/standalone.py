@@ -27,7 +27,7 @@ from lightning_flops.instrument.timing.module_timer import ModuleTimer
 from lightning_flops.records import PhaseSeconds, RunContext
 from lightning_flops.report import deepspeed_units as units
 from lightning_flops.report.text import render_aggregated, render_forwards
-from lightning_flops.run.safety import safe
+from lightning_flops.run.run import safe
 from lightning_flops.schema.profile import Profile
 from lightning_flops.sinks.file import write_text_file
 from lightning_flops.text.json_text import shown

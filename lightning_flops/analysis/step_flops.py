@@ -125,6 +125,14 @@ class _Kind:
     """The tokens of each batch are what the axes of a tensor make."""
 
 
+class _Known(NamedTuple):
+    """Counted steps of one shape."""
+
+    kind: _Kind
+    values: Counter[frozenset[tuple[tuple[str, str], int]]]
+    """How often each count was found."""
+
+
 @dataclass(slots=True)
 class _Sum:
     """FLOPs of uncounted steps, as they are predicted."""
@@ -136,18 +144,19 @@ class _Sum:
     estimated: float = 0.0
     """Model FLOPs that are estimates."""
 
-    def add(self, flops: _Flops, how: _How, useful: BucketFlops | None, steps: int) -> None:
-        _add(self.flops, flops)
+    def add(self, flops: _Flops, how: _How, useful: BucketFlops | None, *, steps: int, times: int) -> None:
+        _add(self.flops, flops, times)
         self.useful = None if useful is None or self.useful is None else _add(self.useful, useful)
         self.steps[how] += steps
         if how in ("varied", "nearest"):
-            self.estimated += _model(flops)
+            self.estimated += times * _model(flops)
 
     def corrected(self, missed: Mapping[bool, _Missed]) -> _Sums:
         """The FLOPs, with what they miss on average."""
         flops = dict(self.flops)
         for how, steps in self.steps.items() if missed else ():
-            _add(flops, missed[how == "nearest"].mean, steps)
+            if mean := missed[how == "nearest"].mean:
+                _add(flops, mean, steps)
         return flops
 
     def unprofiled(self, missed: Mapping[bool, _Missed]) -> UnprofiledFlops:
@@ -172,8 +181,7 @@ class StepFlops:
     def __init__(self, *, seed: int = 0) -> None:
         self.schedule = CountSchedule(seed)
         self._counts: list[_Count] = []
-        self._values: dict[_Shape, Counter[frozenset[tuple[tuple[str, str], int]]]] = {}
-        """How often each count of a shape was found."""
+        self._known: dict[_Shape, _Known] = {}
         self._kinds: dict[object, _Kind] = {}
         """By form; under None all."""
         self._batches: set[tuple[Shapes, bool | None]] = set()
@@ -218,10 +226,11 @@ class StepFlops:
             for batch, one in zip(batches, tokens, strict=True)
             if one is not None
         )
-        if shape not in self._values:
+        if shape not in self._known:
+            self._known[shape] = _Known(kind, Counter())
             for form, place in shape.places.items():
                 self._kinds.setdefault(form, _Kind()).near.append((place, shape))
-        self._values.setdefault(shape, Counter())[frozenset(flops.items())] += 1
+        self._known[shape].values[frozenset(flops.items())] += 1
         self._counts.append(_Count(shape, flops, self.schedule.stands_for if random else 0))
         self._batches.update((batch, shape.padded) for batch in batches)
         self._lower_bound |= lower_bound
@@ -245,22 +254,24 @@ class StepFlops:
         """What is predicted of these steps."""
         found = deepcopy(uncounted.folded)
         for shape, group in uncounted.groups.items():
-            kind, sizes = self._kind(shape), shape.sizes(*group)
-            useful = kind.formula.useful(sizes) if shape.padded is not None and kind.grids else None
-            found.add(*self._predicted(shape, kind, sizes), useful, sizes.steps)
+            known, useful = self._known.get(shape), None
+            kind = self._kind(shape) if known is None else known.kind
+            if shape.padded is not None and kind.grids:
+                useful = kind.formula.useful(shape.sizes(*group))
+            if known is not None and not kind.formula.by_tokens:
+                how: _How = "counted" if len(known.values) == 1 and not kind.varies else "varied"
+                found.add(_most_frequent(known.values), how, useful, steps=group[0], times=group[0])
+            else:
+                found.add(*self._predicted(shape, kind, shape.sizes(*group)), useful, steps=group[0], times=1)
         return found
 
     def _predicted(self, shape: _Shape, kind: _Kind, sizes: Sizes) -> tuple[_Flops, _How]:
-        """FLOPs of the steps of one shape, and how they are known."""
-        formula, values = kind.formula, self._values.get(shape)
-        if values is not None and not formula.by_tokens:
-            of_all = {bucket: sizes.steps * value for bucket, value in _most_frequent(values).items()}
-            return of_all, "counted" if len(values) == 1 and not kind.varies else "varied"
-        if (predicted := formula.flops(sizes)) is None:
+        """FLOPs of steps whose shape was not counted or does not decide them, and how they are known."""
+        if (predicted := kind.formula.flops(sizes)) is None:
             return self._nearest(shape, sizes.steps), "nearest"
-        if shape.form not in self._kinds or not formula.covers(sizes):
+        if shape.form not in self._kinds or not kind.formula.covers(sizes):
             return predicted, "nearest"
-        return predicted, "varied" if kind.varies and not formula.by_tokens else "formula"
+        return predicted, "varied" if kind.varies and not kind.formula.by_tokens else "formula"
 
     def _kind(self, shape: _Shape) -> _Kind:
         """Counted steps of this form; if there are none, those that differ in padding alone.
@@ -276,7 +287,7 @@ class StepFlops:
             near = [one for one in self._kinds.get(form, _Kind()).near if one[1] != but]
             if near:
                 _, other = min(near, key=lambda one: sum(map(abs, map(sub, one[0], place))))
-                counted, elements = _most_frequent(self._values[other]), steps * shape.elements
+                counted, elements = _most_frequent(self._known[other].values), steps * shape.elements
                 return {bucket: value * elements / other.elements for bucket, value in counted.items()}
         return {}
 
@@ -284,9 +295,9 @@ class StepFlops:
         """Differences of every counted step from its prediction now: a better one leaves nothing of an older one."""
         found = []
         for shape, flops, stands_for in self._counts:
-            values = self._values[shape]
+            kind, values = self._known[shape]
             predicted: _Flops = flops
-            if self._kinds[shape.form].formula.solved is None:  # they agree, or it would be no formula
+            if kind.formula.solved is None:  # they agree, or it would be no formula
                 predicted = _most_frequent(values) if values.total() > 1 else self._nearest(shape, but=shape)
             if predicted:
                 off = _add(dict(flops), predicted, -1)
@@ -312,18 +323,17 @@ class StepFlops:
         for part in (usual.corrected(missed), slowed.corrected(missed), *(one.flops for one in self._counts)):
             _add(whole, part)
         model, squares = _model(whole), 0.0
-        new = len((self._usual.groups.keys() | self._slowed.groups.keys()) - self._values.keys()) or 1
+        new = len((self._usual.groups.keys() | self._slowed.groups.keys()) - self._known.keys()) or 1
         for is_new, found in missed.items():
             number = steps["nearest"] if is_new else steps.total() - steps["nearest"]
             # All steps that are predicted by one counted shape share what it has by chance.
             shared = found.checks / min(new, found.checks) if is_new else 0
             squares += (number * found.half_width) ** 2 * (1 + shared)
-        known = bool(missed) or not steps
         return StepSums(
             model_flops=round(model),
             hardware_flops=round(sum(-flops if key[0] == "skipped" else flops for key, flops in whole.items())),
             unprofiled=usual.unprofiled(missed),
-            error=(math.sqrt(squares) / model if model else 0.0) if known else None,
+            error=None if steps and not missed else math.sqrt(squares) / model if model else 0.0,
             steps_counted=steps["counted"] + len(self._counts),
             steps_by_formula=steps["formula"],
             steps_estimated=steps["varied"] + steps["nearest"],
@@ -349,9 +359,7 @@ class CountSchedule:
         self._checks = self._learned = 0
         self._is_paid = False
         """The running step is counted, and not for free."""
-        self._added = 0.0
-        """Seconds that counting has added, beyond the free steps."""
-        self._all_seconds = self._usual_seconds = 0.0
+        self._all_seconds = self._usual_seconds = self._added = 0.0  # added by counting, beyond the free steps
         self._usual_steps = 0
         self._costs: deque[float] = deque(maxlen=3)
         """What the latest counts added; the least is what the next one costs, as torch compiles in some."""
@@ -466,11 +474,7 @@ def _shape(batches: Batches, tokens: Tokens, updates: int) -> tuple[_Shape, int,
 
 
 def _most_frequent(values: Counter[frozenset[tuple[tuple[str, str], int]]]) -> BucketFlops:
-    """The most frequent count.
-
-    The checks' mean difference corrects a sum of any such value. This one makes it exact where others are rare, as the
-    count of a first step that also logs a picture.
-    """
+    """The most frequent count, which is exact where others are rare, as of a first step that also logs a picture."""
     return dict(values.most_common(1)[0][0])
 
 
