@@ -177,7 +177,7 @@ class FlopCounter:
         )
         undo.callback(optimizers.remove)
         optimizers.put_up()
-        undo.enter_context(watch_functions(self._mode))
+        undo.enter_context(watch_functions(self._mode.enter_function, self._mode.leave_function))
         replaced = patches.Patches()
         undo.callback(replaced.undo)
         begins, ends = listeners_of_repetitions(self._threads)

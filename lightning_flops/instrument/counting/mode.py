@@ -235,7 +235,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
             kind = type(error).__name__
             logger.warning("the FLOP formula of %s failed (%s: %s): it is listed as uncounted", name, kind, error)
 
-    # ---- autograd functions and kernels with a formula of their own (FunctionListener)
+    # ---- autograd functions and kernels with a formula of their own (``watch_functions``)
 
     @error_boundary("an autograd function")
     def enter_function(self, entry: Entry) -> None:
