@@ -313,15 +313,6 @@ class TracedStepRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModuleSecondsRecord:
-    """Forwards of one step that a clock timed at module hooks, where no profiler could run."""
-
-    index: int  # steps of this fit before it
-    signature: StepSignature
-    own_forward_sec: Mapping[str, float]  # of each forward without the modules inside it, by qualified name
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseMemory:
     """Memory of one phase of the counted step, in bytes; the largest over its micro-steps."""
 
@@ -409,7 +400,6 @@ class WindowRecord:
     settle_steps: int = 0
     variable: bool = False  # signatures or FLOPs of steps kept changing: counted and timed ones are different samples
     traces: tuple[TracedStepRecord, ...] = ()  # one record of each traced cycle; if there is none, the notes say why
-    module_seconds: ModuleSecondsRecord | None = None  # what stands in for a trace where none could be taken
     memory: MemoryRecord | None = None  # None if it was not read
     facts: RunFacts | None = None  # how the run is set up; None if it was not read
     processor: ProcessorLoss | None = None  # over the timed steps; None if they were too short

@@ -115,20 +115,14 @@ def _peak(value: int | None, *, before: int | None) -> str:
 def traced_section(profile: Profile) -> Section | None:
     """What was traced, and where all of its tables are; None if no step was traced."""
     traced, timing, word = profile.traced, profile.timing, profile.context.step_word
-    if traced is None:
+    if traced is None or traced.tables is None:
         return None
-    if traced.tables is None:
-        about = (
-            f"No profiler could run. In {traced.named(word)}, a clock was read at each module's hooks, so latencies "
-            "are of the fwd alone."
-        )
-    else:
-        wall_sec = traced.tables.step_times.mean.wall_us * _US
-        times = None if timing is None else ratio(part=wall_sec, whole=timing.global_step_sec)
-        about = (
-            f"{traced.named(word).capitalize()} ran under torch.profiler, apart from the counted and the timed "
-            f"{plural(word, 2)}, in {duration(wall_sec)} each" + (f": {times:.2f} x their mean." if times else ".")
-        )
+    wall_sec = traced.tables.step_times.mean.wall_us * _US
+    times = None if timing is None else ratio(part=wall_sec, whole=timing.global_step_sec)
+    about = (
+        f"{traced.named(word).capitalize()} ran under torch.profiler, apart from the counted and the timed "
+        f"{plural(word, 2)}, in {duration(wall_sec)} each" + (f": {times:.2f} x their mean." if times else ".")
+    )
     if traced.steps > 1:
         about += f" Times of modules and operators are medians over these {plain(traced.steps)}."
     if not traced.like_counted:

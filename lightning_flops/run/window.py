@@ -13,7 +13,6 @@ from lightning_flops.instrument.notes import Notes
 from lightning_flops.instrument.recorder import CountedStep, Recorder
 from lightning_flops.instrument.timing.clocks import clock_for
 from lightning_flops.instrument.timing.gpu_counters import GpuMeter, GpuWatch
-from lightning_flops.instrument.timing.module_timer import ForwardTimer
 from lightning_flops.instrument.timing.processor_wait import ProcessorWatch
 from lightning_flops.instrument.tracing.step_tracer import StepTracer
 from lightning_flops.instrument.tracing.trace_cycles import TraceCycles
@@ -143,4 +142,4 @@ def new_window(
 def _tracing(facts: Facts, config: ProfilerConfig) -> TraceCycles:
     asked = {name: getattr(config, name) for name in ("record_shapes", "profile_memory", "with_stack")}
     tracer = StepTracer(facts.root, device=facts.device, **asked)
-    return TraceCycles([tracer, ForwardTimer(facts.root, clock_for(facts.device))], config.trace_schedule)
+    return TraceCycles(tracer, config.trace_schedule)
