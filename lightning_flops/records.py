@@ -361,14 +361,8 @@ class ProcessorLoss:
     seconds: float  # wall time, from the first timed step to the end of the last
     batches_sec: tuple[float, ...]  # processor time of this process, all threads together, in each batch
     waited_share: float | None  # of the time that a thread was ready and had no processor: the one that waited most
-    stolen_share: float | None  # of the processor time this machine asked for that its hypervisor gave to others
     idle_cores: float | None = None  # cores of this machine that had nothing to do, on average
     busy_share: float | None = None  # of the processor time that this machine has, what anything used
-
-    @property
-    def lost_share(self) -> float | None:
-        """The larger of the two."""
-        return max((one for one in (self.waited_share, self.stolen_share) if one is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -382,8 +376,6 @@ class GpuRecord:
     highest_clock_mhz: int | None = None  # the highest that this GPU can have
     power_limited_sec: float | None = None  # how long power held the clock down, by the driver's counter
     heat_limited_sec: float | None = None  # how long heat held the clock down
-    reason_readings: int = 0  # how often it was read why the clock is not higher
-    reasons: Mapping[str, int] = field(default_factory=dict)  # in words, and at how many of these readings each held
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,9 +34,6 @@ def energy_section(profile: Profile) -> Section | None:
         Figure("clock held down by power, share of the time", percent(energy.power_limited_share)),
         Figure("clock held down by heat, share of the time", percent(energy.heat_limited_share)),
     ]
-    if energy.reasons:
-        shares = ", ".join(f"{words} at {percent(share)} of the readings" for words, share in energy.reasons.items())
-        items.append(f"Why the clock was not higher: {shares}.")
     items += [f"{NOT_AVAILABLE}: {reason}." for reason in dict.fromkeys(energy.unavailable.values())]
     note = (
         "By the counters of the whole GPU, whoever used it, read where the timed steps began and ended: "
