@@ -417,7 +417,6 @@ class BatchTokens(NamedTuple):
 
     processed: int | None  # by shape, padding included
     real: int | None  # without padding
-    trained: int | None  # with a label that the loss counts
     squares: int | None  # the squares of the sequences' lengths, added up: what attention between their tokens goes by
 
     def plus(self, *others: BatchTokens | None) -> BatchTokens:
@@ -428,8 +427,8 @@ class BatchTokens(NamedTuple):
         return BatchTokens._make([None if None in column else sum(one or 0 for one in column) for column in columns])
 
 
-NO_TOKENS = BatchTokens(0, 0, 0, 0)
-UNKNOWN_TOKENS = BatchTokens(None, None, None, None)  # of a batch that does not show them
+NO_TOKENS = BatchTokens(0, 0, 0)
+UNKNOWN_TOKENS = BatchTokens(None, None, None)  # of a batch that does not show them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
