@@ -34,9 +34,6 @@ def energy_section(profile: Profile) -> Section | None:
         Figure("clock held down by power, share of the time", percent(energy.power_limited_share)),
         Figure("clock held down by heat, share of the time", percent(energy.heat_limited_share)),
     ]
-    if energy.reasons:
-        shares = ", ".join(f"{words} at {percent(share)} of the readings" for words, share in energy.reasons.items())
-        items.append(f"Why the clock was not higher: {shares}.")
     items += [f"{NOT_AVAILABLE}: {reason}." for reason in dict.fromkeys(energy.unavailable.values())]
     note = (
         "By the counters of the whole GPU, whoever used it, read where the timed steps began and ended: "
@@ -115,20 +112,14 @@ def _peak(value: int | None, *, before: int | None) -> str:
 def traced_section(profile: Profile) -> Section | None:
     """What was traced, and where all of its tables are; None if no step was traced."""
     traced, timing, word = profile.traced, profile.timing, profile.context.step_word
-    if traced is None:
+    if traced is None or traced.tables is None:
         return None
-    if traced.tables is None:
-        about = (
-            f"No profiler could run. In {traced.named(word)}, a clock was read at each module's hooks, so latencies "
-            "are of the fwd alone."
-        )
-    else:
-        wall_sec = traced.tables.step_times.mean.wall_us * _US
-        times = None if timing is None else ratio(part=wall_sec, whole=timing.global_step_sec)
-        about = (
-            f"{traced.named(word).capitalize()} ran under torch.profiler, apart from the counted and the timed "
-            f"{plural(word, 2)}, in {duration(wall_sec)} each" + (f": {times:.2f} x their mean." if times else ".")
-        )
+    wall_sec = traced.tables.step_times.mean.wall_us * _US
+    times = None if timing is None else ratio(part=wall_sec, whole=timing.global_step_sec)
+    about = (
+        f"{traced.named(word).capitalize()} ran under torch.profiler, apart from the counted and the timed "
+        f"{plural(word, 2)}, in {duration(wall_sec)} each" + (f": {times:.2f} x their mean." if times else ".")
+    )
     if traced.steps > 1:
         about += f" Times of modules and operators are medians over these {plain(traced.steps)}."
     if not traced.like_counted:

@@ -172,7 +172,7 @@ class TracedStep:
     tables: TraceReport | None
     """None if there is no trace."""
     own_forward_sec: Mapping[str, float] | None
-    """Own seconds of each module's forward by a clock at module hooks; None unless that stands in for a trace."""
+    """Own seconds of each module's forward by a clock at module hooks, of ``get_model_profile`` alone."""
     parts: tuple[TracedPart, ...] = ()
     """Where the time went, and what of it was communication; empty if there is no trace."""
     filling: StepFilling | None = None

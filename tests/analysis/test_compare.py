@@ -23,7 +23,6 @@ from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.trace import PartFilling, StepFilling, TracedPart
 from tests.report import compared, windows
 from tests.report.compared import BACKWARD_MS, CELLS, FORWARD_MS, MS, STEP_MS, STRAYING, run, traced_step
-from tests.report.traced_windows import clocked
 from tests.report.windows import cell
 
 
@@ -384,24 +383,6 @@ def test_parts_that_one_run_cannot_tell_apart_stand_together() -> None:
     waits = compare_profiles(run(), run(mixed_phases=("forward", "data_wait"), mean_ms={"data_wait": 4}))
     assert three(part(waits, "data wait + forward").causes) == (0, 2, 0)
     assert any("Waiting in data wait + forward cannot be separated" in note for note in waits.notes)
-
-
-def test_a_clock_at_module_borders_tells_the_forward_by_module_and_the_backward_as_a_whole() -> None:
-    window, traced = clocked()
-    assert window.module_seconds is not None
-
-    def timed_by_borders(act_ms: float) -> Profile:
-        own = {"": 0.0015, "fc1": 0.002, "act": act_ms / 1e3, "fc2": 0.001}
-        return run(
-            mean_ms={"forward": 4.5 + act_ms, "backward": 11},
-            traced=replace(traced, own_forward_sec=own),
-        )
-
-    comparison = compare_profiles(timed_by_borders(0.5), timed_by_borders(3.5))
-    assert_adds_up(comparison)
-    assert three(module(comparison, "act").own) == (0, 3, 0)
-    assert [one.name for one in comparison.parts if one.by_module] == ["forward"]
-    assert module(comparison, OUTSIDE).own.a_ns == (2 + 11 + 3 + 2) * MS
 
 
 def test_what_is_set_up_differently_comes_in_the_order_of_its_weight() -> None:

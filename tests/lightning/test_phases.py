@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader
 from lightning_flops import FlopsProfilerCallback
 from lightning_flops.analysis.profile import build_profile
 from lightning_flops.instrument.recorder import Recorder
-from lightning_flops.instrument.timing.processor_wait import Counters, ProcessorWatch
 from lightning_flops.records import PhaseSeconds
 from tests.fake_clock import FakeNow
 from tests.lightning.nets import BATCH, ROOTS, Rows, Stream, loader, new_gan, new_net
@@ -191,17 +190,3 @@ def test_a_gans_two_optimizers_add_up(root: str, trainer: MakeTrainer, now: Fake
             optimizer=2 * OPTIMIZER,
             other=2 * 16.0,
         )
-
-
-def test_a_report_tells_of_a_thread_that_had_to_wait_for_a_processor(
-    root: str, trainer: MakeTrainer, now: FakeNow, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    counted = iter([Counters({"1": 10.0}, None, None), Counters({"1": 14.0}, None, None)])
-    monkeypatch.setattr("lightning_flops.run.window.ProcessorWatch", lambda: ProcessorWatch(lambda: next(counted), now))
-    callback = profiler()
-    trainer(callback).fit(new_net(root, now=now), loader(8))
-    assert callback.profile is not None
-    # Four of the two timed steps' seconds.
-    share = 4.0 / (2 * (FORWARD + BACKWARD + OPTIMIZER))
-    assert any(f"had no processor for {share:.0%} of the time" in note for note in callback.profile.notes)
-    assert next(counted, None) is None

@@ -46,8 +46,6 @@ GPU = GpuRecord(
     highest_clock_mhz=1980,
     power_limited_sec=1.0,
     heat_limited_sec=0.0,
-    reason_readings=4,
-    reasons={"heat": 1, "the power limit": 3},
 )
 """600 W; power held its clock down for 40% of the time."""
 

@@ -14,7 +14,6 @@ from lightning_flops.instrument.module_hooks import put_up_hooks
 from lightning_flops.instrument.module_scope import ModuleNames
 from lightning_flops.instrument.timing.clocks import Clock, WallClock
 from lightning_flops.instrument.torch_private.autograd import NO_GRAPH_TASK, graph_task_id
-from lightning_flops.records import ModuleSecondsRecord, StepSignature
 from lightning_flops.signals import words_of
 from lightning_flops.text.printable import package_logger
 
@@ -162,59 +161,3 @@ class ModuleTimer:
         if not self._failed:
             self._failed = True
             logger.warning("modules could not be timed; their latency is n/a: %s", words_of(error), exc_info=error)
-
-
-class ForwardTimer:
-    """A ``Tracer`` without torch's profiler: own seconds of every module's forward, and nothing else.
-
-    *clock* stamps the hooks; None if the device cannot be timed.
-    """
-
-    def __init__(self, root: nn.Module, clock: Clock[Any] | None) -> None:
-        self._root = root
-        self._clock = clock
-        self._timer: ModuleTimer | None = None
-        self._undo = ExitStack()
-        self._parts: list[ExitStack] = []
-        self._index = 0
-        self.record: ModuleSecondsRecord | None = None
-        self.lost = "Module latencies are n/a: no clock of ours reads this device." if clock is None else None
-
-    def warm_up(self) -> None:
-        """Nothing to do."""
-
-    def start(self, index: int) -> None:
-        """The step begins, or the next one of its batches."""
-        if self._timer is None and self.lost is None:
-            self._index = index
-            self._timer = self._undo.enter_context(ModuleTimer(self._root, self._clock, abandon=self.give_up))
-
-    def enter(self, part: str) -> None:
-        """*part* begins; in a forward, time outside of module calls is the root's own."""
-        self._parts.append(scope := ExitStack())
-        if part == "forward" and self._timer is not None:
-            scope.enter_context(self._timer.in_root())
-
-    def leave(self) -> None:
-        """The part entered last ends."""
-        if self._parts:
-            self._parts.pop().close()
-
-    def stop(self, signature: StepSignature) -> None:
-        """The step is over: read the clock."""
-        timer = self._timer
-        self.give_up()
-        if timer is None:
-            return
-        own_sec = timer.seconds()
-        if own_sec is None:
-            self.lost = "Module latencies are n/a: the modules could not be timed."
-        else:
-            self.record = ModuleSecondsRecord(index=self._index, signature=signature, own_forward_sec=own_sec)
-
-    def give_up(self) -> None:
-        """Remove the hooks."""
-        while self._parts:
-            self.leave()
-        self._timer = None
-        self._undo.close()
