@@ -20,10 +20,9 @@ from lightning_flops.analysis.compare_noise import (
     LEAST_STEPS,
     Floats,
     noise_interval,
-    ratio_ends,
     too_few,
 )
-from lightning_flops.analysis.compare_rules import EXACT, NO_NOISE, TOO_WIDE, figure_difference
+from lightning_flops.analysis.compare_rules import figure_difference
 from lightning_flops.analysis.compare_split import Work, split
 from lightning_flops.analysis.no_mfu import why_no_flops, why_no_mfu
 from lightning_flops.errors import ComparisonError
@@ -299,37 +298,36 @@ def _figures(runs: tuple[_Run, _Run]) -> Iterator[FigureDifference]:
     """Step time and rates with the noise of the times that they are made of, counts, and the most memory."""
     walls = (runs[0].part("wall_us")[0], runs[1].part("wall_us")[0])
 
+    a, b = runs
+
     def figure(
-        name: str, values: Sequence[float | None], why: Callable[[_Run], str | None], noise: Any = EXACT
+        name: str,
+        values: Sequence[float | None],
+        why: Callable[[_Run], str | None],
+        steps: tuple[Floats | None, Floats | None] | None = None,
     ) -> FigureDifference:
-        of = dict(zip("AB", runs, strict=True))
-        return figure_difference(name, values[0], values[1], noise=lambda: noise, unknown=lambda which: why(of[which]))
+        return figure_difference(name, (values[0], values[1]), unknown=(why(a), why(b)), steps=steps)
 
-    def noise(parts: Sequence[Floats | None], *, share: bool = True) -> tuple[float, float] | str:
-        a, b = parts
-        if min(map(len, walls)) < LEAST_STEPS or a is None or b is None:
-            return NO_NOISE
-        return ratio_ends(a, b, over=walls if share else None) or TOO_WIDE
-
-    def shares(parts: Sequence[Floats | None]) -> list[float | None]:
+    def share(name: str, parts: Sequence[Floats | None], why: Callable[[_Run], str | None]) -> FigureDifference:
+        """A part of the steps, divided by them."""
         wholes = [float(wall.mean()) for wall in walls]
-        return [
-            None if part is None or not whole else float(part.mean()) / whole
-            for part, whole in zip(parts, wholes, strict=True)
+        values = [
+            None if part is None or not of else float(part.mean()) / of for part, of in zip(parts, wholes, strict=True)
         ]
+        steps = [
+            None if part is None or not wall.all() else part / wall for part, wall in zip(parts, walls, strict=True)
+        ]
+        return figure(name, values, why, (steps[0], steps[1]))
 
-    sec = [float(wall.mean()) / _NS_PER_SEC for wall in walls]
-    yield figure("global_step_sec", sec, lambda run: None, noise(walls, share=False))
+    yield figure("global_step_sec", [float(wall.mean()) / _NS_PER_SEC for wall in walls], lambda run: None, walls)
     for name in ("mfu", "hfu"):
-        used = [run.used_ns(name) for run in runs]
-        yield figure(name, shares(used), lambda run: why_no_mfu(run.reports), noise(used))
+        yield share(name, [run.used_ns(name) for run in runs], lambda run: why_no_mfu(run.reports))
     for name, field in _COUNTS.items():
         yield figure(name, [run.count(field) for run in runs], lambda run: why_no_flops(run.reports))
     for name, (field, reason) in _SHARES.items():
         if any(run.knows(field) for run in runs) or field != "communication_us":  # that neither communicates is none
-            parts = [run.part(field)[0] for run in runs]
-            known = [part if run.knows(field) else None for part, run in zip(parts, runs, strict=True)]
-            yield figure(name, shares(known), lambda run, reason=reason: reason, noise(parts))  # type: ignore[misc]
+            known = [run.part(field)[0] if run.knows(field) else None for run in runs]
+            yield share(name, known, lambda run, reason=reason: reason)  # type: ignore[misc]
     for name, kind in _MEMORY.items():
         most = [_most_memory(run, runs, kind) for run in runs]
         yield figure(name, most, partial(_why_no_memory, kind=kind))

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from lightning_flops.analysis.compare_noise import noise_interval
-from lightning_flops.analysis.compare_rules import FIGURES, FIGURES_OF_TRACES
 from lightning_flops.analysis.compare_traces import compare_traces
 from lightning_flops.errors import ComparisonError
 from lightning_flops.instrument.counting.recorded_calls import recorded_work
@@ -391,10 +390,3 @@ def test_modules_on_a_device_have_the_time_of_what_they_launched_forward_and_bac
     comparison = compare_traces([on_device_with_modules(10, 30)], [on_device_with_modules(14, 20)])
     head = table(comparison, "modules", "device")["head"]
     assert (times(head), head.calls_a) == ((40 * US, 34 * US, -6 * US, 0, -6 * US), 1.0)
-
-
-def test_every_figure_can_stand_in_a_condition() -> None:
-    comparison = compare_traces([with_modules(30)], [with_modules(30)])
-    names = {one.name for one in comparison.figures} | {"exposed_communication_ratio"}
-    assert names <= {*FIGURES, *FIGURES_OF_TRACES}
-    assert {*FIGURES_OF_TRACES} <= names
