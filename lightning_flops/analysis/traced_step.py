@@ -28,7 +28,7 @@ from lightning_flops.records import (
 from lightning_flops.schema.communication import CollectiveCalls
 from lightning_flops.schema.modules import ModuleTimes
 from lightning_flops.schema.trace import StepFilling, TracedOperator, TracedPart, TracedStep, TraceReport
-from lightning_flops.schema.trace_steps import ModuleTable
+from lightning_flops.schema.trace_steps import ModuleRow, ModuleTable
 
 if TYPE_CHECKING:
     from lightning_flops.trace.counters import CounterTrack
@@ -39,6 +39,9 @@ _NS_PER_SEC = 1e9
 
 _FAR = 2.0
 """Traced and typical steps whose forward or backward differ by more than so many times are not compared."""
+
+_LEAST_STEPS = 4
+"""Fewer traced steps say nothing of their spread."""
 
 
 def build_traced_step(window: WindowRecord) -> TracedStep | None:
@@ -139,8 +142,12 @@ def _medians(tables: Sequence[ModuleTable]) -> ModuleTable:
             return None
         return statistics.median_low(values) if isinstance(values[0], int) else statistics.median(values)
 
+    def error(of_steps: Sequence[ModuleRow]) -> float | None:
+        own = [one.own_forward_us + one.own_backward_us for one in of_steps]
+        return statistics.stdev(own) / math.sqrt(len(own)) if len(own) >= _LEAST_STEPS else None
+
     rows = tuple(
-        replace(of_steps[0], **{name: median(of_steps, name) for name in _OF_A_ROW})
+        replace(of_steps[0], own_error_us=error(of_steps), **{name: median(of_steps, name) for name in _OF_A_ROW})
         for of_steps in zip(*(one.rows for one in tables), strict=True)
     )
     wholes = {name: median(tables, name) for name in _OF_A_TABLE}

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from lightning_flops.analysis.compare_noise import noise_interval
-from lightning_flops.analysis.compare_rules import FIGURES, FIGURES_OF_TRACES
 from lightning_flops.analysis.compare_traces import compare_traces
 from lightning_flops.errors import ComparisonError
 from lightning_flops.instrument.counting.recorded_calls import recorded_work
@@ -305,10 +304,3 @@ def test_collectives_are_compared_also_where_one_run_has_none() -> None:
 def test_json_holds_the_whole_comparison() -> None:
     comparison = compare_traces([A], [run(80, 80, 80, 80)])
     assert TraceComparison.from_json(comparison.to_json()) == comparison
-
-
-def test_every_figure_can_stand_in_a_condition() -> None:
-    comparison = compare_traces([A], [A])
-    names = {one.name for one in comparison.figures} | {"exposed_communication_ratio"}
-    assert names <= {*FIGURES, *FIGURES_OF_TRACES}
-    assert {*FIGURES_OF_TRACES} <= names
