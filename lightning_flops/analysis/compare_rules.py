@@ -14,7 +14,7 @@ from lightning_flops.errors import ComparisonError, ConfigError
 from lightning_flops.schema.comparison import Comparison, FigureDifference, SettingDifference
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.trace_comparison import TraceComparison
-from lightning_flops.text.json_text import shown
+from lightning_flops.text.printable import shown
 
 SETTING = "--fail-if"
 """The option that a wrong condition is named by."""
