@@ -322,10 +322,6 @@ class PhaseMemory:
     """Held when the phase ended."""
     peak_bytes: int | None
     """Most that was held in it; None unless the phase set a new peak of the whole run."""
-    reserved_bytes: int | None
-    """What a caching allocator had taken from the device when the phase ended; None where there is none."""
-    reserved_peak_bytes: int | None
-    """Most that it had taken in the phase; None unless that was a new peak of the whole run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

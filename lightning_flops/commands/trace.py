@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from lightning_flops.commands.terminal import Commands, add_forms, print_whole, terminal_width
 from lightning_flops.commands.traces import add_peaks, analyzed
 from lightning_flops.errors import ConfigError, LightningFlopsError
-from lightning_flops.text.json_text import MOST_DIGITS, shown
+from lightning_flops.text.printable import shown
 
 SORT_KEYS = ("total", "self", "mean", "max", "min", "calls", "name", "flops", "rate", "bytes")
 """Columns by which tables can be sorted."""
@@ -71,7 +71,7 @@ def _threshold(text: str) -> tuple[str, float]:
 
 
 def _rows(text: str) -> int:
-    if not text.isdecimal() or len(text) > MOST_DIGITS:
+    if not text.isdecimal() or len(text) > 9:
         raise argparse.ArgumentTypeError(f"must be an integer >= 0, got {shown(text)}")
     return int(text)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from lightning_flops.analysis.rates import ratio
-from lightning_flops.records import MemoryRecord, PhaseMemory
 from lightning_flops.report.document import Column, Figure, Section, Table, table
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.trace import TracedStep
@@ -55,8 +54,6 @@ def memory_section(profile: Profile) -> Section | None:
     if on_device:
         columns += [
             Column("peak in it", lambda phase: _peak(phase.peak_bytes, before=memory.run_peak_bytes), str),
-            Column("reserved at its end", lambda phase: si(phase.reserved_bytes, "B"), str),
-            Column("peak in it", lambda phase: _reserved_peak(phase, memory), str),
         ]
     items: list[Figure | Table | str] = [
         table(memory.phases, columns, whole=True),
@@ -96,10 +93,6 @@ def _kept_on_host(traced: TracedStep | None) -> str:
             if (row.name, row.part, row.device) == ("", "forward", -1) and calls:
                 return f"{si(row.size_increase_bytes / calls, 'B')} (of the traced step)"
     return f"{NOT_AVAILABLE} (set profile_memory to know it)"
-
-
-def _reserved_peak(phase: PhaseMemory, memory: MemoryRecord) -> str:
-    return _peak(phase.reserved_peak_bytes, before=memory.run_reserved_peak_bytes)
 
 
 def _peak(value: int | None, *, before: int | None) -> str:

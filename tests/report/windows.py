@@ -126,15 +126,7 @@ def mlp_window() -> WindowRecord:
         context=CPU,
         memory=MemoryRecord(
             kind="resident",
-            phases=(
-                PhaseMemory(
-                    name="forward",
-                    current_bytes=800_000_000,
-                    peak_bytes=None,
-                    reserved_bytes=None,
-                    reserved_peak_bytes=None,
-                ),
-            ),
+            phases=(PhaseMemory(name="forward", current_bytes=800_000_000, peak_bytes=None),),
             run_peak_bytes=900_000_000,
             run_reserved_peak_bytes=None,
             parameter_bytes=12_010_000,
@@ -256,13 +248,11 @@ TOKENS = 4 * 500
 
 
 def _phase_memory(name: str, *, current: int, peak: int | None) -> PhaseMemory:
-    """Megabytes; 500 more of each are reserved."""
+    """Megabytes."""
     return PhaseMemory(
         name=name,
         current_bytes=current * 10**6,
         peak_bytes=None if peak is None else peak * 10**6,
-        reserved_bytes=(current + 500) * 10**6,
-        reserved_peak_bytes=None if peak is None else (peak + 500) * 10**6,
     )
 
 
