@@ -268,6 +268,7 @@ def test_each_fit_and_a_resumed_one_opens_a_window_of_its_own(
         shown_at.append(callback.profile.report_step)
     first.save_checkpoint(tmp_path / "at12.ckpt")
     trainer(callback, max_epochs=4).fit(new_net(root), loader(6), ckpt_path=tmp_path / "at12.ckpt")
+    assert callback.profile is not None
     shown_at.append(callback.profile.report_step)
     assert [indices(window.counted_steps) for window in windows] == [[1]] * 3
     assert [flops(window) for window in windows] == [batch_flops()] * 3

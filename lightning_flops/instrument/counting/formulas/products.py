@@ -71,8 +71,8 @@ def _sparse_times_sparse(left: Tensor, right: Tensor) -> int:
     """Two FLOPs for every pair of stored elements that meet: (m, k) of the left one, (k, n) of the right one."""
     inner = left.shape[1]
     with out_of_sight():
-        met_left = torch.bincount(stored_indices(left.to_sparse_coo())[1], minlength=inner)
-        met_right = torch.bincount(stored_indices(right.to_sparse_coo())[0], minlength=inner)
+        met_left = torch.bincount(stored_indices(left.to_sparse_coo())[1], minlength=inner)  # type: ignore[no-untyped-call]
+        met_right = torch.bincount(stored_indices(right.to_sparse_coo())[0], minlength=inner)  # type: ignore[no-untyped-call]
         met = (met_left * met_right).sum()
     return 2 * sum(host_integers(met))
 
