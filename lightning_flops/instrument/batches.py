@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from lightning_flops.instrument.random_state import random_state_kept
 from lightning_flops.instrument.torch_private.dispatch import modes_off
-from lightning_flops.instrument.torch_private.tensors import nested_sizes
+from lightning_flops.instrument.torch_private.modules import nested_sizes
 from lightning_flops.records import Shapes
 from lightning_flops.text.json_text import is_too_long, shown
 

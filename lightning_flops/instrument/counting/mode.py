@@ -26,9 +26,10 @@ from lightning_flops.instrument.torch_private.dispatch import (
     hands_over,
     is_fake,
     is_pushed,
+    keys_of_python_kernel,
     pushed,
+    run_python_kernel,
 )
-from lightning_flops.instrument.torch_private.kernels import keys_of_python_kernel, run_python_kernel
 from lightning_flops.records import OUTSIDE, FlopPhase
 from lightning_flops.text.printable import package_logger
 
@@ -88,7 +89,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         if counts and operator.looks_inside:
             return self._open(operator, types, args, kwargs)
-        out = operator.call(*args, **kwargs)
+        out = operator.function(*args, **kwargs)
         if counts:
             self._add(operator, args, kwargs, out)
         return out
@@ -108,13 +109,14 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         keys = None
         try:
             # If there are other modes below this one, the operator still has to go to them.
-            keys = None if types or depth() else keys_of_python_kernel(operator.function, args, kwargs)
+            if not (types or depth()):
+                keys = keys_of_python_kernel(operator.function, tensors_in((*args, *kwargs.values())))
         except Exception as error:
             self._failed("an operator", error)
         if keys is None:
-            out = operator.call(*args, **kwargs)
+            out = operator.function(*args, **kwargs)
         else:
-            out = run_python_kernel(operator.function, keys, args, kwargs, *(() if operator.counted else (self,)))
+            out = run_python_kernel(operator.function, keys, args, kwargs, None if operator.counted else self)
         self._add(operator, args, kwargs, out, moves=keys is None or operator.counted)
         return out
 

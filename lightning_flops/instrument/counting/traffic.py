@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from lightning_flops.instrument.counting.formulas import TORCH_NAMESPACES, Entry, lookup
-from lightning_flops.instrument.torch_private.operators import OpOverload, call_of, schema_of
-from lightning_flops.instrument.torch_private.tensors import stored_values
+from lightning_flops.instrument.torch_private.modules import stored
+from lightning_flops.instrument.torch_private.operators import OpOverload, schema_of
 
 _OVERWRITING = frozenset(
     (
@@ -60,7 +60,6 @@ class Operator:
         self.function = function  # keeps the object, and with it the id that it is found by
         self.entry = entry = lookup(function) if entry is None else entry
         self.name = entry.name
-        self.call = call_of(function)
         self.counted = entry.kind == "formula"
         self.listed = entry.kind == "unknown"
         self.higher_order = not isinstance(function, OpOverload)
@@ -140,7 +139,7 @@ def bytes_of(value: Any) -> int:
 
 def _stored_bytes(tensor: Tensor) -> int:
     try:
-        values = stored_values(tensor) if tensor.layout is torch.sparse_coo else tensor.values()
+        values = stored(tensor)[1] if tensor.layout is torch.sparse_coo else tensor.values()
         return int(values.numel()) * int(values.element_size())
     except (RuntimeError, TypeError, AttributeError):
         return 0  # an opaque layout, or a subclass's

@@ -29,7 +29,7 @@ from lightning_flops.instrument.counting.formulas.contract import (
     rules,
 )
 from lightning_flops.instrument.torch_private.dispatch import is_fake, out_of_sight
-from lightning_flops.instrument.torch_private.tensors import nested_sizes, stored_count, stored_indices
+from lightning_flops.instrument.torch_private.modules import nested_sizes, stored
 
 _STRIDED = torch.strided
 _PAIR_OF_FLOAT4 = getattr(torch, "float4_e2m1fn_x2", None)  # not in older torch
@@ -59,8 +59,7 @@ def non_zeros(tensor: Tensor) -> int:
         raise Unreadable("how many elements a sparse tensor stores follows from its values")
     if tensor.layout is torch.sparse_coo:
         with out_of_sight():
-            stored = stored_count(tensor)
-        return stored * prod(tensor.shape[tensor.sparse_dim() :])
+            return stored(tensor)[1].numel()
     if tensor.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc):
         with out_of_sight():
             return tensor.values().numel()
@@ -71,8 +70,8 @@ def _sparse_times_sparse(left: Tensor, right: Tensor) -> int:
     """Two FLOPs for every pair of stored elements that meet: (m, k) of the left one, (k, n) of the right one."""
     inner = left.shape[1]
     with out_of_sight():
-        met_left = torch.bincount(stored_indices(left.to_sparse_coo())[1], minlength=inner)
-        met_right = torch.bincount(stored_indices(right.to_sparse_coo())[0], minlength=inner)
+        met_left = torch.bincount(stored(left.to_sparse_coo())[0][1], minlength=inner)  # type: ignore[no-untyped-call]
+        met_right = torch.bincount(stored(right.to_sparse_coo())[0][0], minlength=inner)  # type: ignore[no-untyped-call]
         met = (met_left * met_right).sum()
     return 2 * sum(host_integers(met))
 
