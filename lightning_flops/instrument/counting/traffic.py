@@ -48,16 +48,12 @@ _SIZED_BY_VALUES = frozenset(
 )
 """Operators of whose results torch does not say that numbers in tensors may decide their sizes."""
 
-_NO_TENSORS = frozenset(
-    (int, float, bool, complex, str, type(None), torch.Size, torch.Generator, torch.dtype, torch.device, torch.layout)
-)
-
 
 class Operator:
     """One overload of an operator, or a higher-order operator."""
 
     def __init__(self, function: Any, entry: Entry | None = None) -> None:
-        self.function = function  # keeps the object, and with it the id that it is found by
+        self.function = function
         self.entry = entry = lookup(function) if entry is None else entry
         self.name = entry.name
         self.counted = entry.kind == "formula"
@@ -88,10 +84,7 @@ class Operator:
 
     def bytes_read(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], written: int) -> int:
         """Bytes of the tensors that a call reads, which puts out so many."""
-        read = 0
-        for arg in args[1:] if self.overwrites else args:
-            if type(arg) not in _NO_TENSORS:
-                read += bytes_of(arg)
+        read = bytes_of(args[1:] if self.overwrites else args)
         if kwargs:
             for name in kwargs if self.keywords is None else self.keywords:
                 read += bytes_of(kwargs.get(name))
@@ -132,7 +125,7 @@ def bytes_of(value: Any) -> int:
             return _stored_bytes(value)
     if kind is list or kind is tuple or isinstance(value, (list, tuple)):
         return sum([bytes_of(item) for item in value])
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return sum(map(bytes_of, value.values()))
     return 0
 
