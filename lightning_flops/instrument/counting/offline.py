@@ -38,10 +38,8 @@ def count_on_fake_tensors(model: nn.Module, batch: Any, *, causal_attention: Cau
         Exception: whatever the model raises where its forward needs values: fake tensors have none.
     """
     counter = FlopCounter(model, causal_attention=causal_attention)
-    # Held by a module of ours, because torch calls no TorchScript module and no DataParallel with other parameters.
-    holder = _Holder(model)
-    states = dict(holder.named_parameters(remove_duplicate=False)) | dict(holder.named_buffers(remove_duplicate=False))
-    lazy = sorted(name.removeprefix("held.") for name, tensor in states.items() if is_lazy(tensor))
+    states = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    lazy = sorted(name for name, tensor in states.items() if is_lazy(tensor))
     if lazy:
         raise LightningFlopsError(
             f"count_offline needs the shapes of all parameters, and {', '.join(lazy)} of lazy modules have none yet: "
@@ -49,7 +47,7 @@ def count_on_fake_tensors(model: nn.Module, batch: Any, *, causal_attention: Cau
         )
     fakes = _Fakes(new_fake_mode())
     with _caches_cleared(fakes), _attributes_put_back(model):
-        _run(fakes, counter, holder, states, batch)
+        _run(fakes, counter, model, states, batch)
     return counter.record()
 
 
@@ -95,9 +93,7 @@ _SHAPES: dict[Any, Callable[..., Any]] = (
 )
 
 
-def _run(
-    fakes: _Fakes, counter: FlopCounter, holder: nn.Module, states: Mapping[str, torch.Tensor], batch: Any
-) -> None:
+def _run(fakes: _Fakes, counter: FlopCounter, model: nn.Module, states: Mapping[str, torch.Tensor], batch: Any) -> None:
     """Runs the forward and the backward on fake tensors, under *counter*; keeps none of them."""
     with fakes.mode, fakes, torch.compiler.set_stance("force_eager"):
         by_id = {id(tensor): fakes.fake(tensor) for tensor in states.values()}
@@ -107,7 +103,7 @@ def _run(
         args = inputs if type(inputs) is tuple else () if isinstance(inputs, Mapping) else (inputs,)
         kwargs = dict(inputs) if isinstance(inputs, Mapping) else {}
         with counter:
-            output = torch.func.functional_call(holder, fake_states, args, kwargs, tie_weights=False)
+            output = torch.func.functional_call(model, fake_states, args, kwargs, tie_weights=False)
             roots = [tensor for tensor in tensors_of(output) if tensor.requires_grad]
             if roots:
                 torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
@@ -120,17 +116,6 @@ def tensors_of(output: Any, depth: int = 3) -> Iterator[torch.Tensor]:
     elif depth and isinstance(output, (list, tuple, Mapping)):
         for item in output.values() if isinstance(output, Mapping) else output:
             yield from tensors_of(item, depth - 1)
-
-
-class _Holder(nn.Module):
-    """A module around the model."""
-
-    def __init__(self, held: nn.Module) -> None:
-        super().__init__()
-        self.held = held
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.held(*args, **kwargs)
 
 
 @contextmanager

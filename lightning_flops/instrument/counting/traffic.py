@@ -166,21 +166,14 @@ def dtype_name(dtype: torch.dtype | str) -> str:
 def tf32_operators() -> Callable[[str], bool] | None:
     """Which operators, by name, the CUDA backend would run in TF32 when their tensors are float32, as things stand.
 
-    None when it would run none.
+    None without a CUDA device.
     """
     if not torch.cuda.is_available():
         return None
     # The older switches (allow_tf32, set_float32_matmul_precision) set these too; they raise when asked after these
     # were set on their own.
     backends: Any = torch.backends
-    kinds = (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn)
-    matmul, convolution, recurrent = (kind.fp32_precision == "tf32" for kind in kinds)
-    if not (matmul or convolution or recurrent):
-        return None
-
-    def runs_in_tf32(name: str) -> bool:
-        if "attention" in name:
-            return False  # the fused kernels that take float32 multiply in float32
-        return bool(convolution if "conv" in name else recurrent if "rnn" in name else matmul)
-
-    return runs_in_tf32
+    kinds = {"conv": backends.cudnn.conv, "rnn": backends.cudnn.rnn, "": backends.cuda.matmul}
+    fast = {word: kind.fp32_precision == "tf32" for word, kind in kinds.items()}
+    # The fused kernels that take float32 multiply in float32.
+    return lambda name: "attention" not in name and next(on for word, on in fast.items() if word in name)

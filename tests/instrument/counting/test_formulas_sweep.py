@@ -100,6 +100,11 @@ OF_TORCH = TORCH_NAMESPACES | {"_native", "_test", "debug_mode_ops", "onnx_symbo
 
 UNKNOWN_ELSEWHERE = {
     "mkldnn_prepacked::conv2d_run",  # a convolution
+    # Fused with collectives
+    "symm_mem::fused_all_gather_matmul",
+    "symm_mem::fused_all_gather_scaled_matmul",
+    "symm_mem::fused_matmul_reduce_scatter",
+    "symm_mem::fused_scaled_matmul_reduce_scatter",
     "onnx::Attention",
     "onnx_symbolic::_symbolic",  # stands for any operator of ONNX
     "onnx_symbolic::_symbolic_multi_out",
