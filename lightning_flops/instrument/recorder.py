@@ -281,7 +281,7 @@ class Recorder:
         with self._scope:
             if counter is not None:
                 self._seen_by_profiler = profiler_is_recording()
-                self._scope.enter_context(counter.on())
+                self._scope.enter_context(counter.counter)
             elif state is Phase.TRACING:
                 self._traces.batch_begins(self._steps_done)
             yield
@@ -289,7 +289,7 @@ class Recorder:
             self._slowed_sec += self._now() - began
         if self.closed:
             if counter is not None:
-                counter.sweep()
+                counter.counter.sweep()
         elif counter is not None:
             self._counted_batch_ends(counter)
         elif state is Phase.TRACING and self._ended is not None:
@@ -328,7 +328,7 @@ class Recorder:
 
     def optimizer_work(self) -> AbstractContextManager[Any]:
         """Inside, what is counted is the optimizer's, whatever part of the step is running."""
-        return self._counter.in_optimizer() if self.counting and self._counter is not None else nullcontext()
+        return self._counter.counter.in_optimizer() if self.counting and self._counter is not None else nullcontext()
 
     def cannot_tell_apart(self, phases: Iterable[TimePhase]) -> None:
         """These phases are not seen apart in this run: their seconds are known as one sum."""

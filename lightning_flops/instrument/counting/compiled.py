@@ -26,7 +26,7 @@ from lightning_flops.instrument.module_scope import ModuleNames
 from lightning_flops.instrument.patches import Patches, listening
 from lightning_flops.instrument.torch_private import compiler
 from lightning_flops.instrument.torch_private.autograd import calling_modules, sequence_number
-from lightning_flops.instrument.torch_private.dispatch import modes_off
+from lightning_flops.instrument.torch_private.dispatch import modes_off, new_fake_mode
 from lightning_flops.instrument.torch_private.operators import HigherOrderOperator, OpOverload
 from lightning_flops.text.printable import package_logger
 
@@ -107,11 +107,11 @@ class CompiledCode:
     def _graph_runs(self, graph: Any, inputs: Any) -> None:
         counted = False
         try:
-            for called, args in flex_calls(compiler.source_graph(graph), inputs):
+            for called, args in flex_calls(str(getattr(graph, "inductor_post_grad_graph_str", "")), inputs):
                 counted = self._count_unseen is not None and self._count_unseen(called, args)
         except Unreadable:
             logger.debug("flex attention in a compiled graph could not be read", exc_info=True)
-        for kernel in _templates_in(compiler.generated_source(graph)):
+        for kernel in _templates_in(str(getattr(graph, "source_code", ""))):
             if not (counted and "flex_attention" in kernel):
                 self.list_unseen(f"inductor.{kernel}")
 
@@ -225,11 +225,9 @@ def _sizes(
     graph: torch.fx.Graph, inputs: dict[Any, Any], needed: set[Any], products: set[Any], flops_of: FlopsOf
 ) -> Counter[int]:
     """FLOPs of the nodes *products*, whose sources are *needed*, from fake tensors of the inputs' shapes."""
-    from lightning_flops.instrument.torch_private.fakes import FakeTensorMode  # loads more of torch than most runs need
-
     sizes: Counter[int] = Counter()
     values: dict[Any, Any] = {}
-    with modes_off(), torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
+    with modes_off(), torch.no_grad(), new_fake_mode() as mode:
         for node in graph.nodes:
             if node not in needed:
                 continue
