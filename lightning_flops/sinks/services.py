@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import html
 import importlib
-import logging
 import math
 import os
 import sys
@@ -80,14 +79,10 @@ class Services:
         return taken
 
     def _refuses(self, service: Any, error: Exception) -> None:
-        words = words_of(error)
         if id(service) not in self._refused:
             self._refused.add(id(service))
-            # Our own files, which lie in the same folder, have said so.
-            expected = isinstance(service, TensorBoardFiles) and isinstance(error, OSError)
-            level = logging.DEBUG if expected else logging.WARNING
-            logger.log(
-                level, "%s did not take the FLOPs report, the others did not notice: %s", _kinds(service)[0], words
+            logger.warning(
+                "%s did not take the FLOPs report, the others did not notice: %s", _kinds(service)[0], words_of(error)
             )
 
 
