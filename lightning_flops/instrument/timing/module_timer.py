@@ -11,7 +11,7 @@ from torch import nn
 
 from lightning_flops.instrument.module_hooks import put_up_hooks
 from lightning_flops.instrument.module_scope import ModuleNames
-from lightning_flops.instrument.timing.clocks import Clock, WallClock
+from lightning_flops.instrument.timing.clocks import CudaEventClock, WallClock
 from lightning_flops.instrument.torch_private.autograd import NO_GRAPH_TASK, graph_task_id
 from lightning_flops.signals import words_of
 from lightning_flops.text.printable import package_logger
@@ -42,10 +42,10 @@ class ModuleTimer:
         clock: stamps the hooks; None: nothing can be timed on this device, and we only count calls.
     """
 
-    def __init__(self, root: nn.Module, clock: Clock[Any] | None) -> None:
+    def __init__(self, root: nn.Module, clock: WallClock | None) -> None:
         self._clock = clock
         # On a device an event takes the host's time and not the device's, so one between two modules is enough.
-        self._hides_hooks = isinstance(clock, WallClock)
+        self._hides_hooks = not isinstance(clock, CudaEventClock)
         self._names = ModuleNames(root)
         self._failed = False
         self._thread = threading.get_ident()
@@ -89,7 +89,7 @@ class ModuleTimer:
         self._add_up(self._clock)
         return dict(self._own_sec)
 
-    def _add_up(self, clock: Clock[Any]) -> None:
+    def _add_up(self, clock: WallClock) -> None:
         """Turns all stored stamps but the last into seconds."""
         clock.settle()
         stamps = self._stamps

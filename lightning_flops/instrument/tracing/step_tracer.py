@@ -19,7 +19,7 @@ import torch.autograd.profiler as autograd_profiler
 from torch import distributed, nn
 from torch.profiler import ProfilerActivity, record_function
 
-from lightning_flops.instrument.module_hooks import module_hooks
+from lightning_flops.instrument.module_hooks import put_up_hooks
 from lightning_flops.instrument.patches import Patches
 from lightning_flops.instrument.torch_private import profiling
 from lightning_flops.instrument.tracing.module_marks import ModuleMarks
@@ -167,7 +167,7 @@ class StepTracer:
         self._undo.callback(patches.undo)
         for name in profiling.functions_that_set_up():
             patches.replace(autograd_profiler, name, self._stand_aside)
-        self._undo.enter_context(module_hooks(marks.enter, marks.leave))
+        put_up_hooks(self._undo, marks.enter, marks.leave)
         self._is_up = True
 
     def _prepare(self) -> None:
