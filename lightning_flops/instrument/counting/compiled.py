@@ -12,6 +12,7 @@ import operator
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -23,7 +24,7 @@ from lightning_flops.instrument.counting.compiled_flex import flex_calls
 from lightning_flops.instrument.counting.formulas import Unreadable, lookup
 from lightning_flops.instrument.counting.totals import Totals
 from lightning_flops.instrument.module_scope import ModuleNames
-from lightning_flops.instrument.patches import Patches, listening
+from lightning_flops.instrument.patches import listening, replace
 from lightning_flops.instrument.torch_private import compiler
 from lightning_flops.instrument.torch_private.autograd import calling_modules, sequence_number
 from lightning_flops.instrument.torch_private.dispatch import modes_off, new_fake_mode
@@ -46,7 +47,7 @@ CountUnseen = Callable[[Any, tuple[Any, ...]], bool]
 
 
 def watch(
-    patches: Patches,
+    undo: ExitStack,
     target: Any,
     name: str,
     failed: Callable[[Exception], None],
@@ -55,7 +56,8 @@ def watch(
     after: Callable[..., None] | None = None,
 ) -> None:
     """Has us called before or after a function of torch's, which is compiled as without us."""
-    patches.replace(
+    replace(
+        undo,
         target,
         name,
         lambda original: compiler.hide_around(
@@ -72,7 +74,7 @@ class CompiledCode:
         self._threads = threads
         self._totals = totals
         self._flops_of = flops_of
-        self._patches = Patches()
+        self._undo = ExitStack()
         self._watched: set[Any] = set()
         self._repeated: dict[Any, Counter[int] | None] = {}
         self._modules: frozenset[nn.Module] = frozenset()
@@ -97,7 +99,7 @@ class CompiledCode:
         if kind is not None and kind not in self._watched:
             self._watched.add(kind)
             watch(
-                self._patches,
+                self._undo,
                 kind,
                 "__call__",
                 partial(self._totals.failed, "a compiled kernel"),
@@ -126,7 +128,7 @@ class CompiledCode:
 
     def close(self) -> None:
         """Looks at nothing any more, and leaves what torch made as it was."""
-        self._patches.undo()
+        self._undo.close()
         self._count_unseen = None
         self._watched.clear()
         self._repeated.clear()
@@ -149,7 +151,7 @@ class CompiledCode:
         if compiler.is_compiled(function):
             failed = partial(self._totals.failed, "the beginning of a compiled backward")
             compiler.hide(self._begins)
-            watch(self._patches, function, compiler.BACKWARD_ENTRY, failed, before=partial(self._begins, function))
+            watch(self._undo, function, compiler.BACKWARD_ENTRY, failed, before=partial(self._begins, function))
 
     def _begins(self, function: Any, context: Any, inputs: list[Any]) -> Callable[[], None]:
         """A compiled backward starts with these inputs; returns what to call when it has ended."""
