@@ -20,7 +20,7 @@ from lightning_flops.trace.events import DECODER, Columns, Event
 
 WITH_MODULES = "with_modules"
 """The key under which torch.profiler writes that it was asked for modules."""
-BLOCK_BYTES = 1 << 17
+BLOCK_BYTES = 1 << 18
 """How much is decoded at once: what is made of it should stay in a processor's second cache."""
 _LONGEST_BYTES = 64 << 20
 """Most of a file that is searched for the end of one event, or of what stands beside the events."""
