@@ -62,8 +62,8 @@ class TraceReport:
     """Copies and memsets by kind, such as ``Memcpy HtoD (Pageable -> Device)``, and on the host the calls that launched
     them; None without a device. Ratios are of the steps' own marks on the host, and of all device work."""
     user_scopes: tuple[Row, ...] | None
-    """Each ``record_function`` scope, and what was launched in it by its thread, or by autograd's while it was open;
-    None when there is none. Ratios as of *transfers*."""
+    """Each ``record_function`` scope, and what any thread launched while it was open; None when there is none. Ratios
+    as of *transfers*."""
     idle: tuple[IdleTime, ...] | None
     """Pauses of each device, by cause; None without a device."""
     notes: tuple[str, ...]
