@@ -251,8 +251,7 @@ def with_trace(evidence: Evidence, trace: TraceReport, thresholds: AdviceThresho
         busy_us = mean.kernel_us + sum(part or 0.0 for part in (mean.memcpy_us, mean.memset_us, mean.communication_us))
         idle = max(0.0, 1.0 - (ratio(part=busy_us, whole=wall_us) or 0.0) - waiting)
         whole_us = wall_us * len(trace.step_times.steps)
-        pauses = [one for one in trace.idle or () if one.stream is None]
-        busiest = max(pauses, key=lambda one: one.busy_us, default=None)
+        busiest = max(trace.idle or (), key=lambda one: one.busy_us, default=None)
         gaps = 0.0 if busiest is None else ratio(part=busiest.kernel_gap_us, whole=whole_us) or 0.0
         other = 0.0 if busiest is None else ratio(part=busiest.other_us, whole=whole_us) or 0.0
         found["idle_share"], found["kernel_gap_share"] = idle, gaps

@@ -13,7 +13,6 @@ from lightning_flops.schema.trace_events import (
     IdleTime,
     KernelRow,
     KernelSummary,
-    LaunchRow,
     MemoryCurve,
     MemoryRow,
     OperatorRow,
@@ -22,7 +21,7 @@ from lightning_flops.schema.trace_flops import TracedStepFlops, TraceFlops
 from lightning_flops.schema.trace_steps import DeviceMetrics, ModuleTable, PhaseRow, Row, StepTimes
 from lightning_flops.units import plural, run_text
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 """Version of the JSON that ``TracesReport.to_json`` writes; it goes up whenever a field changes."""
 
 
@@ -63,12 +62,10 @@ class TraceReport:
     """Copies and memsets by kind, such as ``Memcpy HtoD (Pageable -> Device)``, and on the host the calls that launched
     them; None without a device. Ratios are of the steps' own marks on the host, and of all device work."""
     user_scopes: tuple[Row, ...] | None
-    """Each ``record_function`` scope, and what was launched in it by its thread, or by autograd's while it was open;
-    None when there is none. Ratios as of *transfers*."""
+    """Each ``record_function`` scope, and what any thread launched while it was open; None when there is none. Ratios
+    as of *transfers*."""
     idle: tuple[IdleTime, ...] | None
-    """Pauses of each device and stream, by cause; None without a device."""
-    launches: tuple[LaunchRow, ...] | None
-    """Launches by kind; None when none is known."""
+    """Pauses of each device, by cause; None without a device."""
     notes: tuple[str, ...]
     """What is missing or degraded, in sentences."""
     memory_curves: tuple[MemoryCurve, ...] | None = None

@@ -151,8 +151,6 @@ class ModuleRow:
     """With the modules below it; None without a device."""
     backward_kernels: int | None
     """With the modules below it; None without a device."""
-    source: str | None = None
-    """File and line of its class's ``forward``, ``net.py:7``; None where Python's calls were not recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

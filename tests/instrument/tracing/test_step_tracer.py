@@ -182,8 +182,8 @@ def test_what_is_asked_for_stands_in_the_file(setting: str) -> None:
 
 def test_the_file_goes_with_the_tracer_and_the_kept_one_has_annotations(tmp_path: Path) -> None:
     tracer, record = traced(Net())
-    kept = keep_trace(record.path, str(tmp_path / "traces"), rank=3, step=6, module_args={})
-    again = keep_trace(record.path, str(tmp_path / "traces"), rank=3, step=6, module_args={})
+    kept = keep_trace(record.path, str(tmp_path / "traces"), rank=3, step=6)
+    again = keep_trace(record.path, str(tmp_path / "traces"), rank=3, step=6)
     assert [Path(path).name for path in (kept, again)] == ["rank3_step6.pt.trace.json", "rank3_step6.pt.trace-2.json"]
     original, annotated = Path(record.path).read_text(), Path(kept).read_text()
     assert annotated == Path(again).read_text()
