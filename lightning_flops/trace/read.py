@@ -32,7 +32,6 @@ _END_OF_LIST = re.compile(r"trailing characters \(byte (\d+)\)")
 _BACKSLASH = re.compile(rb'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})|\\')
 _BARE = re.compile(rb"(?<=[:,\[])(\s*)(?:[-+]?(?:inf(?:inity)?|nan)(?:\([a-z]*\))?|N/A)(?=\s*[,}\]])", re.I)
 _NULL_ARGUMENTS = re.compile(rb'"args"\s*:\s*null')
-_CONTROLS = bytes(byte if byte >= 32 else 32 for byte in range(256))
 
 
 def load_trace(path: str | PathLike[str]) -> Trace:
@@ -165,7 +164,7 @@ def _decoded(
 
 def _mended(text: bytes) -> bytes:
     """*text* with backslashes escaped, null for numbers that JSON does not have, and no bytes that are no UTF-8."""
-    text = text.decode("utf-8", errors="replace").encode().translate(_CONTROLS)
+    text = text.decode("utf-8", errors="replace").encode()
     text = _BACKSLASH.sub(lambda found: found[0] if found[1] else b"\\\\", text)
     return _NULL_ARGUMENTS.sub(b'"args":{}', _BARE.sub(rb"\1null", text))
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from lightning_flops.analysis.collectives import RanksError
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.trace import load_trace, many
 from lightning_flops.trace.columns import TraceFormatError
@@ -45,14 +44,6 @@ def test_of_several_files_that_cannot_be_read_the_first_is_named(tmp_path: Path)
         with pytest.raises(TraceFormatError) as caught:
             analyze_files([RANKS[0], *map(str, bad)], processes=processes)
         assert str(caught.value).startswith(f"{bad[0]}: the file ends in the middle")
-
-
-@pytest.mark.usefixtures("worth_it")
-def test_files_of_one_rank_are_refused_by_processes_too(tmp_path: Path) -> None:
-    copy = tmp_path / "copy.json"
-    copy.write_bytes(Path(RANKS[0]).read_bytes())
-    with pytest.raises(RanksError, match="are both of rank 0"):
-        analyze_files([RANKS[0], str(copy)], processes=2)
 
 
 @pytest.mark.usefixtures("worth_it")

@@ -9,12 +9,12 @@ import pytest
 from lightning_flops.analysis.collectives import RanksError
 from lightning_flops.report.trace_text import render_traces
 from lightning_flops.schema.communication import RankComparison
-from lightning_flops.trace import collective_calls, many
+from lightning_flops.trace import many
 from lightning_flops.trace.columns import Trace
 from lightning_flops.trace.communication import collective_table, overlap
 from lightning_flops.trace.report import traced_rank
 from tests.analysis.in_memory import analyze_traces
-from tests.analysis.trace_events import Event, kernel, launch, operator, scope, span, step, trace, trace_from_events
+from tests.analysis.trace_events import Event, kernel, launch, operator, scope, step, trace, trace_from_events
 
 GATHERED: dict[str, Any] = {"Out msg nelems": 512, "dtype": "BFloat16"}
 NAME = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
@@ -66,10 +66,6 @@ def test_a_kernel_named_as_a_collective_by_its_arguments_is_one() -> None:
     named: dict[str, Any] = {"Collective name": "allreduce"}
     (found,) = collective_table(trace(kernel(1, 0, 5, name="my_symmetric_memory_kernel", **named))) or ()
     assert (found.name, found.calls) == ("allreduce", 1)
-
-
-def test_a_trace_of_one_process_has_no_collectives() -> None:
-    assert collective_table(trace(kernel(1, 0, 5))) is None
 
 
 def test_each_call_transfers_as_long_as_on_the_fastest_rank_and_waits_the_rest() -> None:
@@ -137,16 +133,6 @@ def test_a_collective_that_the_host_performs_is_communication() -> None:
     assert (share.communication_us, share.computation_us, share.overlap_us, share.other_us) == (60, 50, 30, 20)
 
 
-def test_copies_of_a_collective_hide_nothing_and_take_nothing_from_what_computes_beside_them() -> None:
-    loaded = trace(
-        scope("gloo:all_reduce", 0, 40, thread=2),
-        operator("aten::copy_", 10, 20, thread=2),
-        operator("aten::mm", 5, 10),
-    )
-    share = overlap(loaded)
-    assert (share.communication_us, share.computation_us, share.overlap_us) == (40, 10, 10)
-
-
 @pytest.mark.parametrize(
     "waiting",
     [
@@ -160,12 +146,6 @@ def test_copies_of_a_collective_hide_nothing_and_take_nothing_from_what_computes
 def test_what_only_waits_or_runs_python_hides_no_communication(waiting: str) -> None:
     share = overlap(trace(operator(waiting, 0, 100), scope("gloo:all_gather", 10, 50, thread=2)))
     assert (share.communication_us, share.computation_us, share.overlap_us) == (50, 0, 0)
-
-
-@pytest.mark.parametrize("computing", ["aten::mm", "mylib::kernel", "CompiledFunctionBackward"])
-def test_operators_and_compiled_code_hide_communication(computing: str) -> None:
-    share = overlap(trace(operator(computing, 0, 30), scope("gloo:all_gather", 10, 50, thread=2)))
-    assert (share.communication_us, share.computation_us, share.overlap_us) == (50, 30, 20)
 
 
 def test_a_host_scope_that_gathers_yields_what_every_rank_sends() -> None:
@@ -204,18 +184,6 @@ def test_groups_of_the_same_members_are_told_apart_by_name() -> None:
     second = of_rank(1, *collective(1, 10, 9, **reduce), *collective(2, 30, 4, **gather))
     found = compare_ranks([first, second])
     assert [(row.transfer_us, row.wait_us) for row in found.ranks] == [(4 + 2, 4 + 0), (4 + 2, 0 + 7)]
-
-
-def test_a_group_of_thousands_is_named_in_few_characters_and_apart_from_another() -> None:
-    def group(*ranks: int) -> str | None:
-        named: dict[str, Any] = {"Process Group Ranks": str(list(ranks))}
-        (calls,) = collective_calls(of_rank(0, *collective(1, 10, 8, **named)))
-        return calls.group
-
-    everyone, without_last = group(*range(4096)), group(*range(4095))
-    assert everyone is not None
-    assert len(everyone) < 50
-    assert everyone == group(*range(4096)) != without_last
 
 
 def test_a_send_is_matched_with_its_receive_and_not_with_another_send() -> None:
@@ -262,20 +230,6 @@ def test_an_exchange_of_all_with_all_is_a_collective_though_its_kernel_sends_and
     assert [row.wait_us for row in compare_ranks([exchange(0, 8), exchange(1, 5)]).ranks] == [3, 0]
 
 
-def test_a_batch_of_sends_and_receives_in_one_kernel_is_no_collective() -> None:
-    kernels = kernel(1, 10, 5, name="ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)")
-    found = compare_ranks([of_rank(rank, kernels) for rank in (0, 1)])
-    assert [(row.collectives[0].name, row.wait_us) for row in found.ranks] == [("sendrecv", None)] * 2
-
-
-def test_coalesced_collectives_are_one_call_by_the_kernel_that_runs_them() -> None:
-    name = "allgather_into_tensor_coalesced"
-    sizes: dict[str, Any] = {"In msg nelems": 100, "Out msg nelems": 200}
-    found = compare_ranks([of_rank(rank, *collective(1, 10, 8 + rank, name=name, **sizes)) for rank in (0, 1)])
-    (row,) = found.ranks[1].collectives
-    assert (row.name, row.calls, row.bytes, row.transfer_us, row.wait_us) == (name, 1, 200 * 4, 8, 1)
-
-
 def host_collective(rank: int, length: float, *groups: list[int]) -> Trace:
     return trace(
         scope("gloo:all_reduce", 20, length, thread=2),
@@ -301,18 +255,6 @@ def test_host_collectives_in_several_groups_do_not_say_theirs_and_stay_unmatched
     assert notes_of(found) == (
         "Calls of all_reduce that do not say which ranks take part, so their waiting is not known: 2.",
     )
-
-
-def test_an_nccl_scope_on_the_host_only_launches() -> None:
-    loaded = trace(scope("nccl:all_reduce", 0, 10), span("cpu_op", "record_param_comms", 1, 2))
-    assert collective_table(loaded) is None
-
-
-def test_traces_come_out_by_rank_and_name_their_own() -> None:
-    report = analyze_traces([of_rank(3, operator("aten::mm", 0, 1)), of_rank(1, operator("aten::add", 0, 1))])
-    assert [trace.rank for trace in report.traces] == [1, 3]
-    assert report.ranks is not None
-    assert [row.rank for row in report.ranks.ranks] == [1, 3]
 
 
 # ---- traces that do not say their ranks
@@ -373,11 +315,6 @@ def test_ranks_whose_steps_are_not_marked_accuse_nobody() -> None:
     assert found.ranks.notes[0].startswith("No rank is named a straggler: ")
     assert [one.rule for one in found.advice if one.rule == "straggler"] == []
     assert {row.compute_over_median for row in found.ranks.ranks} == {None}
-
-
-def test_files_of_one_name_go_by_their_whole_paths() -> None:
-    report = analyze_traces([unnamed("/a/t.json", 4_000), unnamed("/b/t.json", 8_000)])
-    assert re.findall(r"^-+ Trace of (\S+) -+$", render_traces(report), re.MULTILINE) == ["/a/t.json", "/b/t.json"]
 
 
 def test_two_traces_of_one_rank_are_refused() -> None:
