@@ -73,7 +73,7 @@ def _metrics(trace: Trace, device: int) -> DeviceMetrics:
     rows = np.flatnonzero((trace.kind == Kind.KERNEL) & (trace.device == device))
     efficiency, blocks, busy = None, trace.blocks_per_sm[rows], trace.merged(rows)
     if len(rows) and not np.isnan(blocks).any():
-        efficiency = ratio(load_within(trace.start_ns[rows], trace.end_ns[rows], blocks, spans, limit=1.0), total_ns)
+        efficiency = ratio(load_within(trace.start_ns[rows], trace.end_ns[rows], blocks, spans), total_ns)
     within = rows[(trace.end_ns[rows] > trace.steps.start_ns[0]) & (trace.start_ns[rows] < trace.steps.end_ns[-1])]
     together, weights = group_by(np.zeros(len(within), dtype=np.int64)), trace.duration_ns[within]
     return DeviceMetrics(

@@ -19,7 +19,7 @@ from tests.analysis.trace_events import Event, kernel, launch, operator, product
 MM = '{"ph":"X","cat":"cpu_op","name":"aten::mm","pid":1,"tid":1,"ts":12,"dur":20,"args":ARGS}'
 A100: dict[str, Any] = {
     "id": 0, "name": "NVIDIA A100-SXM4-80GB", "computeMajor": 8, "computeMinor": 0, "numSms": 108,
-    "maxThreadsPerMultiprocessor": 2048,
+    "maxThreadsPerMultiprocessor": 2048, "sharedMemPerMultiprocessor": 164 << 10,
 }  # fmt: skip
 
 
@@ -153,7 +153,7 @@ def test_null_arguments_and_events_without_a_category_do_no_harm(tmp_path: Path)
     text = f'[{mm}, {{"ph": "X", "name": "x", "pid": 1, "tid": 1, "ts": 1, "dur": 1}}]'
     found = loaded(text, tmp_path)
     assert len(found) == 1
-    assert found.notes == ("Left out: events of categories that are not torch.profiler's (none): 1.",)
+    assert found.notes == ("Left out: events of categories that are not torch.profiler's ('none'): 1.",)
 
 
 def test_torch_18_has_other_keys_and_no_dtypes() -> None:

@@ -91,7 +91,7 @@ def test_load_is_the_sum_of_weights_held_to_the_limit(events: list[tuple[int, in
         min(1.0, sum(eighths / 8 for start, length, eighths in events if start <= moment < start + length))
         for moment in moments(spans)
     )
-    assert load_within(starts, ends, weights, intervals(spans), limit=1.0) == expected
+    assert load_within(starts, ends, weights, intervals(spans)) == expected
 
 
 def test_touching_intervals_are_one() -> None:
