@@ -113,28 +113,26 @@ def find_steps(trace: Trace) -> Steps:
     inside = (trace.links.launch[rows] >= 0) & (step >= 0) & (launched < host_end[np.maximum(step, 0)])
     np.maximum.at(end, step[inside], trace.end_ns[rows[inside]])
     start[0] = trace.end_ns[rows[step < 0]].max(initial=start[0])
-    for index in range(len(start)):
-        start[index] = max(start[index], end[index - 1]) if index else start[index]
-        end[index] = max(start[index], end[index])
-    return Steps(True, tuple(numbers[whole]), host_start, host_end, start, end, odd)
+    end = np.maximum.accumulate(np.maximum(start, end))
+    start[1:] = np.maximum(start[1:], end[:-1])
+    return Steps(True, tuple(numbers[at] for at in whole), host_start, host_end, start, end, odd)
 
 
-def _whole_steps(numbers: Sequence[int | None], calls: Sequence[int]) -> tuple[slice, tuple[str, ...]]:
+def _whole_steps(numbers: Sequence[int | None], calls: Sequence[int]) -> tuple[list[int], tuple[str, ...]]:
     """Which of the marks are whole steps, and what is to be said of the others.
 
     torch.profiler marks what lies between two calls of its ``step``. The last mark is no whole step where the loop
     ended before the schedule did, nor the first one where ``step`` is called in the middle of a step's work: there, an
     edge has less than half of the calls of any other mark.
     """
-    first, end, odd = 0, len(numbers), []
-    for edge in (end - 1, 0):
-        inner = calls[1:-1] if len(calls) > 2 else [calls[one] for one in range(first, end) if one != edge]
-        least = min(inner, default=0)
-        if end - first > 1 and 2 * calls[edge] < least:
-            few = f"{calls[edge]:,} calls" if calls[edge] else "no call"
-            odd.append(f"Step {numbers[edge]} is left out: {few} ran in it, and {least:,} or more in the others.")
-            first, end = (first, end - 1) if edge else (1, end)
-    return slice(first, end), tuple(reversed(odd))
+    least = min(calls[1:-1], default=max(calls))
+    whole = [at for at, count in enumerate(calls) if 0 < at < len(calls) - 1 or 2 * count >= least]
+    few = [
+        (numbers[at], f"{count:,} calls" if count else "no call") for at, count in enumerate(calls) if at not in whole
+    ]
+    return whole, tuple(
+        f"Step {number} is left out: {ran} ran in it, and {least:,} or more in the others." for number, ran in few
+    )
 
 
 def _calls(trace: Trace, marks: Ints, host_start: Ints, host_end: Ints) -> list[int]:

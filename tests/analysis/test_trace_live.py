@@ -11,7 +11,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_flops.report.trace_text import render_traces
 from lightning_flops.trace import analyze_trace, load_trace
-from lightning_flops.trace.columns import Trace
 from tests.analysis.in_memory import analyze_traces
 
 STEPS = 3
@@ -45,29 +44,25 @@ def train(target: Path) -> None:
             profiler.step()
 
 
-@pytest.fixture
-def live(tmp_path: Path) -> Trace:
+def test_a_live_cpu_trace_is_analysed_and_rendered(tmp_path: Path) -> None:
     target = tmp_path / "trace.json.gz"
     train(target)
-    return load_trace(target)
-
-
-def test_a_live_cpu_trace_is_analysed_and_rendered(live: Trace) -> None:
+    live = load_trace(target)
     report = analyze_trace(live)
     assert report.step_times.marked
     assert [step.number for step in report.step_times.steps] == [1, 2, 3]
+    for step in report.step_times.steps:
+        parts = (step.data_loader_us, step.cpu_us, step.other_us)
+        assert all(part is not None and part > 0 for part in parts)
+        assert sum(round(1000 * (part or 0)) for part in parts) == round(step.wall_us * 1000)
     phases = {row.name: row for row in report.phases}
     for name, source in (
         ("data loader", "scopes"), ("forward", "operators"), ("backward", "operators"), ("optimizer", "scopes")
     ):  # fmt: skip
         assert (phases[name].calls, phases[name].source) == (STEPS, source)
-        host = phases[name].host
-        assert host is not None and 0 < host.min_us <= host.mean_us <= host.max_us
     operators = {row.name: row.calls for row in report.operators or ()}
     # Two linear layers forward; backward a product for each weight, and one for the second layer's input.
-    assert operators["aten::addmm"] == 2 * STEPS
-    assert operators["aten::mm"] == 3 * STEPS
-    assert operators["aten::relu"] == STEPS
+    assert (operators["aten::addmm"], operators["aten::mm"], operators["aten::relu"]) == (2 * STEPS, 3 * STEPS, STEPS)
     (scope,) = report.user_scopes or ()
     assert (scope.name, scope.calls) == ("loss of a batch", STEPS)
     memory = {row.name: row for row in report.memory or ()}
@@ -76,15 +71,7 @@ def test_a_live_cpu_trace_is_analysed_and_rendered(live: Trace) -> None:
     for table in (report.device_metrics, report.kernels, report.idle, report.collectives, report.overlap):
         assert table is None
     text = render_traces(analyze_traces([live]))
-    assert "loss of a batch" in text
     assert "GPU utilization, SM efficiency, occupancy:                              n/a (no device events)" in text
-
-
-def test_parts_of_live_steps_add_up_to_their_wall_time_to_the_nanosecond(live: Trace) -> None:
-    for step in analyze_trace(live).step_times.steps:
-        parts = (step.data_loader_us, step.cpu_us, step.other_us)
-        assert sum(round(part * 1000) for part in parts if part is not None) == round(step.wall_us * 1000)
-        assert all(part is not None and part > 0 for part in parts)
 
 
 def test_operators_that_call_themselves_have_the_times_that_torch_prints(tmp_path: Path) -> None:
@@ -97,9 +84,6 @@ def test_operators_that_call_themselves_have_the_times_that_torch_prints(tmp_pat
     profiler.export_chrome_trace(str(target))
     torchs = {row.key: row for row in profiler.key_averages()}
     ours = {row.name: row for row in analyze_trace(load_trace(target)).operators or ()}
-    trace = load_trace(target)
-    names = [trace.names[index] for index in trace.name.tolist()]
-    assert names.count("aten::sum") > torchs["aten::sum"].count  # it does call itself
     for name in ("aten::sum", "aten::mean", "aten::div"):
         assert ours[name].calls == torchs[name].count
         # Torch adds up microseconds in floats.

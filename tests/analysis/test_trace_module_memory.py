@@ -83,24 +83,6 @@ def test_memory_belongs_to_the_module_that_runs_forward_or_whose_node_runs() -> 
     }
 
 
-def test_what_each_allocates_itself_adds_up_to_all_that_was_allocated() -> None:
-    rows = module_memory_table(trace(*STEP)) or ()
-    assert sum(row.self_allocation_bytes for row in rows) == 32 + 64 + 128 + 8 + 4 + 256 + 512 + 1024
-    assert [row.self_allocation_bytes for row in rows] == sorted(
-        (row.self_allocation_bytes for row in rows), reverse=True
-    )
-
-
-def test_each_device_has_its_own_rows() -> None:
-    rows = module_memory_table(trace(step(0, 0, 9), module("fc", 1, 5), memory(2, 16), memory(3, 48, device=1))) or ()
-    assert [(row.name, row.device, row.allocation_bytes) for row in rows] == [
-        ("fc", 1, 48),
-        ("", 1, 48),
-        ("fc", -1, 16),
-        ("", -1, 16),
-    ]
-
-
 def test_without_marked_modules_or_without_allocations_there_is_no_table() -> None:
     assert module_memory_table(trace(operator("aten::mm", 0, 5), memory(2, 16))) is None
     assert module_memory_table(trace(step(0, 0, 9), module("fc", 1, 5))) is None

@@ -12,7 +12,7 @@ from lightning_flops.schema.communication import RankComparison
 from lightning_flops.trace import many
 from lightning_flops.trace.columns import Trace
 from lightning_flops.trace.communication import collective_table, overlap
-from lightning_flops.trace.report import traced_rank
+from lightning_flops.trace.report import analyze_one
 from tests.analysis.in_memory import analyze_traces
 from tests.analysis.trace_events import Event, kernel, launch, operator, scope, step, trace, trace_from_events
 
@@ -35,7 +35,8 @@ def collective(number: int, start: float, length: float, *, name: str = "allredu
 
 def compare_ranks(traces: Sequence[Trace]) -> RankComparison:
     marked = all(trace.steps.marked for trace in traces)
-    return many.compare_ranks([traced_rank(trace) for trace in traces], marked=marked)
+    analyzed = [analyze_one(trace, compared=True).traced for trace in traces]
+    return many.compare_ranks([one for one in analyzed if one is not None], marked=marked)
 
 
 def of_rank(rank: int, *events: Event) -> Trace:
@@ -90,13 +91,6 @@ def test_collectives_are_matched_within_steps_so_that_a_missing_one_spoils_no_ot
     )
 
 
-def test_collectives_of_different_groups_are_not_matched() -> None:
-    first = of_rank(0, *collective(1, 10, 8, **{"Process Group Ranks": "[0, 2]"}))
-    second = of_rank(1, *collective(1, 10, 8, **{"Process Group Ranks": "[1, 3]"}))
-    found = compare_ranks([first, second])
-    assert [(row.transfer_us, row.wait_us) for row in found.ranks] == [(None, None), (None, None)]
-
-
 def test_a_group_whose_ranks_are_not_all_at_hand_is_said() -> None:
     of_four: dict[str, Any] = {"Group size": 4}
     traces = [of_rank(rank, *collective(1, 10, 8 + rank, **of_four)) for rank in (0, 1)]
@@ -134,18 +128,18 @@ def test_a_collective_that_the_host_performs_is_communication() -> None:
 
 
 @pytest.mark.parametrize(
-    "waiting",
+    ("name", "computes"),
     [
-        "c10d::barrier",
-        "_c10d_functional::wait_tensor",
-        "autograd::engine::evaluate_function: RegisterPostBackwardFunctionBackward",
-        "RegisterPostBackwardFunctionBackward",
-        "CheckpointFunction",
+        ("aten::mm", 20),
+        ("CompiledFunctionBackward", 20),
+        ("c10d::barrier", 0),
+        ("_c10d_functional::wait_tensor", 0),
+        ("autograd::engine::evaluate_function: RegisterPostBackwardFunctionBackward", 0),
     ],
 )
-def test_what_only_waits_or_runs_python_hides_no_communication(waiting: str) -> None:
-    share = overlap(trace(operator(waiting, 0, 100), scope("gloo:all_gather", 10, 50, thread=2)))
-    assert (share.communication_us, share.computation_us, share.overlap_us) == (50, 0, 0)
+def test_what_computes_hides_communication_and_what_waits_or_runs_python_does_not(name: str, computes: int) -> None:
+    share = overlap(trace(operator(name, 0, 30), scope("gloo:all_gather", 10, 50, thread=2)))
+    assert (share.communication_us, share.overlap_us) == (50, computes)
 
 
 def test_a_host_scope_that_gathers_yields_what_every_rank_sends() -> None:
@@ -270,51 +264,35 @@ def unnamed(source: str, kernel_us: float, *, steps: int = 1, begin: float = 0, 
     return trace_from_events(events, source=source)
 
 
-def said(*traces: Trace) -> tuple[list[str], str]:
-    """The rules of the advice, and the first note on the ranks; no rank is made up in any of it."""
-    report = analyze_traces(traces)
-    assert report.ranks is not None
-    assert {one.rank for one in report.traces} == {row.rank for row in report.ranks.ranks} == {None}
-    assert [row.source for row in report.ranks.ranks] == [one.source for one in traces]
-    text = render_traces(report) + report.to_json()
-    assert re.search(r"\brank \d", text, re.IGNORECASE) is None
-    return [one.rule for one in report.advice], report.ranks.notes[0]
-
-
 APART = "The traces do not say their ranks: they are taken for separate runs, side by side."
 
 
 def test_files_without_a_rank_are_separate_runs_whatever_they_hold() -> None:
     # As three ranks of one job would be, the third twice as slow: yet three runs would look the same.
     traces = [unnamed(f"/logs/{name}.json", us) for name, us in (("a", 4_000), ("b", 4_000), ("c", 8_000))]
-    rules, note = said(*traces)
-    assert "straggler" not in rules
-    assert note == APART
     report = analyze_traces(traces)
     assert report.ranks is not None
-    assert report.ranks.computes_longest is None
-    assert {row.compute_over_median for row in report.ranks.ranks} == {None}
+    assert (report.ranks.notes[0], report.ranks.computes_longest) == (APART, None)
+    assert {(row.rank, row.compute_over_median) for row in report.ranks.ranks} == {(None, None)}
     assert {row.wait_us for row in report.ranks.ranks} <= {0, None}
+    assert "straggler" not in {one.rule for one in report.advice}
     text = render_traces(report)
     assert "- Traces side by side -" in text
-    assert "straggler" not in text
-    assert "Ranks" not in text
+    assert re.search(r"\brank \d|straggler|Ranks", text) is None
 
 
 def test_ranks_whose_steps_are_not_marked_accuse_nobody() -> None:
     def of(rank: int, kernel_us: float, *events: Event) -> Trace:
         return of_rank(rank, *events, launch(0, 0), kernel(0, 1, kernel_us), *collective(1, 1 + kernel_us, 100))
 
-    named = [of(0, 4_000, step(1, 0, 9_000)), of(1, 4_000, step(1, 0, 9_000)), of(2, 8_000, step(1, 0, 9_000))]
-    found = analyze_traces(named)
-    assert found.ranks is not None
-    assert found.ranks.computes_longest == 2
-    found = analyze_traces([*named[:2], of(2, 8_000)])
-    assert found.ranks is not None
-    assert found.ranks.computes_longest is None
-    assert found.ranks.notes[0].startswith("No rank is named a straggler: ")
-    assert [one.rule for one in found.advice if one.rule == "straggler"] == []
-    assert {row.compute_over_median for row in found.ranks.ranks} == {None}
+    named = [of(rank, us, step(1, 0, 9_000)) for rank, us in enumerate((4_000, 4_000, 8_000))]
+    found = analyze_traces(named).ranks
+    assert found is not None and found.computes_longest == 2
+    report = analyze_traces([*named[:2], of(2, 8_000)])
+    assert report.ranks is not None and report.ranks.computes_longest is None
+    assert report.ranks.notes[0].startswith("No rank is named a straggler: ")
+    assert "straggler" not in {one.rule for one in report.advice}
+    assert {row.compute_over_median for row in report.ranks.ranks} == {None}
 
 
 def test_two_traces_of_one_rank_are_refused() -> None:
