@@ -5,13 +5,10 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
-import shutil
-import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lightning_flops.errors import ConfigError
-from lightning_flops.text.printable import printable
 
 if TYPE_CHECKING:
     from lightning_flops.schema.profile import Profile
@@ -22,22 +19,10 @@ T = TypeVar("T")
 
 
 def analyzed(analyze: Callable[..., T], files: Sequence[str], options: argparse.Namespace, **settings: Any) -> T:
-    """What *analyze* makes of trace *files*: with the figures that were given, on all processors, with its progress."""
+    """What *analyze* makes of trace *files*: with the figures that were given, on all processors."""
     formulas = recorded_work if importlib.util.find_spec("torch") else None
     processes = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    given = {"formulas": formulas, "peaks": peaks(options), "processes": processes, "progress": _progress}
-    try:
-        return analyze(files, **given, **settings)
-    finally:
-        _progress("")
-
-
-def _progress(words: str) -> None:
-    """Show *words* on a line of a terminal, over those before."""
-    if sys.stderr.isatty():
-        width = shutil.get_terminal_size().columns - 1
-        sys.stderr.write(f"\r{printable(words)[:width]:{width}}\r")
-        sys.stderr.flush()
+    return analyze(files, formulas=formulas, peaks=peaks(options), processes=processes, **settings)
 
 
 def recorded_work(operator: str, inputs: RecordedInputs) -> RecordedWork:

@@ -26,7 +26,6 @@ from lightning_flops.report.text import detailed_sections
 from lightning_flops.report.trace_document import trace_sections
 from lightning_flops.report.trace_text import answer_lines as traces_answer
 from lightning_flops.report.trace_text import name_of
-from lightning_flops.report.work_document import job_section
 from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import Roofline
@@ -138,8 +137,6 @@ def traces_views(report: TracesReport) -> list[tuple[str, View]]:
     if report.ranks is not None:
         straggles = any(advice.rule == "straggler" for advice in report.advice)
         together.append(rank_section(report.ranks, files, straggles=straggles))
-    if report.job_steps is not None:
-        together.append(job_section(report.job_steps))
     summary = whole_sentences(traces_answer(report, files, WHOLE)[1:])
     views = []
     for trace, file in zip(report.traces, files, strict=True):

@@ -93,4 +93,4 @@ def test_a_device_that_idles_for_a_late_host_spends_its_own_time_and_not_communi
         kernel(2, 85, 5, name=NCCL, stream=20),
         part("optimizer", 80, 20),
     )
-    assert parts(late) == {"data_wait": (60, 0), "backward": (25, 0), "optimizer": (15, 5), "other": (0, 0)}
+    assert parts(late) == {"data_wait": (60, 0), "backward": (25, 0), "optimizer": (15, 5)}

@@ -62,7 +62,7 @@ def lines_of(comparison: TraceComparison) -> list[str]:
 
 def test_calls_and_their_length_are_told_apart() -> None:
     lines = lines_of(compare_traces([A], [run(40, 40, 40, 40, relus=(16, 16))]))
-    assert "relu 8.000 32.000 +24.000 1 -> 2 calls +12.000, length +12.000" in lines
+    assert "relu 8.000 32.000 +24.000 1 -> 2 more calls, longer calls" in lines
     lines = lines_of(compare_traces([A], [run(40, 40, 40, 40, relus=(8, 8))]))
     assert "relu 8.000 16.000 +8.000 1 -> 2 more calls" in lines
     lines = lines_of(compare_traces([A], [run(40, 40, 40, 40, relus=())]))
