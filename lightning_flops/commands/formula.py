@@ -73,7 +73,7 @@ def _sizes(text: str) -> dict[str, int]:
 
 def _print_formula(options: argparse.Namespace) -> int:
     from lightning_flops.pytorch import flops_formula
-    from lightning_flops.report.formula_text import render_formula
+    from lightning_flops.report.text import render_text
 
     model, batch = _example(options.example)
     formula = flops_formula(model, batch, vary=dict(options.vary), causal_attention=options.causal_attention)
@@ -82,7 +82,7 @@ def _print_formula(options: argparse.Namespace) -> int:
             formula(**sizes)
         except TypeError as error:
             raise LightningFlopsError(f"--at: {error}") from error
-    print_whole(formula.to_json() if options.json else render_formula(formula.report()))
+    print_whole(formula.to_json() if options.json else render_text(formula))
     return 0
 
 
