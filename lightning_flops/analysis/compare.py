@@ -137,11 +137,11 @@ class _Run:
 
     def work_of_phase(self, phase: TimePhase) -> Work:
         """FLOPs and bytes of one step in *phase*."""
-        flops, moved, per_step = self.profile.flops_total, self.profile.bytes_total, self.profile.per_step
+        flops, moved, per_step = self.profile.flops, self.profile.bytes_total, self.profile.per_step
         if phase == "backward":
-            return Work(per_step(flops.backward + flops.recompute), per_step(moved.backward + moved.recompute))
+            return Work(flops.backward + flops.recompute, per_step(moved.backward + moved.recompute))
         if phase in _COMPUTING:
-            return Work(per_step(getattr(flops, phase)), per_step(getattr(moved, phase)))
+            return Work(getattr(flops, phase), per_step(getattr(moved, phase)))
         return Work()
 
     def work_of_modules(self) -> dict[str, dict[TimePhase, Work]]:
@@ -451,9 +451,9 @@ class _Comparing:
 def _flops_per_byte(a: Profile, b: Profile) -> int:
     """The ridge point of the devices' rooflines in the dtype that has most FLOPs; where two are known, their mean."""
     ridges = [
-        one.dtypes[0].peak_flops_per_sec / one.memory_bytes_per_sec
+        peak / one.memory_bytes_per_sec
         for one in (a, b)
-        if one.dtypes and one.dtypes[0].peak_flops_per_sec and one.memory_bytes_per_sec
+        if one.dtypes and one.memory_bytes_per_sec and (peak := one.peaks_flops_per_sec.get(one.dtypes[0].dtype))
     ]
     return max(1, round(statistics.geometric_mean(ridges))) if ridges else FLOPS_PER_BYTE
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
 from lightning_flops.report.layout import TITLE_WIDTH, cut, wrapped
-from lightning_flops.report.profile_document import NO_ADVICE, no_advice, saving, top_modules
+from lightning_flops.report.profile_document import NO_ADVICE, ORIGIN_WORDS, no_advice, saving, top_modules
 from lightning_flops.schema.advice import Advice
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.throughput import ThroughputSummary
@@ -165,11 +165,11 @@ def _utilization(profile: Profile) -> str:
         return f"{known}{'MFU and HFU' if mfu is None else 'HFU'} {NOT_AVAILABLE}: {reason}."
     least = "at least " if profile.lower_bound else ""
     values = f"MFU {least}{percent(mfu)}, HFU {least}{percent(hfu)}"
-    given = ", as given" if profile.settings.peak_given else ", measured" if profile.settings.measured else ""
+    given = ORIGIN_WORDS[profile.settings.peaks_from]
     if profile.ranks is not None:
         return f"{values} of {si(profile.ranks.peak_flops_per_sec, 'FLOP/s')} of all ranks{given}."
-    known_peaks = [(one.peak_flops_per_sec, one.dtype) for one in profile.dtypes if one.peak_flops_per_sec]
-    peaks = [f"{si(peak, 'FLOP/s')} ({dtype})" for peak, dtype in known_peaks]
+    known_peaks, spending = profile.peaks_flops_per_sec, [one.dtype for one in profile.dtypes]
+    peaks = [f"{si(known_peaks[dtype], 'FLOP/s')} ({dtype})" for dtype in spending if dtype in known_peaks]
     return f"{values} of {', '.join(peaks)}{given}."
 
 

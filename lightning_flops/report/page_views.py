@@ -8,6 +8,7 @@ from typing import Any
 
 from lightning_flops.analysis.module_names import parent_name
 from lightning_flops.analysis.rank_names import name_files
+from lightning_flops.analysis.rates import ratio
 from lightning_flops.report.document import Column, Section, as_data, quantity, share, table
 from lightning_flops.report.headline import answer_lines, step_parts
 from lightning_flops.report.layout import WHOLE
@@ -29,7 +30,6 @@ from lightning_flops.report.trace_text import name_of
 from lightning_flops.report.work_document import job_section
 from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.step import Roofline
 from lightning_flops.schema.trace import TraceReport, TracesReport
 from lightning_flops.schema.trace_events import MemoryCurve
 from lightning_flops.text.printable import printable
@@ -239,12 +239,21 @@ def _profile_modules(profile: Profile) -> list[list[Any]]:
                 *_module(module.name, module.type_name, module.extra_repr, parent),
                 [own_sec, per_step(module.own.total), own_bytes, own_params, memory[1]],
                 [seconds, per_step(module.total.total), per_step(moved), module.params, memory[0]],
-                None if module.roofline is None else module.roofline.achieved_flops_per_sec,
+                _achieved(profile, module),
                 share_of_peak([module]),
                 per_step(module.calls),
             ]
         )
     return rows
+
+
+def _achieved(profile: Profile, module: ModuleProfile) -> float | None:
+    """FLOP/s of a module's forward and backward in the traced step; None where that was no such step."""
+    times = module.times
+    if times is None or (times.forward_flops_per_sec is None and times.backward_flops_per_sec is None):
+        return None
+    spent = profile.per_step(module.total.total - module.total.optimizer)
+    return ratio(part=spent, whole=times.forward_sec + (times.backward_sec or 0.0))
 
 
 def _kept(tables: TraceReport | None) -> Mapping[str, tuple[float, float]]:
@@ -261,29 +270,30 @@ def _kept(tables: TraceReport | None) -> Mapping[str, tuple[float, float]]:
 
 def _profile_points(profile: Profile, rows: Sequence[list[Any]]) -> dict[str, Any]:
     """The roofline: what modules and operators reach over how many FLOPs a byte."""
-    known = [(one.peak_flops_per_sec, one.dtype) for one in profile.dtypes if one.peak_flops_per_sec and one.hardware]
-    peaks = [[dtype, peak] for peak, dtype in sorted(known, reverse=True)]
+    known = profile.peaks_flops_per_sec
+    dtypes = [one.dtype for one in profile.dtypes if one.dtype in known]
+    peaks = [[dtype, known[dtype]] for dtype in sorted(dtypes, key=lambda one: known[one], reverse=True)]
     bandwidth = profile.memory_bytes_per_sec
     found: dict[str, Any] = {"peaks": peaks, "bandwidth": bandwidth, "modules": [], "operators": []}
     if profile.traced is None or not profile.traced.like_counted:
         return found
 
-    def add(kind: str, name: str, words: str, amounts: Sequence[Any], known: Roofline | None) -> None:
+    def add(kind: str, name: str, words: str, amounts: Sequence[Any], attainable: float | None) -> None:
         seconds, flops, moved = amounts
         if flops and moved and seconds:
             limits = [*(peak for _, peak in peaks[:1]), *([] if bandwidth is None else [bandwidth * flops / moved])]
-            limit = (known and known.attainable_flops_per_sec) or min(limits, default=None)
+            limit = attainable or min(limits, default=None)
             point = [printable(name), printable(words), flops / moved, flops / seconds, seconds, flops, moved, limit]
             found[kind].append(point)
 
     for module, row in zip(profile.modules, rows, strict=True):
-        roof = module.roofline if module.own == module.total else None
+        roof = module.attainable_flops_per_sec if module.own == module.total else None
         add("modules", module.name or "(root)", module.type_name, row[5][:3], roof)
     seconds_of = {name.replace("::", "."): one.self_sec for name, one in profile.traced.operators.items()}
     for spent in profile.operators:
-        flops, moved = profile.per_step(spent.flops.total), profile.per_step(spent.bytes_read + spent.bytes_written)
+        flops, moved = profile.per_step(spent.flops.total), profile.per_step(spent.bytes)
         amounts = (seconds_of.get(spent.operator), flops, moved)
-        add("operators", spent.operator, "operator", amounts, spent.roofline)
+        add("operators", spent.operator, "operator", amounts, spent.attainable_flops_per_sec)
     return found
 
 

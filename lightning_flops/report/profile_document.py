@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any, Literal
 
+from lightning_flops.analysis.advice import ROWS_OF_RULE
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.analysis.step_rates import RATES_OF_TRAINING
 from lightning_flops.report.document import Column, Figure, Section, Table, field, quantity, share, table
@@ -26,18 +28,18 @@ _NAME_CHARS = 40
 _CLASS_CHARS = 18
 _NS = 1e-9
 
+ORIGIN_WORDS = {"vendor": "", "given": ", as given", "measured": ", measured"}
+"""Whose a figure of the device is."""
+
 RATE_WORDS = {
     "forward_flops_per_sec": "fwd FLOP/s",
     "backward_flops_per_sec": "bwd FLOP/s",
     "backward_flops_per_sec_estimated": "bwd FLOP/s",
     "forward_backward_flops_per_sec": "fwd+bwd FLOP/s",
-    "forward_backward_flops_per_sec_estimated": "fwd+bwd FLOP/s",
     "iter_flops_per_sec": "FLOP/s",
-    "iter_flops_per_sec_estimated": "FLOP/s",
     "samples_per_sec": "samples/second",
     "iter_samples_per_sec": "samples/second",
     "tokens_per_sec": "tokens/second",
-    "tokens_per_sec_per_device": "tokens/second",
     "mfu": "MFU",
     "hfu": "HFU",
     "data_wait_ratio": "data wait",
@@ -72,7 +74,7 @@ def times_section(profile: Profile, *, spread: bool = False) -> Section:
     title = f"Time of a {'' if spread else 'typical '}{profile.step_name}"
     if timing is None:
         return Section(title, "", [f"No {word} was timed."])
-    parts = [part for part in timing.parts if part.maximum_sec]
+    parts = [part for part in timing.parts if any(part.steps_sec)]
     columns = [
         Column("", lambda part: profile.step_name if part is timing.global_step else part.name, str),
         quantity("typical", lambda part: part.typical_sec, "s"),
@@ -81,12 +83,12 @@ def times_section(profile: Profile, *, spread: bool = False) -> Section:
     if spread:
         columns[2:] = [
             quantity("mean", lambda part: part.mean_sec, "s"),
-            quantity("min", lambda part: part.minimum_sec, "s"),
-            quantity("median", lambda part: part.median_sec, "s"),
-            quantity("max", lambda part: part.maximum_sec, "s"),
+            quantity("min", lambda part: min(part.steps_sec), "s"),
+            quantity("median", lambda part: median(part.steps_sec), "s"),
+            quantity("max", lambda part: max(part.steps_sec), "s"),
         ]
     words = f"Over {plain(timing.timed_steps)} timed {plural(word, timing.timed_steps)}"
-    words += "." if spread else f"; typical is the mean of the middle {plain(timing.typical_steps)} by wall time."
+    words += "." if spread else "; typical is the mean of the middle half by wall time."
     if timing.reader_sec is not None:
         words += f" The data loader ran {duration(timing.reader_sec)} per {word}, whether other work hid it or not."
     if spread and timing.cpu_process_ratio is not None:
@@ -105,6 +107,7 @@ _ROWS: Mapping[BudgetKey, str] = {
     "data": "data wait and transfer",
     "other": "other: callbacks, logging, schedulers",
 }
+_OF_TRACE: tuple[BudgetKey, ...] = ("operators", "communication", "idle")
 _UNDIVIDED = "forward, backward and optimizer beyond these"  # ``compute`` where no trace divides it
 _WITHOUT_BACKWARD = {_ROWS["other_flops"]: "less skipped FLOPs at the peak", _UNDIVIDED: "forward beyond these"}
 
@@ -114,17 +117,21 @@ def breakdown_section(profile: Profile) -> Section:
     budget = profile.budget
     if budget is None:
         return Section("Step time breakdown", "", [f"{NOT_AVAILABLE}: no step was timed."])
-    number = {one.rule: place for place, one in enumerate(profile.advice, start=1)}
-    undivided = any(row.time_ns is None for row in budget.rows if row.key == "operators")
+    undivided = budget.rows_ns["operators"] is None
     rows: list[tuple[str, int | None, str]] = []
-    for one in budget.rows:
-        links = ", ".join(str(number[rule]) for rule in one.advice if rule in number)
-        label = _UNDIVIDED if one.key == "compute" and undivided else _ROWS[one.key]
+    for key, label in _ROWS.items():
+        lowered = {key, *(_OF_TRACE if key == "compute" and undivided else ())} if budget.rows_ns[key] else set()
+        numbers = [
+            str(number)
+            for number, one in enumerate(profile.advice, start=1)
+            if lowered & ROWS_OF_RULE.get(one.rule, frozenset())
+        ]
+        label = _UNDIVIDED if key == "compute" and undivided else label
         if not profile.context.trains:
             label = _WITHOUT_BACKWARD.get(label, label)
-        rows.append((label, one.time_ns, links))
-        if one.memory_ns:
-            rows.append(("  of it moving bytes at the memory's bandwidth, at most", one.memory_ns, ""))
+        rows.append((label, budget.rows_ns[key], ", ".join(numbers)))
+        if key == "operators" and budget.memory_ns:
+            rows.append(("  of it moving bytes at the memory's bandwidth, at most", budget.memory_ns, ""))
     rows.append((profile.step_name, budget.wall_ns, ""))
     columns = [
         Column("", lambda row: row[0], str),
@@ -134,12 +141,12 @@ def breakdown_section(profile: Profile) -> Section:
     ]
     word, traced = profile.context.step_word, profile.traced
     about = []
-    if traced is not None and budget.traced_step is not None:
+    if traced is not None and traced.filling is not None:
         about.append(f"Phases are divided as in the traced {traced.named(word)}.")
-    beside = [f"{one.label} {duration(one.time_ns * _NS)}" for one in budget.run]
+    beside = [f"{label} {duration(time_ns * _NS)}" for label, time_ns in budget.run_ns.items()]
     if len(beside) > 1:
         about.append(f"Other time during profiling: {', '.join(beside[1:])}.")
-    if budget.rows[0].time_ns is None and "mfu" in profile.unavailable:
+    if budget.rows_ns["model"] is None and "mfu" in profile.unavailable:
         about.append(f"FLOPs at the peak are {NOT_AVAILABLE}: {profile.unavailable['mfu']}.")
     after = " ".join((*about, *budget.notes))
     return Section("Step time breakdown", "", [table(rows, columns, whole=True, after=[after] if after else [])])
@@ -307,7 +314,7 @@ def whose(ranks: RanksProfile) -> str:
 
 def flops_section(profile: Profile) -> Section:
     """Every bucket of FLOPs, to the last one."""
-    mean, total = profile.flops, profile.flops_total
+    mean = profile.flops
     half = profile.settings.causal_attention == "half"
     factor = f"{2 + profile.settings.recompute_fwd_factor:g}"
     rows: list[tuple[str, str]] = [
@@ -324,12 +331,11 @@ def flops_section(profile: Profile) -> Section:
     if not profile.has_backward:
         rows = [("fwd = model FLOPs", "forward"), rows[6], ("hardware FLOPs = fwd - skipped", "hardware")]
 
-    several, moved = len(profile.counted_steps) > 1, profile.bytes_total
-    steps = f"{len(profile.counted_steps)} {plural(profile.context.step_word, 2)}"
+    moved = profile.bytes_total
     columns = [
         Column("", lambda row: row[0], str),
         Column("FLOPs", lambda row: getattr(mean, row[1]), si),
-        Column(f"all {steps}" if several else "exact", lambda row: getattr(total, row[1])),
+        Column("exact", lambda row: getattr(mean, row[1])),
     ]
     if profile.ranks is not None:
         of_all, of_model = profile.ranks.flops, profile.ranks.flops_of_model
@@ -369,20 +375,21 @@ def throughput_section(profile: Profile) -> Section:
         return f"{percent(value)}{' (lower bound)' if profile.lower_bound and value is not None else ''}"
 
     whole = sum(one.model for one in profile.dtypes)
+    ranks = context.world_size if profile.ranks is None else profile.ranks.answered
     items: list[Figure | Table | str] = [
         Figure(f"MFU = model FLOPs per {device} / peak FLOP/s / {name} time", utilization(rates.mfu)),
         Figure(f"HFU = hardware FLOPs per {device} / peak FLOP/s / {name} time", utilization(rates.hfu)),
         *(
             Figure(
                 f"  peak for {one.dtype}, {percent(ratio(part=one.model, whole=whole))} of the model FLOPs",
-                si(one.peak_flops_per_sec, "FLOP/s"),
+                si(profile.peaks_flops_per_sec.get(one.dtype), "FLOP/s"),
             )
             for one in profile.dtypes
         ),
         Figure(f"samples/second over the {name}", plain(job.samples_per_sec)),
         Figure(f"samples/second over the {latency}", plain(job.iter_samples_per_sec)),
         Figure(f"tokens/second over the {name}", plain(job.tokens_per_sec)),
-        Figure(f"tokens/second per {device}", plain(job.tokens_per_sec_per_device)),
+        Figure(f"tokens/second per {device}", plain(ratio(part=job.tokens_per_sec, whole=ranks))),
         Figure(f"data wait, share of the {name}", percent(rates.data_wait_ratio)),
     ]
     if context.world_size > 1 and profile.ranks is not None:
@@ -409,10 +416,9 @@ def operators_section(profile: Profile) -> Section | None:
         profile.per_step,
         profile.context.step_word,
     )
-    total = profile.flops_total
     phases = {"fwd": "forward"} | ({"bwd": "backward"} if profile.has_backward else {})
     rarer = {"recomputed": "recompute", "optimizer": "optimizer"}
-    phases |= {label: phase for label, phase in rarer.items() if getattr(total, phase)}
+    phases |= {label: phase for label, phase in rarer.items() if getattr(profile.flops, phase)}
 
     def of(phase: str) -> Any:
         return lambda one: per_step(getattr(one.flops, phase))
@@ -426,7 +432,7 @@ def operators_section(profile: Profile) -> Section | None:
         *_roofline_columns(spending),
     ]
     note = ""
-    if any(one.roofline is not None and one.roofline.flops_per_byte is not None for one in spending):
+    if any(one.bytes for one in spending):
         note = f"Achieved: FLOPs of the counted {word} over the time of the traced one. {_attainable(profile)}"
     after = ["Shares are of what was counted, a lower bound."] if profile.lower_bound else []
     title = f"Operators with most FLOPs in a {profile.step_name}"
@@ -435,14 +441,10 @@ def operators_section(profile: Profile) -> Section | None:
 
 def _roofline_columns(rows: Sequence[OperatorProfile]) -> Iterator[Column]:
     """The columns of their rooflines that some of *rows* have a figure for."""
-
-    def of(name: str) -> Any:
-        return lambda one: None if one.roofline is None else getattr(one.roofline, name)
-
     for column in (
-        Column("FLOP/byte", of("flops_per_byte")),
-        quantity("achieved", of("achieved_flops_per_sec"), "FLOP/s"),
-        quantity("attainable", of("attainable_flops_per_sec"), "FLOP/s"),
+        Column("FLOP/byte", lambda one: ratio(part=one.flops.total, whole=one.bytes)),
+        quantity("achieved", lambda one: one.achieved_flops_per_sec, "FLOP/s"),
+        quantity("attainable", lambda one: one.attainable_flops_per_sec, "FLOP/s"),
     ):
         if any(column.of(row) is not None for row in rows):
             yield column
@@ -455,8 +457,7 @@ def _attainable(profile: Profile) -> str:
             "What is attainable is n/a: the memory's bandwidth is not known for this device; run "
             "`lightning-flops peak`, or set memory_bytes_per_sec."
         )
-    given = profile.settings
-    origin = ", as given" if given.memory_given else ", measured" if given.measured else ""
+    origin = ORIGIN_WORDS[profile.settings.memory_from]
     return (
         f"Attainable: the least of the peak and FLOP/byte x {si(bandwidth, 'B/s')}, the memory's bandwidth"
         f"{origin}; what stays in a cache or is fused can be faster."

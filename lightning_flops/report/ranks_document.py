@@ -9,15 +9,14 @@ from typing import Any
 
 from lightning_flops.analysis.rank_names import name_ranks
 from lightning_flops.analysis.rates import sum_if_all_known
-from lightning_flops.analysis.spreads import spread_over
-from lightning_flops.analysis.straggler_words import straggler_evidence
-from lightning_flops.analysis.stragglers import are_compared, longest_own_time
+from lightning_flops.analysis.spreads import RankSpread, part_names, spread_over
+from lightning_flops.analysis.stragglers import are_compared, longest_own_time, straggler_evidence
 from lightning_flops.report.document import Column, Figure, Section, Table, quantity, short, table, us
 from lightning_flops.report.profile_document import missing_rates, whose
 from lightning_flops.schema.communication import RankCollectiveRow, RankComparison, RankRow
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.ranks import RankFigures, RankSpread, RanksProfile, StageProfile
-from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, si
+from lightning_flops.schema.ranks import RankFigures, RanksProfile, StageProfile
+from lightning_flops.units import NOT_AVAILABLE, percent, plain, si
 
 _REASONS_SHOWN = 3
 _DEVICES_SHOWN = 4
@@ -33,25 +32,22 @@ def ranks_section(profile: Profile) -> Section | None:
     if ranks is None:
         return None
     items: list[Figure | Table | str] = [
-        *_who(profile, ranks),
+        *_who(ranks),
         *_stragglers(ranks),
         *_rates(profile, ranks),
         *_spreads(profile, ranks),
         *_stages(ranks),
         *([] if ranks.communication is None else _communication(ranks.communication)),
-        *_left_out(profile, ranks),
+        *_first([f"Left out of the record of {sentence}." for sentence in ranks.left_out]),
     ]
     return Section("All ranks", "", items)
 
 
-def _who(profile: Profile, ranks: RanksProfile) -> Items:
-    waited = (
-        f"Rank {profile.context.rank} waited {duration(ranks.waited_sec)} for the others' records after its own window."
-    )
+def _who(ranks: RanksProfile) -> Items:
     if not ranks.absences:
-        yield f"All {plain(ranks.world_size)} ranks answered. {waited}"
+        yield f"All {plain(ranks.world_size)} ranks answered."
         return
-    yield f"{whose(ranks).upper()} ANSWERED, and every figure here is of those. {waited}"
+    yield f"{whose(ranks).upper()} ANSWERED, and every figure here is of those."
     by_reason: defaultdict[str, list[int]] = defaultdict(list)
     for absence in ranks.absences:
         by_reason[absence.reason].append(absence.rank)
@@ -65,7 +61,7 @@ def _who(profile: Profile, ranks: RanksProfile) -> Items:
 
 def _stragglers(ranks: RanksProfile) -> Items:
     """Whom the others wait for."""
-    if ranks.answered < 2 or ranks.global_step is None:
+    if ranks.answered < 2 or not any(one.parts_sec for one in ranks.ranks):
         return
     if not ranks.stragglers:
         yield f"Straggler: {_no_straggler(ranks)}."
@@ -81,7 +77,7 @@ def _no_straggler(ranks: RanksProfile) -> str:
     """In which parts of the step it is known that there is none."""
     stages: defaultdict[int, list[RankFigures]] = defaultdict(list)
     for one in ranks.ranks:
-        if one.global_step_sec is not None:
+        if one.parts_sec:
             stages[one.stage].append(one)
     alike = [one for peers in stages.values() if len(peers) > 1 for one in peers]
     if not alike:
@@ -115,18 +111,32 @@ def _rates(profile: Profile, ranks: RanksProfile) -> Items:
 
 def _spreads(profile: Profile, ranks: RanksProfile) -> Items:
     """Each figure of a rank over the ranks."""
-    parts = [(part.name, part.seconds) for part in ranks.parts]
-    if ranks.global_step is not None:
-        parts.append((profile.step_name, ranks.global_step.seconds))
+    timed = [one for one in ranks.ranks if one.parts_sec]
+    parts: list[tuple[str, RankSpread | None]] = [
+        (
+            name,
+            spread_over(
+                {one.rank: one.parts_sec.get(name, 0.0) for one in timed if name in (*one.parts_sec, "bubble")}
+            ),
+        )
+        for name in part_names(timed)
+    ]
+    if timed:
+        parts.append((profile.step_name, spread_over({one.rank: sum(one.parts_sec.values()) for one in timed})))
         yield _spread_table(f"of each rank, a {profile.step_name}", parts, of=ranks.answered, unit="s")
+
+    def over_ranks(name: str) -> RankSpread | None:
+        known = {one.rank: getattr(one, name) for one in ranks.ranks}
+        return spread_over({rank: value for rank, value in known.items() if value is not None})
+
     kind = "" if profile.memory is None else f" ({profile.memory.kind})"
     others = {
-        "model FLOPs": ranks.model_flops,
-        "params on the rank": ranks.local_params,
-        f"peak memory{kind}, B": ranks.peak_memory_bytes,
+        "model FLOPs": over_ranks("model_flops"),
+        "params on the rank": over_ranks("local_params"),
+        f"peak memory{kind}, B": over_ranks("peak_memory_bytes"),
     }
     yield _spread_table("of each rank", list(others.items()), of=ranks.answered)
-    if ranks.global_step is None:
+    if not timed:
         yield "No rank timed a step."
 
 
@@ -159,11 +169,12 @@ def _stages(ranks: RanksProfile) -> Items:
         return
 
     def median_sec(stage: StageProfile, name: str) -> float | None:
-        return next((part.seconds.median for part in stage.parts if part.name == name), None)
+        known = [one.parts_sec[name] for one in ranks.ranks if one.stage == stage.stage and name in one.parts_sec]
+        return median(known) if known else None
 
     columns = [
         Column("stage", lambda stage: plain(stage.stage), str),
-        Column("ranks", lambda stage: stage.answered),
+        Column("ranks", lambda stage: sum(one.stage == stage.stage for one in ranks.ranks)),
         Column("params", lambda stage: stage.params, si),
         quantity("fwd", lambda stage: stage.flops.forward, "FLOPs"),
         quantity("bwd", lambda stage: stage.flops.backward, "FLOPs"),
@@ -245,18 +256,6 @@ def _first(notes: Sequence[str]) -> Items:
     yield from (f"- {note}" for note in notes[:_NOTES_SHOWN])
     if len(notes) > _NOTES_SHOWN:
         yield f"- And {len(notes) - _NOTES_SHOWN} more such notes, in profile.json."
-
-
-def _left_out(profile: Profile, ranks: RanksProfile) -> Items:
-    """What is missing here: what did not fit into the ranks' records, and notes of their own reports."""
-    yield from _first([f"Left out of the record of {sentence}." for sentence in ranks.left_out])
-    noting = [one.rank for one in ranks.ranks if one.notes > len(profile.notes)]
-    if noting:
-        have = "has" if len(noting) == 1 else "have"
-        yield (
-            f"- {name_ranks(noting).capitalize()} {have} more notes than this report; with all_ranks=True every rank "
-            "writes its own."
-        )
 
 
 def rank_section(comparison: RankComparison, files: Sequence[str], *, straggles: bool) -> Section:

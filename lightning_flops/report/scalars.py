@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from lightning_flops.analysis.rates import mean
+from lightning_flops.analysis.rates import ratio
 from lightning_flops.schema.profile import Profile
 
 PROFILE_PREFIX = "flops_profiler"
@@ -31,20 +31,18 @@ def profile_scalars(profile: Profile, *, prefix: str = PROFILE_PREFIX) -> dict[s
     Units: FLOPs, FLOP/s, seconds, samples or tokens per second, fractions of one (mfu, hfu, …_ratio), parameters; where
     a GPU's counters were read, watts, joules, FLOPs per joule, MHz.
     """
-    flops, rates, timing, job = profile.flops_total, profile.rates, profile.timing, profile.job_rates
+    flops, rates, timing, job = profile.flops, profile.rates, profile.timing, profile.job_rates
     energy = profile.energy
-
-    def per_step(total: int) -> float | None:
-        return mean(total=total, steps=max(1, len(profile.counted_steps)))
+    joules = energy.joules_per_step if energy else None
 
     values = _known(
         prefix,
         {
-            "fwd_flops": per_step(flops.forward),
-            "bwd_flops": per_step(flops.backward),
-            "bwd_flops_estimated": per_step(flops.backward_estimated),
-            "recompute_flops": per_step(flops.recompute),
-            "iter_flops": per_step(flops.hardware),
+            "fwd_flops": flops.forward,
+            "bwd_flops": flops.backward,
+            "bwd_flops_estimated": flops.backward_estimated,
+            "recompute_flops": flops.recompute,
+            "iter_flops": flops.hardware,
             "fwd_flops_per_sec": rates.forward_flops_per_sec,
             "bwd_flops_per_sec": rates.backward_flops_per_sec,
             "bwd_flops_per_sec_estimated": rates.backward_flops_per_sec_estimated,
@@ -62,9 +60,9 @@ def profile_scalars(profile: Profile, *, prefix: str = PROFILE_PREFIX) -> dict[s
             "mfu": job.mfu,
             "hfu": job.hfu,
             "power_watts": energy.watts if energy else None,
-            "joules_per_step": energy.joules_per_step if energy else None,
-            "joules_per_sample": energy.joules_per_sample if energy else None,
-            "flops_per_joule": energy.flops_per_joule if energy else None,
+            "joules_per_step": joules,
+            "joules_per_sample": ratio(part=joules, whole=profile.samples),
+            "flops_per_joule": ratio(part=flops.hardware, whole=joules),
             "clock_mhz": energy.clock_mhz if energy else None,
             "power_limited_ratio": energy.power_limited_share if energy else None,
             "heat_limited_ratio": energy.heat_limited_share if energy else None,
@@ -131,4 +129,4 @@ def monitor_scalars(
 
 
 def _known(prefix: str, values: dict[str, float | None]) -> dict[str, float]:
-    return {f"{prefix}/{tag}": float(value) for tag, value in values.items() if value is not None}
+    return {f"{prefix}/{tag}": float(value) for tag, value in values.items() if value is not None and value < _MOST}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from lightning_flops.analysis.rates import ratio
 from lightning_flops.report.layout import TITLE_WIDTH, line, marked_before, title, wrapped
 from lightning_flops.report.profile_document import whose
 from lightning_flops.schema.profile import Profile
@@ -44,6 +45,9 @@ def summary_lines(profile: Profile, *, of_run: bool = True) -> list[str]:
 
     def rate(value: float | None, *words: str) -> str:
         return marked_before(si(value, "FLOPS"), *words, *_bound(profile)) if value is not None else si(None)
+
+    def estimated(seconds: float | None) -> float | None:
+        return ratio(part=flops.forward + flops.backward_estimated, whole=seconds)
 
     def count(text: str) -> str:
         return marked_before(text, *_bound(profile))
@@ -84,7 +88,7 @@ def summary_lines(profile: Profile, *, of_run: bool = True) -> list[str]:
         ),
         line(
             f"fwd+bwd FLOPS per GPU = {fwd_bwd_flops} / (fwd+bwd latency)",
-            rate(rates.forward_backward_flops_per_sec_estimated, "estimated"),
+            rate(estimated(timing.forward_backward_sec if timing else None), "estimated"),
         ),
         line(
             "fwd+bwd FLOPS per GPU = "
@@ -96,7 +100,7 @@ def summary_lines(profile: Profile, *, of_run: bool = True) -> list[str]:
         line("iter latency", duration(timing.iter_sec if timing else None)),
         line(
             f"FLOPS per GPU = {fwd_bwd_flops} / iter latency",
-            rate(rates.iter_flops_per_sec_estimated, "estimated"),
+            rate(estimated(timing.iter_sec if timing else None), "estimated"),
         ),
         line("FLOPS per GPU = hardware flops per GPU / iter latency", rate(rates.iter_flops_per_sec, "measured")),
         line("samples/second", _samples_per_sec(profile)),
@@ -152,7 +156,7 @@ def _when_lines(profile: Profile) -> list[str]:
     many = plural(word, 2)
     timing = f"no {word}"
     if profile.timed_steps:
-        timing = f"{len(profile.timed_steps)} of {profile.settings.timing_steps} {many}, {_ranges(profile.timed_steps)}"
+        timing = f"{len(profile.timed_steps)} {many}, {_ranges(profile.timed_steps)}"
     counted = f"no whole {word}"
     if profile.counted_steps:
         counted = f"{plural(word, len(profile.counted_steps))} {_ranges(profile.counted_steps)}"

@@ -288,8 +288,8 @@ def test_a_byte_weighs_what_the_devices_say() -> None:
     # 700 GFLOP/s by 70 GB/s are ten FLOPs a byte, 2.8 TFLOP/s forty; the geometric mean of both is twenty.
     def with_bandwidth(peak: float, bandwidth: float | None) -> Profile:
         profile = run()
-        dtypes = tuple(replace(one, peak_flops_per_sec=peak) for one in profile.dtypes)
-        return replace(profile, dtypes=dtypes, memory_bytes_per_sec=bandwidth)
+        peaks = {one.dtype: peak for one in profile.dtypes}
+        return replace(profile, peaks_flops_per_sec=peaks, memory_bytes_per_sec=bandwidth)
 
     slow, quick = with_bandwidth(700e9, 70e9), with_bandwidth(2800e9, 70e9)
     assert compare_profiles(slow, slow).flops_per_byte == 10
@@ -305,7 +305,7 @@ def test_the_weight_of_a_byte_decides_how_much_is_work() -> None:
     a, b = (
         replace(
             one,
-            dtypes=tuple(replace(dtype, peak_flops_per_sec=2800e9) for dtype in one.dtypes),
+            peaks_flops_per_sec={dtype.dtype: 2800e9 for dtype in one.dtypes},
             memory_bytes_per_sec=70e9,
         )
         for one in (run(), run(cells=[*CELLS, *moved], mean_ms={"forward": 7}, forward_ms={"fc1": 4}))
@@ -586,7 +586,7 @@ def many_modules(profile: Profile, count: int, *, prefix: str) -> Profile:
     like = next(one for one in profile.modules if one.name == "act")
 
     def one(name: str) -> ModuleProfile:
-        return replace(like, name=name, depth=name.count(".") + 1)
+        return replace(like, name=name)
 
     names = [name for i in range(count // 4) for name in (f"{prefix}.{i}", *(f"{prefix}.{i}.{j}" for j in "abc"))]
     return replace(profile, modules=(*profile.modules, one(prefix), *map(one, names)))
