@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -26,5 +25,3 @@ class Energy:
     """Share of measured_sec in which power held the clock below what was asked for."""
     heat_limited_share: float | None
     """Share of measured_sec in which heat did."""
-    reasons: Mapping[str, float]
-    """Why the clock was not higher, in words, and the share of the readings at which this held."""

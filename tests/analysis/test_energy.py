@@ -29,7 +29,6 @@ def test_a_steps_energy_is_the_mean_power_times_its_time_and_clocks_are_means_ov
     assert energy.no_joules_because == ""
     assert (energy.clock_mhz, energy.highest_clock_mhz) == (1500.0, 1980)
     assert (energy.power_limited_share, energy.heat_limited_share) == (0.4, 0.0)
-    assert list(energy.reasons.items()) == [("the power limit", 0.75), ("heat", 0.25)]
     assert built(replace(RECORD, power_limited_sec=2.6)).power_limited_share == 1.0
 
 
