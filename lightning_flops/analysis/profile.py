@@ -87,7 +87,6 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
         times=times,
         traced=traced,
         energy=energy,
-        thresholds=config.thresholds,
     )
     advice = () if timing is None or timing.few_steps else advise(evidence, config.thresholds)
     bandwidth = config.memory_bytes_per_sec

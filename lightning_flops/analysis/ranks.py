@@ -81,14 +81,12 @@ def _evidence(ranks: RanksProfile) -> Evidence:
     wall_us = median(row.overlap.wall_us / row.steps for row in rows)
     exposed_us = median(row.overlap.exposed_us / row.steps for row in rows)
     waits_us = [row.wait_us / row.steps for row in rows if row.wait_us is not None]
-    hidden = [row.overlap.overlap_ratio for row in rows if row.overlap.overlap_ratio is not None]
     if not waits_us:
         return evidence
     return replace(
         evidence,
         exposed_communication_share=ratio(part=exposed_us, whole=wall_us),
         waiting_share=ratio(part=min(exposed_us, median(waits_us)), whole=wall_us),
-        overlap_ratio=median(hidden) if hidden else None,
     )
 
 

@@ -54,7 +54,7 @@ class Budget:
     """One account of a typical step of this rank: its rows add up to ``wall_ns`` exactly."""
 
     wall_ns: int
-    """Wall time of a typical step: ``timing.global_step.typical_sec``, to the nearest nanosecond."""
+    """Wall time of a typical step: that of its parts, each to the nearest nanosecond."""
     rows: tuple[BudgetRow, ...]
     """One of each key, in their order."""
     traced_step: int | None
