@@ -64,24 +64,6 @@ def test_a_folder_stands_for_the_traces_in_it(tmp_path: Path, capsys: pytest.Cap
     assert "no trace (.json, .json.gz) is in this folder" in capsys.readouterr().err
 
 
-def test_thresholds_of_advice_can_be_chosen(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["trace", "--threshold", "straggler=1.04", "--threshold", "straggler_sec=0.0002", *RANKS]) == 0
-    out = capsys.readouterr().out
-    assert re.findall(r"^straggler: +(.*)$", out, re.MULTILINE) == ["rank 1"]
-    # All but communication that nothing hides: 8,490 us of a step of 9,990 against the other's 7,990.
-    assert "The other ranks wait 500 us a step (5.01% of it) for rank 1. In the traced step its" in out
-
-
-@pytest.mark.parametrize(
-    "wrong", ["straggler", "straggler=much", "stragler=1.2", "straggler=-1", "=1", "straggler=nan"]
-)
-def test_a_threshold_that_is_none_is_refused(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["trace", "--threshold", wrong, RANKS[0]])
-    assert caught.value.code == 2
-    assert "argument --threshold: " in capsys.readouterr().err
-
-
 def test_json_holds_every_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", "--json", *RANKS]) == 0
     found = json.loads(capsys.readouterr().out)

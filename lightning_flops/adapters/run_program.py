@@ -22,8 +22,7 @@ from lightning_flops.adapters.loop_context import frame_of, loop_output
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.instrument.module_hooks import module_hooks
 from lightning_flops.run.reports import OUTCOMES
-from lightning_flops.run.run import Run
-from lightning_flops.run.safety import close_quietly, safe
+from lightning_flops.run.run import Run, close_quietly, safe
 from lightning_flops.schema.profile import Profile
 
 

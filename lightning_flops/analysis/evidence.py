@@ -80,7 +80,7 @@ class Evidence:
     pageable_copy_share: float | None = None
     """Copies from pageable host memory to the device."""
     processor_lost_share: float | None = None
-    """Processor time that was asked for while steps were timed, and not given: the thread's, or the machine's."""
+    """Time that a thread of this process was ready to run while steps were timed, and had no processor."""
     idle_cores: float | None = None
     """Cores of the machine that had nothing to do while steps were timed."""
     processor_share: float | None = None
@@ -150,11 +150,11 @@ def gather_evidence(
         if on_gpu
         else None,
         misaligned=_misaligned(window.flops.cells, window.modules, dtypes=device.tensor_core_dtypes),
-        processor_lost_share=None if processor is None or processor.seconds < _LEAST_SEC else processor.lost_share,
+        processor_lost_share=None if processor is None or processor.seconds < _LEAST_SEC else processor.waited_share,
         idle_cores=None if processor is None else processor.idle_cores,
         processor_share=None
-        if processor is None or processor.lost_share is None or not processor.seconds
-        else math.fsum(processor.batches_sec) / processor.seconds + processor.lost_share,
+        if processor is None or processor.waited_share is None or not processor.seconds
+        else math.fsum(processor.batches_sec) / processor.seconds + processor.waited_share,
         heat_limited_share=None if energy is None else energy.heat_limited_share,
     )
     if traced is None or traced.is_apart or step_sec is None:

@@ -51,7 +51,7 @@ def build_traced_step(window: WindowRecord) -> TracedStep | None:
         window: what was measured.
 
     Returns:
-        None if no step was traced, and none was timed in its place.
+        None if no step was traced.
 
     Raises:
         LightningFlopsError: the trace cannot be read.
@@ -60,22 +60,10 @@ def build_traced_step(window: WindowRecord) -> TracedStep | None:
     def is_like_counted(signature: StepSignature) -> bool:
         return not window.variable and signature == window.counted_steps[0].signature
 
-    clocked = window.module_seconds
-    own_forward_sec = None if clocked is None else clocked.own_forward_sec
     if not window.traces:
-        if clocked is None:
-            return None
-        return TracedStep(
-            index=clocked.index,
-            like_counted=is_like_counted(clocked.signature),
-            files=(),
-            tables=None,
-            own_forward_sec=own_forward_sec,
-        )
+        return None
     best = next((one for one in reversed(window.traces) if is_like_counted(one.signature)), window.traces[-1])
     like_counted = is_like_counted(best.signature)
-    if clocked is not None:
-        like_counted &= is_like_counted(clocked.signature)
     counted = frozenset(cell.operator for cell in window.flops.cells if cell.flops)
     read = _read(best, window.context, counted=counted)
     forward_scale, backward_scale, is_apart = _scales(read.tables.modules, window)
@@ -84,7 +72,7 @@ def build_traced_step(window: WindowRecord) -> TracedStep | None:
         like_counted=like_counted,
         files=(),
         tables=read.tables,
-        own_forward_sec=own_forward_sec,
+        own_forward_sec=None,
         parts=read.parts,
         filling=read.filling,
         steps=len(read.tables.step_times.steps),

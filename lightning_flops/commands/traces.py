@@ -14,7 +14,7 @@ from lightning_flops.errors import ConfigError
 if TYPE_CHECKING:
     from lightning_flops.schema.profile import Profile
     from lightning_flops.trace import Peaks
-    from lightning_flops.trace.recorded import RecordedCall, RecordedWork
+    from lightning_flops.trace.recorded import RecordedInputs, RecordedWork
 
 T = TypeVar("T")
 
@@ -33,11 +33,11 @@ def analyzed(analyze: Callable[..., T], files: Sequence[str], options: argparse.
         progress.end()
 
 
-def recorded_work(call: RecordedCall) -> RecordedWork:
+def recorded_work(operator: str, inputs: RecordedInputs) -> RecordedWork:
     """FLOPs of a call in a trace, by the counter's formulas: the first call imports torch."""
     from lightning_flops.instrument.counting.recorded_calls import recorded_work
 
-    return recorded_work(call)
+    return recorded_work(operator, inputs)
 
 
 def add_peaks(command: argparse.ArgumentParser) -> None:

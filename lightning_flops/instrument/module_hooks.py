@@ -11,11 +11,13 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from lightning_flops.instrument.error_boundary import Failed
 from lightning_flops.instrument.torch_private.compiler import compiler_callbacks, hide
 from lightning_flops.text.printable import package_logger
 
 logger = package_logger(__name__)
+
+Failed = Callable[[str, Exception], None]
+"""Gets the place where something of ours failed, and the error; it never raises."""
 
 EnterHook = Callable[[nn.Module, Any], None]
 LeaveHook = Callable[[nn.Module, Any, Any], None]
@@ -41,7 +43,7 @@ def module_hooks(on_enter: EnterHook, on_leave: LeaveHook) -> Iterator[None]:
 
 def put_up_hooks(
     undo: ExitStack, on_enter: EnterHook, on_leave: LeaveHook, on_compiled: Callable[[], None], *, failed: Failed
-) -> Callable[[], bool]:
+) -> None:
     """Calls *on_enter* before every module's forward and *on_leave* after it, also after one that raised.
 
     They run in the user's step: what one of them raises goes to *failed*, with the place.
@@ -49,8 +51,7 @@ def put_up_hooks(
     While torch compiles something the hooks are down: compiled code that had seen them would break its graph at them,
     and would be compiled again as soon as they are gone.
 
-    *undo* takes them down again. *on_compiled* is called when torch has compiled something. What is returned says
-    whether *on_leave* is the last of torch's hooks: only then may it be removed from inside of itself.
+    *undo* takes them down again. *on_compiled* is called when torch has compiled something.
     """
 
     def enters(module: nn.Module, args: Any) -> None:
@@ -99,7 +100,6 @@ def put_up_hooks(
         hide(callback)
     around_compilations(undo, compiles, compiled)
     put_up()
-    return lambda: bool(handles) and next(reversed(handles[-1].hooks_dict_ref())) == handles[-1].id
 
 
 def around_compilations(undo: ExitStack, begins: Callable[[Any], None], ends: Callable[[Any], None]) -> None:

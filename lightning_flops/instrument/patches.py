@@ -71,3 +71,45 @@ class Patches:
     def undo(self) -> None:
         """Undo every replacement, the last one first. If one raises, the others are still undone."""
         self._undo.close()
+
+
+def listening(
+    original: Callable[..., Any],
+    *,
+    before: Callable[..., Callable[[], None] | None] | None = None,
+    after: Callable[..., None] | None = None,
+    failed: Callable[[Exception], None],
+) -> Callable[..., Any]:
+    """A function that runs *original*, and calls us before and after it.
+
+    Args:
+        original: gets the function's arguments; the function returns or raises what *original* does.
+        before: is called first, with the same arguments. It may return a function, which is called when *original* has
+            ended, also if it raised.
+        after: is called with the same arguments when *original* has returned.
+        failed: gets what *before* or *after* raised; it never raises.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        ends = None if before is None else _answer(failed, before, *args, **kwargs)
+        try:
+            result = original(*args, **kwargs)
+        finally:
+            if ends is not None:
+                _answer(failed, ends)
+        if after is not None:
+            _answer(failed, after, *args, **kwargs)
+        return result
+
+    return call
+
+
+def _answer(failed: Callable[[Exception], None], ask: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    try:
+        return ask(*args, **kwargs)
+    except Exception as error:
+        failed(error)
+        return None
+
+
+hide(_answer)

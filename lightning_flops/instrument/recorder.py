@@ -193,7 +193,7 @@ class Recorder:
         self._root, self._whole, self._new_counter = root, whole, new_counter
         self._timing_steps, self._clock, self._now = timing_steps, clock, now
         self._notes, self._tell_counted = notes, counted
-        self._traces = TraceCycles((), TraceSchedule()) if tracing is None else tracing
+        self._traces = TraceCycles(None, TraceSchedule()) if tracing is None else tracing
         self._settle_steps = min(settle_steps, timing_steps)
         self.state = Phase.WAITING
         self._step = _RunningStep()
@@ -476,8 +476,7 @@ class Recorder:
             timing_steps=self._timing_steps,
             settle_steps=self._settle_steps,
             variable=measured.variable,
-            traces=traces.traces,
-            module_seconds=traces.module_seconds,
+            traces=tuple(traces.traces),
             mixed_phases=_in_order(mixed | self._unseen),
             slowed_batches=self._slowed_batches,
             slowed_sec=self._slowed_sec,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from lightning_flops.analysis.rank_names import name_files
 from lightning_flops.report.compare_words import Scale, difference_sentence, figures_section, settings_table
@@ -24,25 +24,14 @@ _NAMED = 3
 _NAME_CHARS = 56
 _FILES_NAMED = 4
 
-_TITLES: dict[tuple[TableName, str], str] = {
-    ("phases", "host"): "By phase, on the host",
-    ("phases", "device"): "By phase, work launched on the device",
-    ("modules", "device"): "By module, on the device, without the modules inside",
-    ("modules", "host"): "By module, on the host, without the modules inside",
-    ("kernels", "device"): "By kernel, copy and memset",
-    ("operators", "device"): "By operator, what it launched itself",
-    ("operators", "host"): "By operator, on the host, without those it called",
-    ("collectives", "device"): "By collective",
-    ("collectives", "host"): "By collective, on the host",
+_TITLES: dict[TableName, str] = {
+    "kernels": "By kernel, copy and memset",
+    "operators": "By operator, on the host, without those it called",
+    "collectives": "By collective",
 }
-
 _CAUSES_IN = {
-    "kernel": ("kernels", "device"),
-    "memcpy": ("kernels", "device"),
-    "memset": ("kernels", "device"),
-    "communication": ("collectives", ""),
-    "cpu": ("operators", "host"),
-}
+    "kernel": "kernels", "memcpy": "kernels", "memset": "kernels", "communication": "collectives", "cpu": "operators"
+}  # fmt: skip
 
 
 def render_trace_comparison(comparison: TraceComparison, *, width: int | None = None) -> str:
@@ -72,10 +61,7 @@ def trace_comparison_sections(comparison: TraceComparison) -> list[Section]:
     rows = [[row.name, *_times(row, scale), _interval(row, scale)] for row in (*comparison.parts, comparison.step)]
     parts = cells([mean, "A", "B", "B - A", "by noise"], rows, left=(0, 4))
     found.append(Section("By part of the step", "", [parts]))
-    if comparison.ranks:
-        found.append(Section("By rank", "", [_table("step of", comparison.ranks, scale)]))
-    for one in comparison.tables:
-        found.append(Section(_TITLES[one.of, one.clock], "", [_table(mean, one.rows, scale)]))
+    found += [Section(_TITLES[one.of], "", [_table(mean, one.rows, scale)]) for one in comparison.tables]
     found.append(figures_section(comparison.figures))
     return [*found, Section("How to read it", "", [f"- {note}" for note in _notes(comparison)])]
 
@@ -109,13 +95,14 @@ def _is_beyond(row: TimeDifference) -> bool:
 
 def _most_of(part: TimeDifference, comparison: TraceComparison, scale: Scale) -> str:
     """What changed most among that which fills a part, if it changed as the part did and is no noise."""
-    of, clock = _CAUSES_IN.get(part.name, (None, ""))
+    of = _CAUSES_IN.get(part.name)
     rows = [
         row
         for table in comparison.tables
-        if table.of == of and clock in ("", table.clock)
+        if table.of == of
         for row in table.rows
-        if _is_beyond(row) and row.difference_ns * part.difference_ns > 0 and _is_in(row.name, part.name)
+        if _is_beyond(row) and row.difference_ns * part.difference_ns > 0
+        if of != "kernels" or part.name == (row.name[:6].lower() if row.name.startswith("Mem") else "kernel")
     ]
     if not rows:
         return ""
@@ -128,14 +115,11 @@ def _table(first: str, found: Sequence[TimeDifference], scale: Scale) -> Table |
     if not shown:
         return f"No difference in any of {plain(len(found))}."
 
-    def number(label: str, of: Callable[[TimeDifference], int], *, signed: bool = False) -> Column:
-        return Column(label, of, lambda ns: scale.number(ns, signed=signed))
-
     columns = [
-        Column(first, lambda row: row.name or "(root)", str, chars=_NAME_CHARS),
-        number("A", lambda row: row.a_ns),
-        number("B", lambda row: row.b_ns),
-        number("B - A", lambda row: row.difference_ns, signed=True),
+        Column(first, lambda row: row.name, str, chars=_NAME_CHARS),
+        Column("A", lambda row: row.a_ns, scale.number),
+        Column("B", lambda row: row.b_ns, scale.number),
+        Column("B - A", lambda row: row.difference_ns, lambda ns: scale.number(ns, signed=True)),
         *([Column("calls", _calls, str)] if any(row.calls_a is not None for row in shown) else []),
         Column("", lambda row: _verdict(row, scale), str, left=True),
     ]
@@ -174,7 +158,8 @@ def _notes(comparison: TraceComparison) -> tuple[str, ...]:
         f"Noise is the spread of the traced steps ({plain(100 * comparison.confidence)}% by Welch's t). Of a "
         "hundred rows that do not differ, one seems to. What changes from one start of a program to the next is "
         "not in it: compare two traces of A to see that.",
-        "Steps under torch.profiler are slower than others, above all on the host.",
+        "Steps under torch.profiler are slower than others, above all on the host, where shapes, memory and Python's "
+        "calls are recorded: record the same in both. Peaks of memory on the host are changes since the trace began.",
         *comparison.notes,
     )
 
@@ -187,12 +172,6 @@ def _where(run: ComparedTraces) -> str:
     steps = f"{plain(run.steps)} {plural('step', run.steps)}" if run.marked else "no marks of steps"
     ranks = f"{plain(run.ranks)} ranks, " if run.ranks > 1 else ""
     return f"{files} ({run.device or 'no device'}, {ranks}{steps})"
-
-
-def _is_in(name: str, part: str) -> bool:
-    """Whether a device event of this name fills the part of the step: kernels, copies and memsets share a table."""
-    is_copy, is_memset = name.startswith("Memcpy"), name.startswith("Memset")
-    return {"memcpy": is_copy, "memset": is_memset, "kernel": not is_copy and not is_memset}.get(part, True)
 
 
 def _calls(row: TimeDifference) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from lightning_flops.analysis.rates import ratio
-from lightning_flops.records import MemoryRecord, PhaseMemory
 from lightning_flops.report.document import Column, Figure, Section, Table, table
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.trace import TracedStep
@@ -34,9 +33,6 @@ def energy_section(profile: Profile) -> Section | None:
         Figure("clock held down by power, share of the time", percent(energy.power_limited_share)),
         Figure("clock held down by heat, share of the time", percent(energy.heat_limited_share)),
     ]
-    if energy.reasons:
-        shares = ", ".join(f"{words} at {percent(share)} of the readings" for words, share in energy.reasons.items())
-        items.append(f"Why the clock was not higher: {shares}.")
     items += [f"{NOT_AVAILABLE}: {reason}." for reason in dict.fromkeys(energy.unavailable.values())]
     note = (
         "By the counters of the whole GPU, whoever used it, read where the timed steps began and ended: "
@@ -58,8 +54,6 @@ def memory_section(profile: Profile) -> Section | None:
     if on_device:
         columns += [
             Column("peak in it", lambda phase: _peak(phase.peak_bytes, before=memory.run_peak_bytes), str),
-            Column("reserved at its end", lambda phase: si(phase.reserved_bytes, "B"), str),
-            Column("peak in it", lambda phase: _reserved_peak(phase, memory), str),
         ]
     items: list[Figure | Table | str] = [
         table(memory.phases, columns, whole=True),
@@ -101,10 +95,6 @@ def _kept_on_host(traced: TracedStep | None) -> str:
     return f"{NOT_AVAILABLE} (set profile_memory to know it)"
 
 
-def _reserved_peak(phase: PhaseMemory, memory: MemoryRecord) -> str:
-    return _peak(phase.reserved_peak_bytes, before=memory.run_reserved_peak_bytes)
-
-
 def _peak(value: int | None, *, before: int | None) -> str:
     """The peak that a phase reached, or the earlier peak that it did not exceed."""
     if value is not None:
@@ -115,20 +105,14 @@ def _peak(value: int | None, *, before: int | None) -> str:
 def traced_section(profile: Profile) -> Section | None:
     """What was traced, and where all of its tables are; None if no step was traced."""
     traced, timing, word = profile.traced, profile.timing, profile.context.step_word
-    if traced is None:
+    if traced is None or traced.tables is None:
         return None
-    if traced.tables is None:
-        about = (
-            f"No profiler could run. In {traced.named(word)}, a clock was read at each module's hooks, so latencies "
-            "are of the fwd alone."
-        )
-    else:
-        wall_sec = traced.tables.step_times.mean.wall_us * _US
-        times = None if timing is None else ratio(part=wall_sec, whole=timing.global_step_sec)
-        about = (
-            f"{traced.named(word).capitalize()} ran under torch.profiler, apart from the counted and the timed "
-            f"{plural(word, 2)}, in {duration(wall_sec)} each" + (f": {times:.2f} x their mean." if times else ".")
-        )
+    wall_sec = traced.tables.step_times.mean.wall_us * _US
+    times = None if timing is None else ratio(part=wall_sec, whole=timing.global_step_sec)
+    about = (
+        f"{traced.named(word).capitalize()} ran under torch.profiler, apart from the counted and the timed "
+        f"{plural(word, 2)}, in {duration(wall_sec)} each" + (f": {times:.2f} x their mean." if times else ".")
+    )
     if traced.steps > 1:
         about += f" Times of modules and operators are medians over these {plain(traced.steps)}."
     if not traced.like_counted:

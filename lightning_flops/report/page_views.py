@@ -331,7 +331,7 @@ def _trace_modules(trace: TraceReport) -> list[list[Any]]:
         place[name] = len(made)
         made.append(
             [
-                *_module(name, "", row.source or "", parent),
+                *_module(name, "", "", parent),
                 [(row.own_forward_us + row.own_backward_us) * _US / steps, own_flops, None, None, memory[1]],
                 [(row.forward_us + row.backward_us) * _US / steps, total_flops, None, None, memory[0]],
                 None if counted is None else counted.flops_per_sec,

@@ -94,8 +94,6 @@ def _token_lines(summary: ThroughputSummary) -> list[str]:
         per_sec = summary.tokens_per_sec
         return [] if per_sec is None else [f"tokens/s, by tokens_per_sample: {plain(per_sec)}"]
     words = f"Tokens: {plain(summary.tokens)} processed, {plain(summary.real_tokens)} without padding"
-    if summary.trained_tokens is not None:
-        words += f", {plain(summary.trained_tokens)} trained on"
     reason = summary.unavailable.get("useful_mfu") if summary.useful_mfu is None else None
     because = f" ({reason})" if reason else ""
     return [

@@ -14,7 +14,6 @@ from lightning_flops.report.document import (
     Table,
     field,
     named,
-    place,
     short,
     statistics,
     table,
@@ -73,18 +72,6 @@ def trace_sections(report: TraceReport) -> Iterator[Section]:
         yield Section("User-defined scopes", note, [table(report.user_scopes, columns, least_width=6)])
     if report.idle is not None:
         yield _idle(report)
-    if report.launches:
-        columns = [
-            Column("", lambda row: row.name, str, "name"),
-            CALLS,
-            field("launched", "events"),
-            *statistics(lambda row: row.host, sorts=False, labels="mean max", prefix="call "),
-            *statistics(lambda row: row.device, labels="mean max", prefix="device "),
-            *statistics(lambda row: row.delay, sorts=False, labels="mean max", prefix="delay "),
-            field("shorter than the call", "shorter_than_launch"),
-        ]
-        note = "Delay: from the end of the call to the start on the device."
-        yield Section("Launches", note, [table(report.launches, columns, whole=True, least_width=6)])
 
 
 def _steps(report: TraceReport) -> Section:
@@ -174,8 +161,6 @@ def _modules(report: TraceReport) -> Section:
             joined("FLOP/s", flops, lambda one: one.flops_per_sec, si, "rate"),
             joined("of peak", flops, lambda one: one.peak_share, percent),
         ]
-    if any(row.source is not None for row in modules.rows):
-        columns.append(field("forward is in", "source", place))
     sorts: dict[str, Any] = {
         "name": lambda row: row.name,
         "total": lambda row: row.forward_us + row.backward_us,
@@ -286,11 +271,8 @@ def _peak_of(curve: MemoryCurve) -> Iterator[Figure | Table]:
 
 
 def _idle(report: TraceReport) -> Section:
-    def name(row: Any) -> str:
-        return f"device {row.device}" if row.stream is None else f"device {row.device} stream {row.stream}"
-
     columns = [
-        Column("", name, str),
+        Column("", lambda row: f"device {row.device}", str),
         field("busy", "busy_us", us, "total"),
         field("host", "host_wait_us", us),
         field("kernel gap", "kernel_gap_us", us),

@@ -212,10 +212,7 @@ def operator_section(report: TraceReport) -> Section:
     if with_device:
         columns += [*times("device_self", "total ratio", "device self "), *times("device", "total mean max", "device ")]
     if any(row.called_from for row in rows):
-        columns += [
-            Column("called from", lambda row: row.called_from, lambda lines: place(lines[0]) if lines else ""),
-            Column("other lines", lambda row: row.called_from, lambda lines: plain(len(lines) - 1) if lines else ""),
-        ]
+        columns.append(Column("called from", lambda row: row.called_from, place))
     items = [table(rows, columns, least_width=6, **sorts)]
     if report.operators_by_shape:
         flops = by_key(report.flops.shapes if report.flops else None)

@@ -13,7 +13,6 @@ from lightning_flops.schema.trace_events import (
     IdleTime,
     KernelRow,
     KernelSummary,
-    LaunchRow,
     MemoryCurve,
     MemoryRow,
     OperatorRow,
@@ -22,7 +21,7 @@ from lightning_flops.schema.trace_flops import TracedStepFlops, TraceFlops
 from lightning_flops.schema.trace_steps import DeviceMetrics, ModuleTable, PhaseRow, Row, StepTimes
 from lightning_flops.units import plural, run_text
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 """Version of the JSON that ``TracesReport.to_json`` writes; it goes up whenever a field changes."""
 
 
@@ -66,9 +65,7 @@ class TraceReport:
     """Each ``record_function`` scope, and what was launched in it by its thread, or by autograd's while it was open;
     None when there is none. Ratios as of *transfers*."""
     idle: tuple[IdleTime, ...] | None
-    """Pauses of each device and stream, by cause; None without a device."""
-    launches: tuple[LaunchRow, ...] | None
-    """Launches by kind; None when none is known."""
+    """Pauses of each device, by cause; None without a device."""
     notes: tuple[str, ...]
     """What is missing or degraded, in sentences."""
     memory_curves: tuple[MemoryCurve, ...] | None = None
@@ -172,7 +169,7 @@ class TracedStep:
     tables: TraceReport | None
     """None if there is no trace."""
     own_forward_sec: Mapping[str, float] | None
-    """Own seconds of each module's forward by a clock at module hooks; None unless that stands in for a trace."""
+    """Own seconds of each module's forward by a clock at module hooks, of ``get_model_profile`` alone."""
     parts: tuple[TracedPart, ...] = ()
     """Where the time went, and what of it was communication; empty if there is no trace."""
     filling: StepFilling | None = None

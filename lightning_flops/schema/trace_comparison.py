@@ -8,11 +8,11 @@ from typing import Literal
 from lightning_flops.schema import codec
 from lightning_flops.schema.comparison import FigureDifference, NoiseInterval, SettingDifference
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Version of the JSON that ``TraceComparison.to_json`` writes; it goes up whenever a field changes."""
 
-TableName = Literal["phases", "modules", "kernels", "operators", "collectives"]
-"""What the rows of a table are; ``kernels`` has copies and memsets as well."""
+TableName = Literal["kernels", "operators", "collectives"]
+"""What the rows of a table are. ``kernels`` has copies and memsets too; ``operators``: on the host, without callees."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +48,6 @@ class TimeTable:
 
     of: TableName
     """Which kind."""
-    clock: Literal["host", "device"]
-    """Where their time passes. Operators have a table of each clock."""
     rows: tuple[TimeDifference, ...]
     """The largest difference first."""
 
@@ -88,10 +86,8 @@ class TraceComparison:
     """The whole step: the sum of its parts."""
     parts: tuple[TimeDifference, ...]
     """What filled the step, each moment under the first of these that ran then, as in ``StepTime``."""
-    ranks: tuple[TimeDifference, ...]
-    """The step of each rank that both runs have; empty if that is one alone."""
     tables: tuple[TimeTable, ...]
-    """By phase, module, kernel, operator and collective, as far as both runs show them."""
+    """By kernel, operator and collective, as far as one of the runs shows them."""
     figures: tuple[FigureDifference, ...]
     """Step time, MFU, FLOPs, waiting and memory."""
     confidence: float

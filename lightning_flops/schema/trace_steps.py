@@ -154,8 +154,6 @@ class ModuleRow:
     own_error_us: float | None = None
     """Standard error of ``own_forward_us`` and ``own_backward_us`` together over the steps of a run's own trace; None
     for fewer than four."""
-    source: str | None = None
-    """File and line of its class's ``forward``, ``net.py:7``; None where Python's calls were not recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

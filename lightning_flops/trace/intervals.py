@@ -157,9 +157,9 @@ def sums_between(moments: Ints, values: Ints, starts: Ints, ends: Ints) -> Ints:
     return before[np.searchsorted(moments, ends, side="left")] - before[np.searchsorted(moments, starts, side="left")]
 
 
-def sums_by(owner: Ints, values: Ints, count: int) -> Ints:
-    """For each of *count* owners the sum of its *values*, exact."""
-    sums = np.zeros(count, dtype=np.int64)
+def sums_by(owner: Ints, values: npt.NDArray[Any], count: int) -> npt.NDArray[Any]:
+    """For each of *count* owners the sum of its *values*, exact of integers."""
+    sums = np.zeros(count, dtype=values.dtype)
     np.add.at(sums, owner, values)
     return sums
 

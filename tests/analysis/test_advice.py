@@ -243,9 +243,7 @@ TRACED = TracedStep(index=9, like_counted=True, files=(), tables=None, own_forwa
 
 
 def test_times_are_those_of_a_typical_step() -> None:
-    evidence = gathered(
-        processor=ProcessorLoss(seconds=2.0, batches_sec=(), waited_share=0.1, stolen_share=0.2, idle_cores=1.5)
-    )
+    evidence = gathered(processor=ProcessorLoss(seconds=2.0, batches_sec=(), waited_share=0.2, idle_cores=1.5))
     assert evidence.step_sec == pytest.approx(0.020)
     assert evidence.data_wait_share == pytest.approx(0.2)
     assert evidence.compute_share == pytest.approx(0.7)

@@ -21,7 +21,6 @@ from lightning_flops.schema.comparison import Causes, FigureDifference, ModuleDi
 from lightning_flops.schema.profile import Profile
 from tests.report import compared, windows
 from tests.report.compared import BACKWARD_MS, CELLS, FORWARD_MS, MS, STEP_MS, on_device, run, traced_step
-from tests.report.traced_windows import clocked
 from tests.report.windows import cell
 
 
@@ -261,21 +260,6 @@ def test_parts_that_one_run_cannot_tell_apart_stand_together() -> None:
     both = compare_profiles(run(mixed_phases=("forward", "backward")), run(mixed_phases=("backward", "optimizer")))
     assert [one.name for one in both.parts] == ["data wait", "transfer", "forward + backward + optimizer", "other"]
     assert_adds_up(both)
-
-
-def test_a_clock_at_module_borders_tells_the_forward_by_module_and_the_backward_as_a_whole() -> None:
-    _, traced = clocked()
-    a, b = (
-        run(
-            mean_ms={"forward": 4.5 + act_ms, "backward": 11},
-            traced=replace(traced, own_forward_sec={"": 0.0015, "fc1": 0.002, "act": act_ms / 1e3, "fc2": 0.001}),
-        )
-        for act_ms in (0.5, 3.5)
-    )
-    comparison = compare_profiles(a, b)
-    assert_adds_up(comparison)
-    assert three(module(comparison, "act").own) == (0, 3, 0) and module(comparison, "act").noise_ns is None
-    assert module(comparison, OUTSIDE).own.a_ns == (2 + 11 + 3 + 2) * MS
 
 
 def test_what_is_set_up_differently_is_listed() -> None:

@@ -19,7 +19,7 @@ from tests.analysis.trace_events import Event, kernel, launch, operator, product
 MM = '{"ph":"X","cat":"cpu_op","name":"aten::mm","pid":1,"tid":1,"ts":12,"dur":20,"args":ARGS}'
 A100: dict[str, Any] = {
     "id": 0, "name": "NVIDIA A100-SXM4-80GB", "computeMajor": 8, "computeMinor": 0, "numSms": 108,
-    "maxThreadsPerMultiprocessor": 2048,
+    "maxThreadsPerMultiprocessor": 2048, "sharedMemPerMultiprocessor": 164 << 10,
 }  # fmt: skip
 
 

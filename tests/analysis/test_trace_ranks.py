@@ -12,7 +12,7 @@ from lightning_flops.schema.communication import RankComparison
 from lightning_flops.trace import collective_calls, many
 from lightning_flops.trace.columns import Trace
 from lightning_flops.trace.communication import collective_table, overlap
-from lightning_flops.trace.report import traced_rank
+from lightning_flops.trace.report import analyze_one
 from tests.analysis.in_memory import analyze_traces
 from tests.analysis.trace_events import Event, kernel, launch, operator, scope, span, step, trace, trace_from_events
 
@@ -35,7 +35,8 @@ def collective(number: int, start: float, length: float, *, name: str = "allredu
 
 def compare_ranks(traces: Sequence[Trace]) -> RankComparison:
     marked = all(trace.steps.marked for trace in traces)
-    return many.compare_ranks([traced_rank(trace) for trace in traces], marked=marked)
+    analyzed = [analyze_one(trace, compared=True).traced for trace in traces]
+    return many.compare_ranks([one for one in analyzed if one is not None], marked=marked)
 
 
 def of_rank(rank: int, *events: Event) -> Trace:

@@ -10,7 +10,7 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from lightning_flops.instrument.patches import Patches
+from lightning_flops.instrument.patches import Patches, listening
 
 
 class Base:
@@ -113,3 +113,48 @@ def test_a_replaced_function_is_pickled_by_its_name_and_one_that_was_taken_befor
     finally:
         patches.undo()
     assert spying is taken and pickle.dumps(taken) == plain and pickle.loads(plain) is taken
+
+
+@pytest.mark.parametrize("broken", ["before", "ends", "after"])
+def test_a_function_that_is_listened_to_does_what_it_does_whatever_fails_in_us(broken: str) -> None:
+    heard: list[str] = []
+
+    def hear(what: str) -> None:
+        heard.append(what)
+        if what == broken:
+            raise LookupError(what)
+
+    def before(value: int) -> Any:
+        hear("before")
+        return lambda: hear("ends")
+
+    def after(value: int) -> None:
+        hear("after")
+
+    double = listening(lambda value: 2 * value, before=before, after=after, failed=lambda error: heard.append("told"))
+    assert double(4) == 8
+    assert (
+        heard
+        == {
+            "before": ["before", "told", "after"],
+            "ends": ["before", "ends", "told", "after"],
+            "after": ["before", "ends", "after", "told"],
+        }[broken]
+    )
+
+
+def test_an_error_of_the_function_that_is_listened_to_is_its_callers() -> None:
+    heard: list[str] = []
+
+    def fails() -> None:
+        raise ValueError("the user's")
+
+    call = listening(
+        fails,
+        before=lambda: lambda: heard.append("ends"),
+        after=lambda: heard.append("after"),
+        failed=lambda error: heard.append("told"),
+    )
+    with pytest.raises(ValueError, match="the user's"):
+        call()
+    assert heard == ["ends"]

@@ -208,7 +208,7 @@ def test_a_run_that_ends_before_or_in_the_traced_step_reports_what_there_is(
     assert not torch._C._autograd._profiler_enabled()
 
 
-def test_beside_the_users_profiler_modules_are_timed_by_a_clock(
+def test_beside_the_users_profiler_no_step_is_traced_and_the_report_says_so(
     root: str, trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
 ) -> None:
     callback = FlopsProfilerCallback(trace_schedule=ONE_STEP, timing_steps=2)
@@ -216,18 +216,12 @@ def test_beside_the_users_profiler_modules_are_timed_by_a_clock(
         trainer(callback).fit(new_net(root), loader(10))
     assert own.key_averages()
     report = callback.profile
-    assert report is not None and report.traced is not None
-    assert report.traced.tables is None
+    assert report is not None and report.traced is None
     assert report.notes == (
         "Another profiler recorded the counted step: its trace has the counter's own work in that step, which takes "
         "longer there than the others.",
         "No step was traced: another profiler is running, and torch runs one profiler at a time.",
     )
-    times = {module.name: module.times for module in report.modules}["net.0.linear"]
-    assert times is not None
-    assert times.forward_sec > 0
-    assert times.backward_sec is None
-    assert "No profiler could run." in render_text(report, detailed=True)
 
 
 def test_lightnings_own_profiler_goes_before_ours(root: str, trainer: MakeTrainer, tmp_path: Path) -> None:
@@ -235,8 +229,7 @@ def test_lightnings_own_profiler_goes_before_ours(root: str, trainer: MakeTraine
     own = profilers.PyTorchProfiler(dirpath=tmp_path, filename="own", export_to_chrome=False)
     callback = FlopsProfilerCallback(trace_schedule=ONE_STEP, timing_steps=2)
     trainer(callback, profiler=own).fit(new_net(root), loader(14))
-    assert callback.profile is not None and callback.profile.traced is not None
-    assert callback.profile.traced.tables is None
+    assert callback.profile is not None and callback.profile.traced is None
     assert [note for note in callback.profile.notes if "torch runs one profiler at a time" in note]
 
 

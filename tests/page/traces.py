@@ -102,10 +102,9 @@ def hostile() -> TracesReport:
     made: list[Event] = [step(0, 0, 1000)]
     for place, name in enumerate(HOSTILE):
         begin = 10 + 20 * place
-        called_from: dict[str, Any] = {"Call stack": f"{name}.py(7): forward"}
         made += [
             module(f"net.{name}", begin, 15),
-            operator(name, begin + 1, 10, **_of_shape([1]), **called_from),
+            operator(name, begin + 1, 10, **_of_shape([1])),
             launch(place, begin + 2, 1),
             kernel(place, begin + 4, 5, name=name),
             memory(begin + 5, 100),

@@ -130,7 +130,7 @@ def on_device(
 
 def processor(steps: int, *, lost: float = 0.0) -> ProcessorLoss:
     """So many steps of 20 ms of processor time each, which had to wait for a processor for this share of the time."""
-    return ProcessorLoss(seconds=0.022 * steps, batches_sec=(0.02,) * steps, waited_share=lost, stolen_share=None)
+    return ProcessorLoss(seconds=0.022 * steps, batches_sec=(0.02,) * steps, waited_share=lost)
 
 
 def run(

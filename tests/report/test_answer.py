@@ -20,7 +20,7 @@ from tests.golden_files import golden
 from tests.report import windows
 from tests.report.test_ranks_text import CASES as JOBS
 from tests.report.test_text import CASES
-from tests.report.traced_windows import clocked, mlp_traced, transformer_traced
+from tests.report.traced_windows import mlp_traced, transformer_traced
 from tests.report.windows import build_profile
 
 
@@ -37,7 +37,7 @@ PROFILES = {
     "mixed_devices": JOBS["mixed_devices"],
     "variable_shapes": build_profile(*CASES["variable"][:1], config=CASES["variable"][1]),
     "no_trace": build_profile(CASES["mlp"][0], config=CASES["mlp"][1]),
-    "no_peak": build_profile(clocked()[0], config=ProfilerConfig(), traced=clocked()[1]),
+    "no_peak": build_profile(windows.mlp_window(), config=ProfilerConfig()),
     "deepspeed": _deepspeed(),
     "lower_bound": build_profile(CASES["lower_bound"][0], config=CASES["lower_bound"][1]),
     "untimed": build_profile(CASES["untimed"][0], config=CASES["untimed"][1]),

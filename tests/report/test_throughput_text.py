@@ -60,7 +60,6 @@ def test_a_run_of_many_lengths_shows_its_error_and_its_padding() -> None:
         checks=12,
         tokens=2_000_000,
         real_tokens=1_300_000,
-        trained_tokens=900_000,
         padding_ratio=0.35,
         tokens_per_sec=12_345.0,
         useful_mfu=0.2,

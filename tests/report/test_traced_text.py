@@ -10,13 +10,12 @@ from lightning_flops.report.text import render_text
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.trace import TracedStep
 from tests.golden_files import golden
-from tests.report.traced_windows import clocked, mlp_traced, transformer_traced
+from tests.report.traced_windows import mlp_traced, transformer_traced
 from tests.report.windows import build_profile
 
 CASES: dict[str, Callable[[], tuple[WindowRecord, TracedStep]]] = {
     "traced": mlp_traced,
     "traced_on_device": transformer_traced,
-    "clocked_modules": clocked,
 }
 CONFIG = {"traced": ProfilerConfig(peak_flops_per_sec=700e9), "traced_on_device": ProfilerConfig(top_modules=2)}
 

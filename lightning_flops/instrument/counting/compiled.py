@@ -22,9 +22,8 @@ from lightning_flops.instrument.counting.attribution import Threads, ThreadState
 from lightning_flops.instrument.counting.compiled_flex import flex_calls
 from lightning_flops.instrument.counting.formulas import Unreadable, lookup
 from lightning_flops.instrument.counting.totals import Totals
-from lightning_flops.instrument.error_boundary import listening
 from lightning_flops.instrument.module_scope import ModuleNames
-from lightning_flops.instrument.patches import Patches
+from lightning_flops.instrument.patches import Patches, listening
 from lightning_flops.instrument.torch_private import compiler
 from lightning_flops.instrument.torch_private.autograd import calling_modules, sequence_number
 from lightning_flops.instrument.torch_private.dispatch import modes_off

@@ -16,7 +16,6 @@ from lightning_flops.instrument.counting.formulas.contract import tensors_in, wh
 from lightning_flops.instrument.counting.higher_order import runs_only_functions, with_seen_functions
 from lightning_flops.instrument.counting.totals import Cell, Totals
 from lightning_flops.instrument.counting.traffic import Operator, bytes_of, dtype_name, elements_of, needs_gradient
-from lightning_flops.instrument.error_boundary import error_boundary
 from lightning_flops.instrument.torch_private.autograd import NO_GRAPH_TASK, function_in_forward
 from lightning_flops.instrument.torch_private.compiler import hide
 from lightning_flops.instrument.torch_private.dispatch import (
@@ -235,17 +234,21 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
             kind = type(error).__name__
             logger.warning("the FLOP formula of %s failed (%s: %s): it is listed as uncounted", name, kind, error)
 
-    # ---- autograd functions and kernels with a formula of their own (FunctionListener)
+    # ---- autograd functions and kernels with a formula of their own (``watch_functions``)
 
-    @error_boundary("an autograd function")
     def enter_function(self, entry: Entry) -> None:
         """A registered autograd function or kernel starts: its formula stands for all that runs inside."""
         state = self._threads.here()
         state.functions.append((entry, state.place(True)[1]))
 
-    @error_boundary("an autograd function")
     def leave_function(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, ok: bool) -> None:
         """A registered autograd function or kernel is done."""
+        try:
+            self._leave_function(entry, args, kwargs, out, ok)
+        except Exception as error:
+            self._failed("an autograd function", error)
+
+    def _leave_function(self, entry: Entry, args: Any, kwargs: Any, out: Any, ok: bool) -> None:
         state = self._threads.here()
         if all(running is not entry for running, _ in state.functions):
             return

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
@@ -14,7 +13,6 @@ from lightning_flops.instrument.module_hooks import put_up_hooks
 from lightning_flops.instrument.module_scope import ModuleNames
 from lightning_flops.instrument.timing.clocks import Clock, WallClock
 from lightning_flops.instrument.torch_private.autograd import NO_GRAPH_TASK, graph_task_id
-from lightning_flops.records import ModuleSecondsRecord, StepSignature
 from lightning_flops.signals import words_of
 from lightning_flops.text.printable import package_logger
 
@@ -29,8 +27,6 @@ class _Call(NamedTuple):
 
     module: nn.Module | None
     name: str
-    error: BaseException | None = None
-    """The error that was being handled when the call began."""
 
 
 class ModuleTimer:
@@ -44,30 +40,26 @@ class ModuleTimer:
     Args:
         root: the model; calls of other modules belong to their caller.
         clock: stamps the hooks; None: nothing can be timed on this device, and we only count calls.
-        abandon: called when an outermost call ended by an exception: at once if torch's hooks can be removed there,
-            otherwise when the next module is called.
     """
 
-    def __init__(self, root: nn.Module, clock: Clock[Any] | None, *, abandon: Callable[[], None]) -> None:
+    def __init__(self, root: nn.Module, clock: Clock[Any] | None) -> None:
         self._clock = clock
         # On a device an event takes the host's time and not the device's, so one between two modules is enough.
         self._hides_hooks = isinstance(clock, WallClock)
         self._names = ModuleNames(root)
-        self._abandon = abandon
-        self._abandoned = self._failed = False
+        self._failed = False
         self._thread = threading.get_ident()
         self._running: list[_Call] = []
         self._stamps: list[tuple[Any, str | None]] = []
         """Stamps, each with the name of the module that runs from there."""
         self._own_sec: dict[str, float] = {}
         self._undo = ExitStack()
-        self._is_last: Callable[[], bool] = lambda: False
         self.outermost_calls = 0
         """Calls of the root, or of a module below it that was called from outside."""
 
     def __enter__(self) -> ModuleTimer:
         """Puts up the hooks."""
-        self._is_last = put_up_hooks(self._undo, self._on_enter, self._on_leave, lambda: None, failed=self._fail)
+        put_up_hooks(self._undo, self._on_enter, self._on_leave, lambda: None, failed=self._fail)
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -116,9 +108,6 @@ class ModuleTimer:
 
     def _on_enter(self, module: nn.Module, args: Any) -> None:
         begun = self._begun()
-        if self._abandoned:  # here, where torch goes through a copy of its hooks
-            self._abandon()
-            return
         if threading.get_ident() != self._thread or graph_task_id() != NO_GRAPH_TASK:
             return
         running = self._running
@@ -129,7 +118,7 @@ class ModuleTimer:
             self.outermost_calls += 1
         elif begun is not None:
             self._border(None, begun)
-        running.append(_Call(module, name, sys.exc_info()[1]))
+        running.append(_Call(module, name))
         self._border(name)
 
     def _on_leave(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -142,7 +131,6 @@ class ModuleTimer:
             depth -= 1  # the calls above it ended by an error that skips hooks
         if depth < 0:
             return
-        call = running[depth]
         del running[depth:]
         if begun is not None:
             self._border(None, begun)
@@ -153,68 +141,8 @@ class ModuleTimer:
             self._border(None)
         if len(self._stamps) > _MOST_STAMPS and self._clock is not None:
             self._add_up(self._clock)
-        error = sys.exc_info()[1]
-        self._abandoned = error is not None and error is not call.error
-        if self._abandoned and self._is_last():
-            self._abandon()
 
     def _fail(self, where: str, error: Exception) -> None:
         if not self._failed:
             self._failed = True
             logger.warning("modules could not be timed; their latency is n/a: %s", words_of(error), exc_info=error)
-
-
-class ForwardTimer:
-    """A ``Tracer`` without torch's profiler: own seconds of every module's forward, and nothing else.
-
-    *clock* stamps the hooks; None if the device cannot be timed.
-    """
-
-    def __init__(self, root: nn.Module, clock: Clock[Any] | None) -> None:
-        self._root = root
-        self._clock = clock
-        self._timer: ModuleTimer | None = None
-        self._undo = ExitStack()
-        self._parts: list[ExitStack] = []
-        self._index = 0
-        self.record: ModuleSecondsRecord | None = None
-        self.lost = "Module latencies are n/a: no clock of ours reads this device." if clock is None else None
-
-    def warm_up(self) -> None:
-        """Nothing to do."""
-
-    def start(self, index: int) -> None:
-        """The step begins, or the next one of its batches."""
-        if self._timer is None and self.lost is None:
-            self._index = index
-            self._timer = self._undo.enter_context(ModuleTimer(self._root, self._clock, abandon=self.give_up))
-
-    def enter(self, part: str) -> None:
-        """*part* begins; in a forward, time outside of module calls is the root's own."""
-        self._parts.append(scope := ExitStack())
-        if part == "forward" and self._timer is not None:
-            scope.enter_context(self._timer.in_root())
-
-    def leave(self) -> None:
-        """The part entered last ends."""
-        if self._parts:
-            self._parts.pop().close()
-
-    def stop(self, signature: StepSignature) -> None:
-        """The step is over: read the clock."""
-        timer = self._timer
-        self.give_up()
-        if timer is None:
-            return
-        own_sec = timer.seconds()
-        if own_sec is None:
-            self.lost = "Module latencies are n/a: the modules could not be timed."
-        else:
-            self.record = ModuleSecondsRecord(index=self._index, signature=signature, own_forward_sec=own_sec)
-
-    def give_up(self) -> None:
-        """Remove the hooks."""
-        while self._parts:
-            self.leave()
-        self._timer = None
-        self._undo.close()

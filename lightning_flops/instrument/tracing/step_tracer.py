@@ -61,8 +61,6 @@ class StepTracer:
         self._step_mark: Any = None
         self._phases: list[Any] = []
         self._index = self._first_index = -1
-        self.record: TracedStepRecord | None = None
-        """The latest steps that were traced to their end."""
         self.lost: str | None = None
         """Why something cannot be traced, in a sentence; None if everything can."""
 
@@ -107,10 +105,11 @@ class StepTracer:
         if self._phases:
             self._phases.pop().__exit__(None, None, None)
 
-    def stop(self, signature: StepSignature) -> None:
-        """The last step, of this *signature*, is over: keep what was recorded, and remove everything from torch."""
+    def stop(self, signature: StepSignature) -> TracedStepRecord | None:
+        """The last step, of this *signature*, is over: what was recorded; everything is removed from torch."""
+        record = None
         if not self._recording:
-            return
+            return None
         with self._safely():
             self._close_marks()
             rank = distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
@@ -118,7 +117,7 @@ class StepTracer:
             with self._by_us():
                 self._profiler.stop_trace()
             profiler, self._profiler, self._recording = self._profiler, None, False
-            self.record = TracedStepRecord(
+            record = TracedStepRecord(
                 index=self._first_index, signature=signature, process=os.getpid(), path=self._export(profiler)
             )
             events = profiler.profiler.kineto_results.events()
@@ -128,6 +127,7 @@ class StepTracer:
                     "and device times of modules are n/a."
                 )
             self.give_up()
+        return record
 
     def give_up(self) -> None:
         """Stop tracing, and remove everything of ours from torch. What was traced before stays."""

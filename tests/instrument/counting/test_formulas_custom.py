@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any, cast
 
 import pytest
@@ -141,6 +142,9 @@ class Listener:
     def leave_function(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, ok: bool) -> None:
         self.heard.append(("leave", entry.compute(args, kwargs, out) if ok else None))
 
+    def on(self) -> AbstractContextManager[None]:
+        return watch_functions(self.enter_function, self.leave_function)
+
 
 class Square(torch.autograd.Function):
     @staticmethod
@@ -182,7 +186,7 @@ register_flop_formula(Cube, lambda args, kwargs, out: len(args))
 
 def test_a_functions_formula_sees_the_arguments_of_apply_forward_and_gradients_backward() -> None:
     listener = Listener()
-    with watch_functions(listener):
+    with listener.on():
         apply_square(leaf(3, 3), 5).sum().backward()
     backward = [("enter", "backward"), ("leave", 100 * 9 + 2)]
     assert listener.heard == [("enter", "Square"), ("leave", 5 * 9), *backward]
@@ -190,14 +194,14 @@ def test_a_functions_formula_sees_the_arguments_of_apply_forward_and_gradients_b
 
 def test_a_function_that_sets_its_context_apart_shows_all_its_arguments() -> None:
     listener = Listener()
-    with watch_functions(listener):
+    with listener.on():
         apply_cube(leaf(3, 3)).sum().backward()
     assert listener.heard == [("enter", "Cube"), ("leave", 1)]
 
 
 def test_nothing_is_heard_outside_the_watch() -> None:
     listener = Listener()
-    with watch_functions(listener):
+    with listener.on():
         pass
     apply_square(leaf(3, 3), 5).sum().backward()
     assert listener.heard == []
@@ -205,7 +209,7 @@ def test_nothing_is_heard_outside_the_watch() -> None:
 
 def test_two_watches_hear_the_same_and_leave_in_any_order() -> None:
     first, second = Listener(), Listener()
-    one, two = watch_functions(first), watch_functions(second)
+    one, two = first.on(), second.on()
     one.__enter__()
     two.__enter__()
     apply_square(torch.ones(2, 2), 3)
@@ -218,7 +222,7 @@ def test_two_watches_hear_the_same_and_leave_in_any_order() -> None:
 
 def test_a_function_that_raises_is_left() -> None:
     listener = Listener()
-    with watch_functions(listener), pytest.raises(ValueError, match="negative"):
+    with listener.on(), pytest.raises(ValueError, match="negative"):
         apply_square(torch.ones(2, 2), -1)
     assert listener.heard == [("enter", "Square"), ("leave", None)]
 
@@ -234,7 +238,7 @@ def test_registering_again_replaces_the_formula_and_wraps_once() -> None:
     register_flop_formula(Twice, lambda args, kwargs, out: 2)
     assert Twice.forward is wrapped
     listener = Listener()
-    with watch_functions(listener):
+    with listener.on():
         Twice.apply(torch.ones(2))  # type: ignore[no-untyped-call]
     assert listener.heard == [("enter", "Twice"), ("leave", 2)]
 
@@ -253,7 +257,7 @@ def test_watching_recompiles_nothing_and_breaks_no_graph() -> None:
     run = torch.compile(squared_sine, backend=backend, fullgraph=True)
     x = leaf(3, 3)
     run(x).sum().backward()
-    with watch_functions(Listener()):
+    with Listener().on():
         run(x).sum().backward()
     run(x).sum().backward()
     assert len(compiled) == 1
@@ -273,7 +277,7 @@ def test_a_triton_kernel_is_heard_of_without_its_launchs_own_arguments() -> None
     kernel = JITFunction()
     register_flop_formula(kernel, lambda args, kwargs, out: args[0].numel() * kwargs["BLOCK"] * len(kwargs))
     listener = Listener()
-    with watch_functions(listener):
+    with listener.on():
         kernel[(1,)](torch.ones(6), BLOCK=16)
     assert listener.heard == [("enter", "JITFunction"), ("leave", 6 * 16)]
 

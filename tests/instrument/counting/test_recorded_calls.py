@@ -20,7 +20,7 @@ from lightning_flops.instrument.counting.recorded_calls import recorded_work
 from lightning_flops.schema.trace_flops import TraceFlops
 from lightning_flops.trace import analyze_trace, load_trace
 from lightning_flops.trace.flops import trace_flops
-from lightning_flops.trace.recorded import RecordedCall, RecordedInputs, RecordedWork
+from lightning_flops.trace.recorded import RecordedInputs, RecordedWork
 
 Step = Callable[[], None]
 Spent = dict[tuple[str, str, str], int]
@@ -378,19 +378,13 @@ def test_inference_has_the_same_flops_by_the_operators_inside(tmp_path: Path) ->
     assert {row.name: row.forward for row in flops.operators} == {"aten.convolution": 3888, "aten.addmm": 720}
 
 
-def ask(
-    operator: str, dims: list[Any], types: list[Any], *, result: list[int] | None = None, **more: Any
-) -> RecordedWork:
-    return recorded_work(
-        RecordedCall(operator=operator, inputs=RecordedInputs(dims=dims, types=types, **more), result=result)
-    )
+def ask(operator: str, dims: list[Any], types: list[Any], **more: Any) -> RecordedWork:
+    return recorded_work(operator, RecordedInputs(dims=dims, types=types, **more))
 
 
 def test_file_without_strides_of_a_convolution_needs_the_size_of_its_result() -> None:
     dims: list[Any] = [[32, 3, 224, 224], [64, 3, 7, 7], [], [], [], [], [], []]
     types = ["float", "float", "GenericList", "GenericList", "GenericList", "Int", "Bool", "Bool", "Bool"]
-    work = ask("aten::cudnn_convolution", dims, types, result=[32, 64, 112, 112])
-    assert (work.role, work.dtype, work.flops) == ("counts", "float32", 2 * 32 * 64 * 112 * 112 * 3 * 7 * 7)
     work = ask("aten::cudnn_convolution", dims, types)
     assert (work.role, work.heavy, work.reason) == ("unread", True, "the shape of its result is not in the file")
     # It does not say whether it is transposed: what it called does.
@@ -468,7 +462,7 @@ def test_large_products_are_summed_exactly(tmp_path: Path) -> None:
     assert not flops.lower_bound
 
 
-@pytest.mark.parametrize("sizes", [(2**20, 2**20, 4), (2**31, 4), (2**31, 2**31, 2**31, 4)], ids=str)
+@pytest.mark.parametrize("sizes", [(2**20, 2**20, 4), (2**31, 4)], ids=str)
 def test_products_that_no_trace_can_have_are_listed(sizes: tuple[int, ...], tmp_path: Path) -> None:
     flops = analyze_trace(load_trace(trace_of_products(tmp_path / "huge.json", *sizes)), formulas=recorded_work).flops
     assert flops is not None

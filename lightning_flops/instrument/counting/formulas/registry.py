@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from lightning_flops.instrument.counting.formulas.attention import ATTENTION_RULES, HIGHER_ORDER_RULES
+from lightning_flops.instrument.counting.formulas.attention import ATTENTION_RULES, HIGHER_ORDER_FORMULAS
 from lightning_flops.instrument.counting.formulas.contract import (
     Arguments,
     Entry,
@@ -65,15 +65,12 @@ def forget_entries() -> None:
     _entries.clear()
 
 
-def formulas_without_operator() -> list[str]:
+def formulas_without_operator() -> Iterator[str]:
     """Names for which users registered a formula and under which torch knows no operator: misspelled, or not loaded."""
-    return [name for name in sorted(user_formulas) if not _exists(name)]
-
-
-def _exists(name: str) -> bool:
-    operator, _, overload = name.partition(".")
-    found = overloads_named(operator)
-    return any(overload in ("", schema_of(one).overload_name) for one in found)
+    for name in sorted(user_formulas):
+        operator, _, overload = name.partition(".")
+        if all(overload not in ("", schema_of(one).overload_name) for one in overloads_named(operator)):
+            yield name
 
 
 def lookup(operator: Any) -> Entry:
@@ -121,9 +118,7 @@ def _formula(name: str, formula: Formula) -> Entry:
 
 def _find_higher_order(operator: Any) -> Entry:
     short = higher_order_name(operator)
-    formula = user_formulas.get(f"higher_order::{short}")
-    if formula is None and short in HIGHER_ORDER_RULES:
-        formula = HIGHER_ORDER_RULES[short].flops
+    formula = user_formulas.get(f"higher_order::{short}") or HIGHER_ORDER_FORMULAS.get(short)
     if formula is None and short in _CALLS_ANOTHER:
         formula = _flops_of_called(*_CALLS_ANOTHER[short])
     if formula is None and short.startswith("triton_kernel_wrapper"):
