@@ -6,19 +6,17 @@ its shares divide them. What neither shows is not guessed: such rows are n/a, an
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
-from fractions import Fraction
 from typing import get_args
 
+from lightning_flops.analysis.compare_split import apportioned
 from lightning_flops.records import WindowRecord
 from lightning_flops.schema.budget import Budget, BudgetKey
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import PartTiming, TimingProfile
 from lightning_flops.schema.trace import StepFilling, TracedStep
-
-_NS_PER_SEC = 10**9
 
 _ROWS: tuple[BudgetKey, ...] = get_args(BudgetKey)
 
@@ -43,27 +41,19 @@ def build_budget(
     step_word: str = "step",
     own_sec: float = 0.0,
 ) -> Budget | None:
-    """The account of one step.
+    """The account of one step, a *step_word* for users; None if no step was timed.
 
-    Args:
-        timing: of the timed steps.
-        traced: the traced step; None if there is none.
-        peak_sec: seconds that the step's model FLOPs, and its hardware FLOPs, take at the device's peaks.
-        memory_sec: seconds that moving the bytes of all operators that are not matmul-like takes at the bandwidth of
-            the device's memory; None if that is not known.
-        lower_bound: FLOPs are lower bounds, so what is "slower than the peak" is at most that.
-        step_word: what users call a step of this run.
-        own_sec: what the profiler's window took beyond the steps in it.
-
-    Returns:
-        None if no step was timed.
+    *peak_sec* is what the step's model FLOPs, and its hardware FLOPs, take at the device's peaks, *memory_sec* what
+    moving the bytes of all operators that are not matmul-like takes at the bandwidth of the device's memory, and
+    *own_sec* what the profiler's window took beyond the steps in it.
     """
     if timing is None or timing.global_step.typical_sec <= 0:
         return None
     filling = None if traced is None else traced.filling
-    notes: list[str] = []
-    spent = _spent(timing.parts, filling)
+    times_ns: dict[BudgetKey, int | None] = {**dict.fromkeys(_ROWS), **_spent_ns(timing.parts, filling)}
+    notes = []
     if filling is None:
+        times_ns |= dict.fromkeys(_OF_TRACE)
         notes.append(
             "Other operators, communication and idle are n/a without a trace that shows what filled the phases."
         )
@@ -72,16 +62,27 @@ def build_budget(
             f"What filled each part is that of {step_word} {traced.index}, whose shapes are not those of all timed "
             f"{step_word}s."
         )
-    knows_peak = _take_peak(spent, peak_sec, notes)
-    if lower_bound and knows_peak:
-        notes.append("The FLOPs are lower bounds, and so are the rows at the peak; the row after them is at most that.")
-    wall_ns, times_ns = _whole_nanoseconds(spent)
+    if peak_sec[0] is not None:
+        model_ns = _ns(peak_sec[0])
+        others_ns = 0 if peak_sec[1] is None else _ns(peak_sec[1] - peak_sec[0])
+        left_ns = (times_ns["compute"] or 0) - model_ns - others_ns
+        if left_ns < 0:
+            notes.append("FLOPs at the peak are n/a: matmul-like operators took less time than that.")
+        else:
+            times_ns |= {"model": model_ns, "compute": left_ns}
+            times_ns["other_flops"] = None if peak_sec[1] is None else others_ns
+            if peak_sec[1] is None:
+                notes.append(
+                    "Recomputed FLOPs and the optimizer's at the peak are n/a: the peak of a dtype is unknown."
+                )
+            if lower_bound:
+                notes.append(
+                    "The FLOPs are lower bounds, and so are the rows at the peak; the row after is at most that."
+                )
     operators_ns = times_ns["operators"]
-    memory_ns = (
-        None if memory_sec is None or operators_ns is None else min(operators_ns, round(memory_sec * _NS_PER_SEC))
-    )
+    memory_ns = None if memory_sec is None or operators_ns is None else min(operators_ns, _ns(memory_sec))
     return Budget(
-        wall_ns=wall_ns,
+        wall_ns=sum(ns or 0 for ns in times_ns.values()),
         rows_ns=times_ns,
         memory_ns=memory_ns,
         run_ns=_run(timing, own_sec=own_sec),
@@ -89,76 +90,27 @@ def build_budget(
     )
 
 
-_Spent = dict[BudgetKey, Fraction | None]
+def _ns(seconds: float) -> int:
+    return round(seconds * 1e9)
 
 
-def _spent(parts: Iterable[PartTiming], filling: StepFilling | None) -> _Spent:
-    """Seconds of each row before any peak; None is what no trace shows."""
-    spent: defaultdict[BudgetKey, Fraction] = defaultdict(Fraction)
+def _spent_ns(parts: Iterable[PartTiming], filling: StepFilling | None) -> Counter[BudgetKey]:
+    """Nanoseconds of each row before any peak; what no trace divides is computing."""
+    spent = Counter[BudgetKey](dict.fromkeys(_ROWS[2:], 0))
     fillings = {} if filling is None else {one.name: one for one in filling.parts}
     for part in parts:
-        seconds = Fraction(part.typical_sec)
         if _NO_COMPUTE.issuperset(part.phases):
-            row: BudgetKey = "data" if _DATA.issuperset(part.phases) else "other"
-            spent[row] += seconds
+            spent["data" if _DATA.issuperset(part.phases) else "other"] += _ns(part.typical_sec)
             continue
         inside = [fillings[phase] for phase in part.phases if phase in fillings]
         weights: dict[BudgetKey, int] = {
-            "compute": sum(one.matmul_ns for one in inside),
             "operators": sum(one.operators_ns for one in inside),
             "communication": sum(one.communication_ns for one in inside),
             "idle": sum(one.idle_ns + one.copies_ns for one in inside),
+            "compute": sum(one.matmul_ns for one in inside),  # the last, which has all where nothing is known
         }
-        whole = sum(weights.values())
-        if not whole:
-            weights["compute"] = whole = 1
-        for key, weight in weights.items():
-            spent[key] += seconds * weight / whole
-    known = _Spent({key: spent[key] for key in _ROWS if filling is not None or key not in _OF_TRACE})
-    return {**dict.fromkeys(_ROWS), **known, "model": None, "other_flops": None}
-
-
-def _take_peak(spent: _Spent, peak_sec: tuple[float | None, float | None], notes: list[str]) -> bool:
-    """Moves what the FLOPs take at the peak out of ``compute``; False if that is not known, or impossible.
-
-    Where the traced step gives matmul-like operators less time than their FLOPs take at the peak, what it says of
-    the phases is not used.
-    """
-    if peak_sec[0] is None:
-        return False
-    model = Fraction(peak_sec[0])
-    others = Fraction() if peak_sec[1] is None else Fraction(peak_sec[1]) - model
-    compute = spent["compute"] or Fraction()
-    if model + others > compute:
-        joined = compute + sum((spent[key] or Fraction() for key in _OF_TRACE), Fraction())
-        if model + others > joined:
-            notes.append(
-                "FLOPs at the peak are n/a: they would take longer at the peak than they did, so the peak is wrong."
-            )
-            return False
-        notes.append(
-            "Other operators, communication and idle are n/a: the traced step gives matmul-like operators less time "
-            "than their FLOPs take at the peak."
-        )
-        compute = joined
-        spent.update(dict.fromkeys(_OF_TRACE))
-    spent |= {"model": model, "compute": compute - model - others}
-    spent["other_flops"] = None if peak_sec[1] is None else others
-    if peak_sec[1] is None:
-        notes.append("Recomputed FLOPs and the optimizer's at the peak are n/a: the peak of a dtype is not known.")
-    return True
-
-
-def _whole_nanoseconds(spent: _Spent) -> tuple[int, dict[BudgetKey, int | None]]:
-    """The sum, and each row: rounded as a running sum, so that the rows add up to it."""
-    total, before = Fraction(), 0
-    times_ns: dict[BudgetKey, int | None] = {}
-    for key in _ROWS:
-        total += spent[key] or Fraction()
-        reached = round(total * _NS_PER_SEC)
-        times_ns[key] = None if spent[key] is None else reached - before
-        before = reached
-    return before, times_ns
+        spent.update(dict(zip(weights, apportioned(_ns(part.typical_sec), list(weights.values())), strict=True)))
+    return spent
 
 
 def own_seconds(window: WindowRecord, timing: TimingProfile | None) -> float:
@@ -174,7 +126,7 @@ def with_report_sec(profile: Profile, seconds: float) -> Profile:
     """*profile* whose budget has, in addition, the wall seconds that making the report took."""
     if profile.budget is None:
         return profile
-    run_ns = {**profile.budget.run_ns, "the profiler: reading the trace and making this report": round(seconds * 1e9)}
+    run_ns = {**profile.budget.run_ns, "the profiler: reading the trace and making this report": _ns(seconds)}
     return replace(profile, budget=replace(profile.budget, run_ns=run_ns))
 
 
@@ -187,4 +139,4 @@ def _run(timing: TimingProfile, *, own_sec: float) -> dict[str, int]:
     times |= {_BETWEEN_STEPS.get(cause, cause): seconds for cause, seconds in timing.excluded_sec.items()}
     if own_sec > 0:
         times["the profiler: counting and tracing"] = own_sec
-    return {label: round(seconds * _NS_PER_SEC) for label, seconds in times.items()}
+    return {label: _ns(seconds) for label, seconds in times.items()}

@@ -77,7 +77,6 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
         times=times,
         traced=traced,
         energy=energy,
-        thresholds=config.thresholds,
     )
     root = next((module for module in window.modules if module.name == ""), None)
     return Profile(

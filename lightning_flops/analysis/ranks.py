@@ -62,12 +62,10 @@ def _evidence(ranks: RanksProfile) -> Evidence:
         return evidence
     wall_us = median(row.overlap.wall_us / row.steps for row in rows)
     exposed_us = median(row.overlap.exposed_us / row.steps for row in rows)
-    hidden = [row.overlap.overlap_ratio for row in rows if row.overlap.overlap_ratio is not None]
     return replace(
         evidence,
         exposed_communication_share=ratio(part=exposed_us, whole=wall_us),
         waiting_share=ratio(part=min(exposed_us, median(waits_us)), whole=wall_us),
-        overlap_ratio=median(hidden) if hidden else None,
     )
 
 

@@ -15,7 +15,7 @@ class Budget:
     """One account of a typical step of this rank: its rows add up to ``wall_ns`` exactly."""
 
     wall_ns: int
-    """Wall time of a typical step: ``timing.global_step.typical_sec``, to the nearest nanosecond."""
+    """Wall time of a typical step: that of its parts, each to the nearest nanosecond."""
     rows_ns: Mapping[BudgetKey, int | None]
     """Nanoseconds of a step by row; None: the peak, or what filled the phases, is not known. ``model``: model FLOPs at
     the peak; its share of a typical step is that step's MFU. ``other_flops``: recomputed FLOPs and the optimizer's at

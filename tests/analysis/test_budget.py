@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import cast, get_args
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_flops.analysis.budget import build_budget, with_report_sec
 from lightning_flops.config import ProfilerConfig
-from lightning_flops.records import PhaseSeconds, TimePhase
+from lightning_flops.records import TimePhase
 from lightning_flops.report.document import Table
 from lightning_flops.report.profile_document import breakdown_section
 from lightning_flops.schema.budget import Budget, BudgetKey
@@ -78,13 +77,6 @@ def test_without_a_trace_what_it_would_tell_is_not_known_and_stands_in_one_row()
     assert len(profile.budget.notes) == 1
 
 
-def test_without_a_peak_the_rows_are_times_only() -> None:
-    window, traced = mlp_traced()
-    profile = build_profile(window, config=ProfilerConfig(), traced=traced)
-    found = rows(profile.budget)
-    assert (found["compute"], found["model"], found["other_flops"]) == (8_320_000, None, None)
-
-
 def test_no_step_timed_is_no_budget() -> None:
     assert build_profile(windows.untimed_window(), config=PEAK).budget is None
 
@@ -131,17 +123,9 @@ def timing(*parts: PartTiming) -> TimingProfile:
     return TimingProfile(stalls=None, parts=parts, global_step=whole, reader_sec=None, excluded_sec={})
 
 
-def budget(
-    *parts: PartTiming, fillings: tuple[PartFilling, ...], model: float | None, clock_of_device: bool = True
-) -> Budget:
-    traced = TracedStep(
-        index=5,
-        like_counted=True,
-        files=(),
-        tables=None,
-        own_forward_sec=None,
-        filling=StepFilling(clock="device" if clock_of_device else "host", parts=fillings) if fillings else None,
-    )
+def budget(*parts: PartTiming, fillings: tuple[PartFilling, ...], model: float | None) -> Budget:
+    filling = StepFilling(clock="device", parts=fillings)
+    traced = TracedStep(index=5, like_counted=True, files=(), tables=None, own_forward_sec=None, filling=filling)
     made = build_budget(
         timing=timing(*parts),
         traced=traced,
@@ -153,18 +137,17 @@ def budget(
     return made
 
 
-def test_a_trace_that_contradicts_the_peak_divides_nothing() -> None:
+def test_flops_that_took_less_time_than_at_the_peak_give_no_row() -> None:
     # 1 s of forward: the trace gives products 0.1 s, but at the peak they need 0.5.
-    fillings = (filled("forward", matmul=10, operators=50, idle=40),)
-    made = budget(part("forward", 1.0), fillings=fillings, model=0.5)
-    assert rows(made) == {"model": 500_000_000, "compute": 500_000_000, **UNKNOWN}
-    assert "less time than their FLOPs take at the peak" in made.notes[0]
-
-
-def test_a_peak_that_the_step_beats_is_wrong_and_gives_no_row() -> None:
-    made = budget(part("forward", 1.0), fillings=(), model=1.5)
-    assert rows(made) == {"model": None, "other_flops": None, "compute": 1_000_000_000, **UNKNOWN}
-    assert "peak is wrong" in made.notes[-1]
+    made = budget(part("forward", 1.0), fillings=(filled("forward", matmul=10, operators=50, idle=40),), model=0.5)
+    assert rows(made) == {
+        "model": None,
+        "other_flops": None,
+        "compute": 100_000_000,
+        "operators": 500_000_000,
+        "idle": 400_000_000,
+    }
+    assert made.notes == ("FLOPs at the peak are n/a: matmul-like operators took less time than that.",)
 
 
 def test_phases_that_cannot_be_told_apart_are_divided_together() -> None:
@@ -173,7 +156,8 @@ def test_phases_that_cannot_be_told_apart_are_divided_together() -> None:
         filled("backward", matmul=50, operators=10),
         filled("other", idle=5),
     )
-    made = budget(part("forward + backward", 1.0), part("other", 0.25), fillings=fillings, model=None)
+    waits = part("data wait + transfer + other", 0.25)
+    made = budget(part("forward + backward", 1.0), waits, fillings=fillings, model=None)
     assert rows(made) == {
         "model": None,
         "other_flops": None,
@@ -184,18 +168,13 @@ def test_phases_that_cannot_be_told_apart_are_divided_together() -> None:
     }
 
 
-def test_waits_that_cannot_be_told_from_the_rest_of_the_loop_are_with_it() -> None:
-    made = budget(part("forward", 1.0), part("data wait + transfer + other", 0.25), fillings=(), model=0.5)
-    assert rows(made) == {"model": 500_000_000, "compute": 500_000_000, **UNKNOWN, "other": 250_000_000}
-
-
 def test_flops_at_a_peak_that_is_not_known_stay_in_the_row_that_follows() -> None:
     made = build_budget(
         timing=timing(part("forward", 1.0)), traced=None, peak_sec=(0.1, None), memory_sec=None, lower_bound=False
     )
     assert made is not None
     assert rows(made) == {"model": 100_000_000, "other_flops": None, "compute": 900_000_000, **UNKNOWN}
-    assert "the peak of a dtype is not known" in made.notes[-1]
+    assert "the peak of a dtype is unknown" in made.notes[-1]
 
 
 @given(
@@ -213,7 +192,7 @@ def test_rows_add_up_to_the_step_to_the_nanosecond(seconds: list[float], filling
     )
     made = budget(*(part(name, one) for name, one in zip(names, seconds, strict=True)), fillings=fillings, model=model)
     assert sum(ns or 0 for ns in made.rows_ns.values()) == made.wall_ns
-    assert abs(made.wall_ns - 1e9 * sum(seconds)) <= 0.5 + 1e-6 * sum(seconds)
+    assert abs(made.wall_ns - 1e9 * sum(seconds)) <= 2.5 + 1e-6 * sum(seconds)
     assert all((ns or 0) >= 0 for ns in made.rows_ns.values())
 
 
@@ -250,11 +229,3 @@ def test_the_profilers_own_time_is_what_counted_and_traced_batches_took_beyond_o
     faster = build_profile(replace(window, slowed_sec=0.05), config=PEAK)
     assert faster.budget is not None
     assert "the profiler: counting and tracing" not in faster.budget.run_ns
-
-
-@pytest.mark.parametrize("bubble", [0.0, 0.004])
-def test_bubble_of_a_pipeline_is_with_the_rest_of_the_loop(bubble: float) -> None:
-    window = windows.mlp_window()
-    step = replace(window.timed_steps[0], seconds=PhaseSeconds(forward=0.016 - bubble, bubble=bubble, other=0.004))
-    profile = build_profile(replace(window, timed_steps=(step,)), config=PEAK)
-    assert rows(profile.budget)["other"] == 4_000_000 + round(bubble * 1e9)
