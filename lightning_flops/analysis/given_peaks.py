@@ -8,8 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from lightning_flops.analysis.budget import build_budget
-from lightning_flops.analysis.measured_peaks import COPY, measured_peaks
-from lightning_flops.analysis.peak_flops import peak_for
+from lightning_flops.analysis.peak_flops import COPY, measured_peaks, peak_for
 from lightning_flops.analysis.profile import peak_seconds_of_step
 from lightning_flops.analysis.rates import MOST_OF_PEAK, impossible, per_second
 from lightning_flops.analysis.roofline import beyond_peak

@@ -15,9 +15,8 @@ from lightning_flops.analysis.devices import device_named, memory_bytes_per_sec
 from lightning_flops.analysis.energy import build_energy
 from lightning_flops.analysis.evidence import gather_evidence
 from lightning_flops.analysis.flop_counts import FlopCounts, bytes_by_phase
-from lightning_flops.analysis.measured_peaks import COPY, measured_peaks
 from lightning_flops.analysis.module_tree import build_modules
-from lightning_flops.analysis.peak_flops import peak_for
+from lightning_flops.analysis.peak_flops import COPY, measured_peaks, peak_for
 from lightning_flops.analysis.rates import mean, peak_seconds, per_second
 from lightning_flops.analysis.roofline import Roof, build_operators, work_of_modules
 from lightning_flops.analysis.step_rates import build_rates

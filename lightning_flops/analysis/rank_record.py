@@ -70,10 +70,10 @@ def make_rank_record(profile: Profile) -> RankRecord:
 
 
 def pack(answer: RankRecord | RankAbsence) -> bytes:
-    """*answer* in at most ``RECORD_LIMIT_BYTES``, which may leave out modules and collective calls, or ValueError."""
-    sent = (answer.rank, answer.reason[:500]) if isinstance(answer, RankAbsence) else answer
-    for halvings in range(20):
-        encoded = _encoder.encode(_halved(sent, times=halvings) if halvings and isinstance(sent, RankRecord) else sent)
+    """*answer* in at most ``RECORD_LIMIT_BYTES``, without modules and single calls where it must, or ValueError."""
+    tries = [answer, _shortened(answer)] if isinstance(answer, RankRecord) else [(answer.rank, answer.reason[:500])]
+    for sent in tries:
+        encoded = _encoder.encode(sent)
         packed = zlib.compress(encoded, 1)
         if len(packed) <= RECORD_LIMIT_BYTES and len(encoded) <= INFLATED_LIMIT_BYTES:
             return packed
@@ -92,21 +92,15 @@ def unpack(data: bytes) -> RankRecord | RankAbsence:
     return replace(answer, module_names=_shared(answer.module_names))
 
 
-def _halved(record: RankRecord, *, times: int) -> RankRecord:
-    """*record* with the slowest of its modules, and the first calls of each collective, halved so many *times*."""
-    forward, backward, traced = record.own_forward_ns, record.own_backward_ns, record.profile.traced
-    spent = [sum(pair) for pair in zip(forward, backward, strict=True)] if backward else forward
-    kept = sorted(sorted(range(len(spent)), key=lambda place: -spent[place])[: len(spent) >> times])
-    left_out = f"all but the {len(kept):,} slowest of {len(spent):,} modules"
-    if traced is not None and traced.collectives:
-        calls = [replace(one, latency_ns=one.latency_ns[: one.calls >> times]) for one in traced.collectives]
-        traced = replace(traced, collectives=tuple(calls))
-        left_out += f", and all but the first of each {2**times} calls of collectives"
+def _shortened(record: RankRecord) -> RankRecord:
+    none, traced = array("q"), record.profile.traced
+    if traced is not None:
+        traced = replace(traced, collectives=tuple(replace(one, latency_ns=none) for one in traced.collectives))
     return replace(
         record,
         profile=replace(record.profile, traced=traced),
-        module_names=tuple(record.module_names[place] for place in kept),
-        own_forward_ns=array("q", [forward[place] for place in kept]),
-        own_backward_ns=array("q", [backward[place] for place in kept] if backward else []),
-        left_out=(left_out,),
+        module_names=(),
+        own_forward_ns=none,
+        own_backward_ns=none,
+        left_out=("the times of its modules and of each single call of a collective",),
     )

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 from typing import Any
 
-from lightning_flops.analysis.rank_names import name_ranks
+from lightning_flops.analysis.rank_names import RankSpread, name_ranks, part_names, spread_over
 from lightning_flops.analysis.rates import sum_if_all_known
-from lightning_flops.analysis.spreads import RankSpread, part_names, spread_over
 from lightning_flops.analysis.stragglers import are_compared, longest_own_time, straggler_evidence
 from lightning_flops.report.document import Column, Figure, Section, Table, quantity, short, table, us
 from lightning_flops.report.profile_document import missing_rates, whose
