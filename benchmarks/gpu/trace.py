@@ -71,13 +71,11 @@ def _by_module(here: Here) -> Iterator[Row]:
     budget = done.profile.budget
     if budget is None:
         raise RuntimeError("there is no step time breakdown")
-    summed = sum(row.time_ns or 0 for row in budget.rows)
+    summed = sum(time_ns or 0 for time_ns in budget.rows_ns.values())
     yield exactly("rows of the step time breakdown, added up, in ns", summed, budget.wall_ns)
-    for line in budget.rows:
-        seen = (
-            f"{line.time_ns / 1e6:.3f} ms, {line.time_ns / budget.wall_ns:.1%}" if line.time_ns is not None else "n/a"
-        )
-        yield reported(f"step time breakdown: {line.key}", seen)
+    for key, time_ns in budget.rows_ns.items():
+        seen = "n/a" if time_ns is None else f"{time_ns / 1e6:.3f} ms, {time_ns / budget.wall_ns:.1%}"
+        yield reported(f"step time breakdown: {key}", seen)
     if here.on_gpu:
         yield from _on_device(tables, modules.forward_us + modules.backward_us + modules.optimizer_us)
 

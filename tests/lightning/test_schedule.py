@@ -57,8 +57,8 @@ def test_a_list_of_steps_opens_one_window_after_the_other(
     assert callback.profile == second
     assert (first.profile_step, first.counted_steps, first.timed_steps) == (1, (1,), (4, 5))
     assert (second.profile_step, second.counted_steps, second.timed_steps) == (8, (8,), (11, 12))
-    assert first.flops_total.forward == second.flops_total.forward == batch_flops().forward
-    assert first.flops_total.backward == second.flops_total.backward == batch_flops().backward
+    assert first.flops.forward == second.flops.forward == batch_flops().forward
+    assert first.flops.backward == second.flops.backward == batch_flops().backward
     # Each report stands at its own step of the run, and the drift between them shows.
     drift = read_back(tmp_path).Scalars("flops_profiler/bwd_latency_sec")
     assert [(event.step, event.value) for event in drift] == [(5, 4.0 + 4.5), (12, 4.0 + 11.5)]
@@ -100,7 +100,7 @@ def test_a_window_may_open_at_the_very_step_at_which_another_closed(root: str, t
     trainer(callback, accumulate_grad_batches=2).fit(new_net(root), loader(16))
     assert [profile.counted_steps for profile in callback.profiles] == [(0,), (3,)]
     assert [profile.timed_steps for profile in callback.profiles] == [(2,), (5,)]
-    assert [profile.flops_total.forward for profile in callback.profiles] == [batch_flops(times=2).forward] * 2
+    assert [profile.flops.forward for profile in callback.profiles] == [batch_flops(times=2).forward] * 2
 
 
 def test_a_listed_step_beyond_the_run_is_one_warning(

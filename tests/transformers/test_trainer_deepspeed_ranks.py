@@ -52,7 +52,7 @@ def test_rank_0_reports_of_both_ranks_the_step_that_the_block_names(stage: int, 
     )
     assert profile.params == sum(one.numel() for one in new_gpt2().parameters())
     assert profile.ranks is not None
-    assert (profile.ranks.answered, profile.ranks.samples) == (RANKS, RANKS * ACCUMULATED * BATCH)
+    assert (profile.ranks.answered, profile.samples) == (RANKS, ACCUMULATED * BATCH)
     assert profile.ranks.flops.forward == RANKS * ACCUMULATED * one.forward
     assert profile.job_rates.samples_per_sec is not None
     assert profile.job_rates.tokens_per_sec is not None
