@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from pathlib import Path
 from types import MethodType
 from typing import Any
 
 import pytest
 
 from lightning_flops import FlopsProfilerCallback, Profile, compare_profiles
-from lightning_flops.cli import main
-from lightning_flops.schema.comparison import Comparison
 from tests.fake_clock import FakeNow
 from tests.lightning.nets import loader, new_net
 
@@ -61,22 +57,3 @@ def test_each_second_more_has_the_cause_of_its_place(
     assert causes.difference_ns == 3 * NS == getattr(causes, cause)
     assert comparison.step.causes.difference_ns == 3 * NS == getattr(comparison.step.causes, cause)
     assert comparison.step.causes.work_ns == 0 and comparison.settings == ()
-
-
-def test_the_logs_of_two_runs_are_compared_and_the_slowed_module_named(
-    root: str, trainer: MakeTrainer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name, seconds in (("before", 0.0), ("after", 0.1)):
-        net = new_net(root)
-        slowed = net.get_submodule("net.1")
-        with_hooks(slowed, {"forward": seconds}, time.sleep)
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "profile.json").write_text(profile_of(trainer, net).to_json())
-    capsys.readouterr()
-    assert main(["compare", "--json", str(tmp_path / "before"), str(tmp_path / "after")]) == 0
-    comparison = Comparison.from_json(capsys.readouterr().out)
-    most = max(comparison.modules, key=lambda one: one.own.difference_ns)
-    assert most.b is not None and most.b.name == "net.1"
-    assert most.own.efficiency_ns == most.own.difference_ns and most.noise_ns is not None
-    assert abs(most.own.efficiency_ns - 0.1 * NS) < max(0.04 * NS, most.noise_ns)
-    assert comparison.step.causes.work_ns == 0

@@ -20,14 +20,6 @@ from tests.left_on_torch import torch_state_and_warnings
 from tests.standalone.nets import FIRST, SECOND, Block, Calling, Sleeping, model_of_two, model_state
 
 
-def flops_of(model: nn.Module, *args: Any) -> Any:
-    profiler = FlopsProfiler(model)
-    profiler.start_profile()
-    model(*args)
-    profiler.stop_profile()
-    return profiler.get_total_flops()
-
-
 def test_a_training_loop_as_deepspeed_documents_it(capsys: pytest.CaptureFixture[str]) -> None:
     model = model_of_two()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -84,23 +76,6 @@ def test_a_reset_forgets_and_a_running_profiler_goes_on() -> None:
     profiler.reset_profile()
     with pytest.raises(LightningFlopsError, match="start_profile"):
         profiler.get_total_flops()
-
-
-def test_a_profiler_knows_whether_it_was_started() -> None:
-    profiler = FlopsProfiler(model_of_two())
-    before = torch_state_and_warnings()
-    assert not profiler.started
-    profiler.stop_profile()
-    profiler.end_profile()
-    profiler.start_profile()
-    assert profiler.started
-    profiler.stop_profile()
-    profiler.stop_profile()
-    assert profiler.started
-    profiler.end_profile()
-    profiler.end_profile()
-    assert not profiler.started
-    assert torch_state_and_warnings() == before
 
 
 def test_two_profilers_at_once_count_each_their_own_model_and_leave_nothing() -> None:
@@ -263,17 +238,6 @@ def test_nothing_to_read_before_the_first_start_is_an_error_that_says_so() -> No
     assert profiler.get_total_params() == 3 * 5 + 5 + 5 * 7 + 7
 
 
-def test_nothing_to_print_is_a_warning_for_loops_that_print_on_ranks_that_profile_nothing(
-    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    profiler = FlopsProfiler(model_of_two())
-    with caplog.at_level(logging.WARNING):
-        profiler.print_model_profile()
-        profiler.print_model_aggregated_profile()
-    assert caplog.text.count("nothing was profiled") == 2
-    assert capsys.readouterr().out == ""
-
-
 # Time
 
 
@@ -307,40 +271,6 @@ def test_a_modules_latency_is_its_own_and_that_of_the_modules_inside(
         "8 s, 44.44%",
         "8 s, 44.44%",
     ]
-
-
-def test_a_latency_taken_while_counting_is_said_to_be_an_upper_bound(
-    now: FakeNow, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model = nn.Sequential(nn.Linear(3, 5), Sleeping(now, 3.0))
-    profiler = FlopsProfiler(model)
-
-    note = "Latencies were taken while counting"
-    profiler.start_profile()
-    model(torch.randn(2, 3))
-    profiler.stop_profile()
-    assert profiler.get_total_duration() == 4.0
-    profiler.print_model_profile(detailed=False)
-    assert note in capsys.readouterr().out
-    profiler.start_profile(count=False)
-    model(torch.randn(2, 3))
-    profiler.stop_profile()
-    assert profiler.get_total_duration() == 3.0
-    profiler.print_model_profile(detailed=False)
-    assert note not in capsys.readouterr().out
-    assert profiler.get_total_flops() == FIRST
-
-
-def test_time_between_forwards_is_nobodys(now: FakeNow) -> None:
-    model = Sleeping(now, 2.0)
-    profiler = FlopsProfiler(model)
-    profiler.start_profile()
-    for _ in range(3):
-        now.sleep(100)
-        model(torch.ones(1))
-    now.sleep(100)
-    profiler.stop_profile()
-    assert profiler.get_total_duration() == 3 * (2.0 + 1)
 
 
 # Ignored modules
@@ -440,13 +370,6 @@ def test_an_engine_tells_sizes_and_the_latencies_of_its_step(now: FakeNow, capsy
     assert printed["iter latency"] == "8 s"
     assert printed["FLOPS per GPU = 3 * fwd flops per GPU / iter latency"] == "(estimated) 22.5 FLOPS"
     assert printed["samples/second"] == "8.00"  # 16 on each of the 4 ranks that see different data, in 8 s
-
-
-@pytest.mark.parametrize("engine", [Engine(breakdown=False), Engine(accumulate=4)])
-def test_latencies_that_the_engine_does_not_have_for_one_forward_are_not_printed(
-    engine: Engine, now: FakeNow, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert not [label for label in printed_with(engine, now, capsys) if "bwd" in label and "=" in label]
 
 
 def test_where_a_backward_was_counted_its_measured_rates_stand_below_the_estimated_ones(
