@@ -106,13 +106,6 @@ def test_the_transformer_demo_takes_every_flag(tmp_path: Path) -> None:
     assert profile.flops.forward == patches + layers * (attention + feed_forward) + head
 
 
-def test_the_demo_refuses_what_the_profiler_refuses(tmp_path: Path) -> None:
-    arguments = [str(REPOSITORY / "examples" / "train_digits.py"), "--profile-step", "-1"]
-    run = run_fork(arguments, folder=tmp_path, imports=LIGHTNING)
-    assert run.returncode == 1
-    assert "ConfigError: flops_profiler.profile_step must be an integer >= 0, or a list of such, got -1" in run.stderr
-
-
 @pytest.mark.parametrize("network", ["VisionTransformer", "ConvNet"])
 def test_the_digits_train_to_the_same_bits_with_and_without_the_profiler(network: str, tmp_path: Path) -> None:
     """Real images, dropout, batch norm, shuffling, a schedule and validation inside: 25 steps."""

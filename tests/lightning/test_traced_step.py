@@ -31,7 +31,9 @@ def quiet_profiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KINETO_LOG_LEVEL", "6")
 
 
-def profile_of(trainer: MakeTrainer, net: Any, *, batches: int = 10, of_trainer: Any = None, **settings: Any) -> Profile:
+def profile_of(
+    trainer: MakeTrainer, net: Any, *, batches: int = 10, of_trainer: Any = None, **settings: Any
+) -> Profile:
     if settings.get("trace", True):
         settings = {"trace_schedule": ONE_STEP, **settings}
     callback = FlopsProfilerCallback(timing_steps=2, peak_flops_per_sec=1e12, **settings)
