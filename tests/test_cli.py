@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -136,14 +135,6 @@ def test_traces_that_do_not_say_their_ranks_go_by_their_files_and_are_not_held_a
     assert not re.search(r"\brank \d", out, re.IGNORECASE)
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes with names")
-def test_a_trace_may_come_through_a_pipe() -> None:
-    command = f"{shlex.join(COMMAND)} trace <(gzip -c {RANKS[0]}) <(cat {RANKS[1]})"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert re.findall(r"^-+ Trace of (.+?) -+$", done.stdout, re.MULTILINE) == ["rank 0", "rank 1"]
-
-
 @pytest.mark.parametrize(
     "arguments", [[], ["trace"], ["unknown"], ["trace", "--rows", "-1", "x"], ["trace", "--rows", "few", "x"]]
 )
@@ -177,17 +168,6 @@ def test_a_reader_that_closes_early_is_no_error() -> None:
         process.stdout.close()
         assert process.stderr.read() == ""
         assert process.wait(timeout=120) == 0
-
-
-def test_a_terminal_without_unicode_gets_the_text() -> None:
-    done = subprocess.run(
-        [*COMMAND, "trace", str(TRACES / "resnet50_num_workers_0.pt.trace.json.gz")],
-        capture_output=True,
-        env=os.environ | {"PYTHONIOENCODING": "ascii"},
-        timeout=120,
-    )
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert b"SM efficiency" in done.stdout
 
 
 def test_ctrl_c_ends_a_command_without_a_traceback(

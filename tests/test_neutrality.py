@@ -205,19 +205,6 @@ def test_compiled_code_is_neither_compiled_again_nor_left_uncompiled(way: str) -
     assert torch.equal(counted_random, random)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute of a Tensor:UserWarning")
-def test_a_model_first_compiled_in_the_counted_step_is_not_compiled_again_later() -> None:
-    torch._dynamo.reset()
-    compilations: list[int] = []
-    model: Any = torch.compile(small_model(), backend=eager_backend_counting_compilations(compilations))
-    with count_flops(model) as counts:
-        run_step(model)
-    first = len(compilations)
-    run_step(model)
-    assert first == len(compilations) > 0
-    assert counts.forward == 2 * 2 * 3 * 5 + 2 * 2 * 5 * 7
-
-
 def test_lazy_conjugates_are_resolved_as_without_a_counter() -> None:
     matrix = torch.randn(3, 3, dtype=torch.complex64)
     plain = torch.linalg.pinv(matrix)

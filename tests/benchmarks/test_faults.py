@@ -78,14 +78,6 @@ def test_a_planted_fault_is_seen_and_no_other(
     assert [fault.kind for fault in lines.trial(random.Random(1))] == kinds
 
 
-def test_a_line_outside_of_hooks_is_not_drawn() -> None:
-    def train(profiled: bool) -> nn.Module:
-        percent(0.5)
-        return nn.Linear(1, 1)
-
-    assert Lines("planted", train).lines == 0
-
-
 # ---- hostile input
 
 

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
 
 from benchmarks.gpu.__main__ import page
 from benchmarks.gpu.checks import (
-    Check,
-    Here,
     Part,
     Row,
     exactly,
     not_here,
     reported,
-    run_part,
     within,
 )
 from benchmarks.gpu.nets import TINY, Size
@@ -28,10 +21,6 @@ from tests.forks import LIGHTNING, REPOSITORY, run_fork
 from tests.golden_files import golden
 
 # ---- judgement
-
-
-def here(tmp_path: Path, *, small: bool = True) -> Here:
-    return Here(device_type="cpu", small=small, folder=tmp_path)
 
 
 def failed(claim: str, note: str) -> Row:
@@ -68,22 +57,6 @@ def some_parts() -> list[Part]:
 
 def test_the_page_is_the_file_people_read() -> None:
     golden("text/gpu_page.md", "\n".join(page(some_parts(), date="2026-01-01")) + "\n")
-
-
-# ---- parts in processes of their own
-
-
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Part]:
-    """Runs a part made of such functions."""
-
-    def run(*looks: Callable[[Here], Iterable[Row]], **more: Any) -> Part:
-        module = ModuleType("a_part")
-        module.CHECKS = tuple(Check(look.__name__, look) for look in looks)  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, "a_part", module)
-        return run_part(1, "A part", "a_part", 60.0, here(tmp_path), **more)
-
-    return run
 
 
 # ---- all of it

@@ -2,47 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from benchmarks import suite_lightning as lightning
-from benchmarks import suite_plugin as plugin
 from benchmarks.suite import Project, known_differences, main
-from lightning_flops import FlopsProfilerCallback
-from lightning_flops.run import reports as run_reports
-from tests.lightning.nets import ROOTS, loader, new_net, new_trainer
-
-
-def test_windows_that_close_and_what_is_warned_of_are_recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    written: list[dict[str, Any]] = []
-    monkeypatch.setattr(plugin, "write", lambda **record: written.append(record))
-    # What it does once in a process is undone here.
-    monkeypatch.setattr(run_reports, "profile_of_window", vars(run_reports)["profile_of_window"])
-    logger = logging.getLogger("lightning_flops")
-    monkeypatch.setattr(logger, "handlers", list(logger.handlers))
-    plugin.record_the_profiler.__wrapped__()
-    profiler = FlopsProfilerCallback(profile_step=1, timing_steps=2, trace=False)
-    new_trainer(ROOTS[0], tmp_path, profiler, max_epochs=1).fit(new_net(ROOTS[0]), loader(8))
-    logger.warning("heard")
-    assert [(one["timed"], one["traced"]) for one in written if one["kind"] == "profiled"] == [(2, False)]
-    assert written[-1]["words"] == "heard"
-
-
-def test_every_process_with_the_entry_point_on_its_path_finds_the_factory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from importlib.metadata import entry_points
-
-    lightning.make_entry_point(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path / "entry_point"))
-    for root in ROOTS:
-        found = {entry.name: entry for entry in entry_points(group=f"{root}.callbacks_factory")}
-        assert found["suite"].load() is lightning.callbacks_factory
 
 
 @pytest.mark.parametrize(

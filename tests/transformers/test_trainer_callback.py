@@ -180,22 +180,6 @@ def test_a_stream_without_a_length_is_profiled(tmp_path: Path) -> None:
     assert profile.timing is not None and profile.timing.data_wait_sec is not None
 
 
-def test_a_step_that_a_callback_stops_in_its_middle_ends_in_the_next_epoch(tmp_path: Path) -> None:
-    class StopsAnEpoch(TrainerCallback):
-        stopped = False
-
-        def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if state.global_step == 1 and not self.stopped:
-                self.stopped = control.should_epoch_stop = True
-
-    callback = profiler(profile_step=1, timing_steps=1)
-    trainer = new_trainer(tmp_path, StopsAnEpoch(), callback, gradient_accumulation_steps=2, num_train_epochs=3)
-    trainer.train()
-    profile = only_profile(callback)
-    assert profile.micro_steps == 3
-    assert profile.flops.forward == 3 * gpt2_flops(BATCH).forward
-
-
 def test_pickles_and_copies_have_the_settings_and_the_result(tmp_path: Path) -> None:
     inside: list[Any] = []
 
