@@ -93,10 +93,3 @@ def test_nvml_that_fails_at_every_question_is_not_noticed(
     assert callback.profile is not None and callback.profile.energy is not None
     assert callback.profile.energy.watts is None
     assert "no counter of its energy" in callback.profile.energy.no_joules_because
-
-
-def test_without_a_gpu_nothing_is_said(root: str, trainer: MakeTrainer, now: FakeNow) -> None:
-    callback = profiler()
-    trainer(callback).fit(new_net(root, now=now), loader(9))
-    assert callback.profile is not None and callback.profile.energy is None
-    assert "Energy" not in render_text(callback.profile, detailed=True)
