@@ -12,7 +12,6 @@ from torch.utils.checkpoint import checkpoint
 
 from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.instrument.counting import compiled as compiled_code
-from lightning_flops.instrument.counting.compiled_flex import flex_calls
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
 from lightning_flops.instrument.counting.formulas import Work, custom, lookup, register_flop_formula, registry
 from lightning_flops.records import OUTSIDE, PhaseBytes, PhaseFlops
@@ -305,7 +304,7 @@ class GraphModule(torch.nn.Module):
 
     class fw_graph0(torch.nn.Module):
 """  # noqa: E501
-    ((operator, args),) = flex_calls(text, [6, torch.empty(2, 6, 16)])
+    ((operator, args),) = compiled_code.flex_calls(text, [6, torch.empty(2, 6, 16)])
     work = lookup(operator).compute(args, {}, None)
     scores = 2 * 4 * 6 * 6
     assert (work, args[0].dtype) == (Work(scores * 4 * 2 * 8, recompute=scores * 2 * 8), torch.bfloat16)

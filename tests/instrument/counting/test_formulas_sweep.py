@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from lightning_flops.instrument.counting.formulas import lookup
-from lightning_flops.instrument.counting.formulas.free_operators import TORCH_NAMESPACES
-from lightning_flops.instrument.counting.formulas.registry import RULES
+from lightning_flops.instrument.counting.formulas.registry import RULES, TORCH_NAMESPACES
 
 OF_QUANTIZATION = re.compile(r"quantized_|_?quantized::|sparse::|onednn::")
 """Layers of torch.ao.quantization, which torch no longer develops: none has a formula."""

@@ -85,25 +85,6 @@ def named(prefix: str, names: str, suffixes: str = "") -> str:
     return " ".join(f"{prefix}{name}{suffix}" for name in names.split() for suffix in ("", *suffixes.split()))
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """What is known about an operator."""
-
-    name: str
-    """Without overload, such as ``aten.mm``."""
-    kind: Literal["formula", "free", "unknown"]
-    compute: Formula
-    """Zero for free and unknown operators."""
-    dtype_of: DtypeRule
-    estimate: str = ""
-    """Source of the formula where it is an estimate, such as ``5 N log2 N for a complex FFT``; else empty."""
-    composite: bool = False
-    """Unknown as a whole, but made of other operators, which ``op.decompose(*args, **kwargs)`` runs on plain tensors.
-
-    They reach a dispatch mode undecomposed only where autograd's keys are off, as in inference mode.
-    """
-
-
 ARITHMETIC = {
     torch.complex32: torch.float16,
     torch.complex64: torch.float32,
@@ -147,6 +128,25 @@ def whole_flops(answer: Any) -> int:
 def no_flops(args: Arguments, kwargs: Keywords, out: Any) -> int:
     """The FLOPs of a free operator: none."""
     return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What is known about an operator."""
+
+    name: str
+    """Without overload, such as ``aten.mm``."""
+    kind: Literal["formula", "free", "unknown"]
+    compute: Formula = no_flops
+    """Zero for free and unknown operators."""
+    dtype_of: DtypeRule = dtype_of_first_tensor
+    estimate: str = ""
+    """Source of the formula where it is an estimate, such as ``5 N log2 N for a complex FFT``; else empty."""
+    composite: bool = False
+    """Unknown as a whole, but made of other operators, which ``op.decompose(*args, **kwargs)`` runs on plain tensors.
+
+    They reach a dispatch mode undecomposed only where autograd's keys are off, as in inference mode.
+    """
 
 
 def _reader(schema: Any, names: str) -> Callable[[Arguments, Keywords, Any], Any]:
