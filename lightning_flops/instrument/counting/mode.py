@@ -39,6 +39,17 @@ logger = package_logger(__name__)
 
 _FORWARDS = ("forward", "recompute")
 
+_CONTROL_FLOW = frozenset(
+    (
+        "cond while_loop while_loop_stack_output scan map_impl associative_scan strict_mode hints_wrapper "
+        "invoke_subgraph wrap"
+    ).split()
+)
+
+_FLEX_BACKWARD = "flex_attention_backward"
+_REPEATS_FORWARD = 7
+"""Position of the function with which that one repeats the forward."""
+
 
 class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
     """Runs every operator, then adds what it cost where the thread's state says."""
@@ -78,8 +89,8 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
             operator = self._operators.get(func) or self._operators.setdefault(func, Operator(func))
             counts = not operator.moves_nothing or operator.sized_by_values is not None
             if operator.higher_order:
-                counts = not (operator.listed and runs_only_functions(func))
-                args = with_seen_functions(self, func, args, self._repeating)
+                counts = not (operator.listed and higher_order_name(func) in _CONTROL_FLOW and not is_traced())
+                args = self._with_seen_functions(func, args)
             for kind in types if counts or not operator.higher_order else ():
                 if hands_over(kind):
                     return NotImplemented
@@ -116,6 +127,38 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
             out = run_python_kernel(operator.function, keys, args, kwargs, None if operator.counted else self)
         self._add(operator, args, kwargs, out, moves=keys is None or operator.counted)
         return out
+
+    # ---- functions that operators are handed. Higher-order operators call them below the mode that sees the operator,
+    # so each is handed over in a wrapper that has the mode see what it runs. Control flow runs nothing else; attention
+    # with a function on its scores or its mask has a formula for the rest.
+
+    def _with_seen_functions(self, operator: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The arguments of a higher-order operator, with functions that this mode, whose handler runs, sees at work."""
+        name = higher_order_name(operator)
+        if (name not in _CONTROL_FLOW and name not in ("flex_attention", _FLEX_BACKWARD)) or is_traced():
+            return args
+
+        def seen(value: Any, again: bool) -> Any:
+            if isinstance(value, tuple):  # a block mask, of which one part is its function
+                return tuple(seen(item, again) for item in value)
+            is_function = callable(value) and not isinstance(value, (torch.Tensor, type))
+            return self._seen(value, again) if is_function else value
+
+        backward = name == _FLEX_BACKWARD
+        return tuple(seen(value, backward and place == _REPEATS_FORWARD) for place, value in enumerate(args))
+
+    def _seen(self, function: Any, again: bool) -> Callable[..., Any]:
+        joint = graph_task_id() != NO_GRAPH_TASK and isinstance(function, GraphModule)
+        joint = joint and any(map(_is_forward, function.graph.nodes))
+
+        def run(*args: Any) -> Any:
+            with pushed(self):
+                if joint:
+                    return _Joint(function, self._repeating).run(*args)
+                with self._repeating() if again else nullcontext():
+                    return function(*args)
+
+        return run
 
     @contextmanager
     def _repeating(self) -> Iterator[None]:
@@ -277,62 +320,6 @@ def split_work(work: int | Work, halve_causal: bool) -> tuple[int, int, int, int
     return flops, own, repeated, again
 
 
-# ---- functions that operators are handed. Higher-order operators call them below the mode that sees the operator, so
-# each is handed over in a wrapper that has the mode see what it runs. Control flow runs nothing else; attention with a
-# function on its scores or its mask has a formula for the rest.
-
-_CONTROL_FLOW = frozenset(
-    (
-        "cond while_loop while_loop_stack_output scan map_impl associative_scan strict_mode hints_wrapper "
-        "invoke_subgraph wrap"
-    ).split()
-)
-
-_FLEX_BACKWARD = "flex_attention_backward"
-_REPEATS_FORWARD = 7
-"""Position of the function with which that one repeats the forward."""
-
-Repeating = Callable[[], AbstractContextManager[None]]
-"""Inside, what runs repeats a forward, within a backward."""
-
-
-def runs_only_functions(operator: Any) -> bool:
-    """Whether a higher-order operator is no more than the functions it is handed, and no tracer is there to ask."""
-    return higher_order_name(operator) in _CONTROL_FLOW and not is_traced()
-
-
-def with_seen_functions(
-    mode: DispatchMode, operator: Any, args: tuple[Any, ...], repeating: Repeating
-) -> tuple[Any, ...]:
-    """The arguments of a higher-order operator, with functions that *mode*, whose handler runs, sees at work."""
-    name = higher_order_name(operator)
-    if (name not in _CONTROL_FLOW and name not in ("flex_attention", _FLEX_BACKWARD)) or is_traced():
-        return args
-
-    def seen(value: Any, again: bool) -> Any:
-        if isinstance(value, tuple):  # a block mask, of which one part is its function
-            return tuple(seen(item, again) for item in value)
-        is_function = callable(value) and not isinstance(value, (torch.Tensor, type))
-        return _seen(mode, value, repeating, again) if is_function else value
-
-    backward = name == _FLEX_BACKWARD
-    return tuple(seen(value, backward and place == _REPEATS_FORWARD) for place, value in enumerate(args))
-
-
-def _seen(mode: DispatchMode, function: Any, repeating: Repeating, again: bool) -> Callable[..., Any]:
-    joint = graph_task_id() != NO_GRAPH_TASK and isinstance(function, GraphModule)
-    joint = joint and any(map(_is_forward, function.graph.nodes))
-
-    def run(*args: Any) -> Any:
-        with pushed(mode):
-            if joint:
-                return _Joint(function, repeating).run(*args)
-            with repeating() if again else nullcontext():
-                return function(*args)
-
-    return run
-
-
 def _is_forward(node: Node) -> bool:
     """Whether torch has written on a node that it is of the forward, in a graph that has the backward as well."""
     return node.op == "call_function" and node.meta.get("partitioner_tag") == "is_forward"
@@ -341,7 +328,7 @@ def _is_forward(node: Node) -> bool:
 class _Joint(Interpreter):
     """Runs a graph that repeats a forward for its backward, and says which is which."""
 
-    def __init__(self, graph: GraphModule, repeating: Repeating) -> None:
+    def __init__(self, graph: GraphModule, repeating: Callable[[], AbstractContextManager[None]]) -> None:
         super().__init__(graph)
         self.extra_traceback = False  # an error's words are those that the graph's own code would have
         self._repeating = repeating

@@ -182,7 +182,10 @@ def bind(rule: Rule, schema: Any) -> tuple[Formula, DtypeRule]:
     def compute(args: Arguments, kwargs: Keywords, out: Any) -> int | Work:
         values = [read(args, kwargs, out) for read in readers]
         answer = flops(*values)
-        return factor * answer if type(answer) is int and _is_complex(values[0]) else answer
+        operand = next(tensors_in((values[0],)), None)
+        if isinstance(answer, Work) or operand is None or not operand.dtype.is_complex:
+            return answer
+        return factor * answer
 
     def dtype_of(args: Arguments, kwargs: Keywords, out: Any) -> torch.dtype:
         value = first(args, kwargs, out)
@@ -191,11 +194,6 @@ def bind(rule: Rule, schema: Any) -> tuple[Formula, DtypeRule]:
         return dtype_of_first_tensor((value, *args), kwargs, out)
 
     return compute, dtype_of
-
-
-def _is_complex(value: Any) -> bool:
-    tensor = next(tensors_in((value,)), None)
-    return tensor is not None and tensor.dtype.is_complex
 
 
 def host_integers(tensor: Tensor) -> list[int]:
