@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from typing import Any
 
 import torch
 from torch import nn
@@ -13,7 +12,7 @@ from torch import nn
 from lightning_flops.instrument.parameter_sizes import Held, Parameters
 from lightning_flops.instrument.random_state import random_state_kept
 from lightning_flops.instrument.torch_private.modules import children_of, wraps
-from lightning_flops.records import OUTSIDE, ModuleRecord
+from lightning_flops.records import ModuleRecord
 from lightning_flops.signals import words_of
 from lightning_flops.text.printable import package_logger
 
@@ -69,7 +68,6 @@ class ModuleNames:
         self._known: dict[nn.Module, tuple[str, ...]] = {}
         """Each module's names: several if it is shared."""
         self._strangers: set[nn.Module] = set()
-        self._owners: dict[int, str] | None = None
         self.refresh()
 
     def refresh(self) -> None:
@@ -81,7 +79,6 @@ class ModuleNames:
                 names[module] = (*known, name)
         self._known = names
         self._strangers = set()
-        self._owners = None
 
     def name_for(self, module: nn.Module, caller: str) -> str | None:
         """Name of a module that the module named *caller* calls; None if it is not one of the root's.
@@ -105,15 +102,6 @@ class ModuleNames:
     def modules(self) -> Iterable[nn.Module]:
         """The modules that have names, each once."""
         return self._known.keys()
-
-    def owner_of(self, parameter: Any) -> str:
-        """Name of the first module that holds *parameter*; ``(outside)`` if none does."""
-        if self._owners is None:
-            self._owners = {}
-            for module, known in self._known.items():
-                for held in module.parameters(recurse=False):
-                    self._owners.setdefault(id(held), known[0])
-        return OUTSIDE if parameter is None else self._owners.get(id(parameter), OUTSIDE)
 
 
 def _shared_depth(name: str, caller: str) -> int:
