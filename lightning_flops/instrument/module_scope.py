@@ -126,7 +126,6 @@ def describe_modules(
     root: nn.Module,
     *,
     whole: nn.Module | None = None,
-    settings: bool = True,
     note: Callable[[str], object] = logger.warning,
 ) -> tuple[ModuleRecord, ...]:
     """What each module of *root* is and how many parameters it holds, in ``named_modules`` order.
@@ -137,7 +136,6 @@ def describe_modules(
     Args:
         root: the model.
         whole: *root* with all its wrappers, which may know more about its parameters; None if it has none.
-        settings: whether each module is asked for its ``extra_repr``, which may be the user's code.
         note: gets a sentence about anything that cannot be known.
     """
     parameters = Parameters(root if whole is None else whole, note=note)
@@ -152,10 +150,8 @@ def describe_modules(
         if own[module]:
             for above in _with_those_above(name):
                 below[above].update(own[module])
-    extra_reprs: dict[nn.Module, str] = {}
-    if settings:
-        with random_state_kept():
-            extra_reprs = {module: _extra_repr(module) for module in described.values()}
+    with random_state_kept():
+        extra_reprs = {module: _extra_repr(module) for module in described.values()}
     first_name: dict[nn.Module, str] = {}
     records = []
     for name, module in described.items():
@@ -167,7 +163,7 @@ def describe_modules(
             ModuleRecord(
                 name=name,
                 type_name=type(module).__name__,
-                extra_repr=extra_reprs.get(module, ""),
+                extra_repr=extra_reprs[module],
                 params=sum(held.size for held in all_held),
                 trainable_params=sum(held.size for held in all_held if held.trainable),
                 local_params=sum(held.local for held in all_held),
