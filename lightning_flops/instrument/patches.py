@@ -87,8 +87,9 @@ class _Patch:
             return None
 
     def undo(self) -> None:
-        # Who still holds the replacement runs the function alone.
+        # Who still holds the replacement runs the function alone, and keeps nothing else alive.
         self.before = self.after = None
+        self.failed = lambda error: None
         self.is_over = True
         if vars(self.target).get(self.name) is not self.replacement:
             return  # other code has wrapped it since

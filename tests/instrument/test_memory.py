@@ -99,24 +99,6 @@ def test_micro_steps_count_with_the_largest_of_them() -> None:
     assert [phase.current_bytes for phase in record.phases] == [50]
 
 
-def test_parts_that_are_no_phase_are_followed_and_not_shown() -> None:
-    books = Allocator(current=0, peak=0)
-    watch = MemoryWatch(nn.Linear(2, 2), read=books.read, on_device=True)
-    watch.enter("forward")
-    books.take(10)
-    watch.enter("checkpoint")
-    books.take(90)
-    books.free(90)
-    watch.leave()
-    watch.leave()
-    assert [(phase.name, phase.peak_bytes) for phase in record_of(watch).phases] == [("forward", 10)]
-
-
-def test_nothing_followed_is_no_record() -> None:
-    watch = MemoryWatch(nn.Linear(2, 2), read=Allocator(0, 0).read, on_device=True)
-    assert watch.record(optimizers=None) is None
-
-
 def trained(make: Callable[[list[nn.Parameter]], torch.optim.Optimizer], dtype: torch.dtype) -> MemoryRecord:
     model = nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7)).to(dtype)
     optimizer = make(list(model.parameters()))

@@ -212,27 +212,6 @@ def test_blocks_of_known_backward_cost_get_it_back(reentrant: bool | None) -> No
     assert others < rows(table)["first.1"].own_backward_us
 
 
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_what_a_checkpoint_repeats_is_backward_and_no_second_call(reentrant: bool) -> None:
-    _tracer, record = traced(Net(reentrant=reentrant))
-    assert names_in(record).count("module: second.0") == 2
-    found = rows(table_of(record))
-    assert found["second.0"].calls == 1
-
-
-def test_a_step_of_several_batches_is_one_step() -> None:
-    model = Net()
-    tracer = StepTracer(model, device=CPU)
-    tracer.warm_up()
-    for _ in range(2):
-        tracer.start(9)
-        train_step(tracer, model)
-    record = tracer.stop(SIGNATURE)
-    assert record is not None
-    assert names_in(record).count("ProfilerStep#9") == 1
-    assert rows(table_of(record))["first"].calls == 2
-
-
 def test_an_error_of_the_users_leaves_no_mark_open_and_nothing_on_torch() -> None:
     class Failing(nn.Module):
         def forward(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -276,18 +255,6 @@ def test_giving_up_anywhere_leaves_nothing_and_records_nothing(steps: str) -> No
 
 def events_of(profiler: Any) -> list[str]:
     return [event.key for event in profiler.key_averages()]
-
-
-def test_a_profiler_that_runs_already_is_left_alone() -> None:
-    model = Net()
-    tracer = StepTracer(model, device=CPU)
-    with profile(activities=[ProfilerActivity.CPU]) as users:
-        tracer.warm_up()
-        tracer.start(0)
-        train_step(tracer, model)
-        assert tracer.stop(SIGNATURE) is None
-    assert "aten::addmm" in events_of(users)
-    assert tracer.lost == "No step was traced: another profiler is running, and torch runs one profiler at a time."
 
 
 def test_a_profiler_that_waits_for_its_turn_is_left_alone() -> None:
