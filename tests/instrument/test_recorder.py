@@ -92,19 +92,6 @@ def test_signatures_keep_changing_also_if_a_tenth_of_the_first_steps_were_like_t
     assert [step.index for step in window.counted_steps] == [0, *range(43, 62)]
 
 
-def test_where_signatures_keep_changing_as_many_steps_are_counted_as_timed() -> None:
-    run = Run(profile_step=0, timing_steps=12, settle_steps=2)
-    for i in range(60):
-        run.batch(shapes=((4, i), (4,)))
-    window = run.close()
-    assert window.variable
-    assert [step.index for step in window.timed_steps] == list(range(3, 15))
-    assert [step.index for step in window.counted_steps] == [0, *range(15, 26)]
-    assert run.counter.flops["forward"] == 12 * 100
-    assert all(step.flops == PhaseFlops(forward=100, backward=200, optimizer=7) for step in window.counted_steps)
-    assert "keep changing" in window.notes[0]
-
-
 def test_a_run_that_ends_early_reports_the_steps_it_has_and_says_so() -> None:
     run = Run(profile_step=1, timing_steps=20, settle_steps=2)
     for _ in range(7):
@@ -127,14 +114,6 @@ def test_a_step_cut_off_in_the_middle_is_neither_counted_nor_timed() -> None:
     cut_off = Run(profile_step=0)
     cut_off.batch(ends_step=False)
     assert cut_off.recorder.close(context=CONTEXT) is None
-
-
-def test_a_run_that_never_reaches_the_step_has_no_window() -> None:
-    run = Run(profile_step=5)
-    for _ in range(3):
-        run.batch()
-    assert run.recorder.close(context=CONTEXT) is None
-    assert run.counter.entered == 0
 
 
 def test_excluded_time_belongs_to_no_step() -> None:
@@ -218,17 +197,6 @@ def test_phases_that_a_front_door_cannot_see_apart_are_known_as_a_sum() -> None:
     window = run.close()
     assert window.mixed_phases == ("data_wait", "other")
     assert window.notes == ()  # nothing was seen to be in the wrong place
-
-
-def test_more_steps_are_left_alone_when_that_is_asked_for_meanwhile() -> None:
-    run = Run(profile_step=0, timing_steps=3, settle_steps=1)
-    run.recorder.settle_for(3)
-    run.recorder.settle_for(2)
-    for _ in range(5):
-        run.batch()
-    assert run.states == ["counting", "settling", "settling", "settling", "timing"]
-    run.recorder.settle_for(100)  # no more than are timed
-    assert run.close().settle_steps == 3
 
 
 def test_work_for_the_update_is_the_optimizers_in_whatever_part_it_runs() -> None:

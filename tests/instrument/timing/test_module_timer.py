@@ -45,21 +45,6 @@ def test_own_seconds_are_those_between_a_modules_borders_and_its_childrens() -> 
     assert timer.outermost_calls == 2
 
 
-def test_a_timer_that_is_never_left_keeps_no_more_than_so_many_borders(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightning_flops.instrument.timing.module_timer._MOST_STAMPS", 10)
-    now = FakeNow()
-    model = Working(now, 1.0, Working(now, 2.0))
-    timer = ModuleTimer(model, WallClock(now))
-    with timer:
-        for _ in range(50):
-            model(torch.ones(1))
-            now.sleep(100.0)
-            assert len(timer._stamps) <= 10
-        assert timer.seconds() == {"": 100.0, "inside.0": 200.0}
-        model(torch.ones(1))
-    assert timer.seconds() == timer.seconds() == {"": 102.0, "inside.0": 204.0}
-
-
 def test_on_a_device_the_time_is_the_events_with_one_synchronization() -> None:
     now = FakeNow()
     events: list[FakeEvent] = []

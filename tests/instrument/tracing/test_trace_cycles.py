@@ -114,20 +114,6 @@ def test_steps_that_a_schedule_waits_for_are_left_alone() -> None:
     assert [record.index for record in run.close().traces] == [9]
 
 
-def test_a_run_that_ends_in_the_middle_of_the_traced_step_says_so_and_lets_go() -> None:
-    tracer = FakeTracer()
-    run = TracedRun(tracer)
-    for _ in range(6):
-        run.batch()
-    with run.recorder.batch_scope():
-        run.recorder.enter("forward")
-    window = run.close()
-    assert tracer.calls[-1] == "give_up"
-    assert window.traces == ()
-    assert len(window.timed_steps) == 2
-    assert window.notes == ("Training ended before all was traced that was to be.",)
-
-
 @pytest.mark.parametrize("in_a_step", [False, True])
 def test_a_run_that_ends_between_two_traced_steps_keeps_those_before(in_a_step: bool) -> None:
     run = TracedRun(FakeTracer(), TraceSchedule(active=5))
@@ -138,14 +124,3 @@ def test_a_run_that_ends_between_two_traced_steps_keeps_those_before(in_a_step: 
     window = run.close()
     assert [record.index for record in window.traces] == ([] if in_a_step else [6])
     assert window.notes == ("Training ended before all was traced that was to be.",)
-
-
-def test_a_traced_step_of_other_shapes_is_traced_again() -> None:
-    tracer = FakeTracer()
-    run = TracedRun(tracer, TraceSchedule(warmup=0, active=1))
-    for _ in range(5):
-        run.batch()
-    run.batch(shapes=OTHER_SHAPES)
-    run.batch(shapes=SHAPES)
-    assert run.recorder.closed
-    assert [record.index for record in run.close().traces] == [5, 6]
