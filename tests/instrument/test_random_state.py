@@ -41,6 +41,9 @@ class Drawing(nn.Linear):
         return f"drawn={draw()}"
 
 
+DRAWING = Drawing(2, 2)
+
+
 def raising() -> None:
     with pytest.raises(ZeroDivisionError), random_state_kept():
         draw()
@@ -49,7 +52,7 @@ def raising() -> None:
 
 @pytest.mark.parametrize(
     "ask",
-    [raising, lambda: get_model_profile(Drawing(2, 2), (1, 2), print_profile=False)],
+    [raising, lambda: get_model_profile(DRAWING, (1, 2), print_profile=False)],
     ids=["raising", "get_model_profile"],
 )
 def test_a_question_moves_no_generator(ask: Callable[[], object]) -> None:
