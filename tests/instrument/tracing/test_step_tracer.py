@@ -14,7 +14,6 @@ import pytest
 import torch
 import torch.autograd.profiler as autograd_profiler
 from torch import nn
-from torch.nn.modules import module as torch_module
 from torch.profiler import ProfilerActivity, profile, schedule
 from torch.utils.checkpoint import checkpoint
 
@@ -23,6 +22,7 @@ from lightning_flops.records import StepSignature, TracedStepRecord
 from lightning_flops.schema.trace_steps import ModuleRow, ModuleTable
 from lightning_flops.trace import load_trace
 from lightning_flops.trace.modules import module_table
+from tests.left_on_torch import torch_state
 
 CPU = torch.device("cpu")
 SIGNATURE = StepSignature(batches=("2x4",), forwards=1, backwards=1, updates=1)
@@ -126,27 +126,14 @@ def rows(table: ModuleTable) -> dict[str, ModuleRow]:
 def nothing_left() -> Iterator[None]:
     """Nothing of torch's that a tracer touches is another one afterwards."""
 
-    def footprint() -> dict[str, Any]:
-        return {
-            "hooks": [
-                list(getattr(torch_module, name))
-                for name in (
-                    "_global_forward_pre_hooks",
-                    "_global_forward_hooks",
-                    "_global_forward_hooks_always_called",
-                )
-            ],
-            "prepare": autograd_profiler._prepare_profiler,  # type: ignore[attr-defined]
-            "enable": autograd_profiler._enable_profiler,  # type: ignore[attr-defined]
-            "steps": dict(autograd_profiler.KinetoStepTracker._step_dict),
-            "log level": os.environ.get("KINETO_LOG_LEVEL"),
-            "profiling": torch._C._autograd._profiler_enabled(),
-        }
+    def state() -> list[Any]:
+        profiler = autograd_profiler
+        setting_up = [profiler._prepare_profiler, profiler._enable_profiler]  # type: ignore[attr-defined]
+        return [torch_state(), *setting_up, os.environ.get("KINETO_LOG_LEVEL")]
 
-    before = footprint()
-    assert not before["profiling"]
+    before = state()
     yield
-    assert footprint() == before
+    assert state() == before
 
 
 def test_a_step_is_recorded_with_its_number_its_phases_and_every_module() -> None:
