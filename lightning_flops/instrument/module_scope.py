@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from lightning_flops.instrument.parameter_sizes import Held, Parameters
-from lightning_flops.instrument.random_state import random_state_kept
 from lightning_flops.instrument.torch_private.modules import children_of, wraps
 from lightning_flops.records import ModuleRecord
 from lightning_flops.signals import words_of
@@ -114,7 +113,6 @@ def describe_modules(
     root: nn.Module,
     *,
     whole: nn.Module | None = None,
-    settings: bool = True,
     note: Callable[[str], object] = logger.warning,
 ) -> tuple[ModuleRecord, ...]:
     """What each module of *root* is and how many parameters it holds, in ``named_modules`` order.
@@ -125,7 +123,6 @@ def describe_modules(
     Args:
         root: the model.
         whole: *root* with all its wrappers, which may know more about its parameters; None if it has none.
-        settings: whether each module is asked for its ``extra_repr``, which may be the user's code.
         note: gets a sentence about anything that cannot be known.
     """
     parameters = Parameters(root if whole is None else whole, note=note)
@@ -140,10 +137,6 @@ def describe_modules(
         if own[module]:
             for above in _with_those_above(name):
                 below[above].update(own[module])
-    extra_reprs: dict[nn.Module, str] = {}
-    if settings:
-        with random_state_kept():
-            extra_reprs = {module: _extra_repr(module) for module in described.values()}
     first_name: dict[nn.Module, str] = {}
     records = []
     for name, module in described.items():
@@ -155,7 +148,7 @@ def describe_modules(
             ModuleRecord(
                 name=name,
                 type_name=type(module).__name__,
-                extra_repr=extra_reprs.get(module, ""),
+                extra_repr=_extra_repr(module),
                 params=sum(held.size for held in all_held),
                 trainable_params=sum(held.size for held in all_held if held.trainable),
                 local_params=sum(held.local for held in all_held),

@@ -24,7 +24,7 @@ from lightning_flops.instrument.counting.attribution import Threads, ThreadState
 from lightning_flops.instrument.counting.formulas import Unreadable, lookup
 from lightning_flops.instrument.counting.totals import Totals
 from lightning_flops.instrument.module_scope import ModuleNames
-from lightning_flops.instrument.patches import listening, replace
+from lightning_flops.instrument.patches import listen
 from lightning_flops.instrument.torch_private import compiler
 from lightning_flops.instrument.torch_private.autograd import calling_modules, sequence_number
 from lightning_flops.instrument.torch_private.dispatch import modes_off, new_fake_mode
@@ -44,26 +44,6 @@ _TEMPLATE = re.compile(r"triton_tem_|micro_gemm|cutlass_|flex_attention")
 
 FlopsOf = Callable[[Any], int]
 CountUnseen = Callable[[Any, tuple[Any, ...]], bool]
-
-
-def watch(
-    undo: ExitStack,
-    target: Any,
-    name: str,
-    failed: Callable[[Exception], None],
-    *,
-    before: Callable[..., Callable[[], None] | None] | None = None,
-    after: Callable[..., None] | None = None,
-) -> None:
-    """Has us called before or after a function of torch's, which is compiled as without us."""
-    replace(
-        undo,
-        target,
-        name,
-        lambda original: compiler.hide_around(
-            listening(original, before=before, after=after, failed=failed), before, after
-        ),
-    )
 
 
 class CompiledCode:
@@ -98,7 +78,7 @@ class CompiledCode:
         kind = compiler.class_of_generated_graphs()
         if kind is not None and kind not in self._watched:
             self._watched.add(kind)
-            watch(
+            listen(
                 self._undo,
                 kind,
                 "__call__",
@@ -151,7 +131,7 @@ class CompiledCode:
         if compiler.is_compiled(function):
             failed = partial(self._totals.failed, "the beginning of a compiled backward")
             compiler.hide(self._begins)
-            watch(self._undo, function, compiler.BACKWARD_ENTRY, failed, before=partial(self._begins, function))
+            listen(self._undo, function, compiler.BACKWARD_ENTRY, failed, before=partial(self._begins, function))
 
     def _begins(self, function: Any, context: Any, inputs: list[Any]) -> Callable[[], None]:
         """A compiled backward starts with these inputs; returns what to call when it has ended."""

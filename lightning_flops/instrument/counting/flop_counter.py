@@ -19,7 +19,7 @@ from torch import nn
 
 from lightning_flops.instrument import patches
 from lightning_flops.instrument.counting.attribution import Backward, Repetition, Running, Threads, ThreadState
-from lightning_flops.instrument.counting.compiled import CompiledCode, watch
+from lightning_flops.instrument.counting.compiled import CompiledCode
 from lightning_flops.instrument.counting.formulas import formulas_without_operator, watch_functions
 from lightning_flops.instrument.counting.mode import CountingMode, split_work
 from lightning_flops.instrument.counting.totals import Totals
@@ -174,14 +174,14 @@ class FlopCounter:
         undo.enter_context(watch_functions(self._mode.enter_function, self._mode.leave_function))
         begins, ends = listeners_of_repetitions(self._threads)
         at_backward = partial(self._failed, "the beginning of a backward")
-        watch(undo, torch.autograd, ENGINE_ENTRY, at_backward, before=self._backward_begins)
+        patches.listen(undo, torch.autograd, ENGINE_ENTRY, at_backward, before=self._backward_begins)
         at_begin, at_end = (partial(self._failed, f"the {one} of a repeated forward") for one in ("beginning", "end"))
         for manager in (torch.enable_grad, torch.set_grad_enabled):
-            watch(undo, manager, "__enter__", at_begin, after=begins)
-            watch(undo, manager, "__exit__", at_end, before=ends)
+            patches.listen(undo, manager, "__enter__", at_begin, after=begins)
+            patches.listen(undo, manager, "__exit__", at_end, before=ends)
         graph = getattr(torch.cuda, "CUDAGraph", None)
         if graph is not None and hasattr(graph, "replay"):
-            watch(undo, graph, "replay", partial(self._failed, "a replayed CUDA graph"), before=self._replays)
+            patches.listen(undo, graph, "replay", partial(self._failed, "a replayed CUDA graph"), before=self._replays)
 
     # ---- what the loop says
 
