@@ -257,12 +257,12 @@ class Trace:
         indices = _indices(rows)
         return merge(self.start_ns[indices], self.end_ns[indices])
 
-    def where(self, holds: Callable[[str], bool], *kinds: Kind) -> Mask:
-        """Rows of these *kinds* whose name *holds* accepts; it is called once for each name that they have."""
+    def where(self, holds: Callable[[str], object], *kinds: Kind) -> Mask:
+        """Rows of these *kinds* for whose name *holds* returns anything true; it is called once for each name."""
         rows = np.flatnonzero(np.isin(np.arange(len(Kind)), kinds)[self.kind])
         used = distinct(self.name[rows])
         accepted = np.zeros(len(self.names), dtype=bool)
-        accepted[used] = [holds(self.names[name]) for name in used.tolist()]
+        accepted[used] = [bool(holds(self.names[name])) for name in used.tolist()]
         found = np.zeros(len(self), dtype=bool)
         found[rows] = accepted[self.name[rows]]
         return found

@@ -22,7 +22,7 @@ from lightning_flops.trace.names import (
     KIND_OF_CATEGORY,
     Kind,
     host_collective,
-    is_scope_written_as_operator,
+    is_users_scope,
 )
 from lightning_flops.trace.recorded import RecordedInputs
 from lightning_flops.trace.values import ABSENT, are_integers, converted, fractions, integers, nanoseconds, packed
@@ -235,7 +235,7 @@ class Columns:
         columns: dict[str, Any] = {name: self._column(name, np.int64) for name in integers_of}
         columns |= {name: self._column(name, np.int32) for name in ("inputs", "stack")}
         columns |= {name: self._column(name, np.float64) for name in ("blocks_per_sm", "occupancy_percent")}
-        scopes = np.array([is_scope_written_as_operator(text) for text in names], dtype=bool)
+        scopes = np.array([not is_users_scope(text) for text in names], dtype=bool)
         kind = np.where((kind == Kind.OPERATOR) & scopes[name_of], np.int8(Kind.ANNOTATION), kind)
         duration_ns, recorded = self._whole("duration_ns", np.int64), tuple(map(_recorded_inputs, self._inputs))
         # Scopes on the host that communicate say what they send as any operator does.
