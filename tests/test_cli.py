@@ -102,14 +102,6 @@ def test_two_files_of_one_rank_are_refused(tmp_path: Path, capsys: pytest.Captur
     )
 
 
-def test_a_file_given_twice_is_refused_by_whatever_path(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    real = str(TRACES / "resnet50_num_workers_0.pt.trace.json.gz")  # which does not say its rank
-    link = tmp_path / "link.json.gz"
-    link.symlink_to(real)
-    assert main(["trace", real, str(link)]) == 2
-    assert capsys.readouterr() == ("", f"lightning-flops: {link}: given twice; give one trace for each rank\n")
-
-
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes with names")
 def test_a_trace_may_come_through_a_pipe() -> None:
     command = f"{shlex.join(COMMAND)} trace <(gzip -c {RANKS[0]}) <(cat {RANKS[1]})"

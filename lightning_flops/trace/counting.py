@@ -16,12 +16,12 @@ from enum import IntEnum
 import numpy as np
 
 from lightning_flops.trace.columns import Trace
+from lightning_flops.trace.events import are_integers
 from lightning_flops.trace.intervals import Ints, Mask, inside
 from lightning_flops.trace.names import ELEMENT_BYTES, Kind
 from lightning_flops.trace.recorded import RecordedInputs, RecordedWork
 from lightning_flops.trace.structure import NODE, nearest
 from lightning_flops.trace.tables import with_callees
-from lightning_flops.trace.values import are_integers
 
 Formulas = Callable[[str, RecordedInputs], RecordedWork]
 """FLOPs of one recorded call. ``instrument.counting.recorded_calls`` has the one there is; it needs torch."""
