@@ -235,6 +235,13 @@ class Trace:
         known = {one.index: one for one in self.devices}
         return known.get(device) or (self.devices[0] if len(alike) == 1 else None)
 
+    @cached_property
+    def used_device(self) -> DeviceProperties | None:
+        """What ran the kernels; None where several kinds of devices did, or one that the head does not describe."""
+        found = [self.described(index) for index in distinct(self.device[self.kind == Kind.KERNEL]).tolist()]
+        kinds = {one and (one.name, one.compute_capability, one.sm_count) for one in found}
+        return found[0] if len(kinds) == 1 else None
+
     def of(self, kind: Kind) -> Ints:
         """Rows of one kind."""
         return np.flatnonzero(self.kind == kind)
