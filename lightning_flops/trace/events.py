@@ -52,7 +52,7 @@ _ARGUMENTS: dict[str, tuple[str, Any]] = {
     "collective": ("Collective name", None), "in_elements": ("In msg nelems", None),
     "out_elements": ("Out msg nelems", None), "group_size": ("Group size", None), "dtype": ("dtype", None),
     "group_name": ("Process Group Name", None), "group_ranks": ("Process Group Ranks", None),
-    "source": ("Src Rank", None), "destination": ("Dst Rank", None), "total_reserved": ("Total Reserved", ABSENT),
+    "total_reserved": ("Total Reserved", ABSENT),
     "total_allocated": ("Total Allocated", ABSENT), "allocated_bytes": ("Bytes", 0), "address": ("Addr", ABSENT),
     "device_index": ("Device Id", ABSENT), "device_type": ("Device Type", 0),
 }  # fmt: skip
@@ -350,8 +350,6 @@ def _collective(arguments: Any) -> CollectiveArguments:
         bytes=max(known) * element_bytes if known and element_bytes is not None else None,
         group=" ".join(group) if group else None,
         group_size=converted(arguments.group_size, int),
-        source=converted(arguments.source, int),
-        destination=converted(arguments.destination, int),
     )
 
 
