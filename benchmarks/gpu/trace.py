@@ -66,7 +66,7 @@ def _by_module(here: Here) -> Iterator[Row]:
     claim = "modules' own forwards, added up, beside the forward"
     yield _sum(claim, forward, modules.forward_us)
     backward = sum(row.own_backward_us for row in modules.rows) + lost_backward
-    backward += modules.gradient_accumulation_us + modules.backward_communication_us
+    backward += modules.gradient_accumulation_us
     yield _sum("the same of the backward", backward, modules.backward_us)
     budget = done.profile.budget
     if budget is None:

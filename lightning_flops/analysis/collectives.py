@@ -148,9 +148,8 @@ def _match(ranks: Sequence[Iterable[CollectiveCalls]]) -> tuple[list[tuple[RankC
             one.latency_ns += calls.total_ns
             if calls.group is None:
                 counts[_GROUPLESS, calls.name] += calls.calls
-            else:  # a send's counterpart is a receive
-                name = calls.name if calls.channel is None else f"from {calls.channel}"
-                together[calls.group, name, calls.step].append(_TakingPart(index, calls))
+            else:
+                together[calls.group, calls.name, calls.step].append(_TakingPart(index, calls))
     for taking_part in together.values():
         _match_one(taking_part, sums, counts)
     tables = [tuple(sorted((_row(*item) for item in one.items()), key=_by_latency)) for one in sums]
@@ -173,8 +172,7 @@ def _match_one(
             counts[_UNMATCHED, one.calls.name] += one.calls.calls
         return
     first = taking_part[0].calls
-    expected = first.group_size if first.channel is None else 2
-    if len(taking_part) < (expected or 0):
+    if len(taking_part) < (first.group_size or 0):
         counts[_PARTIAL, first.name] += first.calls
     # The transfer of calls that one rank left out is not known.
     known = min(len(one.calls.latency_ns) for one in taking_part)

@@ -169,7 +169,6 @@ def _modules(report: TraceReport) -> Section:
         ("  of it unattributed", modules.unattributed_forward_us),
         ("backward", modules.backward_us),
         ("  of it gradient accumulation", modules.gradient_accumulation_us),
-        ("  of it communication", modules.backward_communication_us),
         ("  of it unattributed", modules.unattributed_backward_us),
         ("optimizer", modules.optimizer_us),
     )

@@ -36,9 +36,6 @@ class CollectiveArguments:
     group: str | None = None
     """The group's name and the ranks that take part, as far as they are written."""
     group_size: int | None = None
-    source: int | None = None
-    """The rank that sent what this event received; ``destination`` the one to which it sends."""
-    destination: int | None = None
 
 
 class DeviceProperties(

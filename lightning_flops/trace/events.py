@@ -59,9 +59,9 @@ _ARGUMENTS: dict[str, tuple[str, Any]] = {
     "collective": ("Collective name", None), "in_elements": ("In msg nelems", None),
     "out_elements": ("Out msg nelems", None), "group_size": ("Group size", None), "dtype": ("dtype", None),
     "group_name": ("Process Group Name", None), "group_ranks": ("Process Group Ranks", None),
-    "source": ("Src Rank", None), "destination": ("Dst Rank", None), "total_reserved": ("Total Reserved", _ABSENT),
-    "total_allocated": ("Total Allocated", _ABSENT), "allocated_bytes": ("Bytes", 0), "address": ("Addr", _ABSENT),
-    "device_index": ("Device Id", _ABSENT), "device_type": ("Device Type", 0),
+    "total_reserved": ("Total Reserved", _ABSENT), "total_allocated": ("Total Allocated", _ABSENT),
+    "allocated_bytes": ("Bytes", 0), "address": ("Addr", _ABSENT), "device_index": ("Device Id", _ABSENT),
+    "device_type": ("Device Type", 0),
 }  # fmt: skip
 """Of an event's ``args`` those that are read, and what stands for one that is not there; in the order of torch's files.
 
@@ -418,8 +418,6 @@ def _collective(arguments: Any) -> CollectiveArguments:
         bytes=max(known) * element_bytes if known and element_bytes is not None else None,
         group=" ".join(group) if group else None,
         group_size=converted(arguments.group_size, int),
-        source=converted(arguments.source, int),
-        destination=converted(arguments.destination, int),
     )
 
 

@@ -167,9 +167,8 @@ def step_times(trace: Trace) -> StepTimes:
     for name, rows in by_priority.items():
         covered = union(covered, trace.merged(rows))
         reached = covered_within(covered, steps.start_ns, steps.end_ns)
-        of_device = name in ("kernel_us", "memcpy_us", "memset_us", "runtime_us") and trace.has_device
-        known = of_device or (rows.any() and name not in ("kernel_us", "memcpy_us", "memset_us"))
-        parts[name] = reached - before if known else None
+        of_device = trace.has_device and name in ("kernel_us", "memcpy_us", "memset_us", "runtime_us")
+        parts[name] = reached - before if of_device or rows.any() else None
         before = reached
     parts["other_us"] = wall - before
     nothing = [None] * len(steps)
@@ -338,10 +337,8 @@ def _pieces_on_host(trace: Trace) -> Pieces:
     steps = trace.steps
     rows = in_steps(trace, np.flatnonzero(trace.where(lambda name: marked_phase(name) is not None, Kind.ANNOTATION)))
     rows = rows[np.lexsort((-trace.duration_ns[rows], trace.start_ns[rows]))]
-    starts, ends = (
-        trace.start_ns[rows],
-        np.minimum(trace.end_ns[rows], steps.host_end_ns[steps.of(trace.start_ns[rows])]),
-    )
+    starts = trace.start_ns[rows]
+    ends = np.minimum(trace.end_ns[rows], steps.host_end_ns[steps.of(starts)])
     cuts = np.unique(np.concatenate([steps.host_start_ns, steps.host_end_ns, starts, ends]))
     names = [_UNMARKED] * (len(cuts) - 1)
     begins, until = np.searchsorted(cuts, starts).tolist(), np.searchsorted(cuts, ends).tolist()
@@ -380,21 +377,17 @@ def step_filling(trace: Trace, *, counted: Collection[str] = ()) -> StepFilling:
         trace: with marks around the parts of its steps.
         counted: operators with FLOPs, as ``aten.mm``: they are matmul-like, whatever their names say.
     """
-    pieces, count = _pieces_on_device(trace), len(trace.steps)
-    walls, covered, reached = pieces.sums(), NOTHING, [0] * len(pieces.sums())
-    columns = []
-    fillings = _fillings(trace, frozenset(name.replace(".", "::", 1) for name in counted))
-    for sums in (*(pieces.sums(covered := union(covered, moments)) for moments in fillings), walls):
-        # Rounded as a running sum, so that the means add up to the part's as well.
-        until = [round(total / count) for total in sums.values()]
-        columns.append([after - before for after, before in zip(until, reached, strict=True)])
-        reached = until
+    pieces, covered, until = _pieces_on_device(trace), NOTHING, []
+    for moments in _fillings(trace, frozenset(name.replace(".", "::", 1) for name in counted)):
+        covered = union(covered, moments)
+        until.append([*pieces.sums(covered).values()])
+    walls = pieces.sums()
+    # Rounded as running sums, so that the means add up to the part's as well.
+    means = np.rint(np.array([*until, [*walls.values()]]) / len(trace.steps)).astype(np.int64)
     fields = ("matmul_ns", "operators_ns", "copies_ns", "communication_ns", "idle_ns")
-    parts = [
-        PartFilling(name=name, **dict(zip(fields, row, strict=True)))
-        for name, *row in zip(walls, *columns, strict=True)
-    ]
-    return StepFilling(clock="device" if trace.has_device else "host", parts=tuple(parts))
+    columns = dict(zip(fields, np.diff(means, axis=0, prepend=0).tolist(), strict=True))
+    clock: Literal["host", "device"] = "device" if trace.has_device else "host"
+    return StepFilling(clock=clock, parts=table(PartFilling, name=walls, **columns))
 
 
 def _fillings(trace: Trace, counted: Collection[str]) -> tuple[Intervals, Intervals, Intervals, Intervals]:

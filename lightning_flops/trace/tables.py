@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -157,23 +157,22 @@ def transfer_table(trace: Trace) -> tuple[Row, ...] | None:
 
 def idle_times(trace: Trace) -> tuple[IdleTime, ...] | None:
     """Idle time of each device, over the whole trace; None without a device."""
-    return tuple(_idle(trace)) if trace.has_device else None
-
-
-def _idle(trace: Trace) -> Iterator[IdleTime]:
+    found = []
     for device in _devices(trace):
         rows = trace.device_rows[trace.device[trace.device_rows] == device]
         reached = np.maximum.accumulate(trace.end_ns[rows])[:-1]
         gaps, calls = np.maximum(trace.start_ns[rows[1:]] - reached, 0), trace.links.launch[rows[1:]]
         after = (calls >= 0) & (trace.start_ns[np.maximum(calls, 0)] > reached)
         short = (calls >= 0) & ~after & (gaps < KERNEL_GAP_LIMIT_US * NS_PER_US)
-        yield IdleTime(
+        one = IdleTime(
             device=device,
             busy_us=trace.merged(rows).total / NS_PER_US,
             host_wait_us=int(gaps[after].sum()) / NS_PER_US,
             kernel_gap_us=int(gaps[short].sum()) / NS_PER_US,
             other_us=int(gaps[~after & ~short].sum()) / NS_PER_US,
         )
+        found.append(one)
+    return tuple(found) or None
 
 
 # ---- the host

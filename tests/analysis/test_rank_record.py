@@ -129,7 +129,6 @@ def records(draw: st.DrawFn) -> RankRecord:
         name=texts,
         group=st.none() | texts,
         group_size=st.none() | counts,
-        channel=st.none() | texts,
         step=st.none() | counts,
         calls=counts,
         bytes=st.none() | counts,

@@ -119,14 +119,6 @@ def test_parts_add_up_to_the_step_and_a_longer_kernel_is_named() -> None:
     assert times(table(comparison, "operators")["aten::mm"]) == (10 * US, 10 * US, 0)
 
 
-def test_steps_that_are_all_alike_have_no_noise() -> None:
-    comparison = compare_traces([A], [run(80, 80, 80, 80)])
-    noise = comparison.step.noise
-    assert noise is not None and (noise.low_ns, noise.high_ns, noise.beyond) == (20 * US, 20 * US, True)
-    relu = table(comparison, "kernels")["relu"].noise
-    assert relu is not None and not relu.beyond
-
-
 def test_what_is_noise_follows_the_one_rule_for_profiles() -> None:
     a, b = (30.0, 50.0, 34.0, 46.0, 40.0), (31.0, 52.0, 35.0, 47.0, 40.0)
     gemm = table(compare_traces([run(*a)], [run(*b)]), "kernels")["gemm"]
@@ -144,12 +136,6 @@ def test_a_kernel_of_one_run_alone_and_one_with_more_calls_have_their_calls() ->
     without = run(40, 40, 40, 40, relus=())
     relu = table(compare_traces([without], [A]), "kernels")["relu"]
     assert (*times(relu), relu.calls_a, relu.calls_b) == (0, 8 * US, 8 * US, 0.0, 1.0)
-
-
-def test_runs_of_other_numbers_of_steps_are_compared_by_step() -> None:
-    comparison = compare_traces([A], [run(50, 50, 50, 50, 50, 50, 50)])
-    assert (comparison.a.steps, comparison.b.steps) == (4, 7)
-    assert times(table(comparison, "kernels")["gemm"]) == (40 * US, 50 * US, 10 * US)
 
 
 def test_what_lies_outside_of_the_steps_is_left_out() -> None:
@@ -258,24 +244,6 @@ def test_other_devices_are_a_setting() -> None:
     ]
 
 
-def on_host(*lengths: float) -> AnalyzedTrace:
-    """A run without a device; each step is 100 us, and ``aten::mm`` has these lengths."""
-    events = [
-        event
-        for number, length in enumerate(lengths, 1)
-        for event in (step(number, 1000 * number, 100), operator("aten::mm", 1000 * number + 20, length))
-    ]
-    return analyze_one(trace(*events), compared=False, stepwise=True)
-
-
-def test_a_trace_without_a_device_has_no_kernels() -> None:
-    comparison = compare_traces([on_host(50, 50, 50, 50)], [A], sources=("cpu", "gpu"))
-    parts = named(comparison.parts)
-    assert (parts["kernel"].a_ns, parts["kernel"].b_ns) == (0, 48 * US)
-    assert (parts["cpu"].a_ns, parts["cpu"].b_ns) == (50 * US, 9 * US)
-    assert times(table(comparison, "kernels")["gemm"]) == (0, 40 * US, 40 * US)
-
-
 def test_collectives_are_compared_also_where_one_run_has_none() -> None:
     events = tuple(
         event
@@ -291,11 +259,6 @@ def test_collectives_are_compared_also_where_one_run_has_none() -> None:
     figure = next(one for one in comparison.figures if one.name == "exposed_communication_ratio")
     assert (figure.a, figure.b) == (None, 0.15)
     assert figure.reason == "not known in A: the trace has no collectives"
-
-
-def test_json_holds_the_whole_comparison() -> None:
-    comparison = compare_traces([A], [run(80, 80, 80, 80)])
-    assert TraceComparison.from_json(comparison.to_json()) == comparison
 
 
 def test_every_figure_can_stand_in_a_condition() -> None:

@@ -180,33 +180,6 @@ def test_groups_of_the_same_members_are_told_apart_by_name() -> None:
     assert [(row.transfer_us, row.wait_us) for row in found.ranks] == [(4 + 2, 4 + 0), (4 + 2, 0 + 7)]
 
 
-def test_a_send_is_matched_with_its_receive_and_not_with_another_send() -> None:
-    # 0 sends to 1 twice; 1 waits for the first and sends on to 2.
-    def transfer(number: int, start: float, length: float, **between: Any) -> tuple[Event, ...]:
-        name = "send" if "Dst Rank" in between else "recv"
-        group: dict[str, Any] = {"Process Group Ranks": "[0, 1, 2]", "Group size": 3}
-        return collective(number, start, length, name=name, **group, **between)
-
-    found = compare_ranks(
-        [
-            of_rank(0, *transfer(1, 10, 3, **{"Dst Rank": 1}), *transfer(2, 20, 6, **{"Dst Rank": 1})),
-            of_rank(
-                1,
-                *transfer(1, 10, 7, **{"Src Rank": 0}),
-                *transfer(2, 20, 5, **{"Src Rank": 0}),
-                *transfer(3, 30, 2, **{"Dst Rank": 2}),
-            ),
-            of_rank(2, *transfer(1, 10, 30, **{"Src Rank": 1})),
-        ]
-    )
-    assert [(row.transfer_us, row.wait_us) for row in found.ranks] == [
-        (3 + 5, 0 + 1),
-        (3 + 5 + 2, 4 + 0 + 0),
-        (2, 28),
-    ]
-    assert notes_of(found) == ()
-
-
 def test_sends_that_do_not_say_to_whom_are_left_unmatched_and_named() -> None:
     found = compare_ranks([of_rank(rank, *collective(1, 10, 8, name="send")) for rank in (0, 1)])
     assert [row.wait_us for row in found.ranks] == [None, None]

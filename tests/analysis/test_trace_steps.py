@@ -46,13 +46,6 @@ def test_each_moment_of_a_step_goes_to_the_first_kind_that_ran_in_it() -> None:
     )
 
 
-def test_a_trace_without_steps_is_one_step() -> None:
-    times = step_times(trace(operator("aten::mm", 2, 3), operator("aten::mm", 9, 3)))
-    assert not times.marked
-    (whole,) = times.steps
-    assert (whole.number, whole.wall_us, whole.cpu_us, whole.other_us) == (None, 10, 6, 4)
-
-
 def test_a_step_lasts_to_the_last_kernel_launched_in_it_and_the_next_begins_there() -> None:
     loaded = trace(
         step(1, 0, 100),
