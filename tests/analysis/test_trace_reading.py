@@ -53,7 +53,7 @@ def test_gzipped_and_remote_files_hold_the_same_trace(tmp_path: Path) -> None:
 
 def test_head_of_a_file_says_devices_and_ranks() -> None:
     loaded = load_trace(str(RANK_0))
-    assert (loaded.rank, loaded.world_size, loaded.backend) == (0, 2, "nccl")
+    assert (loaded.rank, loaded.world_size) == (0, 2)
     assert [device.index for device in loaded.devices] == [0, 1]
     first = loaded.devices[0]
     assert (first.name, first.sm_count, first.compute_capability) == ("NVIDIA H100 80GB HBM3", 132, (9, 0))
