@@ -124,7 +124,6 @@ class Trace:
     memory: MemoryEvents | None
     devices: tuple[DeviceProperties, ...]
     rank: int | None = None
-    world_size: int | None = None
     only_group: tuple[int, ...] | None = None
     """The ranks of the only process group there is, to which all communication belongs; None if it is not known."""
     metadata: Mapping[str, Any] = field(default_factory=dict)

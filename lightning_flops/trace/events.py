@@ -375,7 +375,6 @@ def _place_in_run(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return {
         # torch names no rank in a run of one process, this package always does
         "rank": own.rank if found.rank is None else found.rank,
-        "world_size": world_size,
         "only_group": groups.pop() if len(groups) == 1 else None,
     }
 
