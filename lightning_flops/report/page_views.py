@@ -124,7 +124,7 @@ def traces_views(report: TracesReport) -> list[tuple[str, View]]:
     together: list[Section] = []
     if report.ranks is not None:
         straggles = any(advice.rule == "straggler" for advice in report.advice)
-        together.append(rank_section(report.ranks, files, straggles=straggles))
+        together.append(rank_section(report.ranks, straggles=straggles))
     summary = "\n".join(traces_answer(report, files, WHOLE)[1:]).replace("\n  ", " ").split("\n")
     views = []
     for trace, file in zip(report.traces, files, strict=True):

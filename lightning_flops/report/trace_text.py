@@ -46,7 +46,7 @@ def render_traces(
     lines += [line for trace, file in zip(report.traces, files, strict=True) for line in _trace(trace, view, file=file)]
     if report.ranks is not None:
         straggles = any(advice.rule == "straggler" for advice in report.advice)
-        lines += draw(rank_section(report.ranks, files, straggles=straggles), view)
+        lines += draw(rank_section(report.ranks, straggles=straggles), view)
     lines += draw(advice_section(report.advice, rules=True), view)
     return page([*lines, view.rule()])
 

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from lightning_flops.analysis.collectives import TracedRank
 from lightning_flops.analysis.device_abilities import UNKNOWN_DEVICE, DeviceAbilities, device_abilities
 from lightning_flops.analysis.no_mfu import NO_FLOPS
@@ -45,8 +43,6 @@ class AnalyzedTrace:
     report: TraceReport
     abilities: DeviceAbilities
     """Of the device that ran the kernels; a trace lists all devices of its machine."""
-    world_size: int | None
-    """Ranks of its run; None where it does not say."""
     parts: tuple[TracedPart, ...]
     """Of its steps, as ``traced``: for a comparison with other ranks, empty where there is none."""
     traced: TracedRank | None
@@ -114,15 +110,13 @@ def analyze_one(
         notes += (_NO_TORCH if (trace.inputs >= 0).any() else _NO_SHAPES,)
     if report.modules is None and trace.metadata.get(WITH_MODULES):
         notes += (_NO_CALLS_OF_MODULES,)
-    used = [trace.described(device) for device in np.unique(trace.device[trace.on_device]).tolist()]
-    kinds = {(one.name, one.compute_capability) for one in used if one is not None}
-    name, capability = kinds.pop() if len(kinds) == 1 else ("", None)
+    used = trace.used_device
+    name, capability = (used.name, used.compute_capability) if used else ("", None)
     # A device without a name may be any vendor's.
     abilities = device_abilities(device_type="cuda", name=name, compute_capability=capability if name else None)
     return AnalyzedTrace(
         report=replace(report, notes=notes),
         abilities=abilities if trace.has_device else UNKNOWN_DEVICE,
-        world_size=trace.world_size,
         parts=step_parts(trace) if compared else (),
         traced=TracedRank(
             rank=trace.rank,

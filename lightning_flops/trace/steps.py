@@ -167,8 +167,8 @@ def step_times(trace: Trace) -> StepTimes:
     for name, rows in by_priority.items():
         covered = union(covered, trace.merged(rows))
         reached = covered_within(covered, steps.start_ns, steps.end_ns)
-        of_device = name in ("kernel_us", "memcpy_us", "memset_us", "runtime_us")
-        parts[name] = reached - before if (trace.has_device if of_device else rows.any()) else None
+        of_device = trace.has_device and name in ("kernel_us", "memcpy_us", "memset_us", "runtime_us")
+        parts[name] = reached - before if of_device or rows.any() else None
         before = reached
     parts["other_us"] = wall - before
     nothing = [None] * len(steps)
