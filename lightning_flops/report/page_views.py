@@ -26,7 +26,6 @@ from lightning_flops.report.text import detailed_sections
 from lightning_flops.report.trace_document import trace_sections
 from lightning_flops.report.trace_text import answer_lines as traces_answer
 from lightning_flops.report.trace_text import name_of
-from lightning_flops.report.work_document import job_section
 from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import Roofline
@@ -137,9 +136,7 @@ def traces_views(report: TracesReport) -> list[tuple[str, View]]:
     together: list[Section] = []
     if report.ranks is not None:
         straggles = any(advice.rule == "straggler" for advice in report.advice)
-        together.append(rank_section(report.ranks, files, straggles=straggles))
-    if report.job_steps is not None:
-        together.append(job_section(report.job_steps))
+        together.append(rank_section(report.ranks, straggles=straggles))
     summary = whole_sentences(traces_answer(report, files, WHOLE)[1:])
     views = []
     for trace, file in zip(report.traces, files, strict=True):
@@ -249,7 +246,7 @@ def _profile_modules(profile: Profile) -> list[list[Any]]:
 
 def _kept(tables: TraceReport | None) -> Mapping[str, tuple[float, float]]:
     """Bytes that each module's forward keeps in one step, with and without the modules inside."""
-    rows = [] if tables is None else [one for one in tables.module_memory or () if one.part == "forward"]
+    rows = () if tables is None else tables.module_memory or ()
     on_device = any(one.device >= 0 for one in rows)
     steps = 1 if tables is None else max(1, len(tables.step_times.steps))
     return {

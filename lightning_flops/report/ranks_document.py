@@ -12,7 +12,7 @@ from lightning_flops.analysis.rates import sum_if_all_known
 from lightning_flops.analysis.spreads import spread_over
 from lightning_flops.analysis.straggler_words import straggler_evidence
 from lightning_flops.analysis.stragglers import are_compared, longest_own_time
-from lightning_flops.report.document import Column, Figure, Section, Table, quantity, short, table, us
+from lightning_flops.report.document import Column, Figure, Section, Table, quantity, table, us
 from lightning_flops.report.profile_document import missing_rates, whose
 from lightning_flops.schema.communication import RankCollectiveRow, RankComparison, RankRow
 from lightning_flops.schema.profile import Profile
@@ -259,17 +259,12 @@ def _left_out(profile: Profile, ranks: RanksProfile) -> Items:
         )
 
 
-def rank_section(comparison: RankComparison, files: Sequence[str], *, straggles: bool) -> Section:
-    """Ranks side by side, or traces that name none."""
-    names = [
-        short(file) if row.rank is None else str(row.rank) for row, file in zip(comparison.ranks, files, strict=True)
-    ]
-    known = any(row.rank is not None for row in comparison.ranks)
+def rank_section(comparison: RankComparison, *, straggles: bool) -> Section:
+    """Ranks side by side."""
+    names = [str(row.rank) for row in comparison.ranks]
     note = (
         "A straggler is a rank that the others wait for: without communication that no computation hides, its step is "
         "longer than theirs by more than the advice's thresholds."
-        if known
-        else "Of separate runs, as none of these files says its rank; no rank waited here for another."
     )
     listed = list(zip(names, comparison.ranks, strict=True))
 
@@ -281,7 +276,7 @@ def rank_section(comparison: RankComparison, files: Sequence[str], *, straggles:
 
     columns = [
         # Ranks are in order.
-        Column("rank" if known else "trace", lambda one: one[0], str, "" if known else "name"),
+        Column("rank", lambda one: one[0], str),
         of_rank("steps", lambda row: row.steps, plain),
         of_rank("wall", lambda row: row.overlap.wall_us, sort="total"),
         of_rank("compute", lambda row: row.overlap.computation_us),
@@ -294,12 +289,11 @@ def rank_section(comparison: RankComparison, files: Sequence[str], *, straggles:
     ]
     items: list[Figure | Table | str] = [table(listed, columns, whole=True, least_width=6)]
     if any(rank.collectives for rank in comparison.ranks):
-        items.append(_collectives(comparison, [f"rank {name}" for name in names] if known else names))
+        items.append(_collectives(comparison, [f"rank {name}" for name in names]))
     longest = straggler = NOT_AVAILABLE
     if are_compared(comparison):
         by = comparison.computes_longest
         longest = "several alike" if by is None else f"rank {by}"
         straggler = f"rank {names[longest_own_time(comparison)]}" if straggles else "none"
-    if known:
-        items += ["", Figure("computes longest", longest), Figure("straggler", straggler)]
-    return Section("Ranks" if known else "Traces side by side", note, [*items, *comparison.notes])
+    items += ["", Figure("computes longest", longest), Figure("straggler", straggler)]
+    return Section("Ranks", note, [*items, *comparison.notes])

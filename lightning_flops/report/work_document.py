@@ -234,9 +234,3 @@ def operator_section(report: TraceReport) -> Section:
         items.append(table(report.operators_by_shape, columns, least_width=6, **sorts))
     note = "Self: without the operators that it called. Ratios are of the self times of all operators."
     return Section("Operators", note, items)
-
-
-def job_section(steps: Sequence[TracedStepFlops]) -> Section:
-    """FLOPs of all ranks together."""
-    note = "Of all ranks together. The wall time is the mean of theirs; MFU and HFU are over what all devices could do."
-    return Section("FLOPs of the job", note, [_flops_by_step(steps)])

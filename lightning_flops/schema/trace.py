@@ -17,7 +17,7 @@ from lightning_flops.schema.trace_events import (
     MemoryRow,
     OperatorRow,
 )
-from lightning_flops.schema.trace_flops import TracedStepFlops, TraceFlops
+from lightning_flops.schema.trace_flops import TraceFlops
 from lightning_flops.schema.trace_steps import DeviceMetrics, ModuleTable, PhaseRow, Row, StepTimes
 from lightning_flops.units import plural, run_text
 
@@ -88,9 +88,6 @@ class TracesReport:
     """None for a single trace."""
     advice: tuple[Advice, ...]
     """What the traces show that holds the run back, the largest possible saving first."""
-    job_steps: tuple[TracedStepFlops, ...] | None = None
-    """FLOPs of all ranks together, of each step that all of them have, over the mean of their wall times; MFU and HFU
-    are over what all devices could do. None without a trace of each rank that has FLOPs and marks of steps."""
 
     def to_json(self) -> str:
         """Indented JSON; the field names are the keys."""

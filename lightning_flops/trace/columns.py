@@ -232,6 +232,13 @@ class Trace:
         known = {one.index: one for one in self.devices}
         return known.get(device) or (self.devices[0] if len(alike) == 1 else None)
 
+    @cached_property
+    def used_device(self) -> DeviceProperties | None:
+        """What ran the kernels; None where several kinds of devices did, or one that the head does not describe."""
+        found = [self.described(index) for index in distinct(self.device[self.kind == Kind.KERNEL]).tolist()]
+        kinds = {one and (one.name, one.compute_capability, one.sm_count) for one in found}
+        return found[0] if len(kinds) == 1 else None
+
     def of(self, kind: Kind) -> Ints:
         """Rows of one kind."""
         return np.flatnonzero(self.kind == kind)
@@ -254,12 +261,12 @@ class Trace:
         indices = _indices(rows)
         return merge(self.start_ns[indices], self.end_ns[indices])
 
-    def where(self, holds: Callable[[str], bool], *kinds: Kind) -> Mask:
-        """Rows of these *kinds* whose name *holds* accepts; it is called once for each name that they have."""
+    def where(self, holds: Callable[[str], object], *kinds: Kind) -> Mask:
+        """Rows of these *kinds* for whose name *holds* returns anything true; it is called once for each name."""
         rows = np.flatnonzero(np.isin(np.arange(len(Kind)), kinds)[self.kind])
         used = distinct(self.name[rows])
         accepted = np.zeros(len(self.names), dtype=bool)
-        accepted[used] = [holds(self.names[name]) for name in used.tolist()]
+        accepted[used] = [bool(holds(self.names[name])) for name in used.tolist()]
         found = np.zeros(len(self), dtype=bool)
         found[rows] = accepted[self.name[rows]]
         return found

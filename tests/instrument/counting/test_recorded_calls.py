@@ -71,16 +71,8 @@ def convolutions() -> tuple[nn.Module, Step]:
     )
 
 
-def one_dimension() -> tuple[nn.Module, Step]:
-    return of_module(nn.Sequential(nn.Conv1d(3, 8, 5, padding="same"), nn.GELU(), nn.Conv1d(8, 4, 3)), (2, 3, 20))
-
-
 def linear() -> tuple[nn.Module, Step]:
     return of_module(nn.Sequential(nn.Linear(7, 11), nn.ReLU(), nn.Linear(11, 3, bias=False)), (4, 6, 7))
-
-
-def bilinear() -> tuple[nn.Module, Step]:
-    return of_module(nn.Bilinear(3, 4, 5), (6, 3), (6, 4))
 
 
 def attention() -> tuple[nn.Module, Step]:
@@ -116,50 +108,6 @@ def recurrent() -> tuple[nn.Module, Step]:
     return of_module(nn.Sequential(nn.LSTM(4, 6, num_layers=2, bidirectional=True, batch_first=True)), (2, 5, 4))
 
 
-def gated() -> tuple[nn.Module, Step]:
-    return of_module(nn.GRU(4, 6), (5, 2, 4))
-
-
-def embedding() -> tuple[nn.Module, Step]:
-    module = nn.Sequential(nn.Embedding(13, 6), nn.LayerNorm(6), nn.Linear(6, 13))
-    tokens = torch.arange(12).reshape(2, 6)
-    return module, lambda: backward(module(tokens))
-
-
-def three_dimensions() -> tuple[nn.Module, Step]:
-    return of_module(
-        nn.Sequential(nn.Conv3d(2, 4, 3, stride=2, padding=1), nn.ConvTranspose3d(4, 2, 2, groups=2)), (2, 2, 5, 6, 7)
-    )
-
-
-def vectors() -> tuple[nn.Module, Step]:
-    def function(a: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return torch.addmv(v, a, v) + torch.mv(a, v) + torch.addr(a, v, v).sum() + torch.inner(a, a).sum()
-
-    return of_module(Calls(function), (5, 5), (5,))
-
-
-def batches_of_products() -> tuple[nn.Module, Step]:
-    def function(m: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        return torch.addbmm(m, a, b) + torch.tensordot(a, b, dims=([0, 2], [0, 1])) + torch.linalg.multi_dot([m, m, m])  # type: ignore[no-any-return]
-
-    return of_module(Calls(function), (4, 4), (3, 4, 5), (3, 5, 4))
-
-
-def recurrent_cells() -> tuple[nn.Module, Step]:
-    def function(one: nn.Module, other: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        return one(x)[0] + other(x)  # type: ignore[no-any-return]
-
-    return of_module(Calls(function, nn.LSTMCell(4, 6), nn.GRUCell(4, 6)), (3, 4))
-
-
-def grouped_queries() -> tuple[nn.Module, Step]:
-    def function(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
-
-    return of_module(Calls(function), (2, 4, 10, 8), (2, 2, 10, 8), (2, 2, 10, 8))
-
-
 def experts() -> tuple[nn.Module, Step]:
     rows, ends = torch.randn(24, 32, dtype=torch.bfloat16), torch.tensor([8, 16, 24], dtype=torch.int32)
     weights = nn.Parameter(torch.randn(3, 32, 16, dtype=torch.bfloat16))
@@ -177,10 +125,6 @@ def eight_bits() -> tuple[nn.Module, Step]:
         torch._scaled_mm(*floating, scale_a=scale, scale_b=scale, out_dtype=torch.bfloat16)
 
     return nn.Identity(), step
-
-
-def encoder() -> tuple[nn.Module, Step]:
-    return of_module(nn.TransformerEncoderLayer(16, 4, 32, batch_first=True, dropout=0.0), (2, 7, 16))
 
 
 def without_reentry() -> tuple[nn.Module, Step]:
@@ -206,12 +150,6 @@ def checkpointed_attention() -> tuple[nn.Module, Step]:
     return of_module(Calls(lambda x: checkpoint(attend, x, use_reentrant=False)), (2, 3, 10, 8))
 
 
-def half_precision() -> tuple[nn.Module, Step]:
-    return of_module(
-        nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(36, 5)), (2, 3, 5, 5), dtype=torch.bfloat16
-    )
-
-
 def autocast() -> tuple[nn.Module, Step]:
     def function(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cpu", torch.bfloat16):
@@ -230,12 +168,6 @@ def second_derivative() -> tuple[nn.Module, Step]:
         backward(gradient)
 
     return layer, step
-
-
-def frozen_start() -> tuple[nn.Module, Step]:
-    module = nn.Sequential(nn.Linear(6, 9), nn.Linear(9, 4), nn.Linear(4, 3))
-    module[0].requires_grad_(False)
-    return of_module(module, (5, 6))
 
 
 def no_gradients() -> tuple[nn.Module, Step]:
@@ -277,31 +209,19 @@ def multiplying_optimizer() -> tuple[nn.Module, Step]:
 
 NETS = (
     convolutions,
-    one_dimension,
     linear,
-    bilinear,
     attention,
     causal_attention,
     masked_attention,
     products,
     recurrent,
-    gated,
-    embedding,
-    three_dimensions,
-    vectors,
-    batches_of_products,
-    recurrent_cells,
-    grouped_queries,
     experts,
     eight_bits,
-    encoder,
     without_reentry,
     with_reentry,
     checkpointed_attention,
-    half_precision,
     autocast,
     second_derivative,
-    frozen_start,
     no_gradients,
     multiplying_optimizer,
 )
