@@ -38,18 +38,13 @@ PAGE = Path(__file__).parent.parent / "docs" / "compare.md"
 SOURCES = ("before/profile.json", "after/profile.json")
 
 
-def test_two_folders_of_logs_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", "before", "after"]) == 0
-    assert capsys.readouterr() == (render_comparison(compare_profiles(A, B, sources=SOURCES)), "")
-
-
 def test_a_page_is_written_beside_what_is_printed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "before", "after", "--html", "new/difference.html"]) == 0
     comparison = compare_profiles(A, B, sources=SOURCES)
     assert capsys.readouterr() == (render_comparison(comparison), "")
     assert (folder / "new" / "difference.html").read_text(encoding="utf-8") == comparison.to_html()
-    assert main(["compare", "before", "after", "--html", "before"]) == 2
-    assert "before" in capsys.readouterr().err
+    assert main(["compare", "--json", *SOURCES]) == 0
+    assert Comparison.from_json(capsys.readouterr().out) == comparison
 
 
 def test_the_page_shows_what_the_command_prints(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,11 +67,6 @@ def test_the_program_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> Non
     comparison = names["comparison"]
     assert isinstance(comparison, Comparison) and comparison.step.causes.details == {"data": 4_000_000}
     assert capsys.readouterr().out.endswith("act 0\nfc2 0\n(outside) 4000000\n")
-
-
-def test_json_is_the_whole_comparison(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", "--json", *SOURCES]) == 0
-    assert Comparison.from_json(capsys.readouterr().out) == compare_profiles(A, B, sources=SOURCES)
 
 
 def test_a_condition_that_holds_ends_with_1(capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,10 +109,10 @@ def test_a_starved_run_leaves_conditions_on_the_wall_clock_open(
             "tokens_per_sec cannot be compared: not known in A: how",
         ),
         (
-            ["--fail-if", "speed > 1", "before", "nowhere"],
-            "--fail-if must name one of global_step_sec, samples_per_sec, tokens_per_sec, mfu, hfu, forward_flops, "
-            "backward_flops, hardware_flops, data_wait_ratio, cpu_time_sec, params, exposed_communication_ratio, "
-            "device_memory_peak_bytes, host_memory_peak_bytes, got 'speed'",
+            ["--fail-if", "speed > 1", "before", "after"],
+            "--fail-if speed > 1: speed cannot be compared: it is none of global_step_sec, samples_per_sec, "
+            "tokens_per_sec, mfu, hfu, forward_flops, backward_flops, hardware_flops, data_wait_ratio, cpu_time_sec, "
+            "params\n",
         ),
     ],
 )
@@ -131,21 +121,6 @@ def test_what_cannot_be_compared_ends_with_2_and_the_reason(
 ) -> None:
     assert main(["compare", *arguments]) == 2
     assert message in capsys.readouterr().err
-
-
-def test_what_cannot_be_compared_goes_before_a_condition_that_holds(capsys: pytest.CaptureFixture[str]) -> None:
-    conditions = ["--fail-if", "tokens_per_sec < 1", "--fail-if", "global_step_sec > 1"]
-    assert main(["compare", *conditions, "before", "after"]) == 2
-    assert "'global_step_sec > 1' holds" in capsys.readouterr().err
-
-
-def test_help_has_examples_that_parse(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["compare", "--help"])
-    shown = capsys.readouterr().out
-    examples = [line.strip() for line in shown.splitlines() if line.startswith("  lightning-flops compare")]
-    assert len(examples) == 5
-    assert "exit status: 0: done. 1: a condition of --fail-if holds. 2: something cannot be read or compared" in shown
 
 
 def test_it_loads_no_torch(folder: Path) -> None:
@@ -193,19 +168,12 @@ def test_two_folders_of_ranks_traces_are_compared(traces: Path, capsys: pytest.C
     )
 
 
-def test_two_traces_are_compared_as_text(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", str(RESNET), str(RESNET)]) == 0
-    out, err = capsys.readouterr()
-    assert (out.splitlines()[0].strip("- "), err) == ("Two traces compared", "")
-    assert "within noise" in out
-
-
 def test_traces_compared_have_a_page(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "ranks", "slow", "--html", "new/difference.html"]) == 0
     page = (traces / "new" / "difference.html").read_text(encoding="utf-8")
     assert "<title>ranks and slow compared</title>" in page
     assert page.count('id="view-0-0"') == 1
-    assert "takes" in capsys.readouterr().out
+    assert "Two traces compared" in capsys.readouterr().out
 
 
 def test_conditions_hold_for_figures_of_traces(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -223,7 +191,7 @@ def test_conditions_hold_for_figures_of_traces(traces: Path, capsys: pytest.Capt
     assert main(["compare", "--fail-if", "global_step_sec > 1", "ranks", "slow"]) == 2
     assert "global_step_sec cannot be compared: single steps are not known, or too few" in capsys.readouterr().err
     assert main(["compare", "--fail-if", "params > 1", "ranks", "slow"]) == 2
-    assert "--fail-if params > 1: params cannot be compared: it is no figure of theirs\n" in capsys.readouterr().err
+    assert "--fail-if params > 1: params cannot be compared: it is none of global_" in capsys.readouterr().err
     assert main(["compare", "--fail-if", "device_memory_peak_bytes > 1", "before", "after"]) == 2
 
 
@@ -260,9 +228,3 @@ def test_a_folder_of_logs_with_profiles_is_compared_by_them(traces: Path, capsys
     assert "Two runs compared" in capsys.readouterr().out
     assert main(["compare", "--json", "before/rank0_step5.pt.trace.json", str(RANKS[0])]) == 0
     assert TraceComparison.from_json(capsys.readouterr().out).step.difference_ns == 0
-
-
-def test_a_profile_of_any_name_is_one(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (traces / "main.json").write_text(A.to_json())
-    assert main(["compare", "main.json", "after"]) == 0
-    assert "Two runs compared" in capsys.readouterr().out

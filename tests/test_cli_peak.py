@@ -16,7 +16,7 @@ from lightning_flops.records import ProcessorLoss
 
 def measure(waited: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     """The command on a machine where this process waited so much of the time for a processor, and short."""
-    loss = ProcessorLoss(seconds=1.0, batches_sec=(), waited_share=waited, stolen_share=None)
+    loss = ProcessorLoss(seconds=1.0, batches_sec=(), waited_share=waited)
     monkeypatch.setattr(ProcessorWatch, "loss", lambda watch: loss)
     monkeypatch.setattr("lightning_flops.instrument.peaks._SIZES", (64,))
     monkeypatch.setattr("lightning_flops.instrument.peaks._SEC_EACH", 0.001)

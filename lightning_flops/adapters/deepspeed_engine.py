@@ -24,8 +24,7 @@ from lightning_flops.instrument.torch_private.loading import fetched_ahead
 from lightning_flops.records import BatchTokens, Shapes, TimePhase
 from lightning_flops.run.adapter import Facts
 from lightning_flops.run.output import LoggedOutput
-from lightning_flops.run.run import Run
-from lightning_flops.run.safety import safe
+from lightning_flops.run.run import Run, safe
 from lightning_flops.schema.profile import Profile
 
 _ADAPTER = "_lightning_flops_adapter"  # attribute of an engine that is profiled

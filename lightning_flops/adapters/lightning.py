@@ -26,8 +26,7 @@ from lightning_flops.instrument.torch_private.loading import fetched_ahead
 from lightning_flops.records import BatchTokens, Loop, RunContext, Shapes
 from lightning_flops.run.adapter import Facts
 from lightning_flops.run.output import LoggedOutput
-from lightning_flops.run.run import Run
-from lightning_flops.run.safety import failed, safe
+from lightning_flops.run.run import Run, failed, safe
 from lightning_flops.schema.profile import Profile
 from lightning_flops.sinks.services import Services
 

@@ -30,8 +30,7 @@ from lightning_flops.instrument.torch_private.loading import fetched_ahead, work
 from lightning_flops.records import BatchTokens, Shapes
 from lightning_flops.run.adapter import Facts
 from lightning_flops.run.output import LoggedOutput
-from lightning_flops.run.run import Run
-from lightning_flops.run.safety import failed, safe
+from lightning_flops.run.run import Run, failed, safe
 from lightning_flops.schema.profile import Profile
 
 _NOT_CALLED = "The model was not called, or by compiled code: forward is what ran from the batch to the backward."

@@ -70,10 +70,6 @@ def build_energy(
         highest_clock_mhz=gpu.highest_clock_mhz,
         power_limited_share=_share(gpu.power_limited_sec, gpu.seconds),
         heat_limited_share=_share(gpu.heat_limited_sec, gpu.seconds),
-        reasons={
-            words: number / gpu.reason_readings
-            for words, number in sorted(gpu.reasons.items(), key=lambda item: (-item[1], item[0]))
-        },
         unavailable=unavailable,
     )
 

@@ -90,7 +90,7 @@ class Evidence:
     pageable_copy_share: float | None = None
     """Copies from pageable host memory to the device."""
     processor_lost_share: float | None = None
-    """Processor time that was asked for while steps were timed, and not given: the thread's, or the machine's."""
+    """Time that a thread of this process was ready to run while steps were timed, and had no processor."""
     idle_cores: float | None = None
     """Cores of the machine that had nothing to do while steps were timed."""
     processor_share: float | None = None
@@ -171,11 +171,11 @@ def gather_evidence(
         if on_gpu
         else None,
         misaligned=_misaligned(window.flops.cells, window.modules, dtypes=device.tensor_core_dtypes),
-        processor_lost_share=None if processor is None or processor.seconds < _LEAST_SEC else processor.lost_share,
+        processor_lost_share=None if processor is None or processor.seconds < _LEAST_SEC else processor.waited_share,
         idle_cores=None if processor is None else processor.idle_cores,
         processor_share=None
-        if processor is None or processor.lost_share is None or not processor.seconds
-        else math.fsum(processor.batches_sec) / processor.seconds + processor.lost_share,
+        if processor is None or processor.waited_share is None or not processor.seconds
+        else math.fsum(processor.batches_sec) / processor.seconds + processor.waited_share,
         energy=energy,
     )
     if traced is None or traced.is_apart or step_sec is None:
@@ -251,8 +251,7 @@ def with_trace(evidence: Evidence, trace: TraceReport, thresholds: AdviceThresho
         busy_us = mean.kernel_us + sum(part or 0.0 for part in (mean.memcpy_us, mean.memset_us, mean.communication_us))
         idle = max(0.0, 1.0 - (ratio(part=busy_us, whole=wall_us) or 0.0) - waiting)
         whole_us = wall_us * len(trace.step_times.steps)
-        pauses = [one for one in trace.idle or () if one.stream is None]
-        busiest = max(pauses, key=lambda one: one.busy_us, default=None)
+        busiest = max(trace.idle or (), key=lambda one: one.busy_us, default=None)
         gaps = 0.0 if busiest is None else ratio(part=busiest.kernel_gap_us, whole=whole_us) or 0.0
         other = 0.0 if busiest is None else ratio(part=busiest.other_us, whole=whole_us) or 0.0
         found["idle_share"], found["kernel_gap_share"] = idle, gaps

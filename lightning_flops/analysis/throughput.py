@@ -88,7 +88,6 @@ def build_throughput(
         useful_mfu=shares["useful_mfu"],
         tokens=tokens.processed,
         real_tokens=tokens.real,
-        trained_tokens=tokens.trained,
         padding_ratio=padding_ratio(tokens),
         tokens_per_sec=per_second(amount=over_ranks(amount=timed_tokens, ranks=dp_size), seconds=seconds.total),
         unavailable=unavailable,

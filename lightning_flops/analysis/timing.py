@@ -87,7 +87,7 @@ def build_timing(
         reader_sec=None if "data_wait" in mixed else _mean([step.reader_sec for step in steps]),
         excluded_sec=_excluded(steps),
         processor_steps_sec=() if processor is None else _by_step(processor.batches_sec, len(seconds)),
-        starved_share=None if processor is None else processor.lost_share,
+        starved_share=None if processor is None else processor.waited_share,
         cpu_system_ratio=None if processor is None else processor.busy_share,
     )
 

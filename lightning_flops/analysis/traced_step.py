@@ -28,7 +28,7 @@ from lightning_flops.records import (
 from lightning_flops.schema.communication import CollectiveCalls
 from lightning_flops.schema.modules import ModuleTimes
 from lightning_flops.schema.trace import StepFilling, TracedOperator, TracedPart, TracedStep, TraceReport
-from lightning_flops.schema.trace_steps import ModuleTable
+from lightning_flops.schema.trace_steps import ModuleRow, ModuleTable
 
 if TYPE_CHECKING:
     from lightning_flops.trace.counters import CounterTrack
@@ -40,6 +40,9 @@ _NS_PER_SEC = 1e9
 _FAR = 2.0
 """Traced and typical steps whose forward or backward differ by more than so many times are not compared."""
 
+_LEAST_STEPS = 4
+"""Fewer traced steps say nothing of their spread."""
+
 
 def build_traced_step(window: WindowRecord) -> TracedStep | None:
     """The traced step of *window*: of several, the last that can be compared with the counted one.
@@ -48,7 +51,7 @@ def build_traced_step(window: WindowRecord) -> TracedStep | None:
         window: what was measured.
 
     Returns:
-        None if no step was traced, and none was timed in its place.
+        None if no step was traced.
 
     Raises:
         LightningFlopsError: the trace cannot be read.
@@ -57,22 +60,10 @@ def build_traced_step(window: WindowRecord) -> TracedStep | None:
     def is_like_counted(signature: StepSignature) -> bool:
         return not window.variable and signature == window.counted_steps[0].signature
 
-    clocked = window.module_seconds
-    own_forward_sec = None if clocked is None else clocked.own_forward_sec
     if not window.traces:
-        if clocked is None:
-            return None
-        return TracedStep(
-            index=clocked.index,
-            like_counted=is_like_counted(clocked.signature),
-            files=(),
-            tables=None,
-            own_forward_sec=own_forward_sec,
-        )
+        return None
     best = next((one for one in reversed(window.traces) if is_like_counted(one.signature)), window.traces[-1])
     like_counted = is_like_counted(best.signature)
-    if clocked is not None:
-        like_counted &= is_like_counted(clocked.signature)
     counted = frozenset(cell.operator for cell in window.flops.cells if cell.flops)
     read = _read(best, window.context, counted=counted)
     forward_scale, backward_scale, is_apart = _scales(read.tables.modules, window)
@@ -81,7 +72,7 @@ def build_traced_step(window: WindowRecord) -> TracedStep | None:
         like_counted=like_counted,
         files=(),
         tables=read.tables,
-        own_forward_sec=own_forward_sec,
+        own_forward_sec=None,
         parts=read.parts,
         filling=read.filling,
         steps=len(read.tables.step_times.steps),
@@ -112,7 +103,6 @@ def _scales(table: ModuleTable | None, window: WindowRecord) -> tuple[float, flo
             (
                 *(row.own_backward_us for row in table.rows),
                 table.gradient_accumulation_us,
-                table.backward_communication_us,
                 table.unattributed_backward_us,
             )
         ),
@@ -151,8 +141,12 @@ def _medians(tables: Sequence[ModuleTable]) -> ModuleTable:
             return None
         return statistics.median_low(values) if isinstance(values[0], int) else statistics.median(values)
 
+    def error(of_steps: Sequence[ModuleRow]) -> float | None:
+        own = [one.own_forward_us + one.own_backward_us for one in of_steps]
+        return statistics.stdev(own) / math.sqrt(len(own)) if len(own) >= _LEAST_STEPS else None
+
     rows = tuple(
-        replace(of_steps[0], **{name: median(of_steps, name) for name in _OF_A_ROW})
+        replace(of_steps[0], own_error_us=error(of_steps), **{name: median(of_steps, name) for name in _OF_A_ROW})
         for of_steps in zip(*(one.rows for one in tables), strict=True)
     )
     wholes = {name: median(tables, name) for name in _OF_A_TABLE}

@@ -34,7 +34,7 @@ def add(commands: Commands) -> None:
         description=(
             "Give every millisecond between the steps of two profiled runs a cause: more work, worse efficiency or\n"
             "more waiting, by part of the step and by module, and say what is noise. Of two traces of torch.profiler,\n"
-            "say which part, phase, module, kernel and operator takes longer, and what is noise."
+            "say which part, kernel, operator and collective takes longer, and what is noise."
         ),
         epilog=(
             "examples:\n"

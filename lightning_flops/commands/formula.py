@@ -11,7 +11,7 @@ from typing import Any
 
 from lightning_flops.commands.terminal import AS_WRITTEN, PROGRAM, Commands, print_whole
 from lightning_flops.errors import LightningFlopsError
-from lightning_flops.text.json_text import shown
+from lightning_flops.text.printable import shown
 
 
 def add(commands: Commands) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from lightning_flops.commands.terminal import Commands, add_forms, print_whole, terminal_width
 from lightning_flops.commands.traces import add_peaks, analyzed
-from lightning_flops.errors import ConfigError, LightningFlopsError
-from lightning_flops.text.json_text import MOST_DIGITS, shown
+from lightning_flops.errors import LightningFlopsError
+from lightning_flops.text.printable import shown
 
 SORT_KEYS = ("total", "self", "mean", "max", "min", "calls", "name", "flops", "rate", "bytes")
 """Columns by which tables can be sorted."""
@@ -43,48 +43,21 @@ def add(commands: Commands) -> None:
         help=f"sort every table that has such a column by {', '.join(SORT_KEYS)}; others keep their own order",
     )
     add_peaks(trace)
-    trace.add_argument(
-        "--threshold",
-        type=_threshold,
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="a limit from which on advice is given, named as in advice_thresholds: straggler=1.05",
-    )
-
-
-def _threshold(text: str) -> tuple[str, float]:
-    from lightning_flops.config import ProfilerConfig
-
-    name, equals, value = text.partition("=")
-    try:
-        if not equals:
-            raise ValueError
-        limit = float(value)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be a name, = and a number, got {text!r}") from None
-    try:
-        ProfilerConfig(advice_thresholds={name: limit})
-    except ConfigError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    return name, limit
 
 
 def _rows(text: str) -> int:
-    if not text.isdecimal() or len(text) > MOST_DIGITS:
+    if not text.isdecimal() or len(text) > 9:
         raise argparse.ArgumentTypeError(f"must be an integer >= 0, got {shown(text)}")
     return int(text)
 
 
 def _print_trace(options: argparse.Namespace) -> int:
-    from lightning_flops.config import AdviceThresholds
     from lightning_flops.report.html_page import render_traces_page
     from lightning_flops.report.trace_text import render_traces
     from lightning_flops.sinks.file import write_text_file
     from lightning_flops.trace.many import analyze_files
 
-    files, thresholds = _trace_files(options.files), AdviceThresholds(**dict(options.threshold))
-    report = analyzed(analyze_files, files, options, thresholds=thresholds)
+    report = analyzed(analyze_files, _trace_files(options.files), options)
     shown = {"top_rows": options.rows or None, "sort": options.sort, "width": terminal_width()}
     print_whole(report.to_json() if options.json else render_traces(report, **shown))
     if options.html is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
-import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,30 +13,23 @@ from lightning_flops.errors import ConfigError
 if TYPE_CHECKING:
     from lightning_flops.schema.profile import Profile
     from lightning_flops.trace import Peaks
-    from lightning_flops.trace.recorded import RecordedCall, RecordedWork
+    from lightning_flops.trace.recorded import RecordedInputs, RecordedWork
 
 T = TypeVar("T")
 
 
 def analyzed(analyze: Callable[..., T], files: Sequence[str], options: argparse.Namespace, **settings: Any) -> T:
-    """What *analyze* makes of trace *files*: with the figures that were given, on all processors, with its progress."""
-    from lightning_flops.sinks.progress import ProgressLine
-
-    progress = ProgressLine(sys.stderr)
+    """What *analyze* makes of trace *files*: with the figures that were given, on all processors."""
     formulas = recorded_work if importlib.util.find_spec("torch") else None
     processes = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    given = {"formulas": formulas, "peaks": peaks(options), "processes": processes, "progress": progress}
-    try:
-        return analyze(files, **given, **settings)
-    finally:
-        progress.end()
+    return analyze(files, formulas=formulas, peaks=peaks(options), processes=processes, **settings)
 
 
-def recorded_work(call: RecordedCall) -> RecordedWork:
+def recorded_work(operator: str, inputs: RecordedInputs) -> RecordedWork:
     """FLOPs of a call in a trace, by the counter's formulas: the first call imports torch."""
     from lightning_flops.instrument.counting.recorded_calls import recorded_work
 
-    return recorded_work(call)
+    return recorded_work(operator, inputs)
 
 
 def add_peaks(command: argparse.ArgumentParser) -> None:

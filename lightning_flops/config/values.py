@@ -48,7 +48,7 @@ class AdviceThresholds:
     heat_limited: float = 0.05  # heat held the GPU's clock down above this share of the timed steps
     power_limited: float = 0.20  # power held it down above this share of the timed steps
     starved: float = 0.05
-    """The thread that trains, or this machine, had no processor above this share of the timed steps."""
+    """A thread of this process was ready to run and had no processor above this share of the timed steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

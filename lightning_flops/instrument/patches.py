@@ -51,23 +51,55 @@ class _Patch:
             delattr(self.target, self.name)
 
 
-class Patches:
-    """Replaced functions; ``undo`` makes each as it was before."""
+def replace(undo: ExitStack, target: Any, name: str, make: Make) -> None:
+    """Make ``target.name`` of a class or a module run ``make(original)`` until *undo* is closed.
 
-    def __init__(self) -> None:
-        self._undo = ExitStack()
+    On a class, *original* is the plain function, which gets the instance as its first argument. References to the
+    function that were taken before cannot be pickled meanwhile.
 
-    def replace(self, target: Any, name: str, make: Make) -> None:
-        """Make ``target.name`` of a class or a module run ``make(original)``.
+    Raises:
+        AttributeError: *target* has no such attribute.
+    """
+    undo.callback(_Patch(target, name, make).undo)
 
-        On a class, *original* is the plain function, which gets the instance as its first argument. References to the
-        function that were taken before cannot be pickled meanwhile.
 
-        Raises:
-            AttributeError: *target* has no such attribute.
-        """
-        self._undo.callback(_Patch(target, name, make).undo)
+def listening(
+    original: Callable[..., Any],
+    *,
+    before: Callable[..., Callable[[], None] | None] | None = None,
+    after: Callable[..., None] | None = None,
+    failed: Callable[[Exception], None],
+) -> Callable[..., Any]:
+    """A function that runs *original*, and calls us before and after it.
 
-    def undo(self) -> None:
-        """Undo every replacement, the last one first. If one raises, the others are still undone."""
-        self._undo.close()
+    Args:
+        original: gets the function's arguments; the function returns or raises what *original* does.
+        before: is called first, with the same arguments. It may return a function, which is called when *original* has
+            ended, also if it raised.
+        after: is called with the same arguments when *original* has returned.
+        failed: gets what *before* or *after* raised; it never raises.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        ends = None if before is None else _answer(failed, before, *args, **kwargs)
+        try:
+            result = original(*args, **kwargs)
+        finally:
+            if ends is not None:
+                _answer(failed, ends)
+        if after is not None:
+            _answer(failed, after, *args, **kwargs)
+        return result
+
+    return call
+
+
+def _answer(failed: Callable[[Exception], None], ask: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    try:
+        return ask(*args, **kwargs)
+    except Exception as error:
+        failed(error)
+        return None
+
+
+hide(_answer)

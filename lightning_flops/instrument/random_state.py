@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,23 +13,15 @@ import torch
 
 @contextmanager
 def random_state_kept() -> Iterator[None]:
-    """Inside, whoever draws random numbers draws none of training's: of torch on every device, numpy and Python."""
-    put_back: list[tuple[Callable[[Any], object], Any]] = [(random.setstate, random.getstate())]
-    if (numpy := sys.modules.get("numpy.random")) is not None:
-        put_back.append((numpy.set_state, numpy.get_state()))
-    with suppress(AttributeError):
-        if torch.backends.mps.is_available():
-            put_back.append((torch.mps.set_rng_state, torch.mps.get_rng_state()))
-    backends = (getattr(torch, name, None) for name in ("cuda", "xpu"))
-    on_devices = [
-        one for backend in backends if backend and backend.is_initialized() for one in backend.default_generators
-    ]
-    for generator in (torch.default_generator, *on_devices):
-        with suppress(Exception):  # such as in a CUDA graph that is being captured
-            put_back.append((generator.set_state, generator.get_state()))
+    """Inside, whoever draws random numbers draws none of training's: of torch on CPU and CUDA, numpy and Python."""
+    numpy: Any = sys.modules.get("numpy.random")
+    of_python, of_numpy = random.getstate(), None if numpy is None else numpy.get_state()
+    is_up = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    devices = range(torch.cuda.device_count()) if is_up else ()
     try:
-        yield
+        with torch.random.fork_rng(devices):
+            yield
     finally:
-        for restore, state in put_back:
-            with suppress(Exception):
-                restore(state)
+        random.setstate(of_python)
+        if numpy is not None:
+            numpy.set_state(of_numpy)

@@ -26,9 +26,8 @@ from lightning_flops.instrument.counting.flop_counter import FlopCounter
 from lightning_flops.instrument.counting.part_counter import PartCounter
 from lightning_flops.instrument.module_scope import describe_modules
 from lightning_flops.instrument.notes import Notes, notes_on_times
-from lightning_flops.instrument.timing.clocks import Clock
+from lightning_flops.instrument.timing.clocks import WallClock
 from lightning_flops.instrument.timing.phase_timer import Mark, PhaseTimer, StepMarks
-from lightning_flops.instrument.torch_private.profiling import profiler_is_recording
 from lightning_flops.instrument.tracing.trace_cycles import TraceCycles
 from lightning_flops.records import (
     BucketFlops,
@@ -42,11 +41,6 @@ from lightning_flops.records import (
 )
 
 _TIME_PHASES: tuple[TimePhase, ...] = get_args(TimePhase)
-
-_SEEN_BY_PROFILER = (
-    "Another profiler recorded the counted step: its trace has the counter's own work in that step, which takes longer "
-    "there than the others."
-)
 
 _FEW_MATCHES = 10
 """Signatures "keep changing" when fewer than one in this many of the steps that were watched has the counted step's.
@@ -144,7 +138,7 @@ class _Measured:
         """Whether a step of this signature can be compared with what was counted."""
         return self.variable or signature == self.counted[0].signature
 
-    def timed(self, clock: Clock[Any] | None) -> tuple[StepRecord, ...]:
+    def timed(self, clock: WallClock | None) -> tuple[StepRecord, ...]:
         """The steps that can be compared with what was counted, with their seconds."""
         if clock is None or self.timer is None or not self.watched:
             return ()
@@ -182,7 +176,7 @@ class Recorder:
         *,
         timing_steps: int,
         settle_steps: int,
-        clock: Clock[Any] | None,
+        clock: WallClock | None,
         new_counter: Callable[[nn.Module], FlopCounter],
         notes: Notes,
         tracing: TraceCycles | None = None,
@@ -193,7 +187,7 @@ class Recorder:
         self._root, self._whole, self._new_counter = root, whole, new_counter
         self._timing_steps, self._clock, self._now = timing_steps, clock, now
         self._notes, self._tell_counted = notes, counted
-        self._traces = TraceCycles((), TraceSchedule()) if tracing is None else tracing
+        self._traces = TraceCycles(None, TraceSchedule()) if tracing is None else tracing
         self._settle_steps = min(settle_steps, timing_steps)
         self.state = Phase.WAITING
         self._step = _RunningStep()
@@ -203,7 +197,6 @@ class Recorder:
         self._counter: PartCounter | None = None
         """Counts the running step, where one is counted."""
         self._sampler: PartCounter | None = None
-        self._seen_by_profiler = False
         self._measured: _Measured | None = None
         self._unseen: set[TimePhase] = set()
         self._slowed_batches, self._slowed_sec = 0, 0.0
@@ -280,8 +273,7 @@ class Recorder:
         slowed = state is Phase.COUNTING or self.tracing
         with self._scope:
             if counter is not None:
-                self._seen_by_profiler = profiler_is_recording()
-                self._scope.enter_context(counter.on())
+                self._scope.enter_context(counter.counter)
             elif state is Phase.TRACING:
                 self._traces.batch_begins(self._steps_done)
             yield
@@ -289,7 +281,7 @@ class Recorder:
             self._slowed_sec += self._now() - began
         if self.closed:
             if counter is not None:
-                counter.sweep()
+                counter.counter.sweep()
         elif counter is not None:
             self._counted_batch_ends(counter)
         elif state is Phase.TRACING and self._ended is not None:
@@ -328,7 +320,7 @@ class Recorder:
 
     def optimizer_work(self) -> AbstractContextManager[Any]:
         """Inside, what is counted is the optimizer's, whatever part of the step is running."""
-        return self._counter.in_optimizer() if self.counting and self._counter is not None else nullcontext()
+        return self._counter.counter.in_optimizer() if self.counting and self._counter is not None else nullcontext()
 
     def cannot_tell_apart(self, phases: Iterable[TimePhase]) -> None:
         """These phases are not seen apart in this run: their seconds are known as one sum."""
@@ -364,8 +356,6 @@ class Recorder:
     def _counted_batch_ends(self, counter: PartCounter) -> None:
         """The scope of a counted batch was left: if its step is over, too, take what was counted."""
         in_window = self.state is Phase.COUNTING
-        if in_window and (self._seen_by_profiler or profiler_is_recording()):
-            self._notes.add(_SEEN_BY_PROFILER)
         ended, self._ended = self._ended, None
         if ended is None:
             return
@@ -476,8 +466,7 @@ class Recorder:
             timing_steps=self._timing_steps,
             settle_steps=self._settle_steps,
             variable=measured.variable,
-            traces=traces.traces,
-            module_seconds=traces.module_seconds,
+            traces=tuple(traces.traces),
             mixed_phases=_in_order(mixed | self._unseen),
             slowed_batches=self._slowed_batches,
             slowed_sec=self._slowed_sec,

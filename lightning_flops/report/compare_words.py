@@ -44,20 +44,9 @@ class Scale:
 def difference_sentence(
     step: str, *, a_ns: int, b_ns: int, noise: NoiseInterval | None, confidence: float, scale: Scale
 ) -> str:
-    """What the difference of two steps comes to.
-
-    Args:
-        step: what begins the sentence: "One global step".
-        a_ns: of run A.
-        b_ns: of run B.
-        noise: of the difference; None if it is not known.
-        confidence: of the noise.
-        scale: the report's.
-    """
+    """What the difference of two steps comes to; *step* begins the sentence: "One global step"."""
     difference = b_ns - a_ns
-    share = ""
-    if a_ns:
-        share = f" ({'+' if difference > 0 else ''}{percent(difference / a_ns)})"
+    share = f" ({'+' if difference > 0 else ''}{percent(difference / a_ns)})" if a_ns else ""
     words = f"{step} takes {scale.time(b_ns)} in B and {scale.time(a_ns)} in A: {scale.signed(difference)}{share}"
     if noise is None:
         return f"{words}; what of it is noise is not known."

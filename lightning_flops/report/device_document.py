@@ -34,9 +34,6 @@ def energy_section(profile: Profile) -> Section | None:
         "clock held down by heat, share of the time": percent(energy.heat_limited_share),
     }
     items: list[Item] = [Figure(label, value) for label, value in figures.items()]
-    if energy.reasons:
-        shares = ", ".join(f"{words} at {percent(share)} of the readings" for words, share in energy.reasons.items())
-        items.append(f"Why the clock was not higher: {shares}.")
     items += [f"{NOT_AVAILABLE}: {reason}." for reason in dict.fromkeys(energy.unavailable.values())]
     note = (
         "By the counters of the whole GPU, whoever used it, read where the timed steps began and ended: "
@@ -52,25 +49,17 @@ def memory_section(profile: Profile) -> Section | None:
         return None
     on_device, trains = memory.kind == "allocated", profile.context.trains
 
-    def peak(name: str, before: int | None) -> Column:
+    def peak(phase: PhaseMemory) -> str:
         """The peak that a phase reached, or the earlier peak that it did not exceed."""
-
-        def reached(phase: PhaseMemory) -> str:
-            value = getattr(phase, name)
-            return f"<= {si(before, 'B')}" if value is None and before is not None else si(value, "B")
-
-        return Column("peak in it", reached, str)
+        value, before = phase.peak_bytes, memory.run_peak_bytes
+        return f"<= {si(before, 'B')}" if value is None and before is not None else si(value, "B")
 
     columns = [
         Column("", lambda phase: _PHASES[phase.name], str),
         Column(f"{memory.kind} at its end", lambda phase: si(phase.current_bytes, "B"), str),
     ]
     if on_device:
-        columns += [
-            peak("peak_bytes", memory.run_peak_bytes),
-            Column("reserved at its end", lambda phase: si(phase.reserved_bytes, "B"), str),
-            peak("reserved_peak_bytes", memory.run_reserved_peak_bytes),
-        ]
+        columns.append(Column("peak in it", peak, str))
     figures = {f"peak {memory.kind}, of this process so far": si(memory.run_peak_bytes, "B")}
     if on_device:
         figures["peak reserved, of this process so far"] = si(memory.run_reserved_peak_bytes, "B")
@@ -114,19 +103,14 @@ def _kept(memory: MemoryRecord, traced: TracedStep | None) -> str:
 def traced_section(profile: Profile) -> Section | None:
     """What was traced, and where all of its tables are; None if no step was traced."""
     traced, timing, word = profile.traced, profile.timing, profile.context.step_word
-    if traced is None:
+    if traced is None or traced.tables is None:
         return None
-    if traced.tables is None:
-        about = (
-            f"No profiler could run. In {traced.named(word)}, a clock was read at each module's hooks: forward only."
-        )
-    else:
-        wall_sec = traced.tables.step_times.mean.wall_us * 1e-6
-        times = None if timing is None else ratio(part=wall_sec, whole=timing.global_step_sec)
-        about = (
-            f"{traced.named(word).capitalize()} ran under torch.profiler, apart from the counted and the timed "
-            f"{plural(word, 2)}, in {duration(wall_sec)} each" + (f": {times:.2f} x their mean." if times else ".")
-        )
+    wall_sec = traced.tables.step_times.mean.wall_us * 1e-6
+    times = None if timing is None else ratio(part=wall_sec, whole=timing.global_step_sec)
+    about = (
+        f"{traced.named(word).capitalize()} ran under torch.profiler, apart from the counted and the timed "
+        f"{plural(word, 2)}, in {duration(wall_sec)} each" + (f": {times:.2f} x their mean." if times else ".")
+    )
     if traced.steps > 1:
         about += f" Times of modules and operators are medians over these {plain(traced.steps)}."
     if not traced.like_counted:

@@ -26,7 +26,6 @@ from lightning_flops.report.text import detailed_sections
 from lightning_flops.report.trace_document import trace_sections
 from lightning_flops.report.trace_text import answer_lines as traces_answer
 from lightning_flops.report.trace_text import name_of
-from lightning_flops.report.work_document import job_section
 from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.trace import TraceReport, TracesReport
@@ -125,8 +124,6 @@ def traces_views(report: TracesReport) -> list[tuple[str, View]]:
     if report.ranks is not None:
         straggles = any(advice.rule == "straggler" for advice in report.advice)
         together.append(rank_section(report.ranks, files, straggles=straggles))
-    if report.job_steps is not None:
-        together.append(job_section(report.job_steps))
     summary = "\n".join(traces_answer(report, files, WHOLE)[1:]).replace("\n  ", " ").split("\n")
     views = []
     for trace, file in zip(report.traces, files, strict=True):
@@ -307,7 +304,7 @@ def _trace_modules(trace: TraceReport) -> list[list[Any]]:
         place[name] = len(made)
         made.append(
             [
-                *_module(name, "", row.source or "", parent),
+                *_module(name, "", "", parent),
                 [(row.own_forward_us + row.own_backward_us) * _US / steps, own_flops, None, None, memory[1]],
                 [(row.forward_us + row.backward_us) * _US / steps, total_flops, None, None, memory[0]],
                 None if counted is None else counted.flops_per_sec,

@@ -81,8 +81,7 @@ def _tokens(summary: ThroughputSummary) -> Iterator[str]:
         if summary.tokens_per_sec is not None:
             yield f"tokens/s, by tokens_per_sample: {plain(summary.tokens_per_sec)}"
         return
-    trained = "" if summary.trained_tokens is None else f", {plain(summary.trained_tokens)} trained on"
-    yield f"Tokens: {plain(summary.tokens)} processed, {plain(summary.real_tokens)} without padding{trained}"
+    yield f"Tokens: {plain(summary.tokens)} processed, {plain(summary.real_tokens)} without padding"
     reason = summary.unavailable.get("useful_mfu") if summary.useful_mfu is None else None
     yield (
         f"Padding: {percent(summary.padding_ratio)}; "

@@ -213,10 +213,7 @@ def operator_section(report: TraceReport) -> Section:
     if with_device:
         columns += [*times("device_self", "total ratio", "device self "), *times("device", "total mean max", "device ")]
     if any(row.called_from for row in rows):
-        columns += [
-            Column("called from", lambda row: row.called_from, lambda lines: place(lines[0]) if lines else ""),
-            Column("other lines", lambda row: row.called_from, lambda lines: plain(len(lines) - 1) if lines else ""),
-        ]
+        columns.append(Column("called from", lambda row: row.called_from, place))
     items = [table(rows, columns, least_width=6, **sorts)]
     if report.operators_by_shape:
         flops = by_key(report.flops.shapes if report.flops else None)
@@ -238,9 +235,3 @@ def operator_section(report: TraceReport) -> Section:
         items.append(table(report.operators_by_shape, columns, least_width=6, **sorts))
     note = "Self: without the operators that it called. Ratios are of the self times of all operators."
     return Section("Operators", note, items)
-
-
-def job_section(steps: Sequence[TracedStepFlops]) -> Section:
-    """FLOPs of all ranks together."""
-    note = "Of all ranks together. The wall time is the mean of theirs; MFU and HFU are over what all devices could do."
-    return Section("FLOPs of the job", note, [_flops_by_step(steps)])

@@ -10,7 +10,6 @@ from lightning_flops.analysis.profile import build_profile
 from lightning_flops.analysis.traced_step import build_traced_step, counter_tracks_of, with_files
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import WindowRecord
-from lightning_flops.report.trace_args import module_args
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.throughput import ThroughputSummary
 from lightning_flops.schema.trace import TracedStep
@@ -69,8 +68,6 @@ def profile_of_window(window: WindowRecord, *, config: ProfilerConfig, warns: bo
     for record in window.traces:
         if config.trace_dir is None or not keeps:
             continue
-        # The rates are those of the one trace that was analysed.
-        args = module_args(profile) if traced is not None and record.index == traced.index else {}
         counters: tuple[Any, ...] = ()
         try:
             counters = counter_tracks_of(record)
@@ -78,7 +75,7 @@ def profile_of_window(window: WindowRecord, *, config: ProfilerConfig, warns: bo
             notes.append(f"The kept trace has no counter tracks: {error}.")
         kept_as = {"rank": window.context.rank, "step": record.index, "process": record.process}
         try:
-            kept = keep_trace(record.path, config.trace_dir, module_args=args, counters=counters, **kept_as)
+            kept = keep_trace(record.path, config.trace_dir, counters=counters, **kept_as)
             files[record.index] = kept
         except OSError as error:
             notes.append(f"The trace was not kept: {error}.")

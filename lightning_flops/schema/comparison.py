@@ -8,7 +8,7 @@ from typing import Literal
 
 from lightning_flops.schema import codec, shown
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Version of the JSON that ``Comparison.to_json`` writes; it goes up whenever a field changes."""
 
 Detail = Literal["flops", "bytes", "modules", "data", "communication", "idle", "loop"]
@@ -32,13 +32,13 @@ class Causes:
     difference_ns: int
     """B - A."""
     work_ns: int
-    """More work: other counts of FLOPs or bytes, and modules that only one of the runs has."""
+    """More work."""
     efficiency_ns: int
-    """Worse efficiency: the same work, slower."""
+    """The same work, slower."""
     waiting_ns: int
-    """More waiting: for data, for other ranks, for the host, and for the loop around the model."""
+    """More waiting."""
     details: Mapping[Detail, int]
-    """What work and waiting consist of, without what is zero; adds up to both together."""
+    """What work and waiting consist of, without what is zero."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +61,6 @@ class PartDifference:
     """Name as in ``PartTiming``; parts that one of the runs cannot separate stand together."""
     causes: Causes
     """Means over the timed steps, and the difference by cause."""
-    by_module: bool
-    """Whether the rows of modules hold this part: they and ``(outside)`` then add up to it, less its waiting."""
     difference: NoiseInterval | None
     """Of the whole difference. None if single steps are not known or are too few."""
 
@@ -73,10 +71,6 @@ class ModuleSide:
 
     name: str
     """Qualified name; the root is ``""``, what no module owns ``(outside)``."""
-    type_name: str
-    """Class of the module."""
-    params: int
-    """Unique parameters of the module and all below it."""
     flops: int
     """Forward, backward and recomputation."""
     bytes: int
@@ -95,8 +89,9 @@ class ModuleDifference:
     own: Causes
     """Its time, forward and backward, without the modules below it; all zero where times of modules are not known."""
     noise_ns: int | None
-    """How far its own difference may be chance: by its own times in the traced steps if at least four were traced in
-    both runs, else its share of how far single steps stray. None if neither is known."""
+    """How far its own difference may be chance: four standard errors of its own times over the traced steps of both
+    runs, or its whole time in a run whose traced steps took over twice or under half as long as the timed ones. None if
+    fewer than four were traced."""
     beyond_noise: bool | None
     """Whether the own difference is more than that."""
 
@@ -178,15 +173,13 @@ class Comparison:
     """Every part of a step."""
     modules: tuple[ModuleDifference, ...]
     """In B's tree order, the root first, each module that is gone behind those of B; last what no module owns."""
-    flops_per_byte: int
-    """FLOPs that one byte weighs in the sum that work is measured by: the devices' peak ÷ memory bandwidth, or 10."""
     confidence: float
     """Of the noise intervals."""
     notes: tuple[str, ...]
     """What is not known, or was joined to something else, in sentences."""
 
     def __repr__(self) -> str:
-        """The difference in one line; ``to_json`` has every field."""
+        """The difference in one line."""
         return shown.find().line(self)
 
     def __str__(self) -> str:

@@ -34,7 +34,5 @@ class Energy:
     """Share of measured_sec in which power held the clock below what was asked for."""
     heat_limited_share: float | None
     """Share of measured_sec in which heat did."""
-    reasons: Mapping[str, float]
-    """Why the clock was not higher, in words, and the share of the readings at which this held."""
     unavailable: Mapping[str, str]
     """Why a figure (by its field's name) is None, in a few words."""

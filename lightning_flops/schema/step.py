@@ -149,8 +149,8 @@ class TimingProfile:
     processor_steps_sec: tuple[float, ...] = ()
     """Processor time of this process in each timed step, all its threads together; empty if it is not known."""
     starved_share: float | None = None
-    """Of the time of these steps, how much a thread of this process was ready to run and had no processor, or, if that
-    is more, the share of the processor time that a hypervisor gave to others; None if the system does not count it."""
+    """Of the time of these steps, how much a thread of this process was ready to run and had no processor; None if
+    the system does not count it."""
     cpu_system_ratio: float | None = None
     """Of the processor time that the machine has, what anything on it used during these steps; None if not known."""
 

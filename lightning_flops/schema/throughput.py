@@ -77,8 +77,6 @@ class ThroughputSummary:
     """Tokens that this rank processed in all steps of the run, by the shapes of the batches: padding included."""
     real_tokens: int | None = None
     """Tokens that are no padding, as attention masks, offsets of packed sequences or PackedSequences show."""
-    trained_tokens: int | None = None
-    """Tokens whose label the loss counts."""
     padding_ratio: float | None = None
     """(tokens - real_tokens) / tokens"""
     tokens_per_sec: float | None = None

@@ -13,16 +13,15 @@ from lightning_flops.schema.trace_events import (
     IdleTime,
     KernelRow,
     KernelSummary,
-    LaunchRow,
     MemoryCurve,
     MemoryRow,
     OperatorRow,
 )
-from lightning_flops.schema.trace_flops import TracedStepFlops, TraceFlops
+from lightning_flops.schema.trace_flops import TraceFlops
 from lightning_flops.schema.trace_steps import DeviceMetrics, ModuleTable, PhaseRow, Row, StepTimes
 from lightning_flops.units import plural, run_text
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 """Version of the JSON that ``TracesReport.to_json`` writes; it goes up whenever a field changes."""
 
 
@@ -63,12 +62,10 @@ class TraceReport:
     """Copies and memsets by kind, such as ``Memcpy HtoD (Pageable -> Device)``, and on the host the calls that launched
     them; None without a device. Ratios are of the steps' own marks on the host, and of all device work."""
     user_scopes: tuple[Row, ...] | None
-    """Each ``record_function`` scope, and what was launched in it by its thread, or by autograd's while it was open;
-    None when there is none. Ratios as of *transfers*."""
+    """Each ``record_function`` scope, and what any thread launched while it was open; None when there is none. Ratios
+    as of *transfers*."""
     idle: tuple[IdleTime, ...] | None
-    """Pauses of each device and stream, by cause; None without a device."""
-    launches: tuple[LaunchRow, ...] | None
-    """Launches by kind; None when none is known."""
+    """Pauses of each device, by cause; None without a device."""
     notes: tuple[str, ...]
     """What is missing or degraded, in sentences."""
     memory_curves: tuple[MemoryCurve, ...] | None = None
@@ -91,9 +88,6 @@ class TracesReport:
     """None for a single trace."""
     advice: tuple[Advice, ...]
     """What the traces show that holds the run back, the largest possible saving first."""
-    job_steps: tuple[TracedStepFlops, ...] | None = None
-    """FLOPs of all ranks together, of each step that all of them have, over the mean of their wall times; MFU and HFU
-    are over what all devices could do. None without a trace of each rank that has FLOPs and marks of steps."""
 
     def to_json(self) -> str:
         """Indented JSON; the field names are the keys."""
@@ -172,7 +166,7 @@ class TracedStep:
     tables: TraceReport | None
     """None if there is no trace."""
     own_forward_sec: Mapping[str, float] | None
-    """Own seconds of each module's forward by a clock at module hooks; None unless that stands in for a trace."""
+    """Own seconds of each module's forward by a clock at module hooks, of ``get_model_profile`` alone."""
     parts: tuple[TracedPart, ...] = ()
     """Where the time went, and what of it was communication; empty if there is no trace."""
     filling: StepFilling | None = None

@@ -8,19 +8,16 @@ from typing import Literal
 from lightning_flops.schema import codec
 from lightning_flops.schema.comparison import FigureDifference, NoiseInterval, SettingDifference
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Version of the JSON that ``TraceComparison.to_json`` writes; it goes up whenever a field changes."""
 
-TableName = Literal["phases", "modules", "kernels", "operators", "collectives"]
-"""What the rows of a table are; ``kernels`` has copies and memsets as well."""
+TableName = Literal["kernels", "operators", "collectives"]
+"""What the rows of a table are. ``kernels`` has copies and memsets too; ``operators``: on the host, without callees."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeDifference:
-    """The time of something in one step of A and of B: means over the traced steps, and over the ranks.
-
-    ``calls_ns + length_ns = difference_ns = b_ns - a_ns``, to the nanosecond, where calls are known.
-    """
+    """The time of something in one step of A and of B: means over the traced steps, and over the ranks."""
 
     name: str
     """Of what took the time."""
@@ -31,13 +28,9 @@ class TimeDifference:
     difference_ns: int
     """B - A."""
     calls_a: float | None
-    """How often it runs in a step of A; None for what is not called, as the next three."""
+    """How often it runs in a step of A; None for what is not called."""
     calls_b: float | None
-    """In a step of B."""
-    calls_ns: int | None
-    """Of the difference: more calls, or fewer; all of it for what only one of the runs has."""
-    length_ns: int | None
-    """Of the difference: each call takes longer, or shorter."""
+    """In a step of B; None for what is not called."""
     noise: NoiseInterval | None
     """Of the difference. None if single steps are not known, or too few."""
 
@@ -48,8 +41,6 @@ class TimeTable:
 
     of: TableName
     """Which kind."""
-    clock: Literal["host", "device"]
-    """Where their time passes. Operators have a table of each clock."""
     rows: tuple[TimeDifference, ...]
     """The largest difference first."""
 
@@ -88,10 +79,8 @@ class TraceComparison:
     """The whole step: the sum of its parts."""
     parts: tuple[TimeDifference, ...]
     """What filled the step, each moment under the first of these that ran then, as in ``StepTime``."""
-    ranks: tuple[TimeDifference, ...]
-    """The step of each rank that both runs have; empty if that is one alone."""
     tables: tuple[TimeTable, ...]
-    """By phase, module, kernel, operator and collective, as far as both runs show them."""
+    """By kernel, operator and collective, as far as one of the runs shows them."""
     figures: tuple[FigureDifference, ...]
     """Step time, MFU, FLOPs, waiting and memory."""
     confidence: float

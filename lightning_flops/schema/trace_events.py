@@ -1,4 +1,4 @@
-"""What ran in a trace: kernels, operators, memory, copies, scopes and launches. Times are in microseconds."""
+"""What ran in a trace: kernels, operators, memory and idle time. Times are in microseconds."""
 
 from __future__ import annotations
 
@@ -71,13 +71,13 @@ class OperatorRow(Row):
     """Sizes of its tensors, ``[32, 3, 224, 224], [64, 3, 7, 7]``; empty for all of them, like the next."""
     dtypes: str = ""
     """Their dtypes, as C++ names them."""
-    called_from: tuple[str, ...] = ()
-    """Lines of the user's code, ``net.py:7``, those of its backward too, the longest first; empty where the trace was
-    taken without ``with_stack``. Where Python's calls were recorded, a line is its function's first."""
+    called_from: str = ""
+    """The line of the user's code that called it first, ``net.py:7``; where Python's calls were recorded, the first of
+    its function. Empty where the trace was taken without ``with_stack``, or does not say, and by shapes."""
 
 
-MemoryPart = Literal["", "forward", "backward", "gradient accumulation", "optimizer", "elsewhere"]
-"""Where in a step a module's memory is allocated or freed; the last three are no module's. Empty for operators."""
+MemoryPart = Literal["", "forward", "backward", "elsewhere"]
+"""Where in a step a module's memory is allocated or freed; ``elsewhere`` is no module's. Empty for operators."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,25 +130,21 @@ class MemoryCurve:
     """The most at any moment."""
     peak_us: float
     """When that was, after the first event of the trace."""
-    peak_step: int | None
-    """In which step; None outside of steps, and where they are not marked."""
     held: tuple[HeldMemory, ...] | None
     """What held the memory then, the most first; None where the trace has no addresses, as before torch 2.0."""
     points: tuple[tuple[float, int], ...]
     """Microseconds after the first event, and bytes as *peak_bytes*: some hundreds, the highest of each stretch."""
     spans: tuple[tuple[str, float, float], ...]
-    """Name (``step 5``, ``forward`` …), start and end of the marked steps and the phases in them, in order of time. Of
-    more than 1,000 the steps alone are kept, of more than 1,000 steps none."""
+    """Name (``step 5``, ``forward`` …), start and end of the marked steps and phases, in order of time; none if there
+    are more than 1,000."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleTime:
-    """Pauses between the first and the last event of a stream or of a whole device, by cause, as HTA names them."""
+    """Pauses between the first and the last event of a device, by cause, as HTA names them."""
 
     device: int
     """Its number."""
-    stream: int | None
-    """None: all streams of the device as one."""
     busy_us: float
     """In which something ran."""
     host_wait_us: float
@@ -157,21 +153,3 @@ class IdleTime:
     """Launched in time, and the pause is under ``KERNEL_GAP_LIMIT_US``."""
     other_us: float
     """Launched in time and a longer pause, or the launch is not known."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchRow(Row):
-    """Launches of kernels, of copies or of memsets: the calls on the host, and what they launched on the device."""
-
-    host: Durations
-    """Of the calls."""
-    device: Durations
-    """Of what they launched."""
-    events: int
-    """What the calls launched: a CUDA graph launches many events with one."""
-    delay: Durations
-    """From the end of the call to the start on the device; 0 where the device began before the call returned.
-
-    Delays overlap, so they have no ratio."""
-    shorter_than_launch: int
-    """Device events that took less time than the call that launched them."""

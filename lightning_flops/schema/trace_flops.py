@@ -114,8 +114,6 @@ class TraceFlops:
     """Bandwidth of its memory; None where it is not known."""
     steps: tuple[TracedStepFlops, ...]
     """In order of time."""
-    outside_steps: int
-    """FLOPs of what ran outside of every step."""
     operators: tuple[FlopRow, ...]
     """Over the whole trace, the one that took most time first."""
     shapes: tuple[FlopRow, ...]

@@ -151,8 +151,9 @@ class ModuleRow:
     """With the modules below it; None without a device."""
     backward_kernels: int | None
     """With the modules below it; None without a device."""
-    source: str | None = None
-    """File and line of its class's ``forward``, ``net.py:7``; None where Python's calls were not recorded."""
+    own_error_us: float | None = None
+    """Standard error of ``own_forward_us`` and ``own_backward_us`` together over the steps of a run's own trace; None
+    for fewer than four."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,11 +174,8 @@ class ModuleTable:
     """The optimizer, without forward and backward in its closure."""
     gradient_accumulation_us: float
     """Adding gradients to parameters, and the hooks that run there."""
-    backward_communication_us: float
-    """Collectives in the backward that no module's node waits for, which may run beside gradient accumulation.
-    Without a device 0: waiting for them is unattributed."""
     unattributed_forward_us: float
     """Work in the forward that no module's call accounts for."""
     unattributed_backward_us: float
-    """The autograd engine between nodes, hooks in Python there, what wrappers put off to the backward's end, and nodes
-    whose forward is not in the trace."""
+    """The autograd engine between nodes, hooks in Python there, collectives that no module's node waits for, what
+    wrappers put off to the backward's end, and nodes whose forward is not in the trace."""

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from lightning_flops.records import MARKS, module_mark
+from lightning_flops.records import MARKS
 from lightning_flops.sinks.file import numbered, write_new_file
 
 if TYPE_CHECKING:
-    from lightning_flops.report.trace_args import ModuleArgs
     from lightning_flops.trace.counters import CounterTrack
 
-# torch records the fast marks as operators. In its trace files the category stands before the name, and "args" opens on
-# a line of its own after both.
+# torch records the fast marks as operators. In its trace files the category stands before the name.
 _NAME = re.compile(
     rb'"name": "(?P<name>(?:' + b"|".join(json.dumps(mark)[1:-1].encode() for mark in MARKS) + rb')(?:[^"\\]|\\.)*)"'
 )
 _CATEGORY = re.compile(rb'"cat": "cpu_op"(?=,\s*' + _NAME.pattern + b")")
 _ANNOTATION = b'"cat": "user_annotation"'
-_ARGS = re.compile(rb'"args": \{')
 _EVENTS = re.compile(rb'"traceEvents": \[\s*$')
 
 COUNTER = "lightning_flops: "
@@ -35,7 +32,6 @@ def keep_trace(
     *,
     rank: int,
     step: int,
-    module_args: ModuleArgs,
     counters: Sequence[CounterTrack] = (),
     process: int = 0,
 ) -> str:
@@ -46,7 +42,6 @@ def keep_trace(
         folder: path or URL of the folder it goes to, under a name that is free there.
         rank: the rank it is of.
         step: the step it is of.
-        module_args: what the marks of each module say of it, in addition to what torch wrote there.
         counters: figures over time, on the file's clock.
         process: the number of the process, under which viewers show them.
 
@@ -54,22 +49,12 @@ def keep_trace(
         OSError: it cannot be read or written; the message names the file.
     """
     target = f"{folder.rstrip('/')}/rank{rank}_step{step}.pt.trace.json"
-    content = _with_counters(_kept(path, _texts(module_args)), counters, process)
-    return numbered(target, write_new_file(target, content))
+    return numbered(target, write_new_file(target, _with_counters(_kept(path), counters, process)))
 
 
-def _texts(module_args: ModuleArgs) -> Mapping[bytes, bytes]:
-    """The beginning of a mark's args, by the mark's name; both as they stand in a file of torch's."""
-    return {
-        json.dumps(module_mark(name), ensure_ascii=False)[1:-1].encode(): json.dumps(dict(args))[1:-1].encode()
-        for name, args in module_args.items()
-        if args
-    }
-
-
-def _kept(path: str, texts: Mapping[bytes, bytes]) -> Iterator[bytes]:
+def _kept(path: str) -> Iterator[bytes]:
     with open(path, "rb") as file:
-        yield from _annotated(_with_args(file, texts))
+        yield from _annotated(file)
 
 
 def _annotated(lines: Iterable[bytes]) -> Iterator[bytes]:
@@ -82,25 +67,6 @@ def _annotated(lines: Iterable[bytes]) -> Iterator[bytes]:
             yield _CATEGORY.sub(_ANNOTATION, before + line)
             before = b""
     yield before
-
-
-def _with_args(lines: Iterable[bytes], texts: Mapping[bytes, bytes]) -> Iterator[bytes]:
-    waiting: bytes | None = None  # what the event is to say that was named last
-    opened = False  # its args have begun, at the end of the line before
-    for line in lines:
-        if b'"ph":' in line:
-            waiting, opened = None, False
-        if mark := _NAME.search(line):
-            waiting = texts.get(mark["name"])
-        if waiting is not None:
-            begin = None if opened else _ARGS.search(line)
-            opened = opened or begin is not None
-            place = 0 if begin is None else begin.end()
-            if opened and (rest := line[place:].lstrip()):
-                comma = b"" if rest.startswith(b"}") else b", "
-                line = line[:place] + waiting + comma + line[place:]
-                waiting, opened = None, False
-        yield line
 
 
 def _with_counters(lines: Iterable[bytes], counters: Sequence[CounterTrack], process: int) -> Iterator[bytes]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -40,26 +41,31 @@ class CollectiveArguments:
     destination: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceProperties:
+class DeviceProperties(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    rename={
+        "index": "id", "sm_count": "numSms", "major": "computeMajor", "minor": "computeMinor",
+        "max_threads": "maxThreadsPerMultiprocessor", "registers": "regsPerMultiprocessor",
+        "shared_memory": "sharedMemPerMultiprocessor",
+    },
+):  # fmt: skip
     """One accelerator of the machine, as the trace's head describes it; the last three are of one multiprocessor."""
 
     index: int
     name: str = ""
     sm_count: int | None = None
-    compute_capability: tuple[int, int] | None = None
+    major: int | None = None
+    minor: int | None = None
     max_threads: int | None = None
     registers: int | None = None
     shared_memory: int | None = None
 
-
-class LaunchShape(NamedTuple):
-    """Blocks of a kernel and threads of a block, registers of a thread, bytes of a block; None if not written."""
-
-    blocks: int | None = None
-    threads: int | None = None
-    registers: int | None = None
-    shared_memory: int | None = None
+    @property
+    def compute_capability(self) -> tuple[int, int] | None:
+        """As the CUDA programming guide numbers them."""
+        return None if self.major is None or self.minor is None else (self.major, self.minor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -111,13 +117,11 @@ class Trace:
     bytes: Ints
     """Bytes that a copy or a memset moves."""
     inputs: npt.NDArray[np.int32]
-    """Index into ``recorded_inputs``, as ``stack`` into ``stacks`` and ``launch_shape`` into ``launch_shapes``."""
+    """Index into ``recorded_inputs``, as ``stack`` into ``stacks``."""
     recorded_inputs: tuple[RecordedInputs, ...]
     stack: npt.NDArray[np.int32]
     stacks: tuple[str, ...]
     """Call stacks as the file has them, the innermost call first: ``net.py(7): forward;train.py(30): <module>``."""
-    launch_shape: npt.NDArray[np.int32]
-    launch_shapes: tuple[LaunchShape, ...]
     collectives: Mapping[int, CollectiveArguments]
     """By row."""
     memory: MemoryEvents | None

@@ -2,40 +2,39 @@
 
 The outermost operator that a formula is known for counts, and what it called does not, as in the counter: operators
 that are only made of others (``aten::linear``) leave it to these. An operator for which the file does not say enough
-leaves it to those it called, too (``aten::_convolution`` of an old file to ``aten::cudnn_convolution``); if none of
-them counts, it is listed.
+leaves it to those it called, too; if none of them counts, it is listed.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from functools import cache
-from typing import Any
 
 import numpy as np
 
 from lightning_flops.trace.columns import Trace
-from lightning_flops.trace.intervals import Intervals, Ints, Mask, inside
-from lightning_flops.trace.names import Kind
-from lightning_flops.trace.recorded import RecordedCall, RecordedInputs, RecordedWork
-from lightning_flops.trace.structure import NODE
+from lightning_flops.trace.intervals import Ints, Mask, inside
+from lightning_flops.trace.names import ELEMENT_BYTES, Kind
+from lightning_flops.trace.recorded import RecordedInputs, RecordedWork
+from lightning_flops.trace.structure import NODE, nearest
+from lightning_flops.trace.tables import with_callees
+from lightning_flops.trace.values import are_integers
 
-Formulas = Callable[[RecordedCall], RecordedWork]
+Formulas = Callable[[str, RecordedInputs], RecordedWork]
 """FLOPs of one recorded call. ``instrument.counting.recorded_calls`` has the one there is; it needs torch."""
-_ACCUMULATES = "AccumulateGrad"
-_CAPTURE = (re.compile(r"(cuda|hip)StreamBeginCapture"), re.compile(r"(cuda|hip)StreamEndCapture"))
+_CAPTURE_BEGINS = re.compile(r"(cuda|hip)StreamBeginCapture")
+_CAPTURE_ENDS = re.compile(r"(cuda|hip)StreamEndCapture")
 _NO_INPUTS = RecordedInputs(dims=(), types=())
-_HALF = re.compile(r"aten::\w+_convolution_backward_(input|weights?)$")
-"""Halves of a convolution's backward up to torch 1.10, each of which has the FLOPs of the forward."""
-_PLAIN = (*[""] * 6, "False", "", "")
-"""Of the arguments of a convolution all that decides where the sizes of its result are known: not transposed."""
+_OLD_CONVOLUTION = re.compile(r"aten::\w+_convolution(_backward_(input|weights?))?$")
+"""A library's convolution, and the halves of its backward up to torch 1.10."""
+Sizes = tuple[int, ...]
 _NO_SHAPES = "its shapes were not recorded"
 _TOO_MANY = "its shapes give more FLOPs or bytes than a trace can have"
-_LARGEST_SUM = 2**61
-"""No sum over a trace is larger, so that three of them together are still an integer of a column."""
+_MOST = 2**58
+"""No call has more: these are five minutes of an H100."""
 
 
 class FlopPart(IntEnum):
@@ -51,7 +50,7 @@ class FlopPart(IntEnum):
 class Counted:
     """FLOPs of each operator of a trace; columns over all rows of the trace."""
 
-    works: tuple[RecordedWork, ...]
+    works: Sequence[RecordedWork]
     """Every different answer once."""
     work: Ints
     """Index into ``works``; -1 for rows that are no operators."""
@@ -63,79 +62,58 @@ class Counted:
     """For each row of an operator, a ``FlopPart``."""
     uncounted: Ints
     """Rows of operators that may have FLOPs and are not counted."""
-    reasons: Mapping[int, str]
-    """Why, by the index of the work, where the work does not say it."""
 
     def of(self, field: str) -> Ints:
         """One number of the work of each call that counts."""
         values = np.array([getattr(work, field) or 0 for work in self.works], dtype=np.int64)
         return values[self.work[self.rows]]
 
-    def without(self, reasons: Mapping[int, str]) -> Counted:
-        """These FLOPs with the calls of the works that have *reasons* listed instead of counted."""
-        dropped = np.isin(self.work[self.rows], list(reasons))
-        return replace(
-            self,
-            rows=self.rows[~dropped],
-            owner=np.where(np.isin(self.owner, self.rows[dropped]), -1, self.owner),
-            uncounted=np.union1d(self.uncounted, self.rows[dropped]),
-            reasons=reasons,
-        )
 
-
-def count_trace(trace: Trace, formulas: Formulas) -> Counted:
-    """FLOPs of each operator of *trace*; *formulas* is called once for each different call."""
-    works, work = _answers(trace, formulas)
-    links, levels, parent = trace.links, trace.links.levels, trace.links.parent
+def count_trace(trace: Trace, works: Sequence[RecordedWork], work: Ints) -> Counted:
+    """FLOPs of each operator of *trace*, from what ``works_of`` returns."""
+    rows = trace.links.operators
+    places = np.arange(len(rows))
+    end = places + with_callees(trace, np.ones(len(trace), dtype=np.int64))[rows]
+    """Where the calls end that one encloses: they follow it."""
 
     def where(holds: Callable[[RecordedWork], bool]) -> Mask:
-        return np.array([*map(holds, works), False])[work]
+        return np.array([*map(holds, works), False])[work[rows]]
 
-    is_counting, is_free = where(lambda one: one.role == "counts"), where(lambda one: one.role == "free")
-    can_count = where(lambda one: one.role == "composite" and one.flops > 0)
-    is_heavy = where(lambda one: one.heavy and one.role in ("unread", "unknown"))
-    owner, listed = np.full(len(trace), -1, dtype=np.int64), np.zeros(len(trace), dtype=bool)
-    settled = _captured(trace)
-    """Rows that a call around them, or they themselves, answer for."""
-    for rows in levels:
-        inner = rows[parent[rows] >= 0]
-        owner[inner] = owner[parent[inner]]
-        settled[inner] |= settled[parent[inner]]
-        fresh = rows[~settled[rows]]
-        owner[fresh[is_counting[fresh]]] = fresh[is_counting[fresh]]
-        settled[fresh[is_counting[fresh] | is_free[fresh]]] = True
-    # From below: who encloses a call that counts, or one that is listed, is answered for by it.
-    answered = owner >= 0
-    for rows in reversed(levels):
-        here = rows[~settled[rows] & ~answered[rows]]
-        whole = here[can_count[here]]
-        owner[whole] = whole
-        listed[here[is_heavy[here]]] = True
-        answered[here[can_count[here] | is_heavy[here]]] = True
-        answered[parent[rows[answered[rows] & (parent[rows] >= 0)]]] = True
-    # A composite call without any below it has taken these over.
-    for rows in levels:
-        below = rows[(parent[rows] >= 0) & (owner[rows] < 0)]
-        owner[below] = owner[parent[below]]
-    counted, parts = links.operators[owner[links.operators] == links.operators], _parts(trace)
-    broken = _broken_off(trace, counted, parts)
-    owner[counted[broken]] = -1
-    return Counted(works, work, trace.by_start(counted[~broken]), owner, parts, np.flatnonzero(listed), {})
+    def around(chosen: Mask) -> Ints:
+        """For each call the outermost *chosen* one that it is or that encloses it; -1 without."""
+        reached = np.maximum.accumulate(np.where(chosen, end, 0))
+        outermost = chosen & (np.append(0, reached)[:-1] <= places)
+        last = np.maximum.accumulate(np.where(outermost, places, -1))
+        return np.where((last >= 0) & (end[last] > places), last, -1)
+
+    counts, captured = where(lambda one: one.role == "counts"), _captured(trace)[rows]
+    settled = around(counts | where(lambda one: one.role == "free") | captured)
+    counting = counts & ~captured & (settled == places)
+    # Of calls that nothing around them answers for, the innermost do, if nothing counts in them.
+    composite = where(lambda one: one.role == "composite" and one.flops > 0)
+    open_ = (settled < 0) & (composite | where(lambda one: one.heavy and one.role in ("unread", "unknown")))
+    before = np.append(0, np.cumsum(counting | open_))
+    innermost = open_ & (before[end] == before[places + 1])
+    counting |= innermost & composite
+    parts = _parts(trace)
+    owner = around(counting)
+    broken = _broken_off(trace, rows[counting], parts)
+    owners = np.full(len(trace), -1, dtype=np.int64)
+    owners[rows] = np.where(owner >= 0, rows[owner], -1)
+    owners[rows[counting][broken]] = -1
+    by_start = trace.by_start(rows[counting][~broken])
+    return Counted(works, work, by_start, owners, parts, np.sort(rows[innermost & ~composite]))
 
 
 def _captured(trace: Trace) -> Mask:
     """Operators that only recorded a graph, in a thread between the begin and the end of a stream capture: none ran."""
     found = np.zeros(len(trace), dtype=bool)
-    begins, ends = (
-        trace.by_start(trace.where(lambda name: _CAPTURE[which].match(name) is not None, Kind.RUNTIME))  # noqa: B023
-        for which in (0, 1)
-    )
-    for lane in np.unique(trace.lane[begins]).tolist():
-        starts, stops = (trace.start_ns[rows[trace.lane[rows] == lane]] for rows in (begins, ends))
-        until = np.append(stops, np.iinfo(np.int64).max)
-        spans = Intervals(starts, np.minimum(until[np.searchsorted(until, starts)], np.append(starts[1:], until[-1])))
-        rows = trace.links.operators[trace.lane[trace.links.operators] == lane]
-        found[rows[inside(spans, trace.start_ns[rows])]] = True
+    ends = trace.by_start(trace.where(lambda name: _CAPTURE_ENDS.match(name) is not None, Kind.RUNTIME))
+    for row in np.flatnonzero(trace.where(lambda name: _CAPTURE_BEGINS.match(name) is not None, Kind.RUNTIME)):
+        here = trace.lane == trace.lane[row]
+        after = ends[here[ends] & (trace.start_ns[ends] > trace.start_ns[row])]
+        until = trace.start_ns[after[0]] if len(after) else np.iinfo(np.int64).max
+        found |= here & (trace.start_ns > trace.start_ns[row]) & (trace.start_ns < until)
     return found
 
 
@@ -156,134 +134,97 @@ def _broken_off(trace: Trace, rows: Ints, parts: Ints) -> Mask:
     return found
 
 
-def _answers(trace: Trace, formulas: Formulas) -> tuple[tuple[RecordedWork, ...], Ints]:
-    """The different answers, and for each row of the trace the index of its own."""
-    rows, known_sizes = trace.links.operators, _results(trace)
-    sizes_of = tuple(dict.fromkeys(known_sizes.values()))
-    result = np.full(len(trace), -1, dtype=np.int64)
-    result[list(known_sizes)] = [sizes_of.index(sizes) for sizes in known_sizes.values()]
-    # One number for name, inputs and result; the last two may be -1.
-    many, more = len(trace.recorded_inputs) + 1, len(sizes_of) + 1
-    calls = (trace.name[rows] * np.int64(many) + trace.inputs[rows] + 1) * more + result[rows] + 1
-    different, index = np.unique(calls, return_inverse=True)
+def works_of(trace: Trace, formulas: Formulas) -> tuple[list[RecordedWork], Ints]:
+    """What *formulas* say of each different call, and for each row of the trace the index of its own."""
+    rows, parent, inputs_of = trace.links.operators, trace.links.parent, trace.inputs.copy()
+    # The halves of an old convolution's backward do not say all sizes; the call around them does.
+    halves = np.flatnonzero(trace.where(lambda name: "_convolution_backward_" in name, Kind.OPERATOR))
+    inputs_of[halves] = np.where(parent[halves] >= 0, inputs_of[parent[halves]], -1)
+    many, gradients = len(trace.recorded_inputs) + 1, _gradients(trace)
+    different, index = np.unique(trace.name[rows] * np.int64(many) + inputs_of[rows] + 1, return_inverse=True)
     works = []
     for call in different.tolist():
-        name, inputs, sizes = call // more // many, call // more % many - 1, call % more - 1
-        recorded = _NO_INPUTS if inputs < 0 else trace.recorded_inputs[inputs]
-        known = None if sizes < 0 else sizes_of[sizes]
-        work = formulas(RecordedCall(operator=trace.names[name], inputs=recorded, result=known))
-        if inputs < 0 and work.role in ("unread", "unknown"):
+        name, number = trace.names[call // many], call % many - 1
+        inputs = trace.recorded_inputs[number] if number >= 0 else _NO_INPUTS
+        work = formulas(name, inputs)
+        if number < 0 and work.role in ("unread", "unknown"):
             work = replace(work, reason=_NO_SHAPES)
+        if _OLD_CONVOLUTION.match(name) is not None and inputs.concrete is None:
+            work = _old_convolution(work.operator, inputs, gradients) or work
+        if max(work.flops, work.recompute, work.skipped, work.bytes or 0) > _MOST:
+            work = RecordedWork(role="unread", operator=work.operator, heavy=True, reason=_TOO_MANY)
         works.append(work)
-    largest = [max(work.flops, work.recompute, work.skipped, work.bytes or 0) for work in works]
-    uses = np.bincount(index.reshape(-1)).tolist()
-    if sum(one * used for one, used in zip(largest, uses, strict=False)) > _LARGEST_SUM:
-        too_many = RecordedWork(role="unread", heavy=True, reason=_TOO_MANY)
-        for place, one in enumerate(largest):
-            if one > _LARGEST_SUM // sum(uses):
-                works[place] = replace(too_many, operator=works[place].operator)
     numbers = np.full(len(trace), -1, dtype=np.int64)
     numbers[rows] = index.reshape(-1)
-    known_halves: dict[tuple[str, int], int] = {}
-    for row in np.flatnonzero(trace.where(lambda name: _HALF.match(name) is not None, Kind.OPERATOR)).tolist():
-        name, around = trace.name_of(row), int(trace.inputs[trace.links.parent[row]])
-        if (name, around) not in known_halves:
-            known_halves[name, around] = len(works)
-            works.append(_half(name, trace.recorded_inputs[around] if around >= 0 else _NO_INPUTS, formulas))
-        numbers[row] = known_halves[name, around]
-    return tuple(works), numbers
+    return works, numbers
 
 
-def _half(name: str, whole: RecordedInputs, formulas: Formulas) -> RecordedWork:
-    """A half of the backward whose values, gradient of the result and weight are *whole*."""
-    if len(whole.dims) < 3 or len(whole.types) < 3:
-        return RecordedWork(role="unread", operator=name.replace("::", "."), heavy=True, reason=_NO_SHAPES)
-    forward = RecordedInputs(
-        dims=(whole.dims[0], whole.dims[2], *[[]] * 7),
-        types=(whole.types[0], whole.types[2], *[""] * 7),
-        concrete=_PLAIN,
-    )
-    work = formulas(RecordedCall(operator="aten::convolution", inputs=forward, result=_sizes(whole, 1)))
-    return replace(work, operator=name.replace("::", "."))
+def _sizes(inputs: RecordedInputs) -> list[Sizes]:
+    """Of the first three arguments; empty for one that is no tensor."""
+    return [tuple(one) if are_integers(one) else () for one in (*inputs.dims[:3], *[()] * 3)][:3]
 
 
-def _results(trace: Trace) -> dict[int, tuple[int, ...]]:
-    """Sizes of what convolutions returned, if the file does not have their strides, as files from before torch 2.0.
+def _gradients(trace: Trace) -> dict[tuple[Sizes, Sizes], Sizes]:
+    """The size of a convolution's result by those of its values and weight, in files from before torch 2.0.
 
-    The result of a forward is as large as the gradient that its node was given in the backward; both carry the same
-    sequence number, or, in torch 1.8, sizes of values and weight that belong together.
+    It is as large as its gradient in the backward; nothing where two backwards differ in it.
     """
-    if all(one.concrete is not None for one in trace.recorded_inputs):
-        return {}  # what torch writes since 2.0
-
-    @cache
-    def sizes_at(inputs: int, place: int) -> tuple[int, ...] | None:
-        return _sizes(trace.recorded_inputs[inputs], place) if inputs >= 0 else None
-
-    here = np.flatnonzero(trace.where(lambda name: "convolution" in name.lower(), Kind.OPERATOR) & (trace.inputs >= 0))
-    nodes = here[(trace.forward_thread[here] > 0) & (trace.sequence[here] >= 0)]
-    columns = (trace.sequence[nodes].tolist(), trace.inputs[nodes].tolist())
-    gradients = {number: sizes_at(inputs, 0) for number, inputs in zip(*columns, strict=True)}
-    by_sizes: dict[Any, Any] = {}
-    for row in here[trace.where(lambda name: name.endswith("convolution_backward"), Kind.OPERATOR)[here]].tolist():
-        values, gradient, weight = (sizes_at(int(trace.inputs[row]), place) for place in range(3))
-        by_sizes[values, weight] = gradient if by_sizes.get((values, weight), gradient) == gradient else None
-    known_sizes = {}
-    for row in here[(trace.forward_thread[here] <= 0)].tolist():
-        if "backward" in trace.name_of(row):
-            continue
-        inputs, number = int(trace.inputs[row]), int(trace.sequence[row])
-        values, weight = sizes_at(inputs, 0), sizes_at(inputs, 1)
-        sizes = gradients.get(number) if number >= 0 else by_sizes.get((values, weight))
-        # The number may be another node's, where this call made none.
-        if values is not None and weight is not None and sizes and sizes[:2] == (*values[:1], *weight[:1]):
-            known_sizes[row] = sizes
-    return known_sizes
+    found: dict[tuple[Sizes, Sizes], Sizes] = {}
+    rows = np.flatnonzero(trace.where(lambda name: name.endswith("convolution_backward"), Kind.OPERATOR))
+    for name, number in {(trace.name_of(row), int(trace.inputs[row])) for row in rows.tolist()}:
+        if number >= 0 and trace.recorded_inputs[number].concrete is None:
+            values, gradient, weight = _sizes(trace.recorded_inputs[number])
+            if name == "aten::convolution_backward":
+                values, gradient = gradient, values
+            known = found.setdefault((values, weight), gradient)
+            found[values, weight] = gradient if known == gradient else ()
+    return found
 
 
-def _sizes(inputs: RecordedInputs, place: int) -> tuple[int, ...] | None:
-    """The sizes of one tensor among the arguments; None where they are none."""
-    sizes = inputs.dims[place] if len(inputs.dims) > place else None
-    return tuple(sizes) if isinstance(sizes, list) and sizes and all(type(size) is int for size in sizes) else None
+def _old_convolution(
+    operator: str, inputs: RecordedInputs, gradients: Mapping[tuple[Sizes, Sizes], Sizes]
+) -> RecordedWork | None:
+    """A convolution of a file without strides, or a half of its backward: each has the FLOPs of the forward."""
+    values, gradient, weight = _sizes(inputs)
+    if "backward" not in operator:
+        weight = gradient
+        gradient = gradients.get((values, weight), ())
+    if min((0, *values, *gradient, *weight)) < 0 or not values or gradient[:2] != (values[0], *weight[:1]):
+        return None
+    written = str(inputs.types[0]).lower()
+    numbers = sum(map(math.prod, (values, gradient, weight)))
+    return RecordedWork(
+        role="counts",
+        operator=operator,
+        dtype={"c10::half": "float16", "double": "float64"}.get(written, "float32"),
+        flops=2 * math.prod(gradient) * math.prod(weight[1:]),
+        bytes=numbers * ELEMENT_BYTES.get(written, 4),
+    )
 
 
 def _parts(trace: Trace) -> Ints:
     """The bucket of each operator.
 
-    Autograd runs its own operators with gradients off, unless a graph is kept for another backward. An operator that
-    has a sequence number there has gradients on: it repeats a part of the forward.
+    Autograd runs its own operators with gradients off, unless a graph is kept for another backward: there every
+    operator that a node calls has them on. One with a sequence number elsewhere repeats a part of the forward.
     """
-    links = trace.links
-    parts = np.full(len(trace), int(FlopPart.FORWARD), dtype=np.int64)
-    accumulates = trace.where(lambda name: name.endswith(_ACCUMULATES), Kind.OPERATOR)
+    links, rows, parent = trace.links, trace.links.operators, trace.links.parent
     is_node = trace.where(lambda name: NODE.match(name) is not None, Kind.OPERATOR) | (trace.forward_thread > 0)
     is_node &= links.is_backward
-    with_gradients = (trace.sequence >= 0) & ~is_node
-    keeps_graph = _keeps_graph(trace, is_node, with_gradients)
-    for rows in links.levels:
-        rows = rows[links.is_backward[rows]]
-        parts[rows] = FlopPart.BACKWARD
-        inner = rows[links.parent[rows] >= 0]
-        around = links.parent[inner]
-        handed_down = (parts[around] == FlopPart.OPTIMIZER) | ((parts[around] == FlopPart.RECOMPUTE) & ~is_node[inner])
-        parts[inner[handed_down]] = parts[around[handed_down]]
-        repeats = with_gradients[inner] & ~keeps_graph[inner] & (parts[inner] == FlopPart.BACKWARD)
-        parts[inner[repeats]] = FlopPart.RECOMPUTE
-        parts[rows[accumulates[rows] & is_node[rows]]] = FlopPart.OPTIMIZER
+    with_gradients = links.is_backward & (trace.sequence >= 0) & ~is_node
+    called = links.called[~is_node[links.called] & ~with_gradients[links.called]]
+    off = np.zeros(len(trace) + 1, dtype=bool)  # the last is that of no node
+    off[parent[called]] = True
+    repeats = with_gradients.copy()
+    repeats[rows] &= off[nearest(rows, parent, is_node)]
+    parts = np.where(links.is_backward, int(FlopPart.BACKWARD), int(FlopPart.FORWARD))
+
+    def innermost(wanted: Mask) -> Ints:
+        return np.where(wanted[rows], rows, nearest(rows, parent, wanted))
+
+    parts[rows[repeats[innermost(is_node | repeats)]]] = FlopPart.RECOMPUTE
+    accumulates = is_node & trace.where(lambda name: name.endswith("AccumulateGrad"), Kind.OPERATOR)
+    parts[rows[innermost(accumulates) >= 0]] = FlopPart.OPTIMIZER
     if (optimizer := trace.phases.get("optimizer")) is not None:
-        parts[links.operators[inside(optimizer.merged(), trace.start_ns[links.operators])]] = FlopPart.OPTIMIZER
+        parts[rows[inside(optimizer.merged(), trace.start_ns[rows])]] = FlopPart.OPTIMIZER
     return parts
-
-
-def _keeps_graph(trace: Trace, is_node: Mask, with_gradients: Mask) -> Mask:
-    """Rows inside nodes of a backward that keeps a graph: there every operator that a node calls has gradients on."""
-    parent, called = trace.links.parent, trace.links.called
-    called = called[~is_node[called] & is_node[parent[called]]]
-    off, on = np.zeros((2, len(trace)), dtype=bool)
-    off[parent[called[~with_gradients[called]]]] = True
-    on[parent[called[with_gradients[called]]]] = True
-    keeps = is_node & on & ~off
-    for rows in trace.links.levels[1:]:
-        inner = rows[~is_node[rows]]
-        keeps[inner] |= keeps[parent[inner]]
-    return keeps

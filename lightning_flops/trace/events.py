@@ -1,20 +1,22 @@
-"""Events of a trace into columns, a list at a time."""
+"""Events of a trace into columns, a list at a time, and what profilers are known to write wrongly put right."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache, lru_cache
 from itertools import compress
-from operator import attrgetter
 from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from lightning_flops.trace.columns import CollectiveArguments, MemoryEvents, Trace, TraceFormatError
-from lightning_flops.trace.mend import mended
+from lightning_flops.records import METADATA_KEY
+from lightning_flops.trace.columns import CollectiveArguments, DeviceProperties, MemoryEvents, Trace
+from lightning_flops.trace.intervals import NS_PER_US, Floats, Ints
 from lightning_flops.trace.names import (
     ELEMENT_BYTES,
     KIND_OF_CATEGORY,
@@ -22,24 +24,21 @@ from lightning_flops.trace.names import (
     host_collective,
     is_scope_written_as_operator,
 )
-from lightning_flops.trace.values import (
-    ABSENT,
-    bytes_of,
-    devices_of,
-    fractions,
-    integers,
-    launch_shape,
-    nanoseconds,
-    packed,
-    place_in_run,
-    recorded_inputs,
-    times,
-    value_of,
-    whole,
-)
+from lightning_flops.trace.recorded import RecordedInputs
+from lightning_flops.trace.values import ABSENT, are_integers, converted, fractions, integers, nanoseconds, packed
 
-FOREIGN = 255
+_FOREIGN = 255
 _CATEGORIES_NAMED = 5
+_FEW, _LONGER = 3, 10
+"""A kernel that runs over so many others of its stream, each of them so many times shorter, has a wrong end."""
+_MUCH_SHARED_BYTES = 48 << 10
+"""Kineto writes an occupancy of 0 for kernels with more shared memory."""
+_REGISTERS = 65536
+"""Of a multiprocessor since compute capability 5."""
+_Launched = tuple[bytes, bytes, Any, int]
+"""Grid, block, registers of a thread and shared memory of a block, as the file has them."""
+_MOST_RANKS = 1 << 20
+"""No job has as many, and its ranks are listed."""
 _RAW = msgspec.Raw(b"")
 _ARGUMENTS: dict[str, tuple[str, Any]] = {
     "external_id": ("External id", ABSENT), "old_external_id": ("external id", ABSENT),
@@ -72,6 +71,19 @@ _Arguments: Any = msgspec.defstruct(
 )
 
 
+class _Group(msgspec.Struct):
+    ranks: list[int] | None = None
+
+
+class _Distributed(msgspec.Struct):
+    """What the head of a trace says of its rank's place in the run."""
+
+    rank: int | None = None
+    world_size: int | None = None
+    backend: str | None = None
+    pg_config: Any = msgspec.field(default_factory=lambda: [{}])
+
+
 class Event(msgspec.Struct, gc=False):
     """One event of the list, as far as it is read."""
 
@@ -88,53 +100,43 @@ class Event(msgspec.Struct, gc=False):
 DECODER = msgspec.json.Decoder(list[Event])
 """Makes events of the text of a JSON list; what no table needs is checked and passed over."""
 
-HOST, _LAUNCH = (Kind.OPERATOR, Kind.ANNOTATION), (Kind.RUNTIME,)
-_DEVICE = (Kind.KERNEL, Kind.MEMCPY, Kind.MEMSET)
-_COMMUNICATES = (Kind.ANNOTATION, *_DEVICE)
-_MASKS: dict[tuple[int, ...], bytes] = {
-    kinds: bytes(kind in kinds for kind in range(256)) for kinds in (HOST, _LAUNCH, _DEVICE, _COMMUNICATES, (FOREIGN,))
-}
-"""For ``bytes.translate``: 1 for each of some kinds, 0 for all others."""
-_INTEGERS: dict[tuple[Kind, ...], tuple[str, ...]] = {
-    HOST: ("sequence", "forward_thread"), _LAUNCH: ("correlation",), _DEVICE: ("stream", "correlation", "bytes")
-}  # fmt: skip
-"""Columns that only events of some kinds have, by these."""
-_FRACTIONS = ("blocks_per_sm", "occupancy_percent")
 _OF_MEMORY = ("allocated_bytes", "device_index", "device_type", "address", "total_allocated", "total_reserved")
-_COLUMN = {name: attrgetter(name) for name in _ARGUMENTS}
 
 
-class _Numbers(dict[Any, int]):
-    """A number for each different key, in order of first appearance; or what *number* gives it."""
+def _mask(*kinds: int) -> bytes:
+    """For ``bytes.translate``: 1 for each of *kinds*, 0 for all others."""
+    return bytes(kind in kinds for kind in range(256))
 
-    def __init__(self, number: Callable[[Any], int] | None = None) -> None:
-        super().__init__()
-        self._number = number
 
-    def __missing__(self, key: Any) -> int:
-        self[key] = number = len(self) if self._number is None else self._number(key)
-        return number
+@lru_cache(maxsize=1024)
+def _kind(category: str | None) -> int:
+    return KIND_OF_CATEGORY.get((category or "").lower(), _FOREIGN)
+
+
+def _numbers() -> defaultdict[Any, int]:
+    """A number for each different key, in order of first appearance."""
+    found: defaultdict[Any, int] = defaultdict()
+    found.default_factory = found.__len__
+    return found
 
 
 class Columns:
     """Columns that grow by one list of events after another."""
 
     def __init__(self, source: str) -> None:
-        self.source = source
-        self.names: dict[str, int] = {}
-        self.lanes: dict[tuple[str, str], int] = {}
-        self._name_numbers = _Numbers(lambda name: self.names.setdefault(str(name), len(self.names)))
-        self._lane_numbers = _Numbers(lambda key: self.lanes.setdefault((str(key[0]), str(key[1])), len(self.lanes)))
-        self._inputs, self._stacks, self._shapes = _Numbers(), _Numbers(), _Numbers()
-        self._kinds = _Numbers(lambda name: KIND_OF_CATEGORY.get((name or "").lower(), FOREIGN))
-        self._parts: dict[Any, list[npt.NDArray[Any]]] = {}
+        self._source = source
+        self._names, self._lanes, self._inputs, self._stacks = _numbers(), _numbers(), _numbers(), _numbers()
+        self._parts: defaultdict[str, list[npt.NDArray[Any]]] = defaultdict(list)
+        self._spread: defaultdict[str, list[tuple[Ints, npt.NDArray[Any]]]] = defaultdict(list)
         self._collectives: dict[int, CollectiveArguments] = {}
+        self._without_occupancy: dict[int, _Launched] = {}
         self._foreign: Counter[str] = Counter()
         self._rows = self._seen = 0
-
-    def keep(self, name: str, values: npt.NDArray[Any], kinds: tuple[Kind, ...] = ()) -> None:
-        """Append to the column *name*; to that of events of these *kinds*, if there are any."""
-        self._parts.setdefault((name, kinds), []).append(values)
+        self._readers: tuple[tuple[bytes, Callable[[list[Event], Ints], Iterator[tuple[str, Any]]]], ...] = (
+            (_mask(Kind.OPERATOR, Kind.ANNOTATION), self._of_host),
+            (_mask(Kind.RUNTIME), self._of_launches),
+            (_mask(Kind.KERNEL, Kind.MEMCPY, Kind.MEMSET), self._of_device),
+        )
 
     def add(self, events: Sequence[Event]) -> None:
         """Append what *events* say; those of another tool are counted and left out."""
@@ -142,151 +144,204 @@ class Columns:
         spans = [event for event in events if event.ph == "X"]
         if len(spans) < len(events):
             self._add_memory([event for event in events if event.ph == "i" and event.name == "[memory]"])
-        kinds = bytes([self._kinds[span.cat] for span in spans])
-        if FOREIGN in kinds:
-            self._foreign.update(span.cat or "" for span in compress(spans, kinds.translate(_MASKS[FOREIGN,])))
-            spans = [span for span, kind in zip(spans, kinds, strict=True) if kind != FOREIGN]
-            kinds = kinds.translate(None, bytes([FOREIGN]))
-        self.keep("kind", np.frombuffer(kinds, dtype=np.int8))
-        self.keep("name", packed("i", list(map(self._name_numbers.__getitem__, [span.name for span in spans]))))
-        lanes = zip([span.pid for span in spans], [span.tid for span in spans], strict=True)
-        self.keep("lane", packed("i", list(map(self._lane_numbers.__getitem__, lanes))))
-        self.keep("start_ns", times([span.ts for span in spans]))
-        self.keep("duration_ns", times([span.dur for span in spans]))
-        for of_kinds, names in _INTEGERS.items():
-            if chosen := list(compress(spans, kinds.translate(_MASKS[of_kinds]))):
-                arguments = [span.args for span in chosen]
-                for name in names:
-                    self.keep(name, integers(list(map(_COLUMN[name], arguments))), of_kinds)
-                for name, values in self._more(chosen, arguments, of_kinds):
-                    self.keep(name, values, of_kinds)
-        for place in compress(range(len(spans)), kinds.translate(_MASKS[_COMMUNICATES])):
-            if spans[place].args.collective is not None:
-                self._collectives[self._rows + place] = _collective(spans[place].args)
+        kinds = bytes(map(_kind, [span.cat for span in spans]))
+        if _FOREIGN in kinds:
+            self._foreign.update(span.cat or "" for span in compress(spans, kinds.translate(_mask(_FOREIGN))))
+            spans = [span for span, kind in zip(spans, kinds, strict=True) if kind != _FOREIGN]
+            kinds = kinds.translate(None, bytes([_FOREIGN]))
+        kind = np.frombuffer(kinds, dtype=np.uint8)
+        self._parts["kind"].append(kind)
+        self._parts["name"].append(packed("i", [self._names[span.name] for span in spans]))
+        self._parts["lane"].append(packed("i", [self._lanes[span.pid, span.tid] for span in spans]))
+        times = nanoseconds([*[span.ts for span in spans], *[span.dur for span in spans]])
+        self._parts["start_ns"].append(times[: len(spans)])
+        self._parts["duration_ns"].append(times[len(spans) :])
+        for mask, reader in self._readers:
+            here = kinds.translate(mask)
+            if chosen := list(compress(spans, here)):
+                rows = np.flatnonzero(np.frombuffer(here, dtype=np.uint8)) + self._rows
+                for name, values in reader(chosen, rows):
+                    self._spread[name].append((rows, values))
         self._rows += len(spans)
 
-    def _more(
-        self, spans: list[Event], arguments: list[Any], kinds: tuple[Kind, ...]
-    ) -> Iterator[tuple[str, npt.NDArray[Any]]]:
-        """What events of the host and of the device have beside their integers."""
-        if kinds == _LAUNCH:
-            return
-        ids = [one.old_external_id if one.external_id == ABSENT else one.external_id for one in arguments]
-        yield "external_id", integers(ids)
-        if kinds == _DEVICE:
-            yield "device", integers([span.pid if span.args.device is None else span.args.device for span in spans])
-            for name in _FRACTIONS:
-                yield name, fractions(list(map(_COLUMN[name], arguments)))
-            shapes = [(bytes(one.grid), bytes(one.block), one.registers, one.shared_memory) for one in arguments]
-            yield "launch_shape", packed("i", [self._shapes[shape] for shape in shapes])
-            return
-        dims, stacks = [one.dims or one.old_dims for one in arguments], [one.stack for one in arguments]
-        absent = np.full(len(arguments), ABSENT, dtype=np.int32)
-        if any(dims):
-            columns = (dims, *(list(map(_COLUMN[name], arguments)) for name in ("types", "concrete", "strides")))
-            keys = zip(*(map(bytes, column) for column in columns), strict=True)
+    def _of_host(self, spans: list[Event], rows: Ints) -> Iterator[tuple[str, Any]]:
+        arguments = [span.args for span in spans]
+        self._find_collectives(arguments, rows)
+        yield "sequence", integers([one.sequence for one in arguments])
+        yield "forward_thread", integers([one.forward_thread for one in arguments])
+        yield "external_id", _external_ids(arguments)
+        if any(dims := [one.dims or one.old_dims for one in arguments]):
+            others = ([getattr(one, name) for one in arguments] for name in ("types", "concrete", "strides"))
+            keys = zip(*(map(bytes, column) for column in (dims, *others)), strict=True)
             yield "inputs", packed("i", [self._inputs[key] if key[0] else ABSENT for key in keys])
-        else:
-            yield "inputs", absent
-        numbers = [self._stacks[one] if one else ABSENT for one in map(bytes, stacks)] if any(stacks) else []
-        yield "stack", packed("i", numbers) if numbers else absent
+        if any(stacks := [one.stack for one in arguments]):
+            yield "stack", packed("i", [self._stacks[one] if one else ABSENT for one in map(bytes, stacks)])
+
+    def _of_launches(self, spans: list[Event], rows: Ints) -> Iterator[tuple[str, Any]]:
+        yield "correlation", integers([span.args.correlation for span in spans])
+
+    def _of_device(self, spans: list[Event], rows: Ints) -> Iterator[tuple[str, Any]]:
+        arguments = [span.args for span in spans]
+        self._find_collectives(arguments, rows)
+        for row, one in zip(rows.tolist(), arguments, strict=True):
+            if one.occupancy_percent == 0 and type(one.shared_memory) is int and one.shared_memory > _MUCH_SHARED_BYTES:
+                self._without_occupancy[row] = (
+                    bytes(one.grid), bytes(one.block), one.registers, one.shared_memory
+                )  # fmt: skip
+        yield "stream", integers([one.stream for one in arguments])
+        yield "correlation", integers([one.correlation for one in arguments])
+        yield "bytes", integers([one.bytes for one in arguments])
+        yield "external_id", _external_ids(arguments)
+        yield "device", integers([span.pid if span.args.device is None else span.args.device for span in spans])
+        yield "blocks_per_sm", fractions([one.blocks_per_sm for one in arguments])
+        yield "occupancy_percent", fractions([one.occupancy_percent for one in arguments])
+
+    def _find_collectives(self, arguments: list[Any], rows: Ints) -> None:
+        for row, one in zip(rows.tolist(), arguments, strict=True):
+            if one.collective is not None:
+                self._collectives[row] = _collective(one)
 
     def _add_memory(self, events: list[Event]) -> None:
         arguments = [event.args for event in events]
-        self.keep("memory_lane", packed("i", [self._lane_numbers[event.pid, event.tid] for event in events]))
-        self.keep("time_ns", times([event.ts for event in events]))
+        self._parts["memory_lane"].append(packed("i", [self._lanes[event.pid, event.tid] for event in events]))
+        self._parts["time_ns"].append(nanoseconds([event.ts for event in events]))
         for name in _OF_MEMORY:
-            self.keep(name, integers(list(map(_COLUMN[name], arguments))))
+            self._parts[name].append(integers([getattr(one, name) for one in arguments]))
 
-    def _whole(self, name: str, dtype: type[np.generic], kinds: tuple[Kind, ...] = ()) -> npt.NDArray[Any]:
-        parts = self._parts.pop((name, kinds), [])
-        if name.endswith("_ns"):
-            if len({part.dtype for part in parts}) > 1:  # some times are text
-                parts = [nanoseconds(part) for part in parts]
-            return nanoseconds(np.concatenate(parts)) if parts else np.zeros(0, dtype=dtype)
+    def _whole(self, name: str, dtype: type[np.generic]) -> npt.NDArray[Any]:
+        parts = self._parts.pop(name, [])
         return np.concatenate(parts).astype(dtype, copy=False) if parts else np.zeros(0, dtype=dtype)
 
-    def _spread(self, kind: npt.NDArray[np.int8], name: str, dtype: type[np.generic]) -> npt.NDArray[Any]:
-        """A column of all rows, of which only events of some kinds have the values that were kept."""
-        column = np.full(len(kind), np.nan if dtype is np.float64 else ABSENT, dtype=dtype)
-        for kinds in (HOST, _LAUNCH, _DEVICE):
-            if len(values := self._whole(name, dtype, kinds)):
-                column[np.flatnonzero(np.isin(np.arange(len(Kind)), kinds)[kind])] = values
+    def _column(self, name: str, dtype: type[np.generic]) -> npt.NDArray[Any]:
+        """A column of all rows, of which only some events have the values that were kept."""
+        column = np.full(self._rows, np.nan if dtype is np.float64 else ABSENT, dtype=dtype)
+        if name in self._spread:
+            rows, values = zip(*self._spread.pop(name), strict=True)
+            column[np.concatenate(rows)] = np.concatenate(values)
         return column
 
     def trace(self, metadata: Mapping[str, Any]) -> Trace:
-        """The finished trace; the columns are used up."""
-        names = tuple(self.names)
+        """The finished trace; the columns are used up.
+
+        Raises:
+            ValueError: none of the events is one that a table needs.
+        """
+        names = tuple(map(str, self._names))
         name_of, kind = self._whole("name", np.int32), self._whole("kind", np.int8)
         if not (kind > Kind.PYTHON).any():
-            raise TraceFormatError(f"{self.source}: {self._why_nothing()}")
+            words = "is an operator, a scope, a runtime call or a kernel of torch.profiler; others are"
+            raise ValueError(f"none of its {self._seen} events {words} {self._categories() or 'none'}")
         integers_of = ("sequence", "forward_thread", "external_id", "device", "stream", "correlation", "bytes")
-        columns: dict[str, Any] = {name: self._spread(kind, name, np.int64) for name in integers_of}
-        columns |= {name: self._spread(kind, name, np.int32) for name in ("inputs", "stack", "launch_shape")}
-        columns |= {name: self._spread(kind, name, np.float64) for name in _FRACTIONS}
-        for name in _FRACTIONS:
-            columns[name][np.isinf(columns[name])] = np.nan
+        columns: dict[str, Any] = {name: self._column(name, np.int64) for name in integers_of}
+        columns |= {name: self._column(name, np.int32) for name in ("inputs", "stack")}
+        columns |= {name: self._column(name, np.float64) for name in ("blocks_per_sm", "occupancy_percent")}
         scopes = np.array([is_scope_written_as_operator(text) for text in names], dtype=bool)
         kind = np.where((kind == Kind.OPERATOR) & scopes[name_of], np.int8(Kind.ANNOTATION), kind)
-        duration_ns, recorded = self._whole("duration_ns", np.int64), tuple(map(recorded_inputs, self._inputs))
+        duration_ns, recorded = self._whole("duration_ns", np.int64), tuple(map(_recorded_inputs, self._inputs))
         # Scopes on the host that communicate say what they send as any operator does.
         communicates = np.array([host_collective(text) is not None for text in names], dtype=bool)
         host = np.flatnonzero((kind == Kind.ANNOTATION) & communicates[name_of] & (columns["inputs"] >= 0)).tolist()
-        sent = {row: CollectiveArguments(bytes=bytes_of(recorded[columns["inputs"][row]])) for row in host}
-        return mended(
+        sent = {row: CollectiveArguments(bytes=_bytes_of(recorded[columns["inputs"][row]])) for row in host}
+        devices = tuple(converted(metadata.get("deviceProperties"), list[DeviceProperties]) or ())
+        notes = self._notes()
+        if self._without_occupancy:
+            found = _occupancy_of(
+                self._without_occupancy.values(), columns["device"][[*self._without_occupancy]], devices
+            )
+            columns["occupancy_percent"][[*self._without_occupancy]] = found
+            unknown = int(np.isnan(found).sum())
+            words = f"worked out of {len(found) - unknown}, left out of {unknown}."
+            notes.append(f"Occupancy written as 0 of kernels with much shared memory: {words}")
+        # A process or thread may be written as a number here and as text there.
+        lanes = _numbers()
+        lane_of = np.array([lanes[str(process), str(thread)] for process, thread in self._lanes], dtype=np.int32)
+        return _without_overlong(
             Trace(
-                source=self.source,
+                source=self._source,
                 names=names,
-                lanes=tuple(self.lanes),
+                lanes=tuple(lanes),
                 name=name_of,
                 kind=kind,
-                lane=self._whole("lane", np.int32),
+                lane=lane_of[self._whole("lane", np.int32)],
                 start_ns=self._whole("start_ns", np.int64),
                 duration_ns=np.maximum(duration_ns, 0),
                 recorded_inputs=recorded,
-                stacks=tuple(text if isinstance(text := value_of(stack), str) else "" for stack in self._stacks),
-                launch_shapes=tuple(launch_shape(*texts) for texts in self._shapes),
+                stacks=tuple(text if isinstance(text := _value(stack), str) else "" for stack in self._stacks),
                 collectives=sent | self._collectives,
-                memory=self._memory_events(),
-                devices=devices_of(metadata.get("deviceProperties")),
+                memory=self._memory_events(lane_of),
+                devices=devices,
                 metadata=metadata,
-                notes=self._notes(int((duration_ns < 0).sum())),
+                notes=tuple(notes),
                 **columns,
-                **place_in_run(metadata),
+                **_place_in_run(metadata),
             )
         )
 
-    def _memory_events(self) -> MemoryEvents | None:
+    def _memory_events(self, lane_of: npt.NDArray[np.int32]) -> MemoryEvents | None:
         found = {name: self._whole(name, np.int64) for name in ("memory_lane", "time_ns", *_OF_MEMORY)}
         on_host, index = found.pop("device_type") == 0, found.pop("device_index")
-        lane, sizes = found.pop("memory_lane"), found.pop("allocated_bytes")
+        lane, sizes = lane_of[found.pop("memory_lane")], found.pop("allocated_bytes")
         return MemoryEvents(lane=lane, bytes=sizes, device=np.where(on_host, -1, index), **found) if len(lane) else None
 
-    def _why_nothing(self) -> str:
-        if not self._seen:
-            return "the trace holds no events"
-        found = _categories([name for name, _ in self._foreign.most_common()])
-        words = f"none of its {self._seen} events is an operator, a scope, a runtime call or a kernel of torch.profiler"
-        return words + (f"; its categories are {found}" if found else "")
+    def _categories(self) -> str:
+        return ", ".join(repr(name or "none")[:80] for name in sorted(self._foreign)[:_CATEGORIES_NAMED])
 
-    def _notes(self, negative: int) -> tuple[str, ...]:
+    def _notes(self) -> list[str]:
         notes = []
-        self._foreign.pop("Trace", None)  # around the whole of old traces
+        del self._foreign["Trace"]  # around the whole of old traces
         if self._foreign:
-            names = _categories(sorted(self._foreign))
-            notes.append(
-                f"Left out: events of categories that are not torch.profiler's ({names}): {self._foreign.total()}."
-            )
+            left_out = f"({self._categories()}): {self._foreign.total()}."
+            notes.append(f"Left out: events of categories that are not torch.profiler's {left_out}")
         if any(types == b"[]" and dims.strip(b"[], ") for dims, types, *_ in self._inputs):
             notes.append("Dtypes are not in the file, as in those of torch 1.8: every tensor is taken for float32.")
-        if negative:
-            notes.append(f"Taken as of no length: events of negative length: {negative}.")
-        return tuple(notes)
+        return notes
+
+
+def _place_in_run(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The rank's place, by the fields of ``Trace``."""
+    found = converted(metadata.get("distributedInfo"), _Distributed) or _Distributed()
+    own = converted(metadata.get(METADATA_KEY), _Distributed) or _Distributed()
+    world_size = found.world_size if 0 < (found.world_size or 0) <= _MOST_RANKS else None
+    listed, everyone = converted(found.pg_config, list[_Group]), range(world_size or 0)
+    return {
+        # torch names no rank in a run of one process, this package always does
+        "rank": own.rank if found.rank is None else found.rank,
+        "world_size": world_size,
+        "backend": found.backend,
+        # a group of all may be written as none
+        "groups": None if listed is None else tuple(tuple(sorted(one.ranks or everyone)) for one in listed),
+    }
+
+
+def _external_ids(arguments: list[Any]) -> Ints:
+    return integers([one.old_external_id if one.external_id == ABSENT else one.external_id for one in arguments])
+
+
+def _value(text: bytes) -> Any:
+    return msgspec.json.decode(text) if text else None
+
+
+def _recorded_inputs(texts: tuple[bytes, ...]) -> RecordedInputs:
+    """What the texts of sizes, types, values and strides say; torch 1.8 has no types: what has sizes is float32."""
+    dims, types, concrete, strides = map(_value, texts)
+    dims = dims if isinstance(dims, list) else []
+    if types == []:
+        types = ["float" if one else "" for one in dims]
+    return RecordedInputs(dims=dims, types=types if isinstance(types, list) else (), concrete=concrete, strides=strides)
+
+
+def _bytes_of(inputs: RecordedInputs) -> int | None:
+    """Bytes of all inputs; None if one of them is not known."""
+    sizes = [
+        math.prod(shape) * ELEMENT_BYTES.get(str(dtype).lower(), 0) if are_integers(shape) else 0
+        for shape, dtype in zip(inputs.dims, inputs.types, strict=False)
+    ]
+    return sum(sizes) if sizes and all(sizes) else None
 
 
 def _collective(arguments: Any) -> CollectiveArguments:
     element_bytes = ELEMENT_BYTES.get(str(arguments.dtype).lower())
-    known = [count for count in map(whole, (arguments.in_elements, arguments.out_elements)) if count is not None]
+    known = [count for count in (arguments.in_elements, arguments.out_elements) if type(count) is int]
     # Groups of one name may have other members on other ranks, and groups of the same members another name.
     group = [str(part) for part in (arguments.group_name, arguments.group_ranks) if part]
     return CollectiveArguments(
@@ -294,12 +349,57 @@ def _collective(arguments: Any) -> CollectiveArguments:
         # The larger side, as communication benchmarks give it: what all_gather yields and reduce_scatter takes.
         bytes=max(known) * element_bytes if known and element_bytes is not None else None,
         group=" ".join(group) if group else None,
-        group_size=whole(arguments.group_size),
-        source=whole(arguments.source),
-        destination=whole(arguments.destination),
+        group_size=converted(arguments.group_size, int),
+        source=converted(arguments.source, int),
+        destination=converted(arguments.destination, int),
     )
 
 
-def _categories(names: Sequence[str]) -> str:
-    shown = [repr(name)[:80] if name else "none" for name in names[:_CATEGORIES_NAMED]]
-    return ", ".join(shown) + (f" and {len(names) - len(shown)} more" if len(names) > len(shown) else "")
+def _without_overlong(trace: Trace) -> Trace:
+    """*trace* with a kernel that runs over its successors on the same stream ended where the next one begins."""
+    rows = trace.of(Kind.KERNEL)
+    rows = rows[np.lexsort((trace.start_ns[rows], trace.stream[rows], trace.device[rows]))]
+    first = rows[: max(0, len(rows) - _FEW)]
+    wrong = np.ones(len(first), dtype=bool)
+    for ahead in range(1, _FEW + 1):
+        other = rows[ahead : ahead + len(first)]
+        wrong &= (trace.stream[other] == trace.stream[first]) & (trace.device[other] == trace.device[first])
+        wrong &= trace.end_ns[first] >= trace.end_ns[other]
+        wrong &= trace.duration_ns[first] > _LONGER * trace.duration_ns[other]
+        # One call launches all kernels of a graph, and these may well run beside one another.
+        wrong &= trace.correlation[other] != trace.correlation[first]
+    found = np.flatnonzero(wrong)
+    if not len(found):
+        return trace
+    duration_ns = trace.duration_ns.copy()
+    duration_ns[rows[found]] = trace.start_ns[rows[found + 1]] - trace.start_ns[rows[found]]
+    cut_us = int((trace.duration_ns - duration_ns).sum()) / NS_PER_US
+    words = "Cut at the start of the next one: kernels that seem to run over their successors on the same stream: "
+    return replace(trace, duration_ns=duration_ns, notes=(*trace.notes, f"{words}{len(found)}, by {cut_us:,.0f} us."))
+
+
+def _occupancy_of(launched: Iterable[_Launched], devices: Ints, described: Sequence[DeviceProperties]) -> Floats:
+    """Percent of a multiprocessor's warps that each of some kernels can fill, on the device of this number."""
+    by_index = {one.index: one for one in described}
+
+    @cache
+    def of(shape: _Launched, device: int) -> float:
+        grid, block = (converted(msgspec.json.decode(text or b"0"), list[int]) for text in shape[:2])
+        threads, blocks = math.prod(block or [0]), math.prod(grid or [0])
+        return _occupancy(threads, blocks, *shape[2:], by_index.get(device))
+
+    return np.array([*map(of, launched, devices.tolist())])
+
+
+def _occupancy(threads: int, blocks: int, registers: Any, shared_bytes: int, device: DeviceProperties | None) -> float:
+    """NaN where it is not known. Registers are given to a warp 256 at a time."""
+    if device is None or threads <= 0 or not device.max_threads or not device.sm_count:
+        return math.nan
+    warps, most_warps = -(-threads // 32), device.max_threads // 32
+    limits = [most_warps // warps]
+    if type(registers) is int and registers > 0:
+        limits.append((device.registers or _REGISTERS) // (-(-registers * 32 // 256) * 256) // warps)
+    if device.shared_memory:
+        limits.append(device.shared_memory // shared_bytes)
+    fitting = min(max(1, min(limits)), blocks / device.sm_count if blocks > 0 else math.inf)
+    return 100.0 * min(1.0, fitting * warps / most_warps)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from lightning_flops.analysis.devices import device_like, memory_bytes_per_sec
 from lightning_flops.analysis.peak_flops import peak_for
@@ -15,13 +16,14 @@ from lightning_flops.analysis.rates import MOST_OF_PEAK
 from lightning_flops.schema.trace_flops import FlopRow, TracedStepFlops, TraceFlops, UncountedRow
 from lightning_flops.schema.trace_steps import ModuleTable
 from lightning_flops.trace.columns import Trace
-from lightning_flops.trace.counting import Counted, FlopPart, Formulas, count_trace
+from lightning_flops.trace.counting import Counted, FlopPart, Formulas, count_trace, works_of
 from lightning_flops.trace.intervals import NS_PER_SEC, NS_PER_US, Ints, group_by, ratio, sums_by, table
 from lightning_flops.trace.modules import modules_above, with_below
 from lightning_flops.trace.names import Kind, multiplies, uses_tensor_cores
+from lightning_flops.trace.structure import nearest
 from lightning_flops.trace.tables import by_shapes, device_ns_of_operators, with_callees
 
-Sums = Callable[[Ints], list[int]]
+Sums = Callable[[npt.NDArray[Any]], list[Any]]
 """The sums of a column of all calls in each of some groups."""
 _KERNEL_ALONE = "a kernel that multiplies, launched by no operator that was counted"
 
@@ -48,37 +50,31 @@ def trace_flops(
     """
     if not (trace.inputs[trace.links.operators] >= 0).any():
         return None, ()
-    counted = count_trace(trace, formulas)
-    calls = _Calls(trace, counted, peaks or Peaks())
+    works, work = works_of(trace, formulas)
+    calls = _Calls(trace, count_trace(trace, works, work), peaks or Peaks())
     if impossible := calls.impossible():
-        counted = counted.without(impossible)
-        calls = _Calls(trace, counted, peaks or Peaks())
-    alone = _kernels_alone(trace, counted)
-    uncounted = _uncounted(trace, counted, alone)
-    steps = _steps(calls, np.concatenate([counted.uncounted, alone]))
-    beyond = [step for step in steps if step.hfu is not None and step.hfu > MOST_OF_PEAK]
-    if beyond:
-        steps = tuple(replace(step, mfu=None, hfu=None) if step in beyond else step for step in steps)
-        uncounted += tuple(
-            UncountedRow(
-                name="the whole trace" if step.step is None else f"step {step.step}",
-                calls=1,
-                reason=f"no MFU: its FLOPs take {step.hfu:.1f} times its time at the peak, so time is missing",
-            )
-            for step in beyond
-        )
+        for index, reason in impossible.items():
+            works[index] = replace(works[index], role="unread", heavy=True, reason=reason)
+        calls = _Calls(trace, count_trace(trace, works, work), peaks or Peaks())
+    alone = _kernels_alone(trace, calls.counted)
+    uncounted = _uncounted(trace, calls.counted, alone)
+    steps = _steps(calls, np.concatenate([calls.counted.uncounted, alone]))
+    for step in steps:
+        if step.hfu is not None and step.hfu > MOST_OF_PEAK:
+            name = "the whole trace" if step.step is None else f"step {step.step}"
+            reason = f"no MFU: its FLOPs take {step.hfu:.1f} times its time at the peak, so time is missing"
+            uncounted.append(UncountedRow(name=name, calls=1, reason=reason))
     return TraceFlops(
         device=calls.device,
         devices=calls.devices,
         peaks=calls.peaks,
         memory_bytes_per_sec=calls.bandwidth,
-        steps=steps,
-        outside_steps=int(calls.executed[calls.step < 0].sum()),
+        steps=tuple(replace(one, mfu=None, hfu=None) if one.hfu and one.hfu > MOST_OF_PEAK else one for one in steps),
         operators=_operators(calls),
         shapes=_shapes(calls),
         kernels=_kernels(calls) if trace.has_device else None,
         modules=None if modules is None else _modules(calls, modules),
-        uncounted=uncounted,
+        uncounted=tuple(uncounted),
         lower_bound=bool(uncounted),
     ), calls.notes
 
@@ -95,15 +91,16 @@ class _Calls:
         in_optimizer = part == FlopPart.OPTIMIZER
         self.parts["recompute"] += np.where(in_optimizer, 0, again)
         self.parts["optimizer"] += np.where(in_optimizer, again, 0)
-        skipped = counted.of("skipped")
-        self.executed: Ints = model + again - skipped
-        self.columns = self.parts | {"skipped": skipped}
-        self.step = trace.steps.of(trace.start_ns[rows])
+        self.parts["skipped"] = counted.of("skipped")
+        self.executed: Ints = model + again - self.parts["skipped"]
         spent = with_callees(trace, device_ns_of_operators(trace)) if trace.has_device else trace.duration_ns
         self.time_ns: Ints = spent[rows]
         self.dtypes = ("tf32", *dict.fromkeys(work.dtype for work in counted.works))
         self.dtype = self._dtypes_of()
         self._find_device(peaks)
+        peak = np.array([self._peak[dtype] or np.nan for dtype in self.dtypes])[self.dtype]
+        self.ns_per_flop = NS_PER_SEC / (peak if self.devices else peak * np.nan)
+        """Of each call, at the peak of its dtype; NaN where that is not known."""
 
     def _dtypes_of(self) -> Ints:
         """For each call the index of its dtype."""
@@ -143,11 +140,9 @@ class _Calls:
         found = {}
         timed = np.flatnonzero(self.time_ns > 0)
         groups = group_by(self.counted.work[self.rows[timed]])
-        columns = (groups.keys.tolist(), groups.sums(self.executed[timed]), groups.sums(self.time_ns[timed]))
-        for work, first, flops, time_ns in zip(
-            columns[0], groups.order[groups.firsts].tolist(), *columns[1:], strict=True
-        ):
-            dtype = self.dtypes[int(self.dtype[timed[first]])]
+        sums = (groups.sums(self.executed[timed]), groups.sums(self.time_ns[timed]))
+        for work, flops, time_ns in zip(groups.keys.tolist(), *sums, strict=True):
+            dtype = self.counted.works[work].dtype
             # Which units computed float32 is not always known.
             peak = max(self._peak[name] or 0.0 for name in (("tf32", "float32") if dtype == "float32" else (dtype,)))
             rate = flops / time_ns * NS_PER_SEC
@@ -155,34 +150,24 @@ class _Calls:
                 found[work] = f"its shapes and its time give {rate / peak:,.0f} times the peak in {dtype}: impossible"
         return found
 
-    def sums(self, of: Sums) -> dict[str, list[int]]:
-        """The FLOPs of each group of calls by bucket, and what was skipped of them."""
-        return {name: of(values) for name, values in self.columns.items()}
-
-    def rates(self, of: Sums, over_ns: list[float] | None = None) -> dict[str, list[Any]]:
-        """Executed FLOPs, time, rate and share of the peak of each group of calls; *over_ns* is its time if given."""
+    def columns(self, of: Sums, over_ns: list[float] | None = None) -> dict[str, list[Any]]:
+        """FLOPs by bucket, time, rate and share of the peak of each group; *over_ns* is its time if given."""
         timed = self.executed if over_ns is not None else np.where(self.time_ns > 0, self.executed, 0)
         time_ns = of(self.time_ns) if over_ns is None else over_ns
+        devices = 1 if over_ns is None else self.devices
         return {
+            **{name: of(values) for name, values in self.parts.items()},
             "flops": of(self.executed),
             "time_us": [ns / NS_PER_US if ns else None for ns in time_ns],
             "flops_per_sec": [ratio(one * NS_PER_SEC, ns) for one, ns in zip(of(timed), time_ns, strict=True)],
-            "peak_share": self.of_peak(timed, of, time_ns, devices=1 if over_ns is None else self.devices),
+            "peak_share": self.of_peak(timed, of, time_ns, devices),
         }
 
-    def of_peak(
-        self, flops: Ints, of: Sums, time_ns: Sequence[float], *, devices: int | None = None
-    ) -> list[float | None]:
+    def of_peak(self, flops: Ints, of: Sums, time_ns: Sequence[float], devices: int) -> list[float | None]:
         """Time that *flops* of each group take at the devices' peak ÷ *time_ns*; None where a peak is not known."""
-        devices = self.devices if devices is None else devices
-        at_peak: list[float | None] = [0.0 if devices and self.devices else None] * len(time_ns)
-        for index, dtype in enumerate(self.dtypes):
-            peak = self.peaks.get(dtype)
-            for place, spent in enumerate(of(np.where(self.dtype == index, flops, 0))):
-                if spent and (before := at_peak[place]) is not None:
-                    at_peak[place] = None if peak is None else before + spent / peak
+        at_peak = of(np.where(flops > 0, flops * self.ns_per_flop, 0.0))
         return [
-            None if one is None else ratio(one * NS_PER_SEC / devices, ns)
+            None if not devices or np.isnan(one) else ratio(one / devices, ns)
             for one, ns in zip(at_peak, time_ns, strict=True)
         ]
 
@@ -190,20 +175,20 @@ class _Calls:
 def _steps(calls: _Calls, uncounted: Ints) -> tuple[TracedStepFlops, ...]:
     trace, steps = calls.trace, calls.trace.steps
     walls = (steps.end_ns - steps.start_ns).tolist()
-    incomplete = trace.steps.of(trace.start_ns[uncounted])
+    step = steps.of(trace.start_ns[calls.rows])
 
-    def of_step(values: Ints) -> list[int]:
+    def of_step(values: npt.NDArray[Any]) -> list[Any]:
         # The first are outside of all steps.
-        return [*map(int, sums_by(calls.step + 1, values, len(steps) + 1)[1:])]
+        return sums_by(step + 1, values, len(steps) + 1)[1:].tolist()  # type: ignore[no-any-return]
 
     return table(
         TracedStepFlops,
         step=steps.numbers,
         wall_us=[wall / NS_PER_US for wall in walls],
-        mfu=calls.of_peak(calls.parts["forward"] + calls.parts["backward"], of_step, walls),
-        hfu=calls.of_peak(calls.executed, of_step, walls),
-        lower_bound=np.isin(np.arange(len(steps)), incomplete).tolist(),
-        **calls.sums(of_step),
+        mfu=calls.of_peak(calls.parts["forward"] + calls.parts["backward"], of_step, walls, calls.devices),
+        hfu=calls.of_peak(calls.executed, of_step, walls, calls.devices),
+        lower_bound=np.isin(np.arange(len(steps)), steps.of(trace.start_ns[uncounted])).tolist(),
+        **{name: of_step(values) for name, values in calls.parts.items()},
     )
 
 
@@ -213,11 +198,12 @@ def _operators(calls: _Calls) -> tuple[FlopRow, ...]:
     number = np.array([names.index(one.operator) for one in works], dtype=np.int64)[work]
     groups = group_by(number * len(calls.dtypes) + calls.dtype)
     dtypes = [calls.dtypes[key % len(calls.dtypes)] for key in groups.keys.tolist()]
-    executed, unknown = groups.sums(calls.executed), groups.sums(np.array([one.bytes is None for one in works])[work])
+    unknown = groups.sums(np.array([one.bytes is None for one in works])[work])
     moved = [
         None if lacks else size for size, lacks in zip(groups.sums(calls.counted.of("bytes")), unknown, strict=True)
     ]
-    intensities = [None if size is None else ratio(flops, size) for flops, size in zip(executed, moved, strict=True)]
+    columns = calls.columns(groups.sums)
+    intensities = [size and flops / size for flops, size in zip(columns["flops"], moved, strict=True)]
     peaks = [calls.peaks.get(dtype) for dtype in dtypes]
     return table(
         FlopRow,
@@ -225,32 +211,26 @@ def _operators(calls: _Calls) -> tuple[FlopRow, ...]:
         name=[names[key // len(calls.dtypes)] for key in groups.keys.tolist()],
         dtype=dtypes,
         bytes=moved,
-        flops_per_byte=intensities,
+        flops_per_byte=[one or None for one in intensities],
         attainable_flops_per_sec=[
-            None if one is None or peak is None or calls.bandwidth is None else min(peak, one * calls.bandwidth)
+            min(peak, one * calls.bandwidth) if one and peak and calls.bandwidth else None
             for one, peak in zip(intensities, peaks, strict=True)
         ],
         calls=groups.calls,
-        **calls.rates(groups.sums),
-        **calls.sums(groups.sums),
+        **columns,
     )
 
 
 def _shapes(calls: _Calls) -> tuple[FlopRow, ...]:
     known = np.flatnonzero(calls.trace.inputs[calls.rows] >= 0)
     words, groups = by_shapes(calls.trace, calls.rows[known])
-
-    def of_shape(values: Ints) -> list[int]:
-        return groups.sums(values[known])
-
     return table(
         FlopRow,
         lambda row: (row.name, row.inputs, row.dtypes),
         name=calls.trace.texts(calls.trace.name[calls.rows[known[groups.order[groups.firsts]]]]),
         calls=groups.calls,
         **words,
-        **calls.rates(of_shape),
-        **calls.sums(of_shape),
+        **calls.columns(lambda values: groups.sums(values[known])),
     )
 
 
@@ -263,32 +243,28 @@ def _kernels(calls: _Calls) -> tuple[FlopRow, ...]:
     trace, count = calls.trace, len(calls.rows)
     place = np.full(len(trace) + 1, -1, dtype=np.int64)  # the last is that of no call
     place[calls.rows] = np.arange(count)
-    owner = np.append(calls.counted.owner, -1)
     events = trace.of(Kind.KERNEL)
-    call = place[owner[trace.links.operator_of_launch[events]]]
+    call = place[np.append(calls.counted.owner, -1)[trace.links.operator_of_launch[events]]]
     events, call = events[call >= 0], call[call >= 0]
     says_so = trace.where(multiplies, Kind.KERNEL)[events]
     mine = says_so | (np.bincount(call[says_so], minlength=count) == 0)[call]
     events, call = events[mine], call[mine]
-    lengths, flops = trace.duration_ns[events], calls.executed[call]
-    alone, together = np.bincount(call, minlength=count)[call] == 1, sums_by(call, lengths, count)[call]
-    share = np.where(~alone & (together > 0), flops * (lengths / np.maximum(together, 1)), 0.0)
+    lengths = trace.duration_ns[events]
+    shared, together = np.bincount(call, minlength=count)[call] > 1, sums_by(call, lengths, count)[call]
+    flops = calls.executed[call] * np.where(shared, lengths / np.maximum(together, 1), 1.0)
     groups = group_by(trace.name[events])
-    time_ns, shared = groups.sums(lengths), [round(one) for one in groups.sums(share)]
-    spent = [own + part for own, part in zip(groups.sums(np.where(alone, flops, 0)), shared, strict=True)]
-    rates = [ratio(one * NS_PER_SEC, ns) for one, ns in zip(spent, time_ns, strict=True)]
-    dtypes = [np.unique(here).tolist() for here in groups.parts(calls.dtype[call])]
-    peaks = [calls.peaks.get(calls.dtypes[one[0]]) if len(one) == 1 else None for one in dtypes]
+    time_ns, spent = groups.sums(lengths), [round(one) for one in groups.sums(flops)]
+    at_peak = groups.sums(flops * calls.ns_per_flop[call])
     return table(
         FlopRow,
         lambda row: (-(row.time_us or 0.0), row.name),
         name=trace.texts(groups.keys),
         calls=groups.calls,
         flops=spent,
-        estimated=map(bool, shared),
+        estimated=map(bool, groups.sums(shared)),
         time_us=[ns / NS_PER_US for ns in time_ns],
-        flops_per_sec=rates,
-        peak_share=[None if not peak or rate is None else rate / peak for rate, peak in zip(rates, peaks, strict=True)],
+        flops_per_sec=[ratio(one * NS_PER_SEC, ns) for one, ns in zip(spent, time_ns, strict=True)],
+        peak_share=[None if np.isnan(one) else ratio(one, ns) for one, ns in zip(at_peak, time_ns, strict=True)],
     )
 
 
@@ -296,43 +272,44 @@ def _modules(calls: _Calls, modules: ModuleTable) -> tuple[FlopRow, ...]:
     trace, frames = calls.trace, calls.trace.frames
     assert frames is not None  # there is a table of modules
     owner = frames.owner_at(trace, trace.lane[calls.rows], trace.start_ns[calls.rows])[0]
-    owned, parents, names = owner >= 0, modules_above(frames.modules), frames.modules
+    owned, names = owner >= 0, frames.modules
+    above = modules_above(names)
 
-    def own(values: Ints) -> Ints:
+    def own(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return sums_by(owner[owned], values[owned], len(names))
-
-    def of_module(values: Ints) -> list[int]:
-        return [*map(int, with_below(own(values), parents))]
 
     in_table = {row.name: row for row in modules.rows}
     rows = [in_table[name] for name in names]
-    sums = {name: values for name, values in calls.sums(of_module).items() if name != "optimizer"}
+    columns = calls.columns(
+        lambda values: with_below(own(values), above).tolist(),
+        [(row.forward_us + row.backward_us) * NS_PER_US for row in rows],
+    )
+    del columns["optimizer"]
     found = table(
         FlopRow,
         lambda row: row.name.split("."),
         name=names,
         calls=[row.calls for row in rows],
         own=own(calls.parts["forward"] + calls.parts["backward"] + calls.parts["recompute"]).tolist(),
-        **calls.rates(of_module, [(row.forward_us + row.backward_us) * NS_PER_US for row in rows]),
-        **sums,
+        **columns,
     )
     return tuple(row for row in found if row.counted)
 
 
 def _kernels_alone(trace: Trace, counted: Counted) -> Ints:
     """Kernels that multiply, by their names, and that no operator launched which counts or is listed."""
-    answered = np.append(counted.owner >= 0, False)
+    answered = counted.owner >= 0
     answered[counted.uncounted] = True
-    for rows in trace.links.levels[1:]:
-        answered[rows] |= answered[trace.links.parent[rows]]
-    kernels: Ints = np.flatnonzero(trace.where(multiplies, Kind.KERNEL) & ~trace.is_collective)
-    found: Ints = kernels[~answered[trace.links.operator_of_launch[kernels]]]
+    rows: Ints = np.flatnonzero(trace.where(multiplies, Kind.KERNEL) & ~trace.is_collective)
+    launchers = trace.links.operator_of_launch[rows]
+    answered = np.append(answered, False)  # the last is that of no operator
+    found: Ints = rows[~answered[launchers] & (nearest(launchers, np.append(trace.links.parent, -1), answered) < 0)]
     return found
 
 
-def _uncounted(trace: Trace, counted: Counted, kernels: Ints) -> tuple[UncountedRow, ...]:
-    works = [(counted.works[index], index) for index in counted.work[counted.uncounted].tolist()]
-    found = Counter((work.operator, counted.reasons.get(index, work.reason)) for work, index in works)
+def _uncounted(trace: Trace, counted: Counted, kernels: Ints) -> list[UncountedRow]:
+    works = [counted.works[index] for index in counted.work[counted.uncounted].tolist()]
+    found = Counter((work.operator, work.reason) for work in works)
     found.update((trace.name_of(row), _KERNEL_ALONE) for row in kernels.tolist())
     rows = [UncountedRow(name=name, calls=calls, reason=reason) for (name, reason), calls in found.items()]
-    return tuple(sorted(rows, key=lambda row: (-row.calls, row.name, row.reason)))
+    return sorted(rows, key=lambda row: (-row.calls, row.name, row.reason))

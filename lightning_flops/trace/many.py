@@ -5,8 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from functools import partial
@@ -19,13 +19,10 @@ from lightning_flops.config import AdviceThresholds
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.schema.communication import RankComparison
 from lightning_flops.schema.trace import SCHEMA_VERSION, TraceReport, TracesReport
-from lightning_flops.schema.trace_flops import TracedStepFlops, of_all
 from lightning_flops.trace.report import AnalyzedTrace, analyze_file
 
-WORTH_PROCESSES_BYTES = 8 << 20
+WORTH_PROCESSES_BYTES = 4 << 20
 """Files of more bytes than these, together, are read side by side: a process takes a third of a second to start."""
-_UNPACKED = 16
-"""How many times as long a packed file takes as its size says."""
 _APART = "The traces do not say their ranks: they are taken for separate runs, side by side."
 _UNMARKED = (
     "No rank is named a straggler: not every trace has the profiler's marks of steps, so what its rank did in a step "
@@ -33,57 +30,40 @@ _UNMARKED = (
 )
 
 
-def analyze_files(files: Sequence[str], *, thresholds: AdviceThresholds | None = None, **settings: Any) -> TracesReport:
-    """The report of the traces in *files*, one of each rank.
-
-    Args:
-        files: paths, or URLs.
-        thresholds: of the advice; None for the defaults.
-        settings: as of ``analyze_each``.
+def analyze_files(files: Sequence[str], **settings: Any) -> TracesReport:
+    """The report of the traces in *files*, one of each rank, with *settings* as of ``analyze_each``.
 
     Raises:
         TraceFormatError: a file cannot be read; of several the first in order.
         RanksError: two files are of the same rank, or there is none.
         LightningFlopsError: a process was ended from outside.
     """
-    return join_analyses(analyze_each(files, compared=len(files) > 1, **settings), thresholds=thresholds)
+    return join_analyses(analyze_each(files, compared=len(files) > 1, **settings))
 
 
-def analyze_each(
-    files: Sequence[str],
-    *,
-    processes: int = 1,
-    progress: Callable[[str], object] | None = None,
-    **settings: Any,
-) -> list[AnalyzedTrace]:
+def analyze_each(files: Sequence[str], *, processes: int = 1, **settings: Any) -> list[AnalyzedTrace]:
     """Each of *files* by itself, in their order.
 
     Args:
         files: paths, or URLs.
         processes: most that read at the same time, if the files are worth it.
-        progress: is called with words, often, on how far the work is.
         settings: as of ``analyze_one``; formulas are a function of a module, so that other processes find it.
     """
-    notify = progress or (lambda words: None)
-    # A pipe cannot be opened by another process.
-    sizes = [os.path.getsize(one) * (_UNPACKED if one.endswith(".gz") else 1) for one in files if os.path.isfile(one)]
+    sizes = [os.path.getsize(one) for one in files if os.path.isfile(one)]  # another process cannot open a pipe
     if min(processes, len(files)) < 2 or len(sizes) < len(files) or sum(sizes) <= WORTH_PROCESSES_BYTES:
-        return [analyze_file(file, notify=notify, **settings) for file in files]
+        return [analyze_file(file, **settings) for file in files]
     spawn = multiprocessing.get_context("spawn")  # not by fork: numpy has threads
     # Ctrl-C ends a process that reads without a word; it is this process that reports it.
     end_quietly = (signal.SIGINT, signal.SIG_DFL)
-    pool = ProcessPoolExecutor(min(processes, len(files)), spawn, initializer=signal.signal, initargs=end_quietly)
     try:
-        waiting = [pool.submit(partial(analyze_file, **settings), file) for file in files]
-        for done, _ in enumerate(as_completed(waiting), start=1):
-            notify(f"read and analyzed {done} of {len(files)} files")
-        return [one.result() for one in waiting]
+        with ProcessPoolExecutor(
+            min(processes, len(files)), spawn, initializer=signal.signal, initargs=end_quietly
+        ) as pool:
+            return list(pool.map(partial(analyze_file, **settings), files))
     except BrokenProcessPool as error:
         raise LightningFlopsError(
             "a process that read a trace was ended from outside: for want of memory, perhaps. Give fewer files"
         ) from error
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def join_analyses(analyzed: Sequence[AnalyzedTrace], *, thresholds: AdviceThresholds | None = None) -> TracesReport:
@@ -106,7 +86,6 @@ def join_analyses(analyzed: Sequence[AnalyzedTrace], *, thresholds: AdviceThresh
         schema_version=SCHEMA_VERSION,
         traces=reports,
         ranks=comparison,
-        job_steps=_job_steps(ordered),
         advice=advise_on_traces(
             reports,
             comparison,
@@ -117,37 +96,11 @@ def join_analyses(analyzed: Sequence[AnalyzedTrace], *, thresholds: AdviceThresh
     )
 
 
-def _job_steps(analyzed: Sequence[AnalyzedTrace]) -> tuple[TracedStepFlops, ...] | None:
-    """FLOPs of each step that all ranks of a job have, added up; None without a trace with FLOPs of each rank."""
-    steps = [one.report.flops.steps for one in analyzed if one.report.flops is not None]
-    ranks = [one.report.rank for one in analyzed]
-    if len(ranks) < 2 or {one.world_size for one in analyzed} != {len(steps)} or ranks != [*range(len(steps))]:
-        return None
-    by_number = [{step.step: step for step in of_rank} for of_rank in steps]
-    common = [number for number in by_number[0] if number is not None and all(number in one for one in by_number)]
-    return tuple(_added_up([one[number] for one in by_number]) for number in common) or None
-
-
-def _added_up(parts: Sequence[TracedStepFlops]) -> TracedStepFlops:
-    buckets = ("forward", "backward", "recompute", "optimizer", "skipped")
-    return TracedStepFlops(
-        step=parts[0].step,
-        wall_us=sum(part.wall_us for part in parts) / len(parts),
-        mfu=of_all([(part.mfu, part.wall_us) for part in parts]),
-        hfu=of_all([(part.hfu, part.wall_us) for part in parts]),
-        lower_bound=any(part.lower_bound for part in parts),
-        **{name: sum(getattr(part, name) for part in parts) for name in buckets},
-    )
-
-
 def compare_ranks(traced: Sequence[TracedRank], *, marked: bool) -> RankComparison:
-    """Computation, communication and waiting of several ranks of one run, a trace each.
+    """Computation, communication and waiting of several ranks of one run, a trace each, as ``refuse_mixed_ranks`` asks.
 
     Traces that do not say their ranks are separate runs, and none is held against another. Of ranks whose steps are not
     all *marked* no rank is said to compute longest.
-
-    Raises:
-        RanksError: two traces are of the same rank, some say their rank and some do not, or none is given.
     """
     refuse_mixed_ranks(traced)
     if len(traced) > 1 and all(one.rank is None for one in traced):
@@ -168,11 +121,10 @@ def refuse_mixed_ranks(traces: Sequence[TracedRank] | Sequence[TraceReport]) -> 
     """
     if not traces:
         raise RanksError("no trace to compare")
-    if all(trace.rank is None for trace in traces):
-        return
-    seen: dict[int, str] = {}
+    seen: dict[int | None, str] = {}
     for trace in traces:
-        if trace.rank is None:
-            raise RanksError(f"{trace.source} does not say which rank it is of, though other traces do")
-        if (other := seen.setdefault(trace.rank, trace.source)) is not trace.source:
+        other = seen.setdefault(trace.rank, trace.source)
+        if trace.rank is not None and other is not trace.source:
             raise RanksError(f"{other} and {trace.source} are both of rank {trace.rank}: give one trace for each rank")
+    if None in seen and len(seen) > 1:
+        raise RanksError(f"{seen[None]} does not say which rank it is of, though other traces do")

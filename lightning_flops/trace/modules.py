@@ -20,14 +20,14 @@ from lightning_flops.analysis.module_names import parent_name, with_those_above
 from lightning_flops.records import marked_module, marked_phase
 from lightning_flops.schema.trace_steps import ModuleRow, ModuleTable
 from lightning_flops.trace.columns import Trace
-from lightning_flops.trace.intervals import NS_PER_US, Ints, Lanes, Mask, distinct, occupied_by, sums_by, table
+from lightning_flops.trace.intervals import NS_PER_US, Ints, Lanes, distinct, occupied_by, sums_by, table
 from lightning_flops.trace.names import Kind, is_optimizer
 from lightning_flops.trace.structure import enclosing, in_nesting_order, nearest, nest, without_inner
 
 _NODE = "autograd::engine::evaluate_function: "
 _ACCUMULATES = "AccumulateGrad"
 
-NO_MODULE, OPTIMIZER, ACCUMULATION, _COMMUNICATION = -1, -2, -3, -4
+NO_MODULE, OPTIMIZER, ACCUMULATION = -1, -2, -3
 """Owners that are no module: of nothing known, of the optimizer, of adding gradients to parameters; in the backward."""
 MODULE = "nn.Module: "
 """What the event of a module's call begins with; the class and a number follow: ``Linear_0``."""
@@ -174,7 +174,7 @@ def module_table(trace: Trace, step: int | None = None) -> ModuleTable | None:
         rows, frame = rows[inside[frame]], frame[inside[frame]]
         # Hooks of accumulation synchronize gradients, and so does the end of the backward: that is no module's time.
         of_nobody = trace.is_collective[rows] & (frames.phase[frame] == Phase.BACKWARD) & (frames.owner[frame] < 0)
-        owner = np.where(of_nobody, _COMMUNICATION, frames.owner[frame])
+        owner = np.where(of_nobody, NO_MODULE, frames.owner[frame])
     else:
         rows = frame = frames.rows[inside[frames.rows]]
         owner, own_ns = frames.owner[rows], own_host_ns(trace, frames)[inside[frames.rows]]
@@ -199,12 +199,10 @@ def module_table(trace: Trace, step: int | None = None) -> ModuleTable | None:
         "backward_us": phase == Phase.BACKWARD,
         "optimizer_us": owner == OPTIMIZER,
         "gradient_accumulation_us": owner == ACCUMULATION,
-        "backward_communication_us": owner == _COMMUNICATION,
         "unattributed_forward_us": (phase == Phase.FORWARD) & (owner == NO_MODULE),
         "unattributed_backward_us": (phase == Phase.BACKWARD) & (owner == NO_MODULE),
     }
     sums = {name: np.flatnonzero(wanted) for name, wanted in wholes.items()}
-    sources = forwards_of_modules(trace, called_modules(trace))
     return ModuleTable(
         clock="device" if trace.has_device else "host",
         steps=len(trace.steps) if step is None else 1,
@@ -213,7 +211,6 @@ def module_table(trace: Trace, step: int | None = None) -> ModuleTable | None:
             lambda row: row.name.split("."),
             name=names,
             calls=np.bincount(frames.owner[calls[inside[calls]]], minlength=len(names)).tolist(),
-            source=map(sources.get, names),
             **columns,
         ),
         **{name: int(spent(0 * which, which, 1)[0]) / NS_PER_US for name, which in sums.items()},
@@ -273,41 +270,19 @@ def place_of(frame: str) -> str | None:
     return f"{match[1]}:{match[2]}"
 
 
-@lru_cache(maxsize=65536)
-def place_in_stack(stack: str) -> str | None:
-    """The innermost place of the user's in a stack of text."""
-    return next((place for frame in stack.split(";") if (place := place_of(frame)) is not None), None)
-
-
-def places(trace: Trace) -> tuple[tuple[str, ...], Ints]:
-    """The places that there are, and for each row of an operator the index of its own; -1 where none is known.
-
-    An operator of a backward has the place of the forward operator that made its node.
-    """
-    found: dict[str, int] = {}
-    operators, of_row = trace.links.operators, np.full(len(trace), -1, dtype=np.int64)
-
-    def numbers(texts: list[str | None]) -> Ints:
-        known = [-1 if text is None else found.setdefault(text, len(found)) for text in texts]
-        return np.array([*known, -1], dtype=np.int64)
-
-    of_row[operators] = numbers([place_in_stack(stack) for stack in trace.stacks])[trace.stack[operators]]
-    calls, around = python_calls(trace)
-    if len(calls):
-        used, of_name = np.unique(trace.name[calls], return_inverse=True)
-        of_call = np.full(len(trace) + 1, -1, dtype=np.int64)  # the last is that of no call
-        of_call[calls] = numbers([place_of(trace.names[name]) for name in used.tolist()])[of_name.reshape(-1)]
-        within = enclosing(trace, calls, around, lanes=trace.lane[operators], moments_ns=trace.start_ns[operators])
-        lacking = np.flatnonzero((within >= 0) & (of_call[within] < 0))
-        within[lacking] = nearest(within[lacking], around, of_call[:-1] >= 0)
-        of_row[operators] = np.where(of_row[operators] < 0, of_call[within], of_row[operators])
-    # What stands around a backward is at most its caller: the place of the forward says more.
-    backward = operators[trace.links.is_backward[operators]]
-    called_at = of_row[backward]
-    of_row[backward] = -1
-    _hand_to_backward(trace, of_row, backward)
-    of_row[backward] = np.where(of_row[backward] < 0, called_at, of_row[backward])
-    return tuple(found), of_row
+def called_from(trace: Trace) -> dict[int, str]:
+    """By the index of an operator's name, the place that called it first, as its own stack or Python's calls say it."""
+    rows, (calls, around) = trace.by_start(trace.links.operators), python_calls(trace)
+    is_users = trace.where(lambda name: place_of(name) is not None, Kind.PYTHON)
+    inner = enclosing(trace, calls, around, lanes=trace.lane[rows], moments_ns=trace.start_ns[rows])
+    inner = np.where((inner < 0) | is_users[inner], inner, nearest(inner, around, is_users))
+    known = (inner >= 0) | (trace.stack[rows] >= 0)
+    names, first = np.unique(trace.name[rows[known]], return_index=True)
+    lines = {}
+    for name, row, call in zip(names.tolist(), rows[known][first].tolist(), inner[known][first].tolist(), strict=True):
+        frames = trace.stacks[trace.stack[row]].split(";") if trace.stack[row] >= 0 else [trace.name_of(call)]
+        lines[name] = next((place for frame in frames if (place := place_of(frame)) is not None), "")
+    return lines
 
 
 def python_calls(trace: Trace) -> tuple[Ints, Ints]:
@@ -316,30 +291,13 @@ def python_calls(trace: Trace) -> tuple[Ints, Ints]:
     return rows, nest(trace, rows)[0]
 
 
-def _hand_to_backward(trace: Trace, of_row: Ints, backward: Ints) -> None:
-    """Operators of a backward have the place of the operator with the sequence number of the node that runs them."""
-    operators, parent = trace.links.operators, trace.links.parent
-    numbered = operators[trace.sequence[operators] >= 0]
-    is_node = trace.forward_thread[numbered] > 0
-    makers, nodes = numbered[~is_node & (of_row[numbered] >= 0)], numbered[is_node]
-    if not len(makers):
-        return
-    makers = makers[np.lexsort((trace.start_ns[makers], trace.sequence[makers]))]
-    last = makers[np.searchsorted(trace.sequence[makers], trace.sequence[nodes], side="right") - 1]
-    known = (trace.sequence[last] == trace.sequence[nodes]) & (of_row[nodes] < 0)
-    of_row[nodes[known]] = of_row[last[known]]
-    inner = backward[of_row[backward] < 0]
-    around = nearest(inner, parent, of_row >= 0)
-    of_row[inner[around >= 0]] = of_row[around[around >= 0]]
-
-
 def called_modules(trace: Trace) -> dict[int, str]:
     """Names by row of a module's call: the classes and numbers of the modules around it and its own.
 
     ``ResNet_0.Bottleneck_3.Conv2d_5``: the numbers are those of the trace, which has no names of attributes. A module
     that is called in several places, such as again in a backward, has the name of its first call.
     """
-    is_module = _module_calls(trace)
+    is_module = trace.where(lambda name: name.startswith(MODULE), Kind.PYTHON)
     rows, around = python_calls(trace) if is_module.any() else (np.zeros(0, dtype=np.int64),) * 2
     modules = rows[is_module[rows]]
     modules = modules[np.lexsort((-trace.duration_ns[modules], trace.start_ns[modules]))]
@@ -349,18 +307,3 @@ def called_modules(trace: Trace) -> dict[int, str]:
         own = trace.name_of(row).removeprefix(MODULE).replace(".", "_")
         names[row] = of_module.setdefault(own, f"{names[outer]}.{own}" if outer in names else own)
     return names
-
-
-def _module_calls(trace: Trace) -> Mask:
-    return trace.where(lambda name: name.startswith(MODULE), Kind.PYTHON)
-
-
-def forwards_of_modules(trace: Trace, modules: dict[int, str]) -> dict[str, str]:
-    """File and line of the ``forward`` that a module's call ran first, by the module's name."""
-    found: dict[str, str] = {}
-    rows, around = python_calls(trace) if modules else (np.zeros(0, dtype=np.int64),) * 2
-    forwards = rows[trace.where(lambda name: name.endswith(": forward"), Kind.PYTHON)[rows]]
-    for row, outer in zip(forwards.tolist(), nearest(forwards, around, _module_calls(trace)).tolist(), strict=True):
-        if outer in modules and (match := _FRAME.match(trace.name_of(row))) is not None:
-            found.setdefault(modules[outer], f"{match[1]}:{match[2]}")
-    return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import importlib
 import re
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from os import PathLike, fspath
@@ -19,29 +20,25 @@ from lightning_flops.trace.events import DECODER, Columns, Event
 
 WITH_MODULES = "with_modules"
 """The key under which torch.profiler writes that it was asked for modules."""
-BLOCK_BYTES = 1 << 17
+BLOCK_BYTES = 1 << 18
 """How much is decoded at once: what is made of it should stay in a processor's second cache."""
 _LONGEST_BYTES = 64 << 20
 """Most of a file that is searched for the end of one event, or of what stands beside the events."""
 _HEAD_KEYS = ("deviceProperties", "distributedInfo", "baseTimeNanoseconds", WITH_MODULES, METADATA_KEY)
 _EVENTS = re.compile(rb'(?<!\\)"traceEvents"\s*:\s*\[')
 _BETWEEN = re.compile(rb"\s*,?\s*")
-_BORDER = re.compile(rb"\s*[,\]]")
+_END_OF_EVENT = re.compile(rb"\s*[,\]]")
 _END_OF_LIST = re.compile(r"trailing characters \(byte (\d+)\)")
 _BACKSLASH = re.compile(rb'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})|\\')
 _BARE = re.compile(rb"(?<=[:,\[])(\s*)(?:[-+]?(?:inf(?:inity)?|nan)(?:\([a-z]*\))?|N/A)(?=\s*[,}\]])", re.I)
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 _NULL_ARGUMENTS = re.compile(rb'"args"\s*:\s*null')
-_CONTROLS = bytes(byte if byte >= 32 else 32 for byte in range(256))
-_UNREADABLE = (msgspec.DecodeError, RecursionError)
 
 
-def load_trace(path: str | PathLike[str], *, progress: Callable[[int], object] | None = None) -> Trace:
+def load_trace(path: str | PathLike[str]) -> Trace:
     """The trace in a Chrome-format JSON file that torch.profiler wrote, plain or gzipped; read once, so also a pipe.
 
     Args:
         path: a local path, or any URL that fsspec opens. Whether it is gzipped is seen from its first bytes.
-        progress: is called now and then with how many bytes of the file have been read.
 
     Raises:
         TraceFormatError: the file cannot be opened, is empty, cut off, no JSON, or no trace of torch.profiler.
@@ -51,22 +48,29 @@ def load_trace(path: str | PathLike[str], *, progress: Callable[[int], object] |
     columns = Columns(source)
     try:
         with ExitStack() as stack:
-            for events in _event_lists(_opened(source, stack), metadata, progress):
+            for events in _event_lists(_opened(source, stack), metadata):
                 columns.add(events)
             return columns.trace(metadata)
     except (LightningFlopsError, MemoryError):
         raise
     except Exception as error:  # whatever stands in a file, and whatever a remote file system raises
-        raise TraceFormatError(f"{source}: {_reason(error)}") from error
+        raise TraceFormatError(f"{source}: {_reason(error)[:300]}") from error
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, EOFError) or type(error).__name__ in ("BadGzipFile", "IsalError", "error"):
+    if isinstance(error, msgspec.ValidationError):
+        return f"an event is none of torch's: {error}"
+    if isinstance(error, msgspec.DecodeError):
+        cut_off = "the file ends in the middle: it was cut off or is still written"
+        return cut_off if "truncated" in str(error) else f"not valid JSON: {error}"
+    if isinstance(error, (EOFError, zlib.error, gzip.BadGzipFile)) or type(error).__name__ == "IsalError":
         return f"the gzip data is damaged or cut off: {error}"
-    if isinstance(error, OSError) or not isinstance(error, (TypeError, ValueError, OverflowError)):
-        # Remote file systems often give a path alone.
-        return f"cannot be read: {getattr(error, 'strerror', None) or f'{type(error).__name__}: {error}'}"
-    return str(error)[:120]
+    if isinstance(error, ArithmeticError):
+        return "an event has no time that a clock shows"
+    if isinstance(error, (TypeError, ValueError)):
+        return str(error)
+    # Remote file systems often give a path alone.
+    return f"cannot be read: {getattr(error, 'strerror', None) or f'{type(error).__name__}: {error}'}"
 
 
 def _opened(source: str, stack: ExitStack) -> IO[bytes]:
@@ -88,26 +92,23 @@ def _opened(source: str, stack: ExitStack) -> IO[bytes]:
         return cast("IO[bytes]", gzip.open(stream, "rb"))
 
 
-def _event_lists(
-    stream: IO[bytes], metadata: dict[str, Any], progress: Callable[[int], object] | None
-) -> Iterator[list[Event]]:
+def _event_lists(stream: IO[bytes], metadata: dict[str, Any]) -> Iterator[list[Event]]:
     """The events in order, a list at a time; what else is asked for is put into *metadata*."""
     text, is_list = _after_head(stream, metadata)
-    given, size, ended, at_end = len(text), BLOCK_BYTES, False, False
+    size, at_end = BLOCK_BYTES, False
     while not at_end:
-        decoded = _decoded(text, mend=False) or _decoded(text, mend=True)
-        if decoded is not None:
-            events, text, at_end = decoded
+        found = _decoded(text) or _decoded(text, _mended)
+        if found is not None:
+            events, text, at_end = found
             yield events
             size = BLOCK_BYTES
-        elif ended or len(text) > _LONGEST_BYTES:
-            raise ValueError(_what_is_wrong(text, given - len(text)))
         if not at_end:
             more = stream.read(size)
+            if found is None and (not more or len(text) > _LONGEST_BYTES):
+                DECODER.decode(b"[" + _mended(text.strip().removeprefix(b",")))  # says what is wrong with it
+                raise ValueError("an event is longer than a trace has them")
             size *= 2  # where no event ends in a block: not so many tries
-            ended, given, text = not more, given + len(more), text + more
-            if progress is not None:
-                progress(given)
+            text += more
     while len(text) < _LONGEST_BYTES and (more := stream.read(BLOCK_BYTES)):
         text += more
     if not is_list:
@@ -135,24 +136,26 @@ def _after_head(stream: IO[bytes], metadata: dict[str, Any]) -> tuple[bytes, boo
     return text[found.end() :], False
 
 
-def _decoded(text: bytes, *, mend: bool) -> tuple[list[Event], bytes, bool] | None:
+def _decoded(
+    text: bytes, mend: Callable[[bytes], bytes] = lambda piece: piece
+) -> tuple[list[Event], bytes, bool] | None:
     """Events that stand whole at the beginning of *text*, what follows, and whether that is the end of their list.
 
-    A boundary is a brace that closes, and a comma behind it. In an event such a pair may stand too; then the piece
-    before it is no list. None where nothing can be read.
+    An event ends with a brace, and a comma behind it. Within an event such a pair may stand too; then the piece before
+    it is no list. None where nothing can be read.
     """
     begin = _BETWEEN.match(text).end()  # type: ignore[union-attr]  # it matches nothing as well
     if text.startswith(b"]", begin):
         return [], text[begin + 1 :], True
     end, tries = len(text), 0
     while tries < 8 and (end := text.rfind(b"}", begin, end)) >= 0:
-        if _BORDER.match(text, end + 1) is None:
+        if _END_OF_EVENT.match(text, end + 1) is None:
             continue
         tries += 1
-        piece = _mended(text[begin : end + 1]) if mend else text[begin : end + 1]
+        piece = mend(text[begin : end + 1])
         try:
             return DECODER.decode(b"[%b]" % piece), text[end + 1 :], False
-        except _UNREADABLE as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             if (trailing := _END_OF_LIST.search(str(error))) is not None:  # the list has ended before
                 at = int(trailing[1]) - 2  # it counts from 1, and the bracket before
                 return DECODER.decode(b"[" + piece[:at]), piece[at:] + text[end + 1 :], True
@@ -161,30 +164,12 @@ def _decoded(text: bytes, *, mend: bool) -> tuple[list[Event], bytes, bool] | No
 
 def _mended(text: bytes) -> bytes:
     """*text* with backslashes escaped, null for numbers that JSON does not have, and no bytes that are no UTF-8."""
-    text = text.decode("utf-8", errors="replace").encode().translate(_CONTROLS)
+    text = text.decode("utf-8", errors="replace").encode()
     text = _BACKSLASH.sub(lambda found: found[0] if found[1] else b"\\\\", text)
-    text = _SURROGATE.sub(rb"\\ufffd", _BARE.sub(rb"\1null", text))
-    return _NULL_ARGUMENTS.sub(b'"args":{}', text)
+    return _NULL_ARGUMENTS.sub(b'"args":{}', _BARE.sub(rb"\1null", text))
 
 
 def _members(text: bytes) -> dict[str, Any]:
     """What is asked for of the object in *text*."""
-    try:
-        found = msgspec.json.decode(_mended(text), type=dict[str, Any])
-    except _UNREADABLE as error:
-        raise ValueError(_said(error, "what stands outside of its events is not valid JSON")) from error
+    found = msgspec.json.decode(_mended(text), type=dict[str, Any])
     return {key: found[key] for key in _HEAD_KEYS if key in found}
-
-
-def _what_is_wrong(text: bytes, given: int) -> str:
-    try:
-        DECODER.decode(b"[" + _mended(text.strip().removeprefix(b",")))
-    except _UNREADABLE as error:
-        words = "an event is none of torch's" if isinstance(error, msgspec.ValidationError) else "not valid JSON"
-        return _said(error, f"{words}, after {given:,} bytes")
-    return "an event is longer than a trace has them"
-
-
-def _said(error: Exception, words: str) -> str:
-    cut_off = "the file ends in the middle: it was cut off or is still written"
-    return cut_off if "truncated" in str(error) else f"{words}: {error}"[:200]

@@ -21,15 +21,6 @@ class RecordedInputs:
     """As *dims*; None where the file has none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RecordedCall:
-    """One call of an operator in a trace, ``aten::mm``; its result's sizes where other events have them."""
-
-    operator: str
-    inputs: RecordedInputs
-    result: Sequence[int] | None = None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedWork:
     """FLOPs of one recorded call."""

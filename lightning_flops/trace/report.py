@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,9 +21,10 @@ from lightning_flops.trace.memory import memory_curves, memory_table, module_mem
 from lightning_flops.trace.modules import module_table
 from lightning_flops.trace.names import Kind
 from lightning_flops.trace.read import WITH_MODULES, load_trace
-from lightning_flops.trace.step_sums import TraceBySteps, by_steps
 from lightning_flops.trace.steps import phase_table, step_parts, step_times
-from lightning_flops.trace.tables import operator_table, operators_by_shape
+
+if TYPE_CHECKING:
+    from lightning_flops.schema.trace_comparison import TableName
 
 _NO_KERNELS = (
     "Calls of the device's runtime launched no kernel, copy or memset that was recorded, as where the profiler may not "
@@ -50,7 +50,7 @@ class AnalyzedTrace:
     parts: tuple[TracedPart, ...]
     """Of its steps, as ``traced``: for a comparison with other ranks, empty where there is none."""
     traced: TracedRank | None
-    by_steps: TraceBySteps | None = None
+    step_sums: Mapping[TableName, tables.StepSums] | None = None
     """Its steps one by one: for a comparison with another run's, else None."""
 
 
@@ -78,16 +78,15 @@ def analyze_trace(trace: Trace, *, formulas: Formulas | None = None, peaks: Peak
         collectives=collectives,
         kernel_summary=tables.kernel_summary(trace),
         kernels=tables.kernel_table(trace),
-        operators=operator_table(trace),
+        operators=tables.operator_table(trace),
         memory=memory_table(trace),
         module_memory=module_memory_table(trace),
         transfers=tables.transfer_table(trace),
         user_scopes=tables.user_scope_table(trace),
         idle=tables.idle_times(trace),
-        launches=tables.launch_statistics(trace),
         notes=(*trace.notes, *trace.steps.odd, *notes),
         memory_curves=memory_curves(trace),
-        operators_by_shape=operators_by_shape(trace),
+        operators_by_shape=tables.operators_by_shape(trace),
         flops=flops,
     )
 
@@ -125,25 +124,19 @@ def analyze_one(
         abilities=abilities if trace.has_device else UNKNOWN_DEVICE,
         world_size=trace.world_size,
         parts=step_parts(trace) if compared else (),
-        traced=traced_rank(trace) if compared else None,
-        by_steps=by_steps(trace) if stepwise else None,
+        traced=TracedRank(
+            rank=trace.rank,
+            source=trace.source,
+            steps=len(trace.steps),
+            overlap=overlap(trace),
+            collectives=collective_calls(trace),
+        )
+        if compared
+        else None,
+        step_sums=tables.step_sums(trace) if stepwise else None,
     )
 
 
-def analyze_file(file: str, *, notify: Callable[[str], object] = lambda words: None, **settings: Any) -> AnalyzedTrace:
-    """What ``analyze_one`` gives for the trace in *file*; *notify* often gets words on how far the work is."""
-    name = os.path.basename(file)
-    trace = load_trace(file, progress=lambda read: notify(f"reading {name}: {read / 1e6:,.0f} MB"))
-    notify(f"analyzing {name}: {len(trace):,} events")
-    return analyze_one(trace, **settings)
-
-
-def traced_rank(trace: Trace) -> TracedRank:
-    """What a comparison with other ranks needs of *trace*: small, whatever the size of the trace."""
-    return TracedRank(
-        rank=trace.rank,
-        source=trace.source,
-        steps=len(trace.steps),
-        overlap=overlap(trace),
-        collectives=collective_calls(trace),
-    )
+def analyze_file(file: str, **settings: Any) -> AnalyzedTrace:
+    """What ``analyze_one`` gives for the trace in *file*."""
+    return analyze_one(load_trace(file), **settings)

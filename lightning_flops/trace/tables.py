@@ -1,9 +1,10 @@
-"""Tables of a trace: devices, kernels, copies, launches, operators, scopes and communication."""
+"""Tables of a trace: devices, kernels, copies, idle times, operators and scopes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,15 +14,16 @@ from lightning_flops.schema.trace_events import (
     IdleTime,
     KernelRow,
     KernelSummary,
-    LaunchRow,
     OperatorRow,
 )
 from lightning_flops.schema.trace_steps import DeviceMetrics, Row
 from lightning_flops.trace.columns import Trace
+from lightning_flops.trace.communication import collective_name
 from lightning_flops.trace.intervals import (
     NS_PER_US,
     Groups,
     Ints,
+    Lanes,
     Mask,
     distinct,
     durations_of,
@@ -29,18 +31,21 @@ from lightning_flops.trace.intervals import (
     load_within,
     ratio,
     shared_ns,
-    sums_between,
     sums_by,
     table,
 )
-from lightning_flops.trace.modules import places
+from lightning_flops.trace.modules import called_from
 from lightning_flops.trace.names import (
     Kind,
     is_users_scope,
     may_use_tensor_cores,
     uses_tensor_cores,
 )
-from lightning_flops.trace.structure import without_inner
+from lightning_flops.trace.steps import launched_ns
+from lightning_flops.trace.structure import launched_at, without_inner
+
+if TYPE_CHECKING:
+    from lightning_flops.schema.trace_comparison import TableName
 
 _NO_TENSOR = ("Scalar", "TensorList", "GenericList", "Int", "Bool", "Double", "Float")
 """What begins the types of arguments that are no tensor, or a list of them."""
@@ -68,7 +73,7 @@ def _metrics(trace: Trace, device: int) -> DeviceMetrics:
     rows = np.flatnonzero((trace.kind == Kind.KERNEL) & (trace.device == device))
     efficiency, blocks, busy = None, trace.blocks_per_sm[rows], trace.merged(rows)
     if len(rows) and not np.isnan(blocks).any():
-        efficiency = ratio(load_within(trace.start_ns[rows], trace.end_ns[rows], blocks, spans, limit=1.0), total_ns)
+        efficiency = ratio(load_within(trace.start_ns[rows], trace.end_ns[rows], blocks, spans), total_ns)
     within = rows[(trace.end_ns[rows] > trace.steps.start_ns[0]) & (trace.start_ns[rows] < trace.steps.end_ns[-1])]
     together, weights = group_by(np.zeros(len(within), dtype=np.int64)), trace.duration_ns[within]
     return DeviceMetrics(
@@ -151,48 +156,23 @@ def transfer_table(trace: Trace) -> tuple[Row, ...] | None:
 
 
 def idle_times(trace: Trace) -> tuple[IdleTime, ...] | None:
-    """Idle time of each device as a whole and of each of its streams, over the whole trace; None without a device."""
-    return tuple(_idle(trace)) if trace.has_device else None
-
-
-def _idle(trace: Trace) -> Iterator[IdleTime]:
+    """Idle time of each device, over the whole trace; None without a device."""
+    found = []
     for device in _devices(trace):
-        of_device = trace.device_rows[trace.device[trace.device_rows] == device]
-        for stream in (None, *distinct(trace.stream[of_device]).tolist()):
-            rows = of_device if stream is None else of_device[trace.stream[of_device] == stream]
-            reached = np.maximum.accumulate(trace.end_ns[rows])[:-1]
-            gaps, calls = np.maximum(trace.start_ns[rows[1:]] - reached, 0), trace.links.launch[rows[1:]]
-            after = (calls >= 0) & (trace.start_ns[np.maximum(calls, 0)] > reached)
-            short = (calls >= 0) & ~after & (gaps < KERNEL_GAP_LIMIT_US * NS_PER_US)
-            yield IdleTime(
-                device=device,
-                stream=stream,
-                busy_us=trace.merged(rows).total / NS_PER_US,
-                host_wait_us=int(gaps[after].sum()) / NS_PER_US,
-                kernel_gap_us=int(gaps[short].sum()) / NS_PER_US,
-                other_us=int(gaps[~after & ~short].sum()) / NS_PER_US,
-            )
-
-
-def launch_statistics(trace: Trace) -> tuple[LaunchRow, ...] | None:
-    """Launches of kernels, copies and memsets; None without a device, a kind without launches is left out."""
-    if not trace.has_device:
-        return None
-    whole_ns = trace.steps.total_ns
-    rows = np.flatnonzero(trace.on_device & (trace.links.launch >= 0))
-    groups, calls = group_by(trace.kind[rows]), trace.links.launch[rows]
-    lengths, delays = trace.duration_ns[rows], np.maximum(trace.start_ns[rows] - trace.end_ns[calls], 0)
-    of_kind = [distinct(here) for here in groups.parts(calls)]
-    return table(
-        LaunchRow,
-        name=[Kind(kind).name.lower() for kind in groups.keys.tolist()],
-        calls=map(len, of_kind),
-        events=groups.calls,
-        host=[durations_of(trace.duration_ns[here], whole_ns=whole_ns) for here in of_kind],
-        device=groups.durations(lengths, whole_ns=whole_ns),
-        delay=groups.durations(delays, whole_ns=0),
-        shorter_than_launch=groups.sums(lengths < trace.duration_ns[calls]),
-    )
+        rows = trace.device_rows[trace.device[trace.device_rows] == device]
+        reached = np.maximum.accumulate(trace.end_ns[rows])[:-1]
+        gaps, calls = np.maximum(trace.start_ns[rows[1:]] - reached, 0), trace.links.launch[rows[1:]]
+        after = (calls >= 0) & (trace.start_ns[np.maximum(calls, 0)] > reached)
+        short = (calls >= 0) & ~after & (gaps < KERNEL_GAP_LIMIT_US * NS_PER_US)
+        one = IdleTime(
+            device=device,
+            busy_us=trace.merged(rows).total / NS_PER_US,
+            host_wait_us=int(gaps[after].sum()) / NS_PER_US,
+            kernel_gap_us=int(gaps[short].sum()) / NS_PER_US,
+            other_us=int(gaps[~after & ~short].sum()) / NS_PER_US,
+        )
+        found.append(one)
+    return tuple(found) or None
 
 
 # ---- the host
@@ -202,7 +182,8 @@ def user_scope_table(trace: Trace) -> tuple[Row, ...] | None:
     """The user's own scopes by name, the longest first; None when there are none."""
     rows = np.flatnonzero(trace.where(is_users_scope, Kind.ANNOTATION))
     groups = group_by(trace.name[rows])
-    device: list[Any] = groups.durations(_launched_in(trace, rows), whole_ns=trace.device_work_ns)
+    launched = launched_ns(trace, trace.start_ns[rows], trace.end_ns[rows])
+    device: list[Any] = groups.durations(launched, whole_ns=trace.device_work_ns)
     found = table(
         Row,
         lambda row: (-(row.host.total_us if row.host else 0.0), row.name),
@@ -212,19 +193,6 @@ def user_scope_table(trace: Trace) -> tuple[Row, ...] | None:
         device=device if trace.has_device else [None] * len(device),
     )
     return found or None
-
-
-def _launched_in(trace: Trace, rows: Ints) -> Ints:
-    """For each scope the device work launched in it: by its own thread, or by autograd's while it was open."""
-    moments, launched = trace.launches
-    lanes = trace.lane[trace.links.launch[launched]]
-    total = np.zeros(len(rows), dtype=np.int64)
-    for lane in distinct(lanes).tolist():
-        here = lanes == lane
-        to = np.flatnonzero((trace.lane[rows] == lane) | bool(trace.links.backward_lanes[lane]))
-        lengths = trace.duration_ns[launched[here]]
-        total[to] += sums_between(moments[here], lengths, trace.start_ns[rows[to]], trace.end_ns[rows[to]])
-    return total
 
 
 # ---- operators
@@ -309,9 +277,9 @@ def operator_table(trace: Trace) -> tuple[OperatorRow, ...] | None:
     """Every operator by name, the longest self time first (the device's if there is one); None without operators."""
     times = trace.operator_times
     groups = group_by(trace.name[times.rows])
-    lines = _called_from(times)
-    called_from = [lines.get(name, ()) for name in groups.keys.tolist()]
-    return table(OperatorRow, _by_self_time, called_from=called_from, **times.of(groups, times.rows)) or None
+    lines = called_from(trace)
+    places = [lines.get(name, "") for name in groups.keys.tolist()]
+    return table(OperatorRow, _by_self_time, called_from=places, **times.of(groups, times.rows)) or None
 
 
 def typical_operators(trace: Trace) -> list[tuple[str, Ints, Ints, Ints]]:
@@ -364,14 +332,43 @@ def _by_self_time(row: OperatorRow) -> tuple[float, float, str, str, str]:
     return on_device, -row.host_self.total_us, row.name, row.inputs, row.dtypes
 
 
-def _called_from(times: OperatorTimes) -> dict[int, tuple[str, ...]]:
-    """Lines of the user's code that called the operators of each name, by the index of that name, the longest first."""
-    trace = times.trace
-    listed, of_row = places(trace)
-    rows = times.rows[of_row[times.rows] >= 0]
-    groups = group_by(trace.name[rows] * np.int64(len(listed)) + of_row[rows])
-    found: dict[int, list[Any]] = {}
-    columns = (groups.keys.tolist(), groups.sums(times.device[rows]), groups.sums(times.host[rows]))
-    for key, device_ns, host_ns in zip(*columns, strict=True):
-        found.setdefault(key // len(listed), []).append((-device_ns, -host_ns, listed[key % len(listed)]))
-    return {name: tuple(place for *_, place in sorted(lines)) for name, lines in found.items()}
+# ---- steps one by one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepSums:
+    """What things of one kind took in each step: a row for each step, a column for each name."""
+
+    names: tuple[str, ...]
+    ns: Ints
+    calls: Ints
+
+
+def step_sums(trace: Trace) -> dict[TableName, StepSums]:
+    """What each kernel, operator and collective took in each step; operators on the host, without what they called.
+
+    An event belongs to the step in whose mark on the host it was launched, or began if nothing launched it; what lies
+    outside of every step is left out.
+    """
+
+    def sums(names: Sequence[str], name: Lanes, rows: Ints, spent_ns: Ints, calls: Ints) -> StepSums:
+        step = trace.steps.of(launched_at(trace, rows))
+        inside = np.flatnonzero(step >= 0)
+        used, which = np.unique(name[inside], return_inverse=True)
+        shape, place = (len(trace.steps), len(used)), step[inside] * len(used) + which
+        ns, count = (sums_by(place, values[inside], shape[0] * shape[1]).reshape(shape) for values in (spent_ns, calls))
+        return StepSums(names=tuple(names[one] for one in used.tolist()), ns=ns, calls=count)
+
+    on_device, operators, collectives = trace.device_rows, trace.links.operators, trace.by_start(trace.is_collective)
+    # A call inside a call of the same operator is a part of it.
+    outermost, names = (trace.operator_times.outermost[operators] == operators).astype(np.int64), dict[str, int]()
+    number = [names.setdefault(collective_name(trace, row), len(names)) for row in collectives.tolist()]
+
+    def events(of: Sequence[str], name: Lanes, rows: Ints) -> StepSums:
+        return sums(of, name, rows, trace.duration_ns[rows], np.ones(len(rows), dtype=np.int64))
+
+    return {
+        "kernels": events(trace.names, trace.name[on_device], on_device),
+        "operators": sums(trace.names, trace.name[operators], operators, self_host_ns(trace)[operators], outermost),
+        "collectives": events(tuple(names), np.array(number, dtype=np.int64), collectives),
+    }

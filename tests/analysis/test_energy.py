@@ -42,7 +42,6 @@ def test_clocks_are_means_over_the_readings_and_shares_of_the_time() -> None:
     energy = built(RECORD)
     assert (energy.clock_mhz, energy.clock_readings, energy.highest_clock_mhz) == (1500.0, 3, 1980)
     assert (energy.power_limited_share, energy.heat_limited_share) == (0.4, 0.0)
-    assert list(energy.reasons.items()) == [("the power limit", 0.75), ("heat", 0.25)]
 
 
 def test_time_held_down_is_never_more_than_the_time() -> None:

@@ -25,7 +25,7 @@ from lightning_flops.schema.rank_record import RankRecord
 from lightning_flops.schema.ranks import RankAbsence
 from lightning_flops.schema.step import PartTiming
 from tests.report import windows
-from tests.report.traced_windows import clocked, mlp_traced
+from tests.report.traced_windows import mlp_traced
 from tests.report.windows import build_profile
 
 REFUSED = (zlib.error, msgspec.MsgspecError, UnicodeDecodeError)
@@ -68,15 +68,6 @@ def test_modules_go_with_their_own_times_in_nanoseconds() -> None:
         "act": (500_000, 1_000_000),
         "fc2": (1_000_000, 4_000_000),
     }
-
-
-def test_forwards_that_a_clock_timed_go_without_backwards() -> None:
-    window, traced = clocked()
-    record = make_rank_record(build_profile(window, config=ProfilerConfig(), traced=traced))
-    assert record.summary.modules_clock == "borders"
-    assert dict(zip(record.module_names, record.own_forward_ns, strict=True))["fc1"] == 2_000_000
-    assert len(record.own_backward_ns) == 0
-    assert unpack(pack(record)) == record
 
 
 @pytest.mark.parametrize("name", windows.WINDOWS)

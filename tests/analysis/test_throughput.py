@@ -82,7 +82,7 @@ def test_flops_of_the_run_and_rates_of_its_unprofiled_steps() -> None:
         checks=3,
         lower_bound=True,
     )
-    tokens = BatchTokens(100, 80, None, 2_000)
+    tokens = BatchTokens(100, 80, 2_000)
     found = build_throughput(totals, dp_size=1, flops=flops, model_flops_peak_sec=2.0, tokens=tokens)
     assert found is not None
     assert (found.model_flops, found.hardware_flops, found.model_flops_per_sec) == (1_100, 1_320, 250.0)

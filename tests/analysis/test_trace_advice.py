@@ -38,10 +38,6 @@ def test_a_step_that_waits_for_data_is_told_so() -> None:
     assert advice.fact == "The step waits 400 us a batch for data (40.00%)."
 
 
-def test_a_trace_of_steps_that_nothing_holds_back_has_no_advice() -> None:
-    assert analyze_traces([trace(step(1, 0, 1000), operator("aten::mm", 0, 1000))]).advice == ()
-
-
 def communicating(rank: int, *starts: float, ranks: int = 2, of_kernel: Mapping[str, Any] = FULL) -> Trace:
     """One step of 10,000 us of this rank: it computes until each start, and then communicates until the next end.
 
@@ -82,11 +78,6 @@ def test_who_computes_longest_is_no_straggler_by_less_than_the_thresholds() -> N
     assert said_of_ranks(report) == {"computes longest": "rank 2", "straggler": "none"}
     lower = AdviceThresholds(straggler=1.03, straggler_sec=0.0003)
     assert any(one.rule == "straggler" for one in analyze_traces(traces, thresholds=lower).advice)
-
-
-def test_who_computes_longest_while_nobody_waits_is_no_straggler() -> None:
-    report = analyze_traces([busy(0, 8000), busy(1, 8000), busy(2, 9600)])
-    assert said_of_ranks(report) == {"computes longest": "rank 2", "straggler": "none"}
 
 
 def test_what_several_ranks_show_is_told_once_with_the_rank_that_has_the_largest_saving() -> None:

@@ -18,7 +18,7 @@ from lightning_flops.records import PhaseSeconds, TracedStepRecord, WindowRecord
 from lightning_flops.schema.modules import ModuleTimes
 from lightning_flops.schema.profile import Profile
 from tests.analysis.trace_events import Event, operator, scope, step
-from tests.report.traced_windows import clocked, mlp_traced, transformer_traced
+from tests.report.traced_windows import mlp_traced, transformer_traced
 from tests.report.windows import build_profile
 
 _NODE = "autograd::engine::evaluate_function: MmBackward0"
@@ -114,17 +114,6 @@ def test_recomputed_flops_are_the_backwards_and_kernels_are_counted() -> None:
     assert times_of(profile, "").forward_kernels == 12 * 5 + 1
 
 
-def test_a_clock_at_module_borders_gives_forwards_and_no_backwards() -> None:
-    window, _ = clocked()
-    traced = build_traced_step(window)
-    assert traced is not None
-    profile = build_profile(window, config=PEAK, traced=traced)
-    root, fc1 = times_of(profile, ""), times_of(profile, "fc1")
-    assert (root.clock, root.forward_sec, root.own_forward_sec) == ("borders", 0.005, 0.0015)
-    assert (fc1.forward_flops_per_sec, fc1.forward_utilization) == (200e9, 0.25)
-    assert (fc1.backward_sec, fc1.backward_flops_per_sec, fc1.backward_utilization) == (None, None, None)
-
-
 def test_times_of_modules_that_are_alike_are_averaged_and_their_rates_weighted() -> None:
     window, traced = mlp_traced()
     fc1 = times_of(build_profile(window, config=PEAK, traced=traced), "fc1")
@@ -158,16 +147,13 @@ def test_a_window_without_a_trace_has_no_traced_step() -> None:
 
 def test_what_the_host_spent_on_launching_is_no_modules_time(tmp_path: Path) -> None:
     path = written(tmp_path / "trace.json", operator(module_mark("fc1"), 0, 0.1), operator("aten::addmm", 0.01, 0.02))
-    window = replace(clocked()[0], traces=(replace(record(8, "counted"), path=path),))
+    window = replace(mlp_traced()[0], traces=(replace(record(8, "counted"), path=path),))
     on_host = build_traced_step(window)
     assert on_host is not None and on_host.tables is not None and on_host.tables.modules is not None
     window = replace(window, context=replace(window.context, device_type="cuda"))
     on_device = build_traced_step(window)
     assert on_device is not None and on_device.tables is not None
     assert on_device.tables.modules is None
-    # What a clock at the hooks said stands in for it.
-    fc1 = times_of(build_profile(window, config=PEAK, traced=on_device), "fc1")
-    assert (fc1.clock, fc1.forward_sec, fc1.backward_sec) == ("borders", 0.002, None)
 
 
 def communicating(folder: Path, world_size: int) -> WindowRecord:
@@ -176,7 +162,7 @@ def communicating(folder: Path, world_size: int) -> WindowRecord:
     events = scope("gloo:all_reduce", 0.01, 0.03, thread=2), operator("aten::mm", 0, 0.02)
     path = written(folder / "trace.json", *events, distributedInfo=place)
     one = replace(record(8, "counted"), path=path)
-    window = clocked()[0]
+    window = mlp_traced()[0]
     return replace(window, context=replace(window.context, rank=1, world_size=world_size), traces=(one,))
 
 

@@ -20,8 +20,8 @@ from benchmarks.faults import Fault, Tally, render
 from benchmarks.runner import Answer, answer_of
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.errors import ConfigError
-from lightning_flops.run import safety
-from lightning_flops.run.safety import safe
+from lightning_flops.run import run
+from lightning_flops.run.run import safe
 from lightning_flops.units import percent
 
 # ---- an exception at a line of ours, and boundaries that take it well or badly
@@ -41,7 +41,7 @@ def training(failed: Callable[[nn.Module], object]) -> Callable[[bool], nn.Modul
         nn.init.ones_(model.weight)
         nn.init.ones_(model.bias)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(safety, "failed", lambda run, error: failed(model))
+            patch.setattr(run, "failed", lambda run, error: failed(model))
             if profiled:
                 safe(percent)(Half(0.5))
         return model

@@ -12,8 +12,18 @@ from lightning_flops.instrument.counting.flop_counter import FlopCounter
 from lightning_flops.instrument.notes import Notes
 from lightning_flops.instrument.recorder import Recorder
 from lightning_flops.instrument.timing.clocks import WallClock
+from lightning_flops.instrument.tracing.step_tracer import StepTracer
 from lightning_flops.instrument.tracing.trace_cycles import TraceCycles
-from lightning_flops.records import FlopPhase, FlopRecord, OperatorCell, PhaseFlops, RunContext, WindowRecord
+from lightning_flops.records import (
+    FlopPhase,
+    FlopRecord,
+    OperatorCell,
+    PhaseFlops,
+    RunContext,
+    StepSignature,
+    TracedStepRecord,
+    WindowRecord,
+)
 from tests.fake_clock import FakeNow
 
 CONTEXT = RunContext(
@@ -78,6 +88,43 @@ class FakeCounter(FlopCounter):
                 for phase, flops in self.flops.items()
             )
         )
+
+
+class FakeTracer(StepTracer):
+    """Writes down what is called; is lost at a call that the test names."""
+
+    def __init__(self, *, lost_at: str = "") -> None:
+        self.calls: list[str] = []
+        self.lost = None
+        self.lost_at = lost_at
+        self.first: int | None = None
+
+    def _call(self, name: str) -> None:
+        self.calls.append(name)
+        if name.partition(" ")[0] == self.lost_at:
+            self.lost = f"Lost at {name}."
+
+    def warm_up(self) -> None:
+        self._call("warm_up")
+
+    def start(self, index: int) -> None:
+        self.first = index if self.first is None else self.first
+        self._call(f"start {index}")
+
+    def enter(self, part: str) -> None:
+        self._call(f"enter {part}")
+
+    def leave(self) -> None:
+        self._call("leave")
+
+    def stop(self, signature: StepSignature) -> TracedStepRecord:
+        assert self.first is not None
+        index, self.first = self.first, None
+        self._call("stop")
+        return TracedStepRecord(index=index, signature=signature, process=1, path="")
+
+    def give_up(self) -> None:
+        self.calls.append("give_up")
 
 
 class Run:

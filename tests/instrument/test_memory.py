@@ -23,9 +23,7 @@ class Allocator:
         self.current -= size
 
     def read(self) -> MemoryReading:
-        return MemoryReading(
-            current=self.current, peak=self.peak, reserved=2 * self.current, reserved_peak=2 * self.peak
-        )
+        return MemoryReading(current=self.current, peak=self.peak, reserved_peak=2 * self.peak)
 
 
 def record_of(watch: MemoryWatch) -> MemoryRecord:
@@ -46,8 +44,8 @@ def test_phase_has_what_it_held_at_its_end_and_the_peak_it_set() -> None:
     watch.leave()
     record = record_of(watch)
     assert record.phases == (
-        PhaseMemory(name="forward", current_bytes=400, peak_bytes=450, reserved_bytes=800, reserved_peak_bytes=900),
-        PhaseMemory(name="backward", current_bytes=150, peak_bytes=None, reserved_bytes=300, reserved_peak_bytes=None),
+        PhaseMemory(name="forward", current_bytes=400, peak_bytes=450),
+        PhaseMemory(name="backward", current_bytes=150, peak_bytes=None),
     )
     assert record.run_peak_bytes == 450
     assert record.kept_by_forward_bytes == 300
@@ -114,17 +112,6 @@ def test_parts_that_are_no_phase_are_followed_and_not_shown() -> None:
     assert [(phase.name, phase.peak_bytes) for phase in record_of(watch).phases] == [("forward", 10)]
 
 
-def test_resident_memory_does_not_tell_what_a_forward_keeps() -> None:
-    books = Allocator(current=100, peak=100)
-    watch = MemoryWatch(nn.Linear(2, 2), read=books.read, on_device=False)
-    watch.enter("forward")
-    books.take(5)
-    watch.leave()
-    record = record_of(watch)
-    assert (record.kind, record.kept_by_forward_bytes) == ("resident", None)
-    assert [(phase.current_bytes, phase.peak_bytes) for phase in record.phases] == [(105, None)]
-
-
 def test_nothing_followed_is_no_record() -> None:
     watch = MemoryWatch(nn.Linear(2, 2), read=Allocator(0, 0).read, on_device=True)
     assert watch.record(optimizers=None) is None
@@ -187,4 +174,3 @@ def test_resident_memory_of_this_process_grows_with_what_it_holds() -> None:
     assert before.current is not None and after.current is not None and after.peak is not None
     assert after.current - before.current >= 60 * 2**20
     assert after.peak >= after.current
-    assert after.reserved is None

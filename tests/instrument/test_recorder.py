@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -15,8 +13,7 @@ from lightning_flops.instrument.recorder import Recorder
 from lightning_flops.instrument.torch_private.dispatch import depth
 from lightning_flops.instrument.tracing.trace_cycles import TraceCycles
 from lightning_flops.records import PhaseFlops, PhaseSeconds
-from tests.instrument.small_run import CONTEXT, SHAPES, Run
-from tests.instrument.tracing.fake_tracer import FakeTracer
+from tests.instrument.small_run import CONTEXT, SHAPES, FakeTracer, Run
 from tests.left_on_torch import torch_state
 
 
@@ -46,9 +43,8 @@ def test_the_counted_step_is_the_one_that_begins_after_n_steps_then_it_settles_t
 
 
 def test_batches_that_are_counted_or_traced_are_timed_as_a_whole_and_others_are_not() -> None:
-    run = Run(
-        profile_step=1, timing_steps=2, settle_steps=1, tracing=TraceCycles((FakeTracer(),), TraceSchedule(active=1))
-    )
+    tracing = TraceCycles(FakeTracer(), TraceSchedule(active=1))
+    run = Run(profile_step=1, timing_steps=2, settle_steps=1, tracing=tracing)
     while not run.recorder.closed:
         run.batch()
     window = run.close()
@@ -323,40 +319,6 @@ def test_work_for_the_update_is_the_optimizers_in_whatever_part_it_runs() -> Non
         assert run.counter.optimizers == 0
 
 
-# Out of the way
-
-
-class Raising(Run):
-    """A run whose counter, part scopes and tracer raise *error* when they are to end, after they have ended."""
-
-    def __init__(self, error: type[BaseException], *, raises: str) -> None:
-        self.tracer = FakeTracer()
-        super().__init__(profile_step=0, tracing=TraceCycles([self.tracer], TraceSchedule(active=1)))
-        counter: Any = self.counter
-        leave, pause, give_up = counter.__exit__, counter.pause, self.tracer.give_up
-
-        class Failing(type(counter)):  # type: ignore[misc]
-            def __exit__(self, *exc: object) -> None:
-                leave(*exc)
-                if raises == "counter":
-                    raise error("on purpose")
-
-            @contextmanager
-            def pause(self) -> Iterator[None]:
-                with pause():
-                    yield
-                if raises == "part":
-                    raise error("on purpose")
-
-        def given_up() -> None:
-            give_up()
-            if raises == "tracer":
-                raise error("on purpose")
-
-        counter.__class__ = Failing
-        vars(self.tracer)["give_up"] = given_up
-
-
 def test_abandoning_the_window_leaves_the_batch_that_runs_and_its_step_is_not_counted() -> None:
     run = Run(profile_step=0)
     scope = run.recorder.batch_scope()
@@ -374,25 +336,6 @@ def test_abandoning_the_window_leaves_the_batch_that_runs_and_its_step_is_not_co
     run.batch()
     assert run.counter.flops["forward"] == 100
     assert run.recorder.close(context=CONTEXT) is None
-
-
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-@pytest.mark.parametrize("raises", ["part", "counter", "tracer"])
-def test_what_raises_while_the_window_is_abandoned_keeps_nothing_else_on_torch(
-    error: type[BaseException], raises: str
-) -> None:
-    run = Raising(error, raises=raises)
-    scope = run.recorder.batch_scope()
-    scope.__enter__()
-    run.recorder.enter("data_wait")
-    with pytest.raises(error):
-        run.recorder.abandon()
-    assert (run.counter.entered, run.counter.paused) == (0, 0)
-    assert run.tracer.calls == ["give_up"]
-    assert run.recorder.closed
-    scope.__exit__(None, None, None)
-    run.recorder.abandon()
-    assert (run.counter.entered, run.tracer.calls) == (0, ["give_up"])
 
 
 def test_a_window_that_is_abandoned_inside_a_backward_leaves_no_dispatch_mode_behind() -> None:

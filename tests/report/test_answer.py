@@ -37,7 +37,7 @@ PROFILES = {
     "mixed_devices": JOBS["mixed_devices"],
     "variable_shapes": profile_of("variable"),
     "no_trace": profile_of("mlp"),
-    "no_peak": profile_of("clocked_modules"),
+    "no_peak": build_profile(windows.mlp_window(), config=ProfilerConfig()),
     "deepspeed": _deepspeed(),
     "lower_bound": profile_of("lower_bound"),
     "untimed": profile_of("untimed"),

@@ -47,7 +47,6 @@ CASES = {
         checks=12,
         tokens=2_000_000,
         real_tokens=1_300_000,
-        trained_tokens=900_000,
         padding_ratio=0.35,
         tokens_per_sec=12_345.0,
         useful_mfu=0.2,

@@ -47,8 +47,6 @@ GPU = GpuRecord(
     highest_clock_mhz=1980,
     power_limited_sec=1.0,
     heat_limited_sec=0.0,
-    reason_readings=4,
-    reasons={"heat": 1, "the power limit": 3},
 )
 """600 W; power held its clock down for 40% of the time."""
 
@@ -115,7 +113,7 @@ def mlp_window() -> WindowRecord:
         context=CPU,
         memory=MemoryRecord(
             kind="resident",
-            phases=(_phase_memory("forward", current=800, peak=None, reserved=None),),
+            phases=(PhaseMemory(name="forward", current_bytes=800_000_000, peak_bytes=None),),
             run_peak_bytes=900_000_000,
             run_reserved_peak_bytes=None,
             parameter_bytes=12_010_000,
@@ -204,14 +202,12 @@ TOKENS = 4 * 500
 """Tokens of one micro-batch: 4 sequences of 500."""
 
 
-def _phase_memory(name: str, *, current: int, peak: int | None, reserved: int | None = 500) -> PhaseMemory:
-    """Megabytes; *reserved* more of each are reserved."""
+def _phase_memory(name: str, *, current: int, peak: int | None) -> PhaseMemory:
+    """Megabytes."""
     return PhaseMemory(
         name=name,
         current_bytes=current * 10**6,
         peak_bytes=None if peak is None else peak * 10**6,
-        reserved_bytes=None if reserved is None else (current + reserved) * 10**6,
-        reserved_peak_bytes=None if peak is None or reserved is None else (peak + reserved) * 10**6,
     )
 
 

@@ -67,7 +67,7 @@ def test_packed_sequences_follow_the_formula_of_their_lengths() -> None:
             parts = [numbers.randint(8, 128) for _ in range(4)]
             sequences = [length for part in parts for length in (part, 256 - part)]
             squares = sum(length**2 for length in sequences)
-            tokens = BatchTokens(1024, 1024, None, squares)
+            tokens = BatchTokens(1024, 1024, squares)
             yield Step(rows(4, 256), 5_000 * 1024 + 64 * squares, tokens)
 
     for seed in range(5):
@@ -84,7 +84,7 @@ def test_useful_flops_are_those_of_the_lengths_without_padding() -> None:
         real[0] += real[0] == real[1]
         batch, longest = len(real), max(real)
         squares = sum(length**2 for length in real)
-        tokens = BatchTokens(batch * longest, sum(real), None, squares)
+        tokens = BatchTokens(batch * longest, sum(real), squares)
         steps.append(Step(rows(batch, longest), layer(batch, longest), tokens))
         useful += 3 * (5_000 * sum(real) + 64 * squares)
     flops = StepFlops()

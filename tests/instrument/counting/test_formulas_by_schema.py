@@ -20,23 +20,10 @@ def work_by_name(name: str, out: Any, given: dict[str, Any]) -> Work:
     return work_of(name, *args, out=out, **keywords)
 
 
-class Packed:
-    """A packed quantized weight, as far as formulas open it."""
-
-    def __init__(self, *shape: int) -> None:
-        self.weight = meta(*shape)
-
-    def unpack(self) -> tuple[torch.Tensor, None]:
-        return self.weight, None
-
-
 # (3, 4) by (4, 5), a stack of 7 of them, (3, 4) by (4,), (3,) by (4,)
 LEFT, RIGHT = meta(3, 4), meta(4, 5)
 LEFTS, RIGHTS = meta(7, 3, 4), meta(7, 4, 5)
 PRODUCT = 2 * 3 * 4 * 5
-# A linear layer of 8 to 16 on 2 × 4 rows
-ROWS, WEIGHT, ROWS_OUT = meta(2, 4, 8), meta(16, 8), meta(2, 4, 16)
-LINEAR = 2 * 8 * 8 * 16
 # A convolution of 4 to 6 channels in 2 groups, 3 × 3, on 2 images of 8 × 8
 IMAGES, KERNEL, IMAGES_OUT = meta(2, 4, 8, 8), meta(6, 2, 3, 3), meta(2, 6, 6, 6)
 CONVOLUTION = 2 * (2 * 6 * 6 * 6) * 2 * 9
@@ -51,16 +38,13 @@ VOLUME, CUBE, VOLUME_OUT, TURNED_CUBE = (
     meta(2, 6, 2, 2, 2),
 )
 VOLUME_CONVOLUTION, VOLUME_TRANSPOSED = 2 * (6 * 27) * 2 * 8, 2 * (2 * 64) * 6 * 8
-# One and three dimensions packed
-LINE, LINE_OUT = meta(2, 4, 8), meta(2, 6, 6)
 # 2 samples, 4 heads, 5 queries and keys, head size 8
 HEADS = meta(2, 4, 5, 8)
 SCORES = 2 * 4 * 25
 ATTENTION = {"query": HEADS, "key": HEADS, "value": HEADS}
 # 4 samples of 5 steps with 8 features, hidden size 6, one layer
-STEPS, STATE = meta(4, 5, 8), meta(1, 4, 6)
+STEPS = meta(4, 5, 8)
 TOKENS = 4 * 5
-CELL = {"input": meta(4, 8), "w_ih": meta(6, 8), "w_hh": meta(6, 6)}
 N, BATCH = 6, 2
 SQUARES, COLUMNS = meta(BATCH, N, N), meta(BATCH, N, 3)
 BOTH, WEIGHT_ONLY = [True, True, True], [False, True, True]
@@ -71,7 +55,6 @@ CALLS: dict[str, tuple[dict[str, Any], Any, int]] = {
     "aten::baddbmm_": ({"batch1": LEFTS, "batch2": RIGHTS}, None, 7 * PRODUCT),
     "aten::addbmm_": ({"batch1": LEFTS, "batch2": RIGHTS}, None, 7 * PRODUCT),
     "aten::_foreach_mm": ({"self": [LEFT, LEFT], "mat2": [RIGHT, RIGHT]}, None, 2 * PRODUCT),
-    "aten::_compute_linear_combination": ({"input": meta(4, 5, 6), "coefficients": LEFT}, None, 2 * 3 * 4 * 30),
     "aten::_weight_int4pack_mm_with_scales_and_zeros": ({"self": LEFT}, meta(3, 5), PRODUCT),
     "aten::_scaled_grouped_mm_v2": (
         {"self": meta(10, 4), "mat2": meta(2, 4, 5), "offs": torch.tensor([3, 9])},
@@ -86,8 +69,6 @@ CALLS: dict[str, tuple[dict[str, Any], Any, int]] = {
     ),
     "aten::cudnn_affine_grid_generator": ({"theta": meta(2, 2, 3)}, meta(2, 4, 5, 2), 2 * 80 * 3),
     "aten::cudnn_affine_grid_generator_backward": ({"grad": meta(2, 4, 5, 2)}, meta(2, 2, 3), 2 * 80 * 3),
-    "onednn::linear_dynamic_fp16": ({"x": ROWS}, ROWS_OUT, LINEAR),
-    "onednn::linear_relu_dynamic_fp16": ({"x": ROWS}, ROWS_OUT, LINEAR),
     "aten::_convolution": ({"input": IMAGES, "weight": KERNEL, "transposed": False}, IMAGES_OUT, CONVOLUTION),
     "aten::convolution_overrideable": (
         {"input": IMAGES, "weight": TURNED, "transposed": True},
@@ -125,9 +106,6 @@ CALLS: dict[str, tuple[dict[str, Any], Any, int]] = {
         IMAGES_OUT,
         CONVOLUTION,
     ),
-    "onednn::qconv_pointwise": ({"qx": IMAGES, "qw": KERNEL}, IMAGES_OUT, CONVOLUTION),
-    "onednn::qconv1d_pointwise": ({"qx": LINE, "qw": meta(6, 4, 3)}, LINE_OUT, 2 * (2 * 6 * 6) * 4 * 3),
-    "onednn::qconv3d_pointwise": ({"qx": VOLUME, "qw": CUBE}, VOLUME_OUT, VOLUME_CONVOLUTION),
     "aten::_scaled_dot_product_attention_math_for_mps": (ATTENTION, None, 32 * SCORES),
     "aten::_flash_attention_forward_no_dropout_inplace": ({**ATTENTION, "is_causal": False}, None, 32 * 2 * 5 * 16),
     "aten::_cudnn_attention_backward": ({**ATTENTION, "is_causal": False}, None, 64 * SCORES),
@@ -137,19 +115,6 @@ CALLS: dict[str, tuple[dict[str, Any], Any, int]] = {
         None,
         2 * 2 * TOKENS * 24 * 14,
     ),
-    "aten::quantized_lstm.data": (
-        {"data": meta(11, 8), "hx": [STATE, STATE], "num_layers": 1, "bidirectional": False},
-        None,
-        2 * 11 * 24 * 14,
-    ),
-    "aten::quantized_gru.data": (
-        {"data": meta(11, 8), "hx": STATE, "num_layers": 2, "bidirectional": True},
-        None,
-        2 * 2 * 11 * 18 * (8 + 6 + 12 + 6),
-    ),
-    "quantized::quantized_gru_cell_dynamic": ({"input": meta(4, 8), "hx": meta(4, 6)}, None, 2 * 4 * 18 * 14),
-    "quantized::quantized_rnn_tanh_cell_dynamic": ({"input": meta(4, 8), "hx": meta(4, 6)}, None, 2 * 4 * 6 * 14),
-    "quantized::quantized_rnn_relu_cell_dynamic": ({"input": meta(4, 8), "hx": meta(4, 6)}, None, 2 * 4 * 6 * 14),
     "prims::fft_c2c": ({"self": meta(2, 8, 16), "dim": [1, 2]}, None, 2 * 5 * 128 * 7),
     "prims::fft_r2c": ({"self": meta(3, 16), "dim": [1]}, None, 3 * 5 * 16 * 4 // 2),
     "prims::fft_c2r": ({"self": meta(3, 9), "dim": [1]}, meta(3, 16), 3 * 5 * 16 * 4 // 2),
@@ -186,99 +151,7 @@ CALLS: dict[str, tuple[dict[str, Any], Any, int]] = {
         None,
         32 * 4 * (4 + 9),
     ),
-    "symm_mem::fused_all_gather_scaled_matmul": ({"A": LEFT, "Bs": [RIGHT]}, (meta(6, 4), [meta(6, 5)]), 2 * PRODUCT),
-    "symm_mem::fused_scaled_matmul_reduce_scatter": ({"A": LEFT, "B": RIGHT}, None, PRODUCT),
     "symm_mem::_async_input_mm": ({"a": LEFT, "b": RIGHT}, None, PRODUCT),
-    **{
-        f"aten::quantized_lstm.{overload}": (
-            {overload.split("_")[0]: STEPS, "hx": [STATE, STATE], "num_layers": 1, "bidirectional": False},
-            None,
-            2 * TOKENS * 24 * 14,
-        )
-        for overload in ("input_legacy", "data_legacy")
-    },
-    **{
-        f"aten::quantized_gru.{overload}": (
-            {overload.split("_")[0]: STEPS, "hx": STATE, "num_layers": 1, "bidirectional": False},
-            None,
-            2 * TOKENS * 18 * 14,
-        )
-        for overload in ("input_legacy", "data_legacy")
-    },
-    **{
-        f"quantized::linear_{kind}": ({"X": ROWS}, ROWS_OUT, LINEAR)
-        for kind in (
-            "relu",
-            "leaky_relu",
-            "tanh",
-            "relu_dynamic",
-            "dynamic_fp16",
-            "relu_dynamic_fp16",
-            "with_input_q_dq_qweight_dq_output_fp32",
-            "with_input_q_dq_qweight_dq_relu_output_fp32",
-        )
-    },
-    "quantized::linear_dynamic_fp16_unpacked_weight": ({"X": ROWS, "weight": WEIGHT}, None, LINEAR),
-    **{
-        f"_quantized::{name}": ({"X": ROWS}, ROWS_OUT, LINEAR)
-        for name in (
-            "linear",
-            "linear_dynamic",
-            "_wrapped_quantized_linear_prepacked",
-            "wrapped_quantized_linear",
-            "wrapped_fbgemm_linear_fp16_weight",
-        )
-    },
-    **{
-        f"sparse::qlinear{suffix}": ({"X": ROWS}, ROWS_OUT, LINEAR)
-        for suffix in ("", "_dynamic", "_relu", "_relu_dynamic")
-    },
-    **{
-        name: ({"qx": LINE, "packed_weight": Packed(6, 4, 1, 3)}, LINE_OUT, 2 * (2 * 6 * 6) * 4 * 3)
-        for name in ("quantized::conv1d", "quantized::conv1d_relu", "quantized::conv1d_dynamic")
-    },
-    **{
-        name: ({"qx": IMAGES, "packed_weight": Packed(6, 2, 3, 3)}, IMAGES_OUT, CONVOLUTION)
-        for name in (
-            "quantized::conv2d.new",
-            "quantized::conv2d_relu.new",
-            "quantized::conv2d_dynamic",
-            "quantized::conv2d_add",
-            "quantized::conv2d_add_relu",
-            "_quantized::conv2d",
-            "_quantized::conv2d_relu",
-        )
-    },
-    **{
-        name: ({"qx": IMAGES, "weight": Packed(6, 2, 3, 3)}, IMAGES_OUT, CONVOLUTION)
-        for name in ("quantized::conv2d", "quantized::conv2d_relu")
-    },
-    **{
-        name: ({"qx": VOLUME, "packed_weight": Packed(6, 2, 2, 2, 2)}, VOLUME_OUT, VOLUME_CONVOLUTION)
-        for name in (
-            "quantized::conv3d.new",
-            "quantized::conv3d_relu.new",
-            "quantized::conv3d_dynamic",
-            "_quantized::conv3d",
-            "_quantized::conv3d_relu",
-        )
-    },
-    **{
-        name: ({"qx": LINE, "packed_weight": Packed(4, 6, 1, 3)}, None, 2 * (2 * 4 * 8) * 6 * 3)
-        for name in (
-            "quantized::conv_transpose1d",
-            "quantized::conv_transpose1d_dynamic",
-            "_quantized::conv_transpose1d",
-        )
-    },
-    **{
-        name: ({"qx": IMAGES, "packed_weight": Packed(4, 3, 3, 3)}, None, TRANSPOSED)
-        for name in ("quantized::conv_transpose2d_dynamic", "_quantized::conv_transpose2d")
-    },
-    **{
-        name: ({"qx": VOLUME, "packed_weight": Packed(2, 6, 2, 2, 2)}, None, VOLUME_TRANSPOSED)
-        for name in ("quantized::conv_transpose3d", "quantized::conv_transpose3d_dynamic")
-    },
 }
 
 

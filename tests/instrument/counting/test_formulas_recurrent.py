@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.instrument.counting.recording import flops_by_operator, meta, total_flops, work_of
+from tests.instrument.counting.recording import meta, work_of
 
 # 4 samples of 5 steps with 8 features, hidden size 6
 TOKENS = 4 * 5
@@ -118,15 +118,3 @@ def test_fused_backwards_walk_the_sequence_and_then_make_weight_gradients(mask: 
         mask,
     )
     assert work_of("aten::miopen_rnn_backward", *miopen).flops == forwards * LSTM_FORWARD
-
-
-@pytest.mark.filterwarnings("ignore:.*torch.ao.quantization is deprecated", "ignore:.*quantize")
-def test_quantized_layers_count_from_sizes_because_their_weights_are_packed() -> None:
-    dynamic: Any = torch.ao.nn.quantized.dynamic
-    inputs = torch.ones(4, 5, 8)
-    both = dynamic.LSTM(8, 6, 2, bidirectional=True, batch_first=True)
-    assert flops_by_operator(lambda: both(inputs)) == {"aten.quantized_lstm": LSTM_FORWARD}
-    gru = dynamic.GRU(8, 6, batch_first=True)
-    assert flops_by_operator(lambda: gru(inputs)) == {"aten.quantized_gru": 2 * TOKENS * 18 * 14}
-    cell = dynamic.LSTMCell(8, 6)
-    assert total_flops(lambda: cell(torch.ones(4, 8))) == 2 * 4 * 24 * 14

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as torch_module
 
 from lightning_flops.instrument.timing.clocks import CudaEventClock, WallClock
 from lightning_flops.instrument.timing.module_timer import ModuleTimer
@@ -40,14 +39,10 @@ class CostlyNow(FakeNow):
         return self.seconds
 
 
-def not_expected() -> None:
-    raise AssertionError("abandoned")
-
-
 def test_own_seconds_are_those_between_a_modules_borders_and_its_childrens() -> None:
     now = FakeNow()
     model = Working(now, 1.0, Working(now, 2.0), Working(now, 4.0, Working(now, 8.0)))
-    timer = ModuleTimer(model, WallClock(now), abandon=not_expected)
+    timer = ModuleTimer(model, WallClock(now))
     with timer:
         model(torch.ones(1))
         now.sleep(100.0)
@@ -62,7 +57,7 @@ def test_a_timer_that_is_never_left_keeps_no_more_than_so_many_borders(monkeypat
     monkeypatch.setattr("lightning_flops.instrument.timing.module_timer._MOST_STAMPS", 10)
     now = FakeNow()
     model = Working(now, 1.0, Working(now, 2.0))
-    timer = ModuleTimer(model, WallClock(now), abandon=not_expected)
+    timer = ModuleTimer(model, WallClock(now))
     with timer:
         for _ in range(50):
             model(torch.ones(1))
@@ -76,7 +71,7 @@ def test_a_timer_that_is_never_left_keeps_no_more_than_so_many_borders(monkeypat
 def test_what_our_hooks_take_is_nobodys() -> None:
     now = CostlyNow()
     model = Working(now, 1.0, Working(now, 2.0))
-    timer = ModuleTimer(model, WallClock(now), abandon=not_expected)
+    timer = ModuleTimer(model, WallClock(now))
     with timer:
         model(torch.ones(1))
     # One reading, the one that ends it, falls into each of the three stretches of work.
@@ -92,7 +87,7 @@ def test_on_a_device_the_time_is_the_events_with_one_synchronization() -> None:
         return events[-1]
 
     model = Working(now, 1.0, Working(now, 2.0))
-    timer = ModuleTimer(model, CudaEventClock(new_event=new_event, now=now), abandon=not_expected)
+    timer = ModuleTimer(model, CudaEventClock(new_event=new_event, now=now))
     with timer:
         model(torch.ones(1))
     assert len(events) == 4
@@ -111,7 +106,7 @@ def test_modules_that_are_not_the_models_are_their_callers_time() -> None:
             return y
 
     model = nn.Sequential(Calling())
-    timer = ModuleTimer(model, WallClock(now), abandon=not_expected)
+    timer = ModuleTimer(model, WallClock(now))
     with timer:
         model(torch.ones(1))
         stranger(torch.ones(1))
@@ -122,7 +117,7 @@ def test_modules_that_are_not_the_models_are_their_callers_time() -> None:
 def test_a_call_that_is_no_forward_is_the_roots_time() -> None:
     now = FakeNow()
     model = nn.Sequential(Working(now, 1.0))
-    timer = ModuleTimer(model, WallClock(now), abandon=not_expected)
+    timer = ModuleTimer(model, WallClock(now))
     with timer, timer.in_root():
         now.sleep(5.0)
         model[0](torch.ones(1))
@@ -153,7 +148,7 @@ def test_an_error_that_no_hook_hears_leaves_later_calls_their_own_time() -> None
             return y
 
     model = Careful()
-    timer = ModuleTimer(model, WallClock(now), abandon=not_expected)
+    timer = ModuleTimer(model, WallClock(now))
     with timer:
         model(torch.ones(1))
         model(torch.ones(1))
@@ -161,37 +156,13 @@ def test_an_error_that_no_hook_hears_leaves_later_calls_their_own_time() -> None
     assert timer.seconds() == {"": 0.0, "first": 14.0, "second": 4.0}
 
 
-def test_a_root_left_by_an_error_is_abandoned_at_once() -> None:
-    class Failing(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            raise RuntimeError("mine")
-
-    abandoned: list[bool] = []
-
-    def abandon() -> None:
-        timer.__exit__()
-        abandoned.append(True)
-
-    model = nn.Sequential(Failing())
-    timer = ModuleTimer(model, WallClock(FakeNow()), abandon=abandon)
-    with timer:
-        with pytest.raises(RuntimeError, match="mine"):
-            model(torch.ones(1))
-        assert len(abandoned) == 1
-        assert not torch_module._global_forward_hooks
-        assert not torch_module._global_forward_pre_hooks
-        with pytest.raises(RuntimeError, match="mine"):
-            model(torch.ones(1))
-    assert len(abandoned) == 1
-
-
-def test_an_error_that_a_call_around_the_forwards_handles_abandons_nothing() -> None:
+def test_an_error_that_a_call_around_the_forwards_handles_ends_nothing() -> None:
     class Failing(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             raise RuntimeError("mine")
 
     model = Failing()
-    timer = ModuleTimer(model, WallClock(FakeNow()), abandon=not_expected)
+    timer = ModuleTimer(model, WallClock(FakeNow()))
     with timer, timer.in_root(), pytest.raises(RuntimeError, match="mine"):
         model(torch.ones(1))
     assert timer.seconds() == {"": 0.0}
@@ -202,7 +173,7 @@ def test_a_clock_that_fails_is_said_once_and_the_forward_goes_on(caplog: pytest.
         raise OSError("no time")
 
     model = nn.Sequential(nn.ReLU())
-    timer = ModuleTimer(model, WallClock(broken), abandon=not_expected)
+    timer = ModuleTimer(model, WallClock(broken))
     with caplog.at_level(logging.WARNING), timer:
         assert torch.equal(model(torch.ones(2)), torch.ones(2))
         model(torch.ones(2))
@@ -212,7 +183,7 @@ def test_a_clock_that_fails_is_said_once_and_the_forward_goes_on(caplog: pytest.
 
 def test_without_a_clock_calls_are_heard_and_no_time_is_told() -> None:
     model = nn.Sequential(nn.ReLU())
-    timer = ModuleTimer(model, None, abandon=not_expected)
+    timer = ModuleTimer(model, None)
     with timer:
         model(torch.ones(1))
     assert timer.seconds() is None

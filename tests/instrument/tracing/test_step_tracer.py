@@ -100,11 +100,10 @@ def traced(model: nn.Module, **settings: Any) -> tuple[StepTracer, TracedStepRec
     train_step(tracer, model)
     tracer.start(6)
     train_step(tracer, model)
-    tracer.stop(SIGNATURE)
-    tracer.give_up()
+    record = tracer.stop(SIGNATURE)
     assert tracer.lost is None
-    assert tracer.record is not None
-    return tracer, tracer.record
+    assert record is not None
+    return tracer, record
 
 
 def table_of(record: TracedStepRecord) -> ModuleTable:
@@ -173,17 +172,16 @@ def test_a_step_is_recorded_with_its_number_its_phases_and_every_module() -> Non
 
 @pytest.mark.parametrize("setting", ["record_shapes", "profile_memory"])
 def test_what_is_asked_for_stands_in_the_file(setting: str) -> None:
-    tracer, record = traced(Net(), **{setting: True})
+    _tracer, record = traced(Net(), **{setting: True})
     report = analyze_trace(load_trace(record.path))
     assert (report.operators_by_shape is not None) == (setting == "record_shapes")
     assert (report.memory_curves is not None) == (setting == "profile_memory")
-    assert tracer.record is record
 
 
 def test_the_file_goes_with_the_tracer_and_the_kept_one_has_annotations(tmp_path: Path) -> None:
     tracer, record = traced(Net())
-    kept = keep_trace(record.path, str(tmp_path / "traces"), rank=3, step=6, module_args={})
-    again = keep_trace(record.path, str(tmp_path / "traces"), rank=3, step=6, module_args={})
+    kept = keep_trace(record.path, str(tmp_path / "traces"), rank=3, step=6)
+    again = keep_trace(record.path, str(tmp_path / "traces"), rank=3, step=6)
     assert [Path(path).name for path in (kept, again)] == ["rank3_step6.pt.trace.json", "rank3_step6.pt.trace-2.json"]
     original, annotated = Path(record.path).read_text(), Path(kept).read_text()
     assert annotated == Path(again).read_text()
@@ -229,11 +227,10 @@ def test_a_step_of_several_batches_is_one_step() -> None:
     for _ in range(2):
         tracer.start(9)
         train_step(tracer, model)
-    tracer.stop(SIGNATURE)
-    tracer.give_up()
-    assert tracer.record is not None
-    assert names_in(tracer.record).count("ProfilerStep#9") == 1
-    assert rows(table_of(tracer.record))["first"].calls == 2
+    record = tracer.stop(SIGNATURE)
+    assert record is not None
+    assert names_in(record).count("ProfilerStep#9") == 1
+    assert rows(table_of(record))["first"].calls == 2
 
 
 def test_an_error_of_the_users_leaves_no_mark_open_and_nothing_on_torch() -> None:
@@ -253,10 +250,9 @@ def test_an_error_of_the_users_leaves_no_mark_open_and_nothing_on_torch() -> Non
         tracer.leave()
         model.second = nn.Sequential(nn.Linear(3, 3))
         train_step(tracer, model)
-        tracer.stop(SIGNATURE)
-        tracer.give_up()
-    assert tracer.record is not None
-    table = table_of(tracer.record)
+        record = tracer.stop(SIGNATURE)
+    assert record is not None
+    table = table_of(record)
     assert table.unattributed_forward_us == 0
     assert rows(table)["first"].calls == 2
 
@@ -275,7 +271,7 @@ def test_giving_up_anywhere_leaves_nothing_and_records_nothing(steps: str) -> No
             tracer.enter("forward")
         tracer.give_up()
         tracer.give_up()
-    assert tracer.record is None
+        assert tracer.stop(SIGNATURE) is None
 
 
 def events_of(profiler: Any) -> list[str]:
@@ -289,10 +285,8 @@ def test_a_profiler_that_runs_already_is_left_alone() -> None:
         tracer.warm_up()
         tracer.start(0)
         train_step(tracer, model)
-        tracer.stop(SIGNATURE)
-        tracer.give_up()
+        assert tracer.stop(SIGNATURE) is None
     assert "aten::addmm" in events_of(users)
-    assert tracer.record is None
     assert tracer.lost == "No step was traced: another profiler is running, and torch runs one profiler at a time."
 
 
@@ -333,12 +327,10 @@ def test_a_profiler_that_is_set_up_meanwhile_takes_over(users_profiler: Callable
             train_step(tracer, model)
         tracer.start(1)
         train_step(tracer, model)
-        tracer.stop(SIGNATURE)
-        tracer.give_up()
+        assert tracer.stop(SIGNATURE) is None
     names = events_of(users)
     assert "aten::addmm" in names
     assert not any(name.startswith("module: ") for name in names)
-    assert tracer.record is None
     assert tracer.lost is not None and "another profiler was set up meanwhile" in tracer.lost
 
 
@@ -351,9 +343,7 @@ def test_a_failure_of_torchs_profiler_is_said_and_reaches_nobody(monkeypatch: py
     with nothing_left():
         tracer.warm_up()
         tracer.start(0)
-        tracer.stop(SIGNATURE)
-        tracer.give_up()
-    assert tracer.record is None
+        assert tracer.stop(SIGNATURE) is None
     assert tracer.lost == (
         "No step was traced: torch.profiler failed (RuntimeError: CUPTI_ERROR_INSUFFICIENT_PRIVILEGES)."
     )
@@ -369,8 +359,7 @@ def test_a_device_that_leaves_no_events_is_said_and_the_hosts_are_kept() -> None
         train_step(tracer, model)
         tracer.start(3)
         train_step(tracer, model)
-        tracer.stop(SIGNATURE)
-    assert tracer.record is not None
+        assert tracer.stop(SIGNATURE) is not None
     assert tracer.lost == (
         "The trace has no event of the cuda device (it may not be permitted here): kernels and device times of modules "
         "are n/a."
@@ -387,8 +376,7 @@ def test_gradients_and_random_numbers_are_the_same_bit_for_bit() -> None:
             tracer.start(0)
         train_step(tracer, model)
         if trace:
-            tracer.stop(SIGNATURE)
-            assert tracer.record is not None
+            assert tracer.stop(SIGNATURE) is not None
         tracer.give_up()
         return [torch.rand(3), *(p.grad for p in model.parameters() if p.grad is not None)]
 

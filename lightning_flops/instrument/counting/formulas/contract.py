@@ -62,14 +62,12 @@ class Rule:
     """How the FLOPs of one operator, in all its overloads, follow from its arguments."""
 
     flops: Callable[..., int | Work]
-    """Takes the values of *arguments*, in that order; or, when *arguments* is empty, ``(args, kwargs, out)`` itself."""
-    arguments: str = ""
+    """Takes the values of *arguments*, in that order."""
+    arguments: str
     """Schema names of what *flops* reads: ``a|b`` is the first of these that the schema has, ``RESULT`` the result.
 
     A name that ends in ``?`` reads None where the schema has no such argument. The first value gives the dtype.
     """
-    dtype: torch.dtype | None = None
-    """Dtype of the arithmetic, where no argument shows it."""
     estimate: str = ""
     """Where the leading terms come from, when they are an estimate; empty for an exact count."""
     complex_factor: int = COMPLEX_PRODUCT
@@ -100,10 +98,9 @@ class Entry:
     estimate: str = ""
     """Source of the formula where it is an estimate, such as ``5 N log2 N for a complex FFT``; else empty."""
     composite: bool = False
-    """Unknown as a whole, but made of other operators: ``op.decompose(*args, **kwargs)`` runs exactly those.
+    """Unknown as a whole, but made of other operators, which ``op.decompose(*args, **kwargs)`` runs on plain tensors.
 
-    Such operators reach a dispatch mode undecomposed only where autograd's keys are off, as in inference mode. Plain
-    tensors only: a nested tensor or another subclass may have a kernel of its own for the whole operator.
+    They reach a dispatch mode undecomposed only where autograd's keys are off, as in inference mode.
     """
 
 
@@ -178,9 +175,7 @@ def bind(rule: Rule, schema: Any) -> tuple[Formula, DtypeRule]:
     Raises:
         LookupError: the schema lacks an argument the rule reads (an overload or a torch version with another shape).
     """
-    flops, factor, dtype = rule.flops, rule.complex_factor, rule.dtype
-    if not rule.arguments:
-        return flops, dtype_of_first_tensor
+    flops, factor = rule.flops, rule.complex_factor
     readers = [_reader(schema, name) for name in rule.arguments.split()]
     first = readers[0]
 
@@ -195,7 +190,7 @@ def bind(rule: Rule, schema: Any) -> tuple[Formula, DtypeRule]:
             return ARITHMETIC.get(value.dtype, value.dtype)
         return dtype_of_first_tensor((value, *args), kwargs, out)
 
-    return compute, dtype_of if dtype is None else (lambda args, kwargs, out: dtype)
+    return compute, dtype_of
 
 
 def _is_complex(value: Any) -> bool:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-import torch
-
-from lightning_flops.instrument.counting.formulas.attention import ATTENTION_RULES, HIGHER_ORDER_RULES
+from lightning_flops.instrument.counting.formulas.attention import ATTENTION_RULES, HIGHER_ORDER_FORMULAS
 from lightning_flops.instrument.counting.formulas.contract import (
     Arguments,
     Entry,
@@ -65,15 +63,12 @@ def forget_entries() -> None:
     _entries.clear()
 
 
-def formulas_without_operator() -> list[str]:
+def formulas_without_operator() -> Iterator[str]:
     """Names for which users registered a formula and under which torch knows no operator: misspelled, or not loaded."""
-    return [name for name in sorted(user_formulas) if not _exists(name)]
-
-
-def _exists(name: str) -> bool:
-    operator, _, overload = name.partition(".")
-    found = overloads_named(operator)
-    return any(overload in ("", schema_of(one).overload_name) for one in found)
+    for name in sorted(user_formulas):
+        operator, _, overload = name.partition(".")
+        if all(overload not in ("", schema_of(one).overload_name) for one in overloads_named(operator)):
+            yield name
 
 
 def lookup(operator: Any) -> Entry:
@@ -121,9 +116,7 @@ def _formula(name: str, formula: Formula) -> Entry:
 
 def _find_higher_order(operator: Any) -> Entry:
     short = higher_order_name(operator)
-    formula = user_formulas.get(f"higher_order::{short}")
-    if formula is None and short in HIGHER_ORDER_RULES:
-        formula = HIGHER_ORDER_RULES[short].flops
+    formula = user_formulas.get(f"higher_order::{short}") or HIGHER_ORDER_FORMULAS.get(short)
     if formula is None and short in _CALLS_ANOTHER:
         formula = _flops_of_called(*_CALLS_ANOTHER[short])
     if formula is None and short.startswith("triton_kernel_wrapper"):
@@ -158,19 +151,9 @@ def hides_flops(name: str, args: Arguments, kwargs: Keywords, out: Any) -> bool:
     """Whether a call of an operator that nothing is known about may have FLOPs, so that counts are lower bounds.
 
     It may if it takes or makes a floating-point, complex or quantized tensor. One that works on integers alone does
-    not, with two exceptions: its name (``namespace.name``) speaks of a product (mm, conv, attention …), or it looks
-    like a product of quantized numbers, because two of its 8-bit inputs of at least two dimensions do not broadcast.
+    not, unless its name (``namespace.name``) speaks of a product (mm, conv, attention …).
     """
-    given = list(tensors_in((*args, *kwargs.values())))
-    made = tensors_in(out if isinstance(out, (list, tuple)) else (out,))
-    if says_heavy(name) or any(
-        one.dtype.is_floating_point or one.dtype.is_complex or one.is_quantized for one in (*given, *made)
-    ):
-        return True
-    bytes_given = [one for one in given if one.dtype in (torch.int8, torch.uint8) and not one.is_nested]
-    shapes = [tuple(one.shape) for one in bytes_given if one.dim() >= 2]
-    return any(not _broadcast(shapes[0], shape) for shape in shapes[1:])
-
-
-def _broadcast(left: tuple[int, ...], right: tuple[int, ...]) -> bool:
-    return all(a == b or a == 1 or b == 1 for a, b in zip(reversed(left), reversed(right), strict=False))
+    tensors = tensors_in((*args, *kwargs.values(), *(out if isinstance(out, (list, tuple)) else (out,))))
+    return says_heavy(name) or any(
+        one.dtype.is_floating_point or one.dtype.is_complex or one.is_quantized for one in tensors
+    )
