@@ -144,7 +144,7 @@ def test_a_trace_is_kept_if_its_counter_tracks_cannot_be_made(
     def fail(*_: object, **__: object) -> None:
         raise ArithmeticError("no track")
 
-    monkeypatch.setattr("lightning_flops.run.results.counter_tracks_of", fail)
+    monkeypatch.setattr("lightning_flops.trace.counters.counter_tracks", fail)
     report = profile_of(trainer, new_net(root), trace_dir=tmp_path)
     assert report.notes == ("The kept trace has no counter tracks: no track.",)
     assert report.traced is not None and len(load_trace(report.traced.files[0])) > 0
