@@ -17,7 +17,7 @@ from lightning_flops.schema.ranks import JobRates, RanksProfile
 from lightning_flops.schema.step import DtypeFlops, OperatorProfile, Rates, StepFlops, TimingProfile
 from lightning_flops.schema.trace import TracedStep
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 """Version of the JSON that ``Profile.to_json`` writes.
 
 It goes up whenever a field of ``Profile``, or of a record in it, comes, goes or means something else.
