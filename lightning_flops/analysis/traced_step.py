@@ -18,7 +18,7 @@ from lightning_flops.analysis.roofline import Work, beyond_peak
 from lightning_flops.analysis.timing import build_timing, is_timed
 from lightning_flops.records import StepSignature, WindowRecord
 from lightning_flops.schema.modules import ModuleTimes
-from lightning_flops.schema.trace import TracedOperator, TracedStep
+from lightning_flops.schema.trace import StepFilling, TracedOperator, TracedStep
 from lightning_flops.schema.trace_steps import ModuleRow, ModuleTable
 
 if TYPE_CHECKING:
@@ -69,7 +69,8 @@ def build_traced_step(window: WindowRecord) -> TracedStep | None:
     of_steps = [table for step in range(len(trace.steps)) if (table := module_table(trace, step)) is not None]
     if len(of_steps) > 1:
         tables = replace(tables, modules=_medians(of_steps))
-    filling = step_filling(trace, counted=frozenset(cell.operator for cell in window.flops.cells if cell.flops))
+    counted = frozenset(cell.operator for cell in window.flops.cells if cell.flops)
+    filling: StepFilling | None = step_filling(trace, counted=counted)
     if context.device_type != "cpu" and not trace.has_device:
         # The host only launches the device's work: its time is neither the modules' nor the step's.
         tables, filling = replace(tables, modules=None), None

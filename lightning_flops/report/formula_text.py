@@ -17,7 +17,7 @@ _LETTERS = {"batch": "B", "sequence": "S", "height": "H", "width": "W"}
 def render_formula(report: FormulaReport) -> str:
     """*report* as text, ending in a line break."""
     lines = [title("FLOPs by size")]
-    if report.holds:
+    if report.reason is None:
         letters = {one.name: _LETTERS.get(one.name, one.name) for one in report.sizes}
         lines += [line for one in _formulas(report.sums, letters) for line in paragraph(one, rest="    ")]
         meanings = [f"{letter} is {name}" for name, letter in letters.items() if letter != name]

@@ -10,11 +10,9 @@ from typing import Literal
 from lightning_flops.records import MemoryRecord, PhaseBytes, PhaseFlops, RunContext, UncountedOperator
 from lightning_flops.schema import codec, shown
 from lightning_flops.schema.advice import Advice
-from lightning_flops.schema.budget import Budget
-from lightning_flops.schema.energy import Energy
 from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.ranks import JobRates, RanksProfile
-from lightning_flops.schema.step import DtypeFlops, OperatorProfile, Rates, StepFlops, TimingProfile
+from lightning_flops.schema.step import Budget, DtypeFlops, Energy, OperatorProfile, Rates, StepFlops, TimingProfile
 from lightning_flops.schema.trace import TracedStep
 
 SCHEMA_VERSION = 8
