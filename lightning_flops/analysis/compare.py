@@ -161,8 +161,6 @@ class _Run:
         times = {module.name: module.times for module in self.profile.modules if module.times is not None}
         if traced is None or not times:
             return {}, f"{self.source} has no times of modules"
-        if not traced.like_counted:
-            return {}, f"the traced step of {self.source} is not like its counted one"
         table = None if traced.tables is None else traced.tables.modules
         walls = {part.name: part for part in traced.parts}
         idles = {} if traced.filling is None else {part.name: part.idle_ns for part in traced.filling.parts}
@@ -180,7 +178,7 @@ class _Run:
             else:
                 whole = self.ns((phase,)) if table is None else _ns(scale * getattr(table, f"{phase}_us") / 1e6)
                 computing = max(own, whole)
-            idle = min(computing, idles.get(phase, 0)) if on_device else 0
+            idle = min(computing, round(scale * idles.get(phase, 0))) if on_device else 0
             computing -= idle
             if own > computing:  # a module's time has what ran at once on several streams, and its own communication
                 modules = dict(zip(modules, apportioned(computing, list(modules.values())), strict=True))

@@ -34,7 +34,7 @@ def module_rooflines(
 
     Args:
         cells: what each operator did in each module, over *counted_steps*.
-        times: of the modules in the traced step; their rates are None if that step was not like the counted one.
+        times: of the modules in the traced step.
         roof: of the device.
         counted_steps: how many steps the cells are of.
     """
@@ -62,7 +62,7 @@ def operator_rooflines(
         counted_steps: how many steps the cells are of.
     """
     seconds: dict[str, tuple[float, float]] = {}
-    if traced is not None and traced.like_counted:
+    if traced is not None:
         for name, one in traced.operators.items():
             seconds[name.replace("::", ".", 1)] = (one.calls, one.total_sec)
     found = {}

@@ -57,16 +57,19 @@ def build_traced_step(window: WindowRecord) -> TracedStep | None:
         LightningFlopsError: the trace cannot be read.
     """
 
-    def is_like_counted(signature: StepSignature) -> bool:
-        return not window.variable and signature == window.counted_steps[0].signature
+    def is_like_counted(record: TracedStepRecord) -> bool:
+        return not window.variable and set(record.signatures) == {window.counted_steps[0].signature}
 
     if not window.traces:
         return None
-    best = next((one for one in reversed(window.traces) if is_like_counted(one.signature)), window.traces[-1])
-    like_counted = is_like_counted(best.signature)
+    best = next(filter(is_like_counted, reversed(window.traces)), window.traces[-1])
+    like_counted = is_like_counted(best)
     counted = frozenset(cell.operator for cell in window.flops.cells if cell.flops)
     read = _read(best, window.context, counted=counted)
-    forward_scale, backward_scale, is_apart = _scales(read.tables.modules, window)
+    work = (
+        1.0 if like_counted else _elements(step.signature for step in window.counted_steps) / _elements(best.signatures)
+    )
+    forward_scale, backward_scale, is_apart = _scales(read.tables.modules, window, work=work)
     return TracedStep(
         index=best.index,
         like_counted=like_counted,
@@ -84,11 +87,17 @@ def build_traced_step(window: WindowRecord) -> TracedStep | None:
     )
 
 
-def _scales(table: ModuleTable | None, window: WindowRecord) -> tuple[float, float, bool]:
+def _elements(signatures: Iterable[StepSignature]) -> float:
+    """Elements of the batches of a step, on average."""
+    return statistics.fmean(one.elements for one in signatures)
+
+
+def _scales(table: ModuleTable | None, window: WindowRecord, *, work: float) -> tuple[float, float, bool]:
     """Factors of times in forward and backward, and whether these are far from a typical step's.
 
-    1 where that is not known, or times are the device's. The medians of what a phase consists of add up to less than
-    the phase where the system interrupts each step somewhere else.
+    Times of the device are scaled to the counted steps' *work*, which is 1 for traced steps like them; so are the
+    host's where no step was timed. The medians of what a phase consists of add up to less than the phase where the
+    system interrupts each step somewhere else.
     """
     timing = build_timing(
         [step for step in window.timed_steps if is_timed(step)],
@@ -96,7 +105,7 @@ def _scales(table: ModuleTable | None, window: WindowRecord) -> tuple[float, flo
         trains=window.context.trains,
     )
     if timing is None or table is None or table.clock == "device":
-        return 1.0, 1.0, False
+        return work, work, False
     inside_us = (
         math.fsum((*(row.own_forward_us for row in table.rows), table.unattributed_forward_us)),
         math.fsum(
@@ -251,7 +260,7 @@ def module_times(
     """
     table = None if traced.tables is None else traced.tables.modules
     spent = _by_trace(traced, table) if table is not None else _by_module_clock(traced.own_forward_sec or {})
-    flops = counts.by_module() if traced.like_counted else {}
+    flops = counts.by_module()
     at_peak = _seconds_at_peak(counts, peak_of)
     steps = max(1, counted_steps)
 

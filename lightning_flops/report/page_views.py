@@ -87,11 +87,8 @@ def profile_view(profile: Profile) -> View:
         sections += [Section("Modules", _modules_note(profile), [_all_modules(profile)]), Picture("modules")]
         sections.append(modules_section(profile))
     if any(points[kind] for kind in ("modules", "operators")):
-        note = "How fast, over how many FLOPs a byte; areas are in proportion to time."
+        note = "How fast, over how many FLOPs a byte; areas are in proportion to time." + _estimated(profile)
         sections += [Section("Roofline", note, []), Picture("roofline")]
-    elif profile.traced is not None and not profile.traced.like_counted:
-        note = f"n/a: the shapes of the traced {context.step_word}s are not those of the counted ones."
-        sections.append(Section("Roofline", note, []))
     curves = [] if tables is None else [_curve(one) for one in tables.memory_curves or ()]
     sections += [one for one in detailed_sections(profile) if one.title not in ("Advice", "Notes")]
     if tables is not None:
@@ -175,7 +172,17 @@ def _steps(profile: Profile) -> Any:
 def _modules_note(profile: Profile) -> str:
     word = profile.context.step_word
     timed = any(module.times is not None for module in profile.modules)
-    return f"FLOPs and bytes are of the counted {word}" + (f", times of the traced {word}." if timed else ".")
+    steps = len(profile.counted_steps)
+    counted = f"the mean of {steps} counted {word}s" if steps > 1 else f"of the counted {word}"
+    times = f", times of the traced {word}." if timed else "."
+    return f"FLOPs and bytes are {counted}{times}{_estimated(profile)}"
+
+
+def _estimated(profile: Profile) -> str:
+    """What is said of rates of modules where the traced steps are not like the counted ones."""
+    if profile.traced is None or profile.traced.like_counted:
+        return ""
+    return " FLOP/s are estimates: the traced steps' shapes are not those of the counted ones."
 
 
 def _all_modules(profile: Profile) -> Any:
@@ -265,7 +272,7 @@ def _profile_points(profile: Profile, rows: Sequence[list[Any]]) -> dict[str, An
     peaks = [[dtype, peak] for peak, dtype in sorted(known, reverse=True)]
     bandwidth = profile.memory_bytes_per_sec
     found: dict[str, Any] = {"peaks": peaks, "bandwidth": bandwidth, "modules": [], "operators": []}
-    if profile.traced is None or not profile.traced.like_counted:
+    if profile.traced is None:
         return found
 
     def add(kind: str, name: str, words: str, amounts: Sequence[Any], known: Roofline | None) -> None:

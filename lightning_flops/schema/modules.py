@@ -29,7 +29,7 @@ class ModuleTimes:
     backward_kernels: float | None
     """Kernels that its backward launched; None without a device."""
     forward_flops_per_sec: float | None
-    """Forward FLOPs of the counted step / seconds; None where there are none, or the two steps differ."""
+    """Forward FLOPs of the counted step / seconds, an estimate where the traced step is not like it; None without."""
     backward_flops_per_sec: float | None
     """Backward and recomputed FLOPs / seconds."""
     forward_utilization: float | None

@@ -72,16 +72,6 @@ def test_modules_and_operators_of_a_traced_step_have_what_they_achieved() -> Non
     assert mm.achieved_flops_per_sec is None
 
 
-def test_seconds_of_a_step_that_was_another_give_no_rate() -> None:
-    window, traced = mlp_traced()
-    other = replace(traced, like_counted=False)
-    profile = build_profile(window, config=ProfilerConfig(), traced=other)
-    found = [*(one.roofline for one in profile.modules), *(one.roofline for one in profile.operators)]
-    rates = [one.achieved_flops_per_sec for one in found if one is not None]
-    assert rates
-    assert set(rates) == {None}
-
-
 def test_counts_over_several_steps_are_held_to_the_time_of_one() -> None:
     _, traced = mlp_traced()
     cells = (cell("", "forward", 2 * 600_000_000, operator="aten.addmm", calls=4, bytes_read=4),)

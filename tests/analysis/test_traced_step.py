@@ -17,9 +17,9 @@ from lightning_flops.errors import LightningFlopsError
 from lightning_flops.records import PhaseSeconds, TracedStepRecord, WindowRecord, module_mark, phase_mark
 from lightning_flops.schema.modules import ModuleTimes
 from lightning_flops.schema.profile import Profile
-from tests.analysis.trace_events import Event, operator, scope, step
+from tests.analysis.trace_events import Event, kernel, launch, operator, scope, step
 from tests.report.traced_windows import mlp_traced, transformer_traced
-from tests.report.windows import build_profile
+from tests.report.windows import A100, build_profile
 
 _NODE = "autograd::engine::evaluate_function: MmBackward0"
 PEAK = ProfilerConfig(peak_flops_per_sec=800e9)
@@ -52,11 +52,26 @@ def test_a_module_without_flops_has_seconds_and_no_rate() -> None:
     assert (act.forward_flops_per_sec, act.backward_flops_per_sec, act.forward_utilization) == (None, None, None)
 
 
-def test_a_step_of_another_signature_gives_seconds_and_no_rates() -> None:
-    window, traced = mlp_traced()
-    profile = build_profile(window, config=PEAK, traced=replace(traced, like_counted=False))
-    assert times_of(profile, "fc1").forward_sec == 0.002
-    assert all(times_of(profile, name).forward_flops_per_sec is None for name in ("", "fc1", "act", "fc2"))
+def test_seconds_of_a_device_are_scaled_to_the_elements_of_the_counted_steps_batches(tmp_path: Path) -> None:
+    # fc's kernels take 40 us of two steps with 8 x 3 and 4 x 3 elements, 18 on average; the counted one has 9 x 3.
+    events: list[Event] = []
+    for place, length_us in enumerate((50, 30)):
+        at, mark = 200 * place, operator(module_mark("fc"), 200 * place + 1, 50)
+        events += [step(place, at, 100), operator(phase_mark("forward"), at, 60), mark]
+        events += [launch(place, at + 5, 2), kernel(place, at + 10, length_us)]
+    window = mlp_traced()[0]
+    like = window.counted_steps[0].signature
+    counted = replace(window.counted_steps[0], signature=replace(like, batches=("[9, 3]",)))
+    traces = replace(
+        record(8, written(tmp_path / "trace.json", *events)),
+        signatures=tuple(replace(like, batches=(f"loader 0: [{samples}, 3]",)) for samples in (8, 4)),
+    )
+    window = replace(window, context=A100, counted_steps=(counted,), traces=(traces,), variable=True)
+    traced = build_traced_step(window)
+    assert traced is not None and not traced.like_counted and not traced.is_apart
+    assert (traced.forward_scale, traced.backward_scale) == (1.5, 1.5)
+    times = module_times(traced, FlopCounts(window.flops), counted_steps=1, peak_of=lambda dtype: None)
+    assert times["fc"].forward_sec == pytest.approx(60e-6)
 
 
 def test_without_a_known_peak_there_is_a_rate_and_no_share() -> None:
@@ -87,7 +102,7 @@ def test_modules_and_operators_have_medians_over_the_traced_steps_scaled_to_a_ty
     window = mlp_traced()[0]
     seconds = PhaseSeconds(forward=80e-6, backward=10e-6)
     timed = tuple(replace(one, seconds=seconds) for one in window.timed_steps)
-    window = replace(window, timed_steps=timed, traces=(replace(record(8, "counted"), path=str(path)),))
+    window = replace(window, timed_steps=timed, traces=(record(8, str(path)),))
     traced = build_traced_step(window)
     assert traced is not None and traced.tables is not None and traced.tables.modules is not None
     # The forward's median is 40 us. In it fc has 20 us and the root, of 30, 20 and 30, 30: a typical one takes 80.
@@ -128,11 +143,9 @@ def test_times_of_modules_that_are_alike_are_averaged_and_their_rates_weighted()
     assert mean_times([fc1]) is fc1
 
 
-def record(index: int, signature: str) -> TracedStepRecord:
-    window, _ = mlp_traced()
-    counted = window.counted_steps[0].signature
-    shapes = counted if signature == "counted" else replace(counted, batches=(signature,))
-    return TracedStepRecord(index=index, signature=shapes, process=1, path="no such file")
+def record(index: int, path: str = "no such file") -> TracedStepRecord:
+    signatures = (mlp_traced()[0].counted_steps[0].signature,)
+    return TracedStepRecord(index=index, signatures=signatures, process=1, path=path)
 
 
 def written(path: Path, *events: Event, **beside: Any) -> str:
@@ -147,7 +160,7 @@ def test_a_window_without_a_trace_has_no_traced_step() -> None:
 
 def test_what_the_host_spent_on_launching_is_no_modules_time(tmp_path: Path) -> None:
     path = written(tmp_path / "trace.json", operator(module_mark("fc1"), 0, 0.1), operator("aten::addmm", 0.01, 0.02))
-    window = replace(mlp_traced()[0], traces=(replace(record(8, "counted"), path=path),))
+    window = replace(mlp_traced()[0], traces=(record(8, path),))
     on_host = build_traced_step(window)
     assert on_host is not None and on_host.tables is not None and on_host.tables.modules is not None
     window = replace(window, context=replace(window.context, device_type="cuda"))
@@ -161,7 +174,7 @@ def communicating(folder: Path, world_size: int) -> WindowRecord:
     place = {"rank": 1, "world_size": world_size, "pg_config": [{"ranks": list(range(world_size))}]}
     events = scope("gloo:all_reduce", 0.01, 0.03, thread=2), operator("aten::mm", 0, 0.02)
     path = written(folder / "trace.json", *events, distributedInfo=place)
-    one = replace(record(8, "counted"), path=path)
+    one = record(8, path)
     window = mlp_traced()[0]
     return replace(window, context=replace(window.context, rank=1, world_size=world_size), traces=(one,))
 
@@ -185,6 +198,6 @@ def test_the_report_of_a_rank_alone_does_not_speak_of_communication(tmp_path: Pa
 
 
 def test_a_trace_file_that_is_gone_is_an_error_in_words() -> None:
-    window = replace(mlp_traced()[0], traces=(record(8, "counted"),))
+    window = replace(mlp_traced()[0], traces=(record(8),))
     with pytest.raises(LightningFlopsError, match="no such file: cannot be read"):
         build_traced_step(window)

@@ -106,9 +106,7 @@ def traced_step(
     return TracedStep(**{"index": 8, "like_counted": True, "files": (), "own_forward_sec": None, **step}, tables=tables)
 
 
-def on_device(
-    *, forward_ms: float, busy_ms: float, exposed_ms: float, idle_ms: float, like_counted: bool = True
-) -> Profile:
+def on_device(*, forward_ms: float, busy_ms: float, exposed_ms: float, idle_ms: float) -> Profile:
     """A run on a device, whose traced forward is so much work of fc1, communication that nothing hides, and idle."""
     forward = PartFilling(
         name="forward", matmul_ns=0, operators_ns=0, copies_ns=0, communication_ns=0, idle_ns=round(idle_ms * MS)
@@ -122,7 +120,6 @@ def on_device(
             TracedPart(name="backward", wall_sec=0.01, exposed_sec=0.0),
             TracedPart(name="optimizer", wall_sec=0.003, exposed_sec=0.0),
         ),
-        like_counted=like_counted,
         filling=StepFilling(clock="device", parts=(forward,)),
     )
     return run(mean_ms={"forward": forward_ms}, traced=traced, context=windows.A100)
