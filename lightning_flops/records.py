@@ -291,8 +291,7 @@ class OptimizerFacts:
     """How an optimizer updates its parameters."""
 
     type_name: str
-    implementation: Literal["single-tensor", "foreach", "fused"] | None  # None: it does not say
-    faster_with: tuple[str, ...] = ()  # arguments with which it would update many tensors at once on its device
+    faster_with: tuple[str, ...] = ()  # arguments with which it would update many tensors at once, if it does not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

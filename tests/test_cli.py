@@ -41,16 +41,6 @@ def test_a_trace_is_printed_as_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr() == (render_traces(analyze_traces([load_trace(RANKS[0])], formulas=recorded_work)), "")
 
 
-def test_several_traces_are_compared_rank_by_rank(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["trace", *RANKS]) == 0
-    out = capsys.readouterr().out
-    # By 500 us of a step of 9,990, which the advice's threshold of a tenth lets pass.
-    assert re.findall(r"^(computes longest|straggler): +(.*)$", out, re.MULTILINE) == [
-        ("computes longest", "rank 1"),
-        ("straggler", "none"),
-    ]
-
-
 def test_a_folder_stands_for_the_traces_in_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for file in RANKS:
         (tmp_path / Path(file).name).write_bytes(Path(file).read_bytes())
@@ -120,23 +110,6 @@ def test_a_file_given_twice_is_refused_by_whatever_path(tmp_path: Path, capsys: 
     assert capsys.readouterr() == ("", f"lightning-flops: {link}: given twice; give one trace for each rank\n")
 
 
-def test_traces_that_do_not_say_their_ranks_go_by_their_files_and_are_not_held_against_each_other(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    files = [str(tmp_path / f"{name}.json") for name in ("one", "other", "third")]
-    for file, length in zip(files, (5_000, 5_000, 50_000), strict=True):
-        event = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 0, "dur": length, "args": {}}
-        Path(file).write_text(json.dumps([event]))
-    assert main(["trace", *files]) == 0
-    out = capsys.readouterr().out
-    assert ("The traces do not say their ranks: they are taken for separate runs, side by side.") in " ".join(
-        out.split()
-    )
-    assert re.findall(r"^(computes longest|straggler): +(.*)$", out, re.MULTILINE) == []
-    assert re.findall(r"^-+ Trace of (\S+) -+$", out, re.MULTILINE) == ["one.json", "other.json", "third.json"]
-    assert not re.search(r"\brank \d", out, re.IGNORECASE)
-
-
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes with names")
 def test_a_trace_may_come_through_a_pipe() -> None:
     command = f"{shlex.join(COMMAND)} trace <(gzip -c {RANKS[0]}) <(cat {RANKS[1]})"
@@ -153,13 +126,6 @@ def test_wrong_usage_exits_with_2(arguments: list[str], capsys: pytest.CaptureFi
         main(arguments)
     assert caught.value.code == 2
     assert "usage: lightning-flops" in capsys.readouterr().err
-
-
-def test_a_number_of_rows_that_python_cannot_read_is_shown_short(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["trace", "--rows", "9" * 5_000, "x"])
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert "argument --rows: must be an integer >= 0, got '99" in said and len(said) < 600
 
 
 def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
@@ -205,17 +171,6 @@ def test_a_reader_that_closes_early_is_no_error() -> None:
         process.stdout.close()
         assert process.stderr.read() == ""
         assert process.wait(timeout=120) == 0
-
-
-def test_a_terminal_without_unicode_gets_the_text() -> None:
-    done = subprocess.run(
-        [*COMMAND, "trace", str(TRACES / "resnet50_num_workers_0.pt.trace.json.gz")],
-        capture_output=True,
-        env=os.environ | {"PYTHONIOENCODING": "ascii"},
-        timeout=120,
-    )
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert b"SM efficiency" in done.stdout
 
 
 def test_ctrl_c_ends_a_command_without_a_traceback(

@@ -45,7 +45,7 @@ def loaded_by(statements: str) -> set[str]:
         "import lightning_flops",
         "import lightning_flops; dir(lightning_flops); lightning_flops.__version__",
         "from lightning_flops import ConfigError, LightningFlopsError, Profile, ProfilerConfig",
-        "import lightning_flops.report.text, lightning_flops.report.scalars, lightning_flops.report.markdown",
+        "import lightning_flops.report.text, lightning_flops.report.scalars",
         "import lightning_flops.report.notebook",
         "from lightning_flops.schema.throughput import *\n"
         "costs = Spread(average=1.0, maximum=1.0, minimum=1.0)\n"

@@ -123,7 +123,6 @@ def _energy(here: Here, energy: Any) -> Iterator[Row]:
     yield reported("clock", clocks)
     limited = f"{energy.power_limited_share}, {energy.heat_limited_share} of the time"
     yield reported("held down by power, by heat", limited)
-    yield reported("reasons for lower clocks", dict(energy.reasons))
 
 
 def _power_limit(here: Here) -> float:

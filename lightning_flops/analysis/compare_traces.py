@@ -2,8 +2,7 @@
 
 All times are means over the traced steps, and over the ranks if each run has several. The mean over the ranks is taken
 first, in each step, because ranks that wait for one another are no independent measurements. The parts of a step add up
-to it. The rows of other tables are sums of events, which may overlap. The difference of what is called many times is
-apportioned to more calls and longer calls by the formula of ``compare_split``, calls being the work.
+to it. The rows of other tables are sums of events, which may overlap.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from lightning_flops.analysis.compare_noise import (
     too_few,
 )
 from lightning_flops.analysis.compare_rules import figure_difference
-from lightning_flops.analysis.compare_split import Work, split
 from lightning_flops.analysis.no_mfu import NO_FLOPS, why_no_flops, why_no_mfu
 from lightning_flops.errors import ComparisonError
 from lightning_flops.schema.comparison import FigureDifference, SettingDifference
@@ -179,22 +177,14 @@ def _run_of(analyzed: Sequence[AnalyzedTrace], source: str) -> _Run:
     return _Run(source, tuple(one.report for one in by_rank), sums)
 
 
-def _difference(name: str, ns: Sequence[Floats], calls: Sequence[float] = (0.0, 0.0)) -> TimeDifference:
-    """Of nanoseconds in each step, and mean calls; nothing is called by default."""
+def _difference(
+    name: str, ns: Sequence[Floats], calls: tuple[float | None, float | None] = (None, None)
+) -> TimeDifference:
+    """Of nanoseconds in each step, and mean calls."""
     a_ns, b_ns = (round(float(one.mean())) for one in ns)
-    work = [Work(one) if one else None for one in calls]
-    longer = split(a_ns=a_ns, b_ns=b_ns, a=work[0], b=work[1]).get("efficiency", 0) if any(calls) else None
-    return TimeDifference(
-        name=name,
-        a_ns=a_ns,
-        b_ns=b_ns,
-        difference_ns=b_ns - a_ns,
-        calls_a=calls[0] if any(calls) else None,
-        calls_b=calls[1] if any(calls) else None,
-        calls_ns=None if longer is None else b_ns - a_ns - longer,
-        length_ns=longer,
-        noise=noise_interval(ns[0] / _NS_PER_SEC, ns[1] / _NS_PER_SEC, value_ns=b_ns - a_ns),
-    )
+    noise = noise_interval(ns[0] / _NS_PER_SEC, ns[1] / _NS_PER_SEC, value_ns=b_ns - a_ns)
+    difference = {"a_ns": a_ns, "b_ns": b_ns, "difference_ns": b_ns - a_ns}
+    return TimeDifference(name=name, **difference, calls_a=calls[0], calls_b=calls[1], noise=noise)
 
 
 def _table(runs: tuple[_Run, _Run], which: TableName) -> tuple[TimeDifference, ...]:
@@ -203,7 +193,7 @@ def _table(runs: tuple[_Run, _Run], which: TableName) -> tuple[TimeDifference, .
     nothing = [(np.zeros(run.identity.steps),) * 2 for run in runs]
     for name in dict.fromkeys((*found[0], *found[1])):
         ns, calls = zip(*(mine.get(name, none) for mine, none in zip(found, nothing, strict=True)), strict=True)
-        rows.append(_difference(name, ns, [float(one.mean()) for one in calls]))
+        rows.append(_difference(name, ns, (float(calls[0].mean()), float(calls[1].mean()))))
     return tuple(sorted(rows, key=lambda row: (-abs(row.difference_ns), -max(row.a_ns, row.b_ns), row.name)))
 
 

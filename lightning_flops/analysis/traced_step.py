@@ -112,7 +112,6 @@ def _scales(table: ModuleTable | None, window: WindowRecord, *, work: float) -> 
             (
                 *(row.own_backward_us for row in table.rows),
                 table.gradient_accumulation_us,
-                table.backward_communication_us,
                 table.unattributed_backward_us,
             )
         ),

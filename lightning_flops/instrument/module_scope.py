@@ -12,7 +12,7 @@ from torch import nn
 
 from lightning_flops.instrument.parameter_sizes import Held, Parameters
 from lightning_flops.instrument.random_state import random_state_kept
-from lightning_flops.instrument.torch_private.modules import children_of, parameters_of, wraps
+from lightning_flops.instrument.torch_private.modules import children_of, wraps
 from lightning_flops.records import OUTSIDE, ModuleRecord
 from lightning_flops.signals import words_of
 from lightning_flops.text.printable import package_logger
@@ -111,7 +111,7 @@ class ModuleNames:
         if self._owners is None:
             self._owners = {}
             for module, known in self._known.items():
-                for held in parameters_of(module).values():
+                for held in module.parameters(recurse=False):
                     self._owners.setdefault(id(held), known[0])
         return OUTSIDE if parameter is None else self._owners.get(id(parameter), OUTSIDE)
 

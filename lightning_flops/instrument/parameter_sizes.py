@@ -11,8 +11,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from lightning_flops.instrument.deepspeed_groups import expert_parallel_size, tensor_parallel_size_of_process
-from lightning_flops.instrument.torch_private.modules import FlatPiece, flat_parts, parameters_of, wraps
-from lightning_flops.instrument.torch_private.tensors import on_this_rank
+from lightning_flops.instrument.torch_private.modules import FlatPiece, flat_parts, on_this_rank, wraps
 
 
 class Held(NamedTuple):
@@ -63,8 +62,8 @@ class Parameters:
         found: dict[Hashable, Held] = {}
         for key, shape, trainable, local, dtype in self._pieces.get(module, ()):
             found[key] = Held(shape, math.prod(shape), trainable, local, dtype)
-        for parameter in parameters_of(module).values():
-            if parameter is not None and id(parameter) not in self._flat:
+        for parameter in module.parameters(recurse=False):
+            if id(parameter) not in self._flat:
                 # ZeRO-3 empties parameters not in use.
                 shape = None if is_lazy(parameter) else getattr(parameter, "ds_shape", None) or parameter.shape
                 found[id(parameter)] = Held(

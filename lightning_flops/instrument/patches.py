@@ -51,26 +51,16 @@ class _Patch:
             delattr(self.target, self.name)
 
 
-class Patches:
-    """Replaced functions; ``undo`` makes each as it was before."""
+def replace(undo: ExitStack, target: Any, name: str, make: Make) -> None:
+    """Make ``target.name`` of a class or a module run ``make(original)`` until *undo* is closed.
 
-    def __init__(self) -> None:
-        self._undo = ExitStack()
+    On a class, *original* is the plain function, which gets the instance as its first argument. References to the
+    function that were taken before cannot be pickled meanwhile.
 
-    def replace(self, target: Any, name: str, make: Make) -> None:
-        """Make ``target.name`` of a class or a module run ``make(original)``.
-
-        On a class, *original* is the plain function, which gets the instance as its first argument. References to the
-        function that were taken before cannot be pickled meanwhile.
-
-        Raises:
-            AttributeError: *target* has no such attribute.
-        """
-        self._undo.callback(_Patch(target, name, make).undo)
-
-    def undo(self) -> None:
-        """Undo every replacement, the last one first. If one raises, the others are still undone."""
-        self._undo.close()
+    Raises:
+        AttributeError: *target* has no such attribute.
+    """
+    undo.callback(_Patch(target, name, make).undo)
 
 
 def listening(

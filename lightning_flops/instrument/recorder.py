@@ -26,9 +26,8 @@ from lightning_flops.instrument.counting.flop_counter import FlopCounter
 from lightning_flops.instrument.counting.part_counter import PartCounter
 from lightning_flops.instrument.module_scope import describe_modules
 from lightning_flops.instrument.notes import Notes, notes_on_times
-from lightning_flops.instrument.timing.clocks import Clock
+from lightning_flops.instrument.timing.clocks import WallClock
 from lightning_flops.instrument.timing.phase_timer import Mark, PhaseTimer, StepMarks
-from lightning_flops.instrument.torch_private.profiling import profiler_is_recording
 from lightning_flops.instrument.tracing.trace_cycles import TraceCycles
 from lightning_flops.records import (
     BucketFlops,
@@ -42,11 +41,6 @@ from lightning_flops.records import (
 )
 
 _TIME_PHASES: tuple[TimePhase, ...] = get_args(TimePhase)
-
-_SEEN_BY_PROFILER = (
-    "Another profiler recorded the counted step: its trace has the counter's own work in that step, which takes longer "
-    "there than the others."
-)
 
 _LEAST_WATCHED = 10
 """Signatures "keep changing" when none of as many steps as are to be timed, and at least so many, has the counted
@@ -143,7 +137,7 @@ class _Measured:
         """Whether a step of this signature can be compared with what was counted."""
         return self.variable or signature == self.counted[0].signature
 
-    def timed(self, clock: Clock[Any] | None) -> tuple[StepRecord, ...]:
+    def timed(self, clock: WallClock | None) -> tuple[StepRecord, ...]:
         """The steps that can be compared with what was counted, with their seconds."""
         if clock is None or self.timer is None or not self.watched:
             return ()
@@ -181,7 +175,7 @@ class Recorder:
         *,
         timing_steps: int,
         settle_steps: int,
-        clock: Clock[Any] | None,
+        clock: WallClock | None,
         new_counter: Callable[[nn.Module], FlopCounter],
         notes: Notes,
         tracing: TraceCycles | None = None,
@@ -202,7 +196,6 @@ class Recorder:
         self._counter: PartCounter | None = None
         """Counts the running step, where one is counted."""
         self._sampler: PartCounter | None = None
-        self._seen_by_profiler = False
         self._measured: _Measured | None = None
         self._unseen: set[TimePhase] = set()
         self._slowed_batches, self._slowed_sec = 0, 0.0
@@ -279,8 +272,7 @@ class Recorder:
         slowed = state is Phase.COUNTING or self.tracing
         with self._scope:
             if counter is not None:
-                self._seen_by_profiler = profiler_is_recording()
-                self._scope.enter_context(counter.on())
+                self._scope.enter_context(counter.counter)
             elif state is Phase.TRACING:
                 self._traces.batch_begins(self._steps_done)
             yield
@@ -288,7 +280,7 @@ class Recorder:
             self._slowed_sec += self._now() - began
         if self.closed:
             if counter is not None:
-                counter.sweep()
+                counter.counter.sweep()
         elif counter is not None:
             self._counted_batch_ends(counter)
         elif state is Phase.TRACING and self._ended is not None:
@@ -327,7 +319,7 @@ class Recorder:
 
     def optimizer_work(self) -> AbstractContextManager[Any]:
         """Inside, what is counted is the optimizer's, whatever part of the step is running."""
-        return self._counter.in_optimizer() if self.counting and self._counter is not None else nullcontext()
+        return self._counter.counter.in_optimizer() if self.counting and self._counter is not None else nullcontext()
 
     def cannot_tell_apart(self, phases: Iterable[TimePhase]) -> None:
         """These phases are not seen apart in this run: their seconds are known as one sum."""
@@ -363,8 +355,6 @@ class Recorder:
     def _counted_batch_ends(self, counter: PartCounter) -> None:
         """The scope of a counted batch was left: if its step is over, too, take what was counted."""
         in_window = self.state is Phase.COUNTING
-        if in_window and (self._seen_by_profiler or profiler_is_recording()):
-            self._notes.add(_SEEN_BY_PROFILER)
         ended, self._ended = self._ended, None
         if ended is None:
             return

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from lightning_flops.analysis.rank_names import name_files
 from lightning_flops.report.compare_words import Scale, difference_sentence, figures_section, settings_table
-from lightning_flops.report.document import Column, Figure, Section, Table, cells, draw, table
+from lightning_flops.report.document import Column, Figure, Section, Table, draw, table
 from lightning_flops.report.layout import View, shortened_apart
 from lightning_flops.schema.trace_comparison import (
     ComparedTraces,
@@ -58,8 +58,8 @@ def trace_comparison_sections(comparison: TraceComparison) -> list[Section]:
     if comparison.settings:
         items.append(settings_table(comparison.settings))
     found = [Section("Two traces compared", "", [*items, "", *_said(comparison, scale)])]
-    rows = [[row.name, *_times(row, scale), _interval(row, scale)] for row in (*comparison.parts, comparison.step)]
-    parts = cells([mean, "A", "B", "B - A", "by noise"], rows, left=(0, 4))
+    by_noise = Column("by noise", lambda row: _interval(row, scale), str, left=True)
+    parts = table((*comparison.parts, comparison.step), [*_numbers(mean, scale), by_noise], whole=True)
     found.append(Section("By part of the step", "", [parts]))
     found += [Section(_TITLES[one.of], "", [_table(mean, one.rows, scale)]) for one in comparison.tables]
     found.append(figures_section(comparison.figures))
@@ -114,33 +114,29 @@ def _table(first: str, found: Sequence[TimeDifference], scale: Scale) -> Table |
     shown = [row for row in found if row.difference_ns or row.calls_a != row.calls_b]
     if not shown:
         return f"No difference in any of {plain(len(found))}."
+    columns = [*_numbers(first, scale), Column("calls", _calls, str), Column("", _cause, str, left=True)]
+    return table(shown, columns, least_width=7)
 
-    columns = [
+
+def _numbers(first: str, scale: Scale) -> list[Column]:
+    return [
         Column(first, lambda row: row.name, str, chars=_NAME_CHARS),
         Column("A", lambda row: row.a_ns, scale.number),
         Column("B", lambda row: row.b_ns, scale.number),
         Column("B - A", lambda row: row.difference_ns, lambda ns: scale.number(ns, signed=True)),
-        *([Column("calls", _calls, str)] if any(row.calls_a is not None for row in shown) else []),
-        Column("", lambda row: _verdict(row, scale), str, left=True),
     ]
-    return table(shown, columns, least_width=7)
 
 
-def _times(row: TimeDifference, scale: Scale) -> list[str]:
-    return [scale.number(row.a_ns), scale.number(row.b_ns), scale.number(row.difference_ns, signed=True)]
-
-
-def _verdict(row: TimeDifference, scale: Scale) -> str:
+def _cause(row: TimeDifference) -> str:
     """What a difference comes from, unless it is noise. What only one of the runs has is no chance."""
-    in_both = row.calls_a is None or (row.calls_a and row.calls_b)
-    if in_both and row.noise is not None and not row.noise.beyond:
+    if not row.calls_a or not row.calls_b:
+        return "new" if row.calls_b else "gone"
+    if row.noise is not None and not row.noise.beyond:
         return "noise"
-    if not row.difference_ns:
-        return ""
-    if not row.calls_ns or not row.length_ns:
-        return _cause(row)
-    calls, length = (scale.number(ns, signed=True) for ns in (row.calls_ns, row.length_ns))
-    return f"calls {calls}, length {length}"
+    each = row.b_ns / row.calls_b - row.a_ns / row.calls_a
+    calls = row.calls_b - row.calls_a
+    words = [["fewer calls", "more calls"][calls > 0]] if calls else []
+    return ", ".join(words + ([["shorter calls", "longer calls"][each > 0]] if each else []))
 
 
 def _interval(row: TimeDifference, scale: Scale) -> str:
@@ -153,8 +149,8 @@ def _interval(row: TimeDifference, scale: Scale) -> str:
 def _notes(comparison: TraceComparison) -> tuple[str, ...]:
     return (
         "Each moment of a step counts under the first part from the top that ran then, so the parts add up to the "
-        "step. All other tables are sums of what was launched or began in the step; they may overlap. Calls: what "
-        "goes with more or fewer of them. Length: each call takes longer or shorter, perhaps for other inputs.",
+        "step. All other tables are sums of what was launched or began in the step; they may overlap. Longer calls may "
+        "have other inputs.",
         f"Noise is the spread of the traced steps ({plain(100 * comparison.confidence)}% by Welch's t). Of a "
         "hundred rows that do not differ, one seems to. What changes from one start of a program to the next is "
         "not in it: compare two traces of A to see that.",
@@ -166,32 +162,13 @@ def _notes(comparison: TraceComparison) -> tuple[str, ...]:
 
 def _where(run: ComparedTraces) -> str:
     names = list(run.sources) if len(run.sources) == 1 else name_files(run.sources)
-    files = ", ".join(names[:_FILES_NAMED]) + (
-        f" and {len(names) - _FILES_NAMED} more" if len(names) > _FILES_NAMED else ""
-    )
+    more = f" and {len(names) - _FILES_NAMED} more" if len(names) > _FILES_NAMED else ""
     steps = f"{plain(run.steps)} {plural('step', run.steps)}" if run.marked else "no marks of steps"
     ranks = f"{plain(run.ranks)} ranks, " if run.ranks > 1 else ""
-    return f"{files} ({run.device or 'no device'}, {ranks}{steps})"
+    return f"{', '.join(names[:_FILES_NAMED])}{more} ({run.device or 'no device'}, {ranks}{steps})"
 
 
 def _calls(row: TimeDifference) -> str:
     """How often it runs in a step: one number, or that of A and that of B."""
-    if row.calls_a is None or row.calls_b is None:
-        return ""
-    a, b = (plain(int(calls) if calls == int(calls) else calls) for calls in (row.calls_a, row.calls_b))
+    a, b = (plain(int(calls) if calls == int(calls) else calls) for calls in (row.calls_a or 0.0, row.calls_b or 0.0))
     return a if a == b else f"{a} -> {b}"
-
-
-def _cause(row: TimeDifference) -> str:
-    """What most of a difference comes from, of that which has its sign."""
-    more = row.difference_ns > 0
-    if row.calls_ns is None or row.length_ns is None:
-        return "longer" if more else "shorter"
-    if not row.calls_a:
-        return "new"
-    if not row.calls_b:
-        return "gone"
-    sign = 1 if more else -1
-    if sign * row.calls_ns > sign * row.length_ns:
-        return "more calls" if more else "fewer calls"
-    return "longer calls" if more else "shorter calls"

@@ -17,10 +17,7 @@ TableName = Literal["kernels", "operators", "collectives"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeDifference:
-    """The time of something in one step of A and of B: means over the traced steps, and over the ranks.
-
-    ``calls_ns + length_ns = difference_ns = b_ns - a_ns``, to the nanosecond, where calls are known.
-    """
+    """The time of something in one step of A and of B: means over the traced steps, and over the ranks."""
 
     name: str
     """Of what took the time."""
@@ -31,13 +28,9 @@ class TimeDifference:
     difference_ns: int
     """B - A."""
     calls_a: float | None
-    """How often it runs in a step of A; None for what is not called, as the next three."""
+    """How often it runs in a step of A; None for what is not called."""
     calls_b: float | None
-    """In a step of B."""
-    calls_ns: int | None
-    """Of the difference: more calls, or fewer; all of it for what only one of the runs has."""
-    length_ns: int | None
-    """Of the difference: each call takes longer, or shorter."""
+    """In a step of B; None for what is not called."""
     noise: NoiseInterval | None
     """Of the difference. None if single steps are not known, or too few."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
@@ -50,7 +50,7 @@ class FlopPart(IntEnum):
 class Counted:
     """FLOPs of each operator of a trace; columns over all rows of the trace."""
 
-    works: tuple[RecordedWork, ...]
+    works: Sequence[RecordedWork]
     """Every different answer once."""
     work: Ints
     """Index into ``works``; -1 for rows that are no operators."""
@@ -68,22 +68,9 @@ class Counted:
         values = np.array([getattr(work, field) or 0 for work in self.works], dtype=np.int64)
         return values[self.work[self.rows]]
 
-    def without(self, reasons: Mapping[int, str]) -> Counted:
-        """These FLOPs with the calls of the works that have *reasons* listed instead of counted."""
-        dropped = np.isin(self.work[self.rows], list(reasons))
-        works = (replace(one, reason=reasons.get(index, one.reason)) for index, one in enumerate(self.works))
-        return replace(
-            self,
-            works=tuple(works),
-            rows=self.rows[~dropped],
-            owner=np.where(np.isin(self.owner, self.rows[dropped]), -1, self.owner),
-            uncounted=np.union1d(self.uncounted, self.rows[dropped]),
-        )
 
-
-def count_trace(trace: Trace, formulas: Formulas) -> Counted:
-    """FLOPs of each operator of *trace*; *formulas* is called once for each different call."""
-    works, work = _answers(trace, formulas)
+def count_trace(trace: Trace, works: Sequence[RecordedWork], work: Ints) -> Counted:
+    """FLOPs of each operator of *trace*, from what ``works_of`` returns."""
     rows = trace.links.operators
     places = np.arange(len(rows))
     end = places + with_callees(trace, np.ones(len(trace), dtype=np.int64))[rows]
@@ -147,8 +134,8 @@ def _broken_off(trace: Trace, rows: Ints, parts: Ints) -> Mask:
     return found
 
 
-def _answers(trace: Trace, formulas: Formulas) -> tuple[tuple[RecordedWork, ...], Ints]:
-    """The different answers, and for each row of the trace the index of its own."""
+def works_of(trace: Trace, formulas: Formulas) -> tuple[list[RecordedWork], Ints]:
+    """What *formulas* say of each different call, and for each row of the trace the index of its own."""
     rows, parent, inputs_of = trace.links.operators, trace.links.parent, trace.inputs.copy()
     # The halves of an old convolution's backward do not say all sizes; the call around them does.
     halves = np.flatnonzero(trace.where(lambda name: "_convolution_backward_" in name, Kind.OPERATOR))
@@ -169,7 +156,7 @@ def _answers(trace: Trace, formulas: Formulas) -> tuple[tuple[RecordedWork, ...]
         works.append(work)
     numbers = np.full(len(trace), -1, dtype=np.int64)
     numbers[rows] = index.reshape(-1)
-    return tuple(works), numbers
+    return works, numbers
 
 
 def _sizes(inputs: RecordedInputs) -> list[Sizes]:

@@ -1,11 +1,12 @@
-"""Events of a trace into columns, a list at a time."""
+"""Events of a trace into columns, a list at a time, and what profilers are known to write wrongly put right."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache, lru_cache
 from itertools import compress
 from typing import Any
 
@@ -15,8 +16,7 @@ import numpy.typing as npt
 
 from lightning_flops.records import METADATA_KEY
 from lightning_flops.trace.columns import CollectiveArguments, DeviceProperties, MemoryEvents, Trace
-from lightning_flops.trace.intervals import Ints
-from lightning_flops.trace.mend import MUCH_SHARED_BYTES, Launched, occupancy_of, without_overlong
+from lightning_flops.trace.intervals import NS_PER_US, Floats, Ints
 from lightning_flops.trace.names import (
     ELEMENT_BYTES,
     KIND_OF_CATEGORY,
@@ -29,6 +29,16 @@ from lightning_flops.trace.values import ABSENT, are_integers, converted, fracti
 
 _FOREIGN = 255
 _CATEGORIES_NAMED = 5
+_FEW, _LONGER = 3, 10
+"""A kernel that runs over so many others of its stream, each of them so many times shorter, has a wrong end."""
+_MUCH_SHARED_BYTES = 48 << 10
+"""Kineto writes an occupancy of 0 for kernels with more shared memory."""
+_REGISTERS = 65536
+"""Of a multiprocessor since compute capability 5."""
+_Launched = tuple[bytes, bytes, Any, int]
+"""Grid, block, registers of a thread and shared memory of a block, as the file has them."""
+_MOST_RANKS = 1 << 20
+"""No job has as many, and its ranks are listed."""
 _RAW = msgspec.Raw(b"")
 _ARGUMENTS: dict[str, tuple[str, Any]] = {
     "external_id": ("External id", ABSENT), "old_external_id": ("external id", ABSENT),
@@ -59,6 +69,19 @@ _Arguments: Any = msgspec.defstruct(
     gc=False,
     frozen=True,
 )
+
+
+class _Group(msgspec.Struct):
+    ranks: list[int] | None = None
+
+
+class _Distributed(msgspec.Struct):
+    """What the head of a trace says of its rank's place in the run."""
+
+    rank: int | None = None
+    world_size: int | None = None
+    backend: str | None = None
+    pg_config: Any = msgspec.field(default_factory=lambda: [{}])
 
 
 class Event(msgspec.Struct, gc=False):
@@ -106,7 +129,7 @@ class Columns:
         self._parts: defaultdict[str, list[npt.NDArray[Any]]] = defaultdict(list)
         self._spread: defaultdict[str, list[tuple[Ints, npt.NDArray[Any]]]] = defaultdict(list)
         self._collectives: dict[int, CollectiveArguments] = {}
-        self._without_occupancy: dict[int, Launched] = {}
+        self._without_occupancy: dict[int, _Launched] = {}
         self._foreign: Counter[str] = Counter()
         self._rows = self._seen = 0
         self._readers: tuple[tuple[bytes, Callable[[list[Event], Ints], Iterator[tuple[str, Any]]]], ...] = (
@@ -130,8 +153,9 @@ class Columns:
         self._parts["kind"].append(kind)
         self._parts["name"].append(packed("i", [self._names[span.name] for span in spans]))
         self._parts["lane"].append(packed("i", [self._lanes[span.pid, span.tid] for span in spans]))
-        self._parts["start_ns"].append(nanoseconds([span.ts for span in spans]))
-        self._parts["duration_ns"].append(nanoseconds([span.dur for span in spans]))
+        times = nanoseconds([*[span.ts for span in spans], *[span.dur for span in spans]])
+        self._parts["start_ns"].append(times[: len(spans)])
+        self._parts["duration_ns"].append(times[len(spans) :])
         for mask, reader in self._readers:
             here = kinds.translate(mask)
             if chosen := list(compress(spans, here)):
@@ -160,7 +184,7 @@ class Columns:
         arguments = [span.args for span in spans]
         self._find_collectives(arguments, rows)
         for row, one in zip(rows.tolist(), arguments, strict=True):
-            if one.occupancy_percent == 0 and type(one.shared_memory) is int and one.shared_memory > MUCH_SHARED_BYTES:
+            if one.occupancy_percent == 0 and type(one.shared_memory) is int and one.shared_memory > _MUCH_SHARED_BYTES:
                 self._without_occupancy[row] = (
                     bytes(one.grid), bytes(one.block), one.registers, one.shared_memory
                 )  # fmt: skip
@@ -205,7 +229,8 @@ class Columns:
         names = tuple(map(str, self._names))
         name_of, kind = self._whole("name", np.int32), self._whole("kind", np.int8)
         if not (kind > Kind.PYTHON).any():
-            raise ValueError(self._why_nothing())
+            words = "is an operator, a scope, a runtime call or a kernel of torch.profiler; others are"
+            raise ValueError(f"none of its {self._seen} events {words} {self._categories() or 'none'}")
         integers_of = ("sequence", "forward_thread", "external_id", "device", "stream", "correlation", "bytes")
         columns: dict[str, Any] = {name: self._column(name, np.int64) for name in integers_of}
         columns |= {name: self._column(name, np.int32) for name in ("inputs", "stack")}
@@ -218,9 +243,9 @@ class Columns:
         host = np.flatnonzero((kind == Kind.ANNOTATION) & communicates[name_of] & (columns["inputs"] >= 0)).tolist()
         sent = {row: CollectiveArguments(bytes=_bytes_of(recorded[columns["inputs"][row]])) for row in host}
         devices = tuple(converted(metadata.get("deviceProperties"), list[DeviceProperties]) or ())
-        notes = self._notes(int((duration_ns < 0).sum()))
+        notes = self._notes()
         if self._without_occupancy:
-            found = occupancy_of(
+            found = _occupancy_of(
                 self._without_occupancy.values(), columns["device"][[*self._without_occupancy]], devices
             )
             columns["occupancy_percent"][[*self._without_occupancy]] = found
@@ -230,7 +255,7 @@ class Columns:
         # A process or thread may be written as a number here and as text there.
         lanes = _numbers()
         lane_of = np.array([lanes[str(process), str(thread)] for process, thread in self._lanes], dtype=np.int32)
-        return without_overlong(
+        return _without_overlong(
             Trace(
                 source=self._source,
                 names=names,
@@ -258,26 +283,34 @@ class Columns:
         lane, sizes = lane_of[found.pop("memory_lane")], found.pop("allocated_bytes")
         return MemoryEvents(lane=lane, bytes=sizes, device=np.where(on_host, -1, index), **found) if len(lane) else None
 
-    def _why_nothing(self) -> str:
-        if not self._seen:
-            return "the trace holds no events"
-        found = _categories([name for name, _ in self._foreign.most_common()])
-        words = f"none of its {self._seen} events is an operator, a scope, a runtime call or a kernel of torch.profiler"
-        return words + (f"; its categories are {found}" if found else "")
+    def _categories(self) -> str:
+        return ", ".join(repr(name or "none")[:80] for name in sorted(self._foreign)[:_CATEGORIES_NAMED])
 
-    def _notes(self, negative: int) -> list[str]:
+    def _notes(self) -> list[str]:
         notes = []
-        self._foreign.pop("Trace", None)  # around the whole of old traces
+        del self._foreign["Trace"]  # around the whole of old traces
         if self._foreign:
-            names = _categories(sorted(self._foreign))
-            notes.append(
-                f"Left out: events of categories that are not torch.profiler's ({names}): {self._foreign.total()}."
-            )
+            left_out = f"({self._categories()}): {self._foreign.total()}."
+            notes.append(f"Left out: events of categories that are not torch.profiler's {left_out}")
         if any(types == b"[]" and dims.strip(b"[], ") for dims, types, *_ in self._inputs):
             notes.append("Dtypes are not in the file, as in those of torch 1.8: every tensor is taken for float32.")
-        if negative:
-            notes.append(f"Taken as of no length: events of negative length: {negative}.")
         return notes
+
+
+def _place_in_run(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The rank's place, by the fields of ``Trace``."""
+    found = converted(metadata.get("distributedInfo"), _Distributed) or _Distributed()
+    own = converted(metadata.get(METADATA_KEY), _Distributed) or _Distributed()
+    world_size = found.world_size if 0 < (found.world_size or 0) <= _MOST_RANKS else None
+    listed, everyone = converted(found.pg_config, list[_Group]), range(world_size or 0)
+    return {
+        # torch names no rank in a run of one process, this package always does
+        "rank": own.rank if found.rank is None else found.rank,
+        "world_size": world_size,
+        "backend": found.backend,
+        # a group of all may be written as none
+        "groups": None if listed is None else tuple(tuple(sorted(one.ranks or everyone)) for one in listed),
+    }
 
 
 def _external_ids(arguments: list[Any]) -> Ints:
@@ -322,40 +355,51 @@ def _collective(arguments: Any) -> CollectiveArguments:
     )
 
 
-def _categories(names: Sequence[str]) -> str:
-    shown = [repr(name)[:80] if name else "none" for name in names[:_CATEGORIES_NAMED]]
-    return ", ".join(shown) + (f" and {len(names) - len(shown)} more" if len(names) > len(shown) else "")
+def _without_overlong(trace: Trace) -> Trace:
+    """*trace* with a kernel that runs over its successors on the same stream ended where the next one begins."""
+    rows = trace.of(Kind.KERNEL)
+    rows = rows[np.lexsort((trace.start_ns[rows], trace.stream[rows], trace.device[rows]))]
+    first = rows[: max(0, len(rows) - _FEW)]
+    wrong = np.ones(len(first), dtype=bool)
+    for ahead in range(1, _FEW + 1):
+        other = rows[ahead : ahead + len(first)]
+        wrong &= (trace.stream[other] == trace.stream[first]) & (trace.device[other] == trace.device[first])
+        wrong &= trace.end_ns[first] >= trace.end_ns[other]
+        wrong &= trace.duration_ns[first] > _LONGER * trace.duration_ns[other]
+        # One call launches all kernels of a graph, and these may well run beside one another.
+        wrong &= trace.correlation[other] != trace.correlation[first]
+    found = np.flatnonzero(wrong)
+    if not len(found):
+        return trace
+    duration_ns = trace.duration_ns.copy()
+    duration_ns[rows[found]] = trace.start_ns[rows[found + 1]] - trace.start_ns[rows[found]]
+    cut_us = int((trace.duration_ns - duration_ns).sum()) / NS_PER_US
+    words = "Cut at the start of the next one: kernels that seem to run over their successors on the same stream: "
+    return replace(trace, duration_ns=duration_ns, notes=(*trace.notes, f"{words}{len(found)}, by {cut_us:,.0f} us."))
 
 
-class _Group(msgspec.Struct):
-    ranks: list[int] | None = None
+def _occupancy_of(launched: Iterable[_Launched], devices: Ints, described: Sequence[DeviceProperties]) -> Floats:
+    """Percent of a multiprocessor's warps that each of some kernels can fill, on the device of this number."""
+    by_index = {one.index: one for one in described}
+
+    @cache
+    def of(shape: _Launched, device: int) -> float:
+        grid, block = (converted(msgspec.json.decode(text or b"0"), list[int]) for text in shape[:2])
+        threads, blocks = math.prod(block or [0]), math.prod(grid or [0])
+        return _occupancy(threads, blocks, *shape[2:], by_index.get(device))
+
+    return np.array([*map(of, launched, devices.tolist())])
 
 
-class _Distributed(msgspec.Struct):
-    """What the head of a trace says of its rank's place in the run."""
-
-    rank: int | None = None
-    world_size: int | None = None
-    backend: str | None = None
-    pg_config: Any = None
-
-
-_MOST_RANKS = 1 << 20
-"""No job has as many, and its ranks are listed."""
-
-
-def _place_in_run(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """That place, by the fields of ``Trace``."""
-    found = converted(metadata.get("distributedInfo"), _Distributed) or _Distributed()
-    own = converted(metadata.get(METADATA_KEY), _Distributed) or _Distributed()
-    world_size = found.world_size if 0 < (found.world_size or 0) <= _MOST_RANKS else None
-    listed = converted([{}] if found.pg_config is None else found.pg_config, list[_Group])
-    everyone = range(world_size or 0)
-    return {
-        # torch names no rank in a run of one process, this package always does
-        "rank": own.rank if found.rank is None else found.rank,
-        "world_size": world_size,
-        "backend": found.backend,
-        # a group of all may be written as none
-        "groups": None if listed is None else tuple(tuple(sorted(one.ranks or everyone)) for one in listed),
-    }
+def _occupancy(threads: int, blocks: int, registers: Any, shared_bytes: int, device: DeviceProperties | None) -> float:
+    """NaN where it is not known. Registers are given to a warp 256 at a time."""
+    if device is None or threads <= 0 or not device.max_threads or not device.sm_count:
+        return math.nan
+    warps, most_warps = -(-threads // 32), device.max_threads // 32
+    limits = [most_warps // warps]
+    if type(registers) is int and registers > 0:
+        limits.append((device.registers or _REGISTERS) // (-(-registers * 32 // 256) * 256) // warps)
+    if device.shared_memory:
+        limits.append(device.shared_memory // shared_bytes)
+    fitting = min(max(1, min(limits)), blocks / device.sm_count if blocks > 0 else math.inf)
+    return 100.0 * min(1.0, fitting * warps / most_warps)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -138,9 +137,6 @@ def analyze_one(
     )
 
 
-def analyze_file(file: str, *, notify: Callable[[str], object] = lambda words: None, **settings: Any) -> AnalyzedTrace:
-    """What ``analyze_one`` gives for the trace in *file*; *notify* often gets words on how far the work is."""
-    name = os.path.basename(file)
-    trace = load_trace(file, progress=lambda read: notify(f"reading {name}: {read / 1e6:,.0f} MB"))
-    notify(f"analyzing {name}: {len(trace):,} events")
-    return analyze_one(trace, **settings)
+def analyze_file(file: str, **settings: Any) -> AnalyzedTrace:
+    """What ``analyze_one`` gives for the trace in *file*."""
+    return analyze_one(load_trace(file), **settings)

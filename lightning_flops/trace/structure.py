@@ -36,8 +36,6 @@ class Links:
     """For each row of a device event, the innermost operator in which it was launched."""
     is_backward: Mask
     """Rows of operators that autograd runs for a backward, or that such an operator called."""
-    backward_lanes: Mask
-    """For each lane, whether operators of a backward run in it."""
 
     @property
     def called(self) -> Ints:
@@ -76,9 +74,7 @@ def link(trace: Trace) -> Links:
     is_backward |= (trace.kind == Kind.OPERATOR) & (trace.forward_thread > 0)
     for rows in levels[1:]:
         is_backward[rows] |= is_backward[parent[rows]]
-    backward_lanes = np.zeros(len(trace.lanes), dtype=bool)
-    backward_lanes[trace.lane[is_backward]] = True
-    return Links(operators, parent, levels, launch, launcher, is_backward, backward_lanes)
+    return Links(operators, parent, levels, launch, launcher, is_backward)
 
 
 def enclosing(trace: Trace, rows: Ints, parent: Ints, *, lanes: Lanes, moments_ns: Ints) -> Ints:

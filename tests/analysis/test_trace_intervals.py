@@ -91,18 +91,7 @@ def test_load_is_the_sum_of_weights_held_to_the_limit(events: list[tuple[int, in
         min(1.0, sum(eighths / 8 for start, length, eighths in events if start <= moment < start + length))
         for moment in moments(spans)
     )
-    assert load_within(starts, ends, weights, intervals(spans), limit=1.0) == expected
-
-
-def test_touching_intervals_are_one() -> None:
-    assert intervals([(5, 9), (1, 5)]).pairs() == [(1, 9)]
-
-
-def test_nothing_stays_nothing() -> None:
-    nothing = intervals([])
-    some = intervals([(1, 3)])
-    assert nothing.total == union().total == intersect(nothing, some).total == subtract(nothing, some).total == 0
-    assert subtract(some, nothing).pairs() == [(1, 3)]
+    assert load_within(starts, ends, weights, intervals(spans)) == expected
 
 
 LARGE = st.sampled_from([0, 1, 3, 0xFFFF, 0x10000, 0x10001, 1 << 31, (1 << 32) - 1, 1 << 32, 1 << 40, -(1 << 62)])

@@ -18,8 +18,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
-from lightning_flops.records import PhaseFlops
-
 from .case import Example, Expected, Family, Network, forward_without_grad
 
 FAMILY = Family("attention")
@@ -42,9 +40,7 @@ class Attention(nn.Module):
 
 def example_of(attend: Attend, query: tuple[int, ...], key: tuple[int, ...], value: tuple[int, ...]) -> Example:
     """Attention over inputs of these shapes, each of which needs its gradient."""
-    return Example(
-        model=Attention(attend), args=tuple(torch.randn(shape, requires_grad=True) for shape in (query, key, value))
-    )
+    return Example(Attention(attend), *tuple(torch.randn(shape, requires_grad=True) for shape in (query, key, value)))
 
 
 def with_math_backend(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
@@ -71,11 +67,7 @@ def attention_from_matmuls() -> Network:
     shape = (batch, heads, sequence, head_dim)
     return Network(
         build=lambda: example_of(attend, shape, shape, shape),
-        expected=Expected(
-            forward=2 * scores,
-            backward=4 * scores,
-            by_module={"": PhaseFlops(forward=2 * scores, backward=4 * scores)},
-        ),
+        expected=Expected(2 * scores, 4 * scores, by_module={"": (2 * scores, 4 * scores)}),
     )
 
 
@@ -93,7 +85,7 @@ def attention_from_einsum() -> Network:
         build=lambda: example_of(
             attend, (batch, queries, heads, head_dim), (batch, keys, heads, head_dim), (batch, keys, heads, head_dim)
         ),
-        expected=Expected(forward=2 * scores, backward=4 * scores),
+        expected=Expected(2 * scores, 4 * scores),
     )
 
 
@@ -110,7 +102,7 @@ def linear_attention() -> Network:
     shape = (batch, heads, sequence, head_dim)
     return Network(
         build=lambda: example_of(attend, shape, shape, (batch, heads, sequence, value_dim)),
-        expected=Expected(forward=2 * state, backward=4 * state),
+        expected=Expected(2 * state, 4 * state),
     )
 
 
@@ -121,8 +113,7 @@ def math_attention() -> Network:
     scores = 2 * batch * heads * sequence * sequence * head_dim
     shape = (batch, heads, sequence, head_dim)
     return Network(
-        build=lambda: example_of(with_math_backend, shape, shape, shape),
-        expected=Expected(forward=2 * scores, backward=4 * scores),
+        build=lambda: example_of(with_math_backend, shape, shape, shape), expected=Expected(2 * scores, 4 * scores)
     )
 
 
@@ -134,7 +125,7 @@ def causal_math_attention() -> Network:
     shape = (batch, heads, sequence, head_dim)
     return Network(
         build=lambda: example_of(partial(with_math_backend, is_causal=True), shape, shape, shape),
-        expected=Expected(forward=2 * scores, backward=4 * scores),
+        expected=Expected(2 * scores, 4 * scores),
     )
 
 
@@ -146,12 +137,7 @@ def flash_attention() -> Network:
     shape = (batch, heads, sequence, head_dim)
     return Network(
         build=lambda: example_of(with_flash_backend, shape, shape, shape),
-        expected=Expected(
-            forward=2 * scores,
-            backward=4 * scores,
-            recompute=scores,
-            by_module={"": PhaseFlops(forward=2 * scores, backward=4 * scores, recompute=scores)},
-        ),
+        expected=Expected(2 * scores, 4 * scores, scores, by_module={"": (2 * scores, 4 * scores, scores)}),
     )
 
 
@@ -164,7 +150,7 @@ def causal_flash_attention() -> Network:
     shape = (batch, heads, sequence, head_dim)
     return Network(
         build=lambda: example_of(partial(with_flash_backend, is_causal=True), shape, shape, shape),
-        expected=Expected(forward=2 * scores, backward=4 * scores, recompute=scores, skipped=(2 + 4 + 1) * skipped),
+        expected=Expected(2 * scores, 4 * scores, scores, skipped=(2 + 4 + 1) * skipped),
     )
 
 
@@ -181,7 +167,7 @@ def causal_flash_attention_without_grad() -> Network:
         example.step = forward_without_grad
         return example
 
-    return Network(build=build, expected=Expected(forward=2 * scores, skipped=2 * skipped))
+    return Network(build=build, expected=Expected(2 * scores, skipped=2 * skipped))
 
 
 @FAMILY.network
@@ -197,7 +183,7 @@ def causal_flash_cross_attention() -> Network:
             (batch, heads, keys, head_dim),
             (batch, heads, keys, head_dim),
         ),
-        expected=Expected(forward=2 * scores, backward=4 * scores, recompute=scores, skipped=(2 + 4 + 1) * skipped),
+        expected=Expected(2 * scores, 4 * scores, scores, skipped=(2 + 4 + 1) * skipped),
     )
 
 
@@ -213,8 +199,7 @@ def flash_attention_with_a_mask_tensor() -> Network:
         return with_flash_backend(query, key, value, attn_mask=mask)
 
     return Network(
-        build=lambda: example_of(attend, shape, shape, shape),
-        expected=Expected(forward=2 * scores, backward=4 * scores, recompute=scores),
+        build=lambda: example_of(attend, shape, shape, shape), expected=Expected(2 * scores, 4 * scores, scores)
     )
 
 
@@ -230,7 +215,7 @@ def flash_cross_attention() -> Network:
             (batch, heads, keys, head_dim),
             (batch, heads, keys, head_dim),
         ),
-        expected=Expected(forward=2 * scores, backward=4 * scores, recompute=scores),
+        expected=Expected(2 * scores, 4 * scores, scores),
     )
 
 
@@ -246,7 +231,7 @@ def grouped_query_flash_attention() -> Network:
             (batch, key_heads, sequence, head_dim),
             (batch, key_heads, sequence, head_dim),
         ),
-        expected=Expected(forward=2 * scores, backward=4 * scores, recompute=scores),
+        expected=Expected(2 * scores, 4 * scores, scores),
     )
 
 
@@ -262,7 +247,7 @@ def grouped_query_math_attention() -> Network:
             (batch, key_heads, sequence, head_dim),
             (batch, key_heads, sequence, head_dim),
         ),
-        expected=Expected(forward=2 * scores, backward=4 * scores),
+        expected=Expected(2 * scores, 4 * scores),
     )
 
 
@@ -275,7 +260,7 @@ def attention_with_a_narrower_value() -> Network:
     shape = (batch, heads, sequence, head_dim)
     return Network(
         build=lambda: example_of(with_math_backend, shape, shape, (batch, heads, sequence, value_dim)),
-        expected=Expected(forward=scores + values, backward=2 * (scores + values)),
+        expected=Expected(scores + values, 2 * (scores + values)),
     )
 
 
@@ -294,10 +279,8 @@ def attention_with_a_learned_mask() -> Network:
             return scaled_dot_product_attention(query, query, query, attn_mask=self.bias)
 
     return Network(
-        build=lambda: Example(
-            model=Biased(), args=(torch.randn(batch, heads, sequence, head_dim, requires_grad=True),)
-        ),
-        expected=Expected(forward=2 * scores, backward=4 * scores),
+        build=lambda: Example(Biased(), torch.randn(batch, heads, sequence, head_dim, requires_grad=True)),
+        expected=Expected(2 * scores, 4 * scores),
     )
 
 
@@ -323,12 +306,10 @@ def flex_attention_over_blocks() -> Network:
     shape = (batch, heads, sequence, head_dim)
     return Network(
         build=lambda: Example(
-            model=FlexAttention(),
-            args=(torch.randn(shape), torch.randn(shape), torch.randn(shape)),
-            step=forward_without_grad,
+            FlexAttention(), torch.randn(shape), torch.randn(shape), torch.randn(shape), step=forward_without_grad
         ),
         expected=Expected(
-            forward=2 * (2 * batch * heads * sequence * sequence * head_dim),
+            2 * (2 * batch * heads * sequence * sequence * head_dim),
             skipped=2 * (2 * batch * heads * (sequence * sequence - kept) * head_dim),
         ),
     )

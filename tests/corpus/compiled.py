@@ -44,12 +44,9 @@ def compiled_perceptron(compiled: Callable[[nn.Module], Any], step: Callable[[Ex
 
     def build() -> Example:
         model = perceptron(inputs, hidden, outputs)
-        return warmed_up(Example(model=compiled(model) or model, args=(torch.randn(batch, inputs),), step=step))
+        return warmed_up(Example(compiled(model) or model, torch.randn(batch, inputs), step=step))
 
-    return Network(
-        build=build,
-        expected=Expected(forward=whole.forward, backward=whole.backward, by_module={"": whole}),
-    )
+    return Network(build=build, expected=Expected(whole.forward, whole.backward, by_module={"": whole}))
 
 
 @FAMILY.network
@@ -86,11 +83,9 @@ def compiled_while_it_is_counted() -> Network:
     def build() -> Example:
         model = perceptron(inputs, hidden, outputs)
         model.compile(backend="aot_eager")
-        return Example(model=model, args=(torch.randn(batch, inputs),), teardown=torch._dynamo.reset)
+        return Example(model, torch.randn(batch, inputs), teardown=torch._dynamo.reset)
 
-    return Network(
-        build=build, expected=Expected(forward=whole.forward, backward=whole.backward, by_module={"": whole})
-    )
+    return Network(build=build, expected=Expected(whole.forward, whole.backward, by_module={"": whole}))
 
 
 @FAMILY.network
@@ -107,21 +102,17 @@ def compiled_block_in_an_eager_model() -> Network:
         assert isinstance(compiled, nn.Module)
         return warmed_up(
             Example(
-                model=nn.Sequential(nn.Linear(inputs, inputs), compiled, nn.Linear(outputs, classes)),
-                args=(torch.randn(batch, inputs),),
+                nn.Sequential(nn.Linear(inputs, inputs), compiled, nn.Linear(outputs, classes)),
+                torch.randn(batch, inputs),
             )
         )
 
     return Network(
         build=build,
         expected=Expected(
-            forward=stem + block.forward + head,
-            backward=stem + block.backward + 2 * head,
-            by_module={
-                "0": PhaseFlops(forward=stem, backward=stem),
-                "1": block,
-                "2": PhaseFlops(forward=head, backward=2 * head),
-            },
+            stem + block.forward + head,
+            stem + block.backward + 2 * head,
+            by_module={"0": (stem, stem), "1": block, "2": (head, 2 * head)},
         ),
     )
 
@@ -145,12 +136,8 @@ def compiled_function_in_a_forward() -> Network:
 
     enter, product = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
     return Network(
-        build=lambda: warmed_up(Example(model=WithFunction(), args=(torch.randn(batch, inputs),))),
-        expected=Expected(
-            forward=enter + product,
-            backward=enter + 2 * product,
-            by_module={"enter": PhaseFlops(forward=enter, backward=enter)},
-        ),
+        build=lambda: warmed_up(Example(WithFunction(), torch.randn(batch, inputs))),
+        expected=Expected(enter + product, enter + 2 * product, by_module={"enter": (enter, enter)}),
     )
 
 
@@ -165,16 +152,15 @@ def compiled_common_subexpression() -> Network:
             self.layer = nn.Linear(inputs, outputs)
 
         def forward(self, x: Tensor) -> Tensor:
-            result: Tensor = self.layer(x) + self.layer(x)
-            return result
+            return self.layer(x) + self.layer(x)
 
     def build() -> Example:
         model = torch.compile(Twice(), backend="aot_eager")
         assert isinstance(model, nn.Module)
-        return warmed_up(Example(model=model, args=(torch.randn(batch, inputs),)))
+        return warmed_up(Example(model, torch.randn(batch, inputs)))
 
     product = 2 * batch * inputs * outputs
-    return Network(build=build, expected=Expected(forward=product, backward=product))
+    return Network(build=build, expected=Expected(product, product))
 
 
 @FAMILY.network
@@ -191,16 +177,15 @@ def compiled_around_a_graph_break() -> Network:
         def forward(self, x: Tensor) -> Tensor:
             x = self.first(x)
             torch._dynamo.graph_break()
-            result: Tensor = self.second(torch.relu(x))
-            return result
+            return self.second(torch.relu(x))
 
     def build() -> Example:
         model = torch.compile(Broken(), backend="aot_eager")
         assert isinstance(model, nn.Module)
-        return warmed_up(Example(model=model, args=(torch.randn(batch, inputs),)))
+        return warmed_up(Example(model, torch.randn(batch, inputs)))
 
     first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
-    return Network(build=build, expected=Expected(forward=first + second, backward=first + 2 * second))
+    return Network(build=build, expected=Expected(first + second, first + 2 * second))
 
 
 def compiled_checkpoint_of(
@@ -217,22 +202,18 @@ def compiled_checkpoint_of(
             self.head = nn.Linear(outputs, classes)
 
         def forward(self, x: Tensor) -> Tensor:
-            result: Tensor = self.head(checkpoint(self.block, x, use_reentrant=False))
-            return result
+            return self.head(checkpoint(self.block, x, use_reentrant=False))
 
     def build() -> Example:
         model = torch.compile(Checkpointed(), backend=backend, dynamic=dynamic)
         assert isinstance(model, nn.Module)
-        return warmed_up(Example(model=model, args=(torch.randn(batch, inputs),)))
+        return warmed_up(Example(model, torch.randn(batch, inputs)))
 
     first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
     head = 2 * batch * outputs * classes
     whole = PhaseFlops(forward=first + second + head, backward=first + 2 * second + 2 * head, recompute=first + second)
     return Network(
-        build=build,
-        expected=Expected(
-            forward=whole.forward, backward=whole.backward, recompute=whole.recompute, by_module={"": whole}
-        ),
+        build=build, expected=Expected(whole.forward, whole.backward, whole.recompute, by_module={"": whole})
     )
 
 
@@ -280,19 +261,15 @@ def compiled_checkpoint_that_repeats_less() -> Network:
             self.block = nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, outputs))
 
         def forward(self, x: Tensor) -> Tensor:
-            result: Tensor = checkpoint(self.block, x, use_reentrant=False)
-            return result
+            return checkpoint(self.block, x, use_reentrant=False)
 
     def build() -> Example:
         model = torch.compile(Checkpointed(), backend="aot_eager")
         assert isinstance(model, nn.Module)
-        return warmed_up(Example(model=model, args=(torch.randn(batch, inputs),)))
+        return warmed_up(Example(model, torch.randn(batch, inputs)))
 
     first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
-    return Network(
-        build=build,
-        expected=Expected(forward=first + second, backward=first + 2 * second, recompute=first),
-    )
+    return Network(build=build, expected=Expected(first + second, first + 2 * second, first))
 
 
 @FAMILY.network
@@ -312,14 +289,13 @@ def compiled_blocks_each_with_a_checkpoint() -> Network:
             return torch.sigmoid(mixed)
 
         def forward(self, x: Tensor) -> Tensor:
-            result: Tensor = checkpoint(self.attend, x, use_reentrant=False) if self.repeat else self.attend(x)
-            return result
+            return checkpoint(self.attend, x, use_reentrant=False) if self.repeat else self.attend(x)
 
     def build() -> Example:
         model = nn.Sequential(Attention(repeat=True), Attention(repeat=False))
         for block in model:
             block.compile(backend="aot_eager")
-        return warmed_up(Example(model=model, args=(torch.randn(batch, heads, sequence, size, requires_grad=True),)))
+        return warmed_up(Example(model, torch.randn(batch, heads, sequence, size, requires_grad=True)))
 
     linear = 2 * batch * heads * sequence * size * size
     scores = 2 * batch * heads * sequence * sequence * size
@@ -329,9 +305,9 @@ def compiled_blocks_each_with_a_checkpoint() -> Network:
     return Network(
         build=build,
         expected=Expected(
-            forward=2 * plain.forward,
-            backward=2 * plain.backward,
-            recompute=2 * plain.recompute + again.recompute,
+            2 * plain.forward,
+            2 * plain.backward,
+            2 * plain.recompute + again.recompute,
             skipped=(2 * (2 + 4 + 1) + 2) * skipped,
             by_module={"0": plain + again, "1": plain},
         ),
@@ -360,22 +336,18 @@ def transformer_layer(*, backend: str) -> Network:
             query, key, value = (part.transpose(1, 2) for part in qkv.unbind(2))
             mixed = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
             x = self.norm(x + self.out(mixed.transpose(1, 2).flatten(2)))
-            return x + self.down(torch.relu(self.up(x)))  # type: ignore[no-any-return]
+            return x + self.down(torch.relu(self.up(x)))
 
     def build() -> Example:
         model = torch.compile(Layer(), backend=backend)
         assert isinstance(model, nn.Module)
-        return warmed_up(Example(model=model, args=(torch.randn(batch, sequence, hidden, requires_grad=True),)))
+        return warmed_up(Example(model, torch.randn(batch, sequence, hidden, requires_grad=True)))
 
     forward = 4 * projection + 2 * scores + 2 * linear
     return Network(
         build=build,
         expected=Expected(
-            forward=forward,
-            backward=2 * forward,
-            recompute=scores,
-            skipped=(2 + 4 + 1) * skipped,
-            by_module={"": PhaseFlops(forward=forward, backward=2 * forward, recompute=scores)},
+            forward, 2 * forward, scores, skipped=(2 + 4 + 1) * skipped, by_module={"": (forward, 2 * forward, scores)}
         ),
     )
 
@@ -404,20 +376,16 @@ def compiled_block_under_a_checkpoint(*, backend: str, reentrant: bool) -> Netwo
             self.block: Callable[[Tensor], Tensor] = torch.compile(block, backend=backend)
 
         def forward(self, x: Tensor) -> Tensor:
-            result: Tensor = checkpoint(self.block, self.enter(x), use_reentrant=reentrant)
-            return result
+            return checkpoint(self.block, self.enter(x), use_reentrant=reentrant)
 
     enter, block = 2 * batch * inputs * hidden, 2 * batch * hidden * hidden + 2 * batch * hidden * outputs
     return Network(
-        build=lambda: warmed_up(Example(model=UnderCheckpoint(), args=(torch.randn(batch, inputs),))),
+        build=lambda: warmed_up(Example(UnderCheckpoint(), torch.randn(batch, inputs))),
         expected=Expected(
-            forward=enter + block,
-            backward=enter + 2 * block,
-            recompute=block,
-            by_module={
-                "enter": PhaseFlops(forward=enter, backward=enter),
-                "block": PhaseFlops(forward=block, backward=2 * block, recompute=block),
-            },
+            enter + block,
+            enter + 2 * block,
+            block,
+            by_module={"enter": (enter, enter), "block": (block, 2 * block, block)},
         ),
     )
 

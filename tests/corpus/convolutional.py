@@ -10,8 +10,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from lightning_flops.records import PhaseFlops
-
 from .case import Example, Expected, Family, Network, forward_without_grad
 
 FAMILY = Family("convolutional")
@@ -23,10 +21,8 @@ def conv1d() -> Network:
     batch, channels, filters, length, kernel = 3, 5, 7, 11, 4
     product = 2 * batch * filters * (length - kernel + 1) * channels * kernel
     return Network(
-        build=lambda: Example(model=nn.Conv1d(channels, filters, kernel), args=(torch.randn(batch, channels, length),)),
-        expected=Expected(
-            forward=product, backward=product, by_module={"": PhaseFlops(forward=product, backward=product)}
-        ),
+        build=lambda: Example(nn.Conv1d(channels, filters, kernel), torch.randn(batch, channels, length)),
+        expected=Expected(product, product, by_module={"": (product, product)}),
     )
 
 
@@ -37,10 +33,10 @@ def strided_and_padded_conv2d() -> Network:
     product = 2 * batch * filters * (5 * 4) * channels * (3 * 5)
     return Network(
         build=lambda: Example(
-            model=nn.Conv2d(channels, filters, (3, 5), stride=(2, 3), padding=(1, 2)),
-            args=(torch.randn(batch, channels, 9, 12, requires_grad=True),),
+            nn.Conv2d(channels, filters, (3, 5), stride=(2, 3), padding=(1, 2)),
+            torch.randn(batch, channels, 9, 12, requires_grad=True),
         ),
-        expected=Expected(forward=product, backward=2 * product),
+        expected=Expected(product, 2 * product),
     )
 
 
@@ -51,9 +47,9 @@ def dilated_conv2d() -> Network:
     product = 2 * batch * filters * (5 * 7) * channels * (3 * 3)
     return Network(
         build=lambda: Example(
-            model=nn.Conv2d(channels, filters, 3, dilation=2, bias=False), args=(torch.randn(batch, channels, 9, 11),)
+            nn.Conv2d(channels, filters, 3, dilation=2, bias=False), torch.randn(batch, channels, 9, 11)
         ),
-        expected=Expected(forward=product, backward=product),
+        expected=Expected(product, product),
     )
 
 
@@ -64,10 +60,9 @@ def conv3d() -> Network:
     product = 2 * batch * filters * (3 * 3 * 6) * channels * (2 * 3 * 2)
     return Network(
         build=lambda: Example(
-            model=nn.Conv3d(channels, filters, (2, 3, 2)),
-            args=(torch.randn(batch, channels, 4, 5, 7, requires_grad=True),),
+            nn.Conv3d(channels, filters, (2, 3, 2)), torch.randn(batch, channels, 4, 5, 7, requires_grad=True)
         ),
-        expected=Expected(forward=product, backward=2 * product),
+        expected=Expected(product, 2 * product),
     )
 
 
@@ -78,10 +73,10 @@ def grouped_conv2d() -> Network:
     product = 2 * batch * filters * (5 * 7) * (channels // groups) * (3 * 3)
     return Network(
         build=lambda: Example(
-            model=nn.Conv2d(channels, filters, 3, padding=1, groups=groups),
-            args=(torch.randn(batch, channels, 5, 7, requires_grad=True),),
+            nn.Conv2d(channels, filters, 3, padding=1, groups=groups),
+            torch.randn(batch, channels, 5, 7, requires_grad=True),
         ),
-        expected=Expected(forward=product, backward=2 * product),
+        expected=Expected(product, 2 * product),
     )
 
 
@@ -92,10 +87,9 @@ def depthwise_conv2d() -> Network:
     product = 2 * batch * channels * (5 * 7) * 1 * (3 * 3)
     return Network(
         build=lambda: Example(
-            model=nn.Conv2d(channels, channels, 3, padding=1, groups=channels, bias=False),
-            args=(torch.randn(batch, channels, 5, 7),),
+            nn.Conv2d(channels, channels, 3, padding=1, groups=channels, bias=False), torch.randn(batch, channels, 5, 7)
         ),
-        expected=Expected(forward=product, backward=product),
+        expected=Expected(product, product),
     )
 
 
@@ -107,21 +101,18 @@ def depthwise_separable_block() -> Network:
     pointwise = 2 * batch * filters * (5 * 7) * (channels * multiplier) * 1
     return Network(
         build=lambda: Example(
-            model=nn.Sequential(
+            nn.Sequential(
                 nn.Conv2d(channels, channels * multiplier, 3, padding=1, groups=channels),
                 nn.BatchNorm2d(channels * multiplier),
                 nn.ReLU(),
                 nn.Conv2d(channels * multiplier, filters, 1),
             ),
-            args=(torch.randn(batch, channels, 5, 7),),
+            torch.randn(batch, channels, 5, 7),
         ),
         expected=Expected(
-            forward=depthwise + pointwise,
-            backward=depthwise + 2 * pointwise,
-            by_module={
-                "0": PhaseFlops(forward=depthwise, backward=depthwise),
-                "3": PhaseFlops(forward=pointwise, backward=2 * pointwise),
-            },
+            depthwise + pointwise,
+            depthwise + 2 * pointwise,
+            by_module={"0": (depthwise, depthwise), "3": (pointwise, 2 * pointwise)},
         ),
     )
 
@@ -133,10 +124,10 @@ def transposed_conv1d() -> Network:
     product = 2 * batch * channels * length * filters * kernel
     return Network(
         build=lambda: Example(
-            model=nn.ConvTranspose1d(channels, filters, kernel, stride=3, output_padding=1),
-            args=(torch.randn(batch, channels, length),),
+            nn.ConvTranspose1d(channels, filters, kernel, stride=3, output_padding=1),
+            torch.randn(batch, channels, length),
         ),
-        expected=Expected(forward=product, backward=product),
+        expected=Expected(product, product),
     )
 
 
@@ -147,10 +138,10 @@ def grouped_transposed_conv2d() -> Network:
     product = 2 * batch * channels * (5 * 3) * (filters // groups) * (3 * 2)
     return Network(
         build=lambda: Example(
-            model=nn.ConvTranspose2d(channels, filters, (3, 2), stride=2, padding=1, groups=groups),
-            args=(torch.randn(batch, channels, 5, 3, requires_grad=True),),
+            nn.ConvTranspose2d(channels, filters, (3, 2), stride=2, padding=1, groups=groups),
+            torch.randn(batch, channels, 5, 3, requires_grad=True),
         ),
-        expected=Expected(forward=product, backward=2 * product),
+        expected=Expected(product, 2 * product),
     )
 
 
@@ -161,10 +152,10 @@ def transposed_conv3d() -> Network:
     product = 2 * batch * channels * (2 * 3 * 5) * filters * (2 * 2 * 3)
     return Network(
         build=lambda: Example(
-            model=nn.ConvTranspose3d(channels, filters, (2, 2, 3), bias=False),
-            args=(torch.randn(batch, channels, 2, 3, 5, requires_grad=True),),
+            nn.ConvTranspose3d(channels, filters, (2, 2, 3), bias=False),
+            torch.randn(batch, channels, 2, 3, 5, requires_grad=True),
         ),
-        expected=Expected(forward=product, backward=2 * product),
+        expected=Expected(product, 2 * product),
     )
 
 
@@ -174,8 +165,8 @@ def unbatched_conv2d() -> Network:
     channels, filters = 3, 5
     product = 2 * 1 * filters * (4 * 5) * channels * (3 * 3)
     return Network(
-        build=lambda: Example(model=nn.Conv2d(channels, filters, 3), args=(torch.randn(channels, 6, 7),)),
-        expected=Expected(forward=product, backward=product),
+        build=lambda: Example(nn.Conv2d(channels, filters, 3), torch.randn(channels, 6, 7)),
+        expected=Expected(product, product),
     )
 
 
@@ -186,11 +177,11 @@ def conv2d_without_grad() -> Network:
     product = 2 * batch * filters * (4 * 5) * channels * (3 * 3)
     return Network(
         build=lambda: Example(
-            model=nn.Conv2d(channels, filters, 3).to(memory_format=torch.channels_last),  # type: ignore[call-overload]
-            args=(torch.randn(batch, channels, 6, 7).contiguous(memory_format=torch.channels_last),),
+            nn.Conv2d(channels, filters, 3).to(memory_format=torch.channels_last),  # type: ignore[call-overload]
+            torch.randn(batch, channels, 6, 7).contiguous(memory_format=torch.channels_last),
             step=forward_without_grad,
         ),
-        expected=Expected(forward=product),
+        expected=Expected(product),
     )
 
 
@@ -201,10 +192,9 @@ def circularly_padded_conv1d() -> Network:
     product = 2 * batch * filters * 10 * channels * kernel
     return Network(
         build=lambda: Example(
-            model=nn.Conv1d(channels, filters, kernel, padding=2, padding_mode="circular"),
-            args=(torch.randn(batch, channels, 10),),
+            nn.Conv1d(channels, filters, kernel, padding=2, padding_mode="circular"), torch.randn(batch, channels, 10)
         ),
-        expected=Expected(forward=product, backward=product),
+        expected=Expected(product, product),
     )
 
 
@@ -223,18 +213,13 @@ def functional_conv2d_with_a_frozen_kernel() -> Network:
 
         def forward(self, image: Tensor) -> Tensor:
             blurred = nn.functional.conv2d(image, self.kernel, groups=channels)
-            result: Tensor = self.conv(blurred)
-            return result
+            return self.conv(blurred)
 
     blur = 2 * batch * channels * (5 * 6) * 1 * (3 * 3)
     learned = 2 * batch * filters * (4 * 5) * channels * (2 * 2)
     return Network(
-        build=lambda: Example(model=Blurred(), args=(torch.randn(batch, channels, 7, 8),)),
-        expected=Expected(
-            forward=blur + learned,
-            backward=learned,
-            by_module={"conv": PhaseFlops(forward=learned, backward=learned)},
-        ),
+        build=lambda: Example(Blurred(), torch.randn(batch, channels, 7, 8)),
+        expected=Expected(blur + learned, learned, by_module={"conv": (learned, learned)}),
     )
 
 
@@ -254,8 +239,8 @@ def conv_tbc() -> Network:
             return torch.conv_tbc(x, self.weight, self.bias, pad=1)
 
     return Network(
-        build=lambda: Example(model=TimeFirst(), args=(torch.randn(steps, batch, channels, requires_grad=True),)),
-        expected=Expected(forward=product, backward=2 * product),
+        build=lambda: Example(TimeFirst(), torch.randn(steps, batch, channels, requires_grad=True)),
+        expected=Expected(product, 2 * product),
     )
 
 
@@ -274,8 +259,7 @@ def unfolded_convolution() -> Network:
             return self.kernel @ nn.functional.unfold(image, 2)
 
     return Network(
-        build=lambda: Example(model=Unfolded(), args=(torch.randn(batch, channels, 5, 6),)),
-        expected=Expected(forward=product, backward=product),
+        build=lambda: Example(Unfolded(), torch.randn(batch, channels, 5, 6)), expected=Expected(product, product)
     )
 
 
@@ -309,25 +293,25 @@ def residual_network() -> Network:
     block = conv1 + conv2 + shortcut
     return Network(
         build=lambda: Example(
-            model=nn.Sequential(
+            nn.Sequential(
                 nn.Conv2d(channels, width, 3, padding=1),
                 ResidualBlock(width, filters),
                 nn.AdaptiveAvgPool2d(1),
                 nn.Flatten(),
                 nn.Linear(filters, classes),
             ),
-            args=(torch.randn(batch, channels, 8, 10),),
+            torch.randn(batch, channels, 8, 10),
         ),
         expected=Expected(
-            forward=stem + block + classifier,
-            backward=stem + 2 * (block + classifier),
+            stem + block + classifier,
+            stem + 2 * (block + classifier),
             by_module={
-                "0": PhaseFlops(forward=stem, backward=stem),
-                "1": PhaseFlops(forward=block, backward=2 * block),
-                "1.conv1": PhaseFlops(forward=conv1, backward=2 * conv1),
-                "1.conv2": PhaseFlops(forward=conv2, backward=2 * conv2),
-                "1.shortcut": PhaseFlops(forward=shortcut, backward=2 * shortcut),
-                "4": PhaseFlops(forward=classifier, backward=2 * classifier),
+                "0": (stem, stem),
+                "1": (block, 2 * block),
+                "1.conv1": (conv1, 2 * conv1),
+                "1.conv2": (conv2, 2 * conv2),
+                "1.shortcut": (shortcut, 2 * shortcut),
+                "4": (classifier, 2 * classifier),
             },
         ),
     )
@@ -349,23 +333,22 @@ def encoder_decoder_with_skip() -> Network:
         def forward(self, image: Tensor) -> Tensor:
             skipped = torch.relu(self.enter(image))
             raised = self.up(torch.relu(self.down(skipped)))
-            result: Tensor = self.leave(torch.cat([skipped, raised], dim=1))
-            return result
+            return self.leave(torch.cat([skipped, raised], dim=1))
 
     enter = 2 * batch * width * (6 * 8) * channels * (3 * 3)
     down = 2 * batch * deep * (3 * 4) * width * (2 * 2)
     up = 2 * batch * deep * (3 * 4) * width * (2 * 2)
     leave = 2 * batch * channels * (6 * 8) * (2 * width) * 1
     return Network(
-        build=lambda: Example(model=SmallUNet(), args=(torch.randn(batch, channels, 6, 8),)),
+        build=lambda: Example(SmallUNet(), torch.randn(batch, channels, 6, 8)),
         expected=Expected(
-            forward=enter + down + up + leave,
-            backward=enter + 2 * (down + up + leave),
+            enter + down + up + leave,
+            enter + 2 * (down + up + leave),
             by_module={
-                "enter": PhaseFlops(forward=enter, backward=enter),
-                "down": PhaseFlops(forward=down, backward=2 * down),
-                "up": PhaseFlops(forward=up, backward=2 * up),
-                "leave": PhaseFlops(forward=leave, backward=2 * leave),
+                "enter": (enter, enter),
+                "down": (down, 2 * down),
+                "up": (up, 2 * up),
+                "leave": (leave, 2 * leave),
             },
         ),
     )

@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from lightning_flops.records import PhaseFlops
-
 from .case import Example, Expected, Family, Network, forward_in_inference_mode, forward_only, forward_without_grad
 
 FAMILY = Family("mlp")
@@ -18,12 +16,8 @@ def linear_without_bias() -> Network:
     batch, inputs, outputs = 3, 5, 7
     product = 2 * batch * inputs * outputs
     return Network(
-        build=lambda: Example(model=nn.Linear(inputs, outputs, bias=False), args=(torch.randn(batch, inputs),)),
-        expected=Expected(
-            forward=product,
-            backward=product,
-            by_module={"": PhaseFlops(forward=product, backward=product)},
-        ),
+        build=lambda: Example(nn.Linear(inputs, outputs, bias=False), torch.randn(batch, inputs)),
+        expected=Expected(product, product, by_module={"": (product, product)}),
     )
 
 
@@ -32,8 +26,8 @@ def linear_with_bias() -> Network:
     """A bias is an addition: it costs nothing here."""
     batch, inputs, outputs = 3, 5, 7
     return Network(
-        build=lambda: Example(model=nn.Linear(inputs, outputs), args=(torch.randn(batch, inputs),)),
-        expected=Expected(forward=2 * batch * inputs * outputs, backward=2 * batch * inputs * outputs),
+        build=lambda: Example(nn.Linear(inputs, outputs), torch.randn(batch, inputs)),
+        expected=Expected(2 * batch * inputs * outputs, 2 * batch * inputs * outputs),
     )
 
 
@@ -43,8 +37,8 @@ def linear_whose_input_needs_a_gradient() -> Network:
     batch, inputs, outputs = 3, 5, 7
     product = 2 * batch * inputs * outputs
     return Network(
-        build=lambda: Example(model=nn.Linear(inputs, outputs), args=(torch.randn(batch, inputs, requires_grad=True),)),
-        expected=Expected(forward=product, backward=2 * product),
+        build=lambda: Example(nn.Linear(inputs, outputs), torch.randn(batch, inputs, requires_grad=True)),
+        expected=Expected(product, 2 * product),
     )
 
 
@@ -54,8 +48,8 @@ def linear_over_a_sequence() -> Network:
     batch, sequence, inputs, outputs = 3, 11, 5, 7
     product = 2 * batch * sequence * inputs * outputs
     return Network(
-        build=lambda: Example(model=nn.Linear(inputs, outputs), args=(torch.randn(batch, sequence, inputs),)),
-        expected=Expected(forward=product, backward=product),
+        build=lambda: Example(nn.Linear(inputs, outputs), torch.randn(batch, sequence, inputs)),
+        expected=Expected(product, product),
     )
 
 
@@ -64,8 +58,8 @@ def linear_over_one_vector() -> Network:
     """No batch dimension is a batch of one."""
     inputs, outputs = 5, 7
     return Network(
-        build=lambda: Example(model=nn.Linear(inputs, outputs), args=(torch.randn(inputs),)),
-        expected=Expected(forward=2 * inputs * outputs, backward=2 * inputs * outputs),
+        build=lambda: Example(nn.Linear(inputs, outputs), torch.randn(inputs)),
+        expected=Expected(2 * inputs * outputs, 2 * inputs * outputs),
     )
 
 
@@ -74,8 +68,8 @@ def linear_with_one_output() -> Network:
     """A column is still a product."""
     batch, inputs = 3, 5
     return Network(
-        build=lambda: Example(model=nn.Linear(inputs, 1), args=(torch.randn(batch, inputs),)),
-        expected=Expected(forward=2 * batch * inputs * 1, backward=2 * batch * inputs * 1),
+        build=lambda: Example(nn.Linear(inputs, 1), torch.randn(batch, inputs)),
+        expected=Expected(2 * batch * inputs * 1, 2 * batch * inputs * 1),
     )
 
 
@@ -87,17 +81,12 @@ def two_layers() -> Network:
     second = 2 * batch * hidden * outputs
     return Network(
         build=lambda: Example(
-            model=nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs)),
-            args=(torch.randn(batch, inputs),),
+            nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs)), torch.randn(batch, inputs)
         ),
         expected=Expected(
-            forward=first + second,
-            backward=first + 2 * second,
-            by_module={
-                "": PhaseFlops(forward=first + second, backward=first + 2 * second),
-                "0": PhaseFlops(forward=first, backward=first),
-                "2": PhaseFlops(forward=second, backward=2 * second),
-            },
+            first + second,
+            first + 2 * second,
+            by_module={"": (first + second, first + 2 * second), "0": (first, first), "2": (second, 2 * second)},
         ),
     )
 
@@ -111,7 +100,7 @@ def norms_dropouts_and_activations_are_free() -> Network:
     third = 2 * batch * middle * outputs
     return Network(
         build=lambda: Example(
-            model=nn.Sequential(
+            nn.Sequential(
                 nn.Linear(inputs, hidden),
                 nn.BatchNorm1d(hidden),
                 nn.GELU(),
@@ -122,16 +111,12 @@ def norms_dropouts_and_activations_are_free() -> Network:
                 nn.Linear(middle, outputs),
                 nn.Softmax(dim=-1),
             ),
-            args=(torch.randn(batch, inputs, requires_grad=True),),
+            torch.randn(batch, inputs, requires_grad=True),
         ),
         expected=Expected(
-            forward=first + second + third,
-            backward=2 * (first + second + third),
-            by_module={
-                "0": PhaseFlops(forward=first, backward=2 * first),
-                "4": PhaseFlops(forward=second, backward=2 * second),
-                "7": PhaseFlops(forward=third, backward=2 * third),
-            },
+            first + second + third,
+            2 * (first + second + third),
+            by_module={"0": (first, 2 * first), "4": (second, 2 * second), "7": (third, 2 * third)},
         ),
     )
 
@@ -143,14 +128,10 @@ def embedding_and_classifier() -> Network:
     classifier = 2 * batch * sequence * hidden * classes
     return Network(
         build=lambda: Example(
-            model=nn.Sequential(nn.Embedding(vocabulary, hidden), nn.Linear(hidden, classes)),
-            args=(torch.randint(vocabulary, (batch, sequence)),),
+            nn.Sequential(nn.Embedding(vocabulary, hidden), nn.Linear(hidden, classes)),
+            torch.randint(vocabulary, (batch, sequence)),
         ),
-        expected=Expected(
-            forward=classifier,
-            backward=2 * classifier,
-            by_module={"1": PhaseFlops(forward=classifier, backward=2 * classifier)},
-        ),
+        expected=Expected(classifier, 2 * classifier, by_module={"1": (classifier, 2 * classifier)}),
     )
 
 
@@ -160,11 +141,11 @@ def two_layers_forward_only() -> Network:
     batch, inputs, hidden, outputs = 3, 5, 7, 11
     return Network(
         build=lambda: Example(
-            model=nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, outputs)),
-            args=(torch.randn(batch, inputs),),
+            nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, outputs)),
+            torch.randn(batch, inputs),
             step=forward_only,
         ),
-        expected=Expected(forward=2 * batch * inputs * hidden + 2 * batch * hidden * outputs),
+        expected=Expected(2 * batch * inputs * hidden + 2 * batch * hidden * outputs),
     )
 
 
@@ -174,13 +155,12 @@ def two_layers_without_grad() -> Network:
     batch, inputs, hidden, outputs = 3, 5, 7, 11
     return Network(
         build=lambda: Example(
-            model=nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, outputs)),
-            args=(torch.randn(batch, inputs),),
+            nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, outputs)),
+            torch.randn(batch, inputs),
             step=forward_without_grad,
         ),
         expected=Expected(
-            forward=2 * batch * inputs * hidden + 2 * batch * hidden * outputs,
-            by_module={"2": PhaseFlops(forward=2 * batch * hidden * outputs)},
+            2 * batch * inputs * hidden + 2 * batch * hidden * outputs, by_module={"2": (2 * batch * hidden * outputs,)}
         ),
     )
 
@@ -193,14 +173,11 @@ def two_layers_in_inference_mode() -> Network:
     second = 2 * batch * sequence * hidden * outputs
     return Network(
         build=lambda: Example(
-            model=nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, outputs, bias=False)),
-            args=(torch.randn(batch, sequence, inputs),),
+            nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, outputs, bias=False)),
+            torch.randn(batch, sequence, inputs),
             step=forward_in_inference_mode,
         ),
-        expected=Expected(
-            forward=first + second,
-            by_module={"0": PhaseFlops(forward=first), "2": PhaseFlops(forward=second)},
-        ),
+        expected=Expected(first + second, by_module={"0": (first,), "2": (second,)}),
     )
 
 
@@ -215,10 +192,11 @@ def bilinear() -> Network:
     weight_product = 2 * batch * outputs * left * right
     return Network(
         build=lambda: Example(
-            model=nn.Bilinear(left, right, outputs),
-            args=(torch.randn(batch, left, requires_grad=True), torch.randn(batch, right, requires_grad=True)),
+            nn.Bilinear(left, right, outputs),
+            torch.randn(batch, left, requires_grad=True),
+            torch.randn(batch, right, requires_grad=True),
         ),
-        expected=Expected(forward=weight_product + 2 * batch * outputs * right, backward=3 * weight_product),
+        expected=Expected(weight_product + 2 * batch * outputs * right, 3 * weight_product),
     )
 
 
@@ -235,19 +213,14 @@ def gated_mlp() -> Network:
             self.down = nn.Linear(intermediate, hidden, bias=False)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            result: torch.Tensor = self.down(nn.functional.silu(self.gate(x)) * self.up(x))
-            return result
+            return self.down(nn.functional.silu(self.gate(x)) * self.up(x))
 
     product = 2 * batch * sequence * hidden * intermediate
     return Network(
-        build=lambda: Example(model=GatedMlp(), args=(torch.randn(batch, sequence, hidden),)),
+        build=lambda: Example(GatedMlp(), torch.randn(batch, sequence, hidden)),
         expected=Expected(
-            forward=3 * product,
-            backward=product + product + 2 * product,
-            by_module={
-                "gate": PhaseFlops(forward=product, backward=product),
-                "up": PhaseFlops(forward=product, backward=product),
-                "down": PhaseFlops(forward=product, backward=2 * product),
-            },
+            3 * product,
+            product + product + 2 * product,
+            by_module={"gate": (product, product), "up": (product, product), "down": (product, 2 * product)},
         ),
     )

@@ -7,8 +7,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from lightning_flops.records import PhaseFlops
-
 from .case import Example, Expected, Family, Network, forward_without_grad
 
 FAMILY = Family("products")
@@ -31,10 +29,8 @@ class Formula(nn.Module):
 def of_parameters(function: Callable[..., Tensor], *shapes: tuple[int, ...], forward: int, backward: int) -> Network:
     """A formula of parameters alone, so every factor needs its gradient."""
     return Network(
-        build=lambda: Example(model=Formula(function, *shapes)),
-        expected=Expected(
-            forward=forward, backward=backward, by_module={"": PhaseFlops(forward=forward, backward=backward)}
-        ),
+        build=lambda: Example(Formula(function, *shapes)),
+        expected=Expected(forward, backward, by_module={"": (forward, backward)}),
     )
 
 
@@ -176,14 +172,10 @@ def functional_linear() -> Network:
     product = 2 * batch * inputs * outputs
     return Network(
         build=lambda: Example(
-            model=Formula(lambda w, x: nn.functional.linear(x, w), (outputs, inputs)),
-            args=(torch.randn(batch, inputs, requires_grad=True),),
+            Formula(lambda w, x: nn.functional.linear(x, w), (outputs, inputs)),
+            torch.randn(batch, inputs, requires_grad=True),
         ),
-        expected=Expected(
-            forward=product,
-            backward=2 * product,
-            by_module={"": PhaseFlops(forward=product, backward=2 * product)},
-        ),
+        expected=Expected(product, 2 * product, by_module={"": (product, 2 * product)}),
     )
 
 
@@ -232,10 +224,10 @@ def einsum_splitting_heads() -> Network:
     product = 2 * batch * sequence * hidden * heads * head_dim
     return Network(
         build=lambda: Example(
-            model=Formula(lambda w, x: torch.einsum("bsh,hnd->bsnd", x, w), (hidden, heads, head_dim)),
-            args=(torch.randn(batch, sequence, hidden),),
+            Formula(lambda w, x: torch.einsum("bsh,hnd->bsnd", x, w), (hidden, heads, head_dim)),
+            torch.randn(batch, sequence, hidden),
         ),
-        expected=Expected(forward=product, backward=product),
+        expected=Expected(product, product),
     )
 
 
@@ -280,8 +272,7 @@ def sparse_adjacency_times_features() -> Network:
             self.lin = nn.Linear(inputs, outputs, bias=False)
 
         def forward(self, adjacency: Tensor, features: Tensor) -> Tensor:
-            result: Tensor = torch.sparse.mm(adjacency, self.lin(features))
-            return result
+            return torch.sparse.mm(adjacency, self.lin(features))
 
     def build() -> Example:
         sources = torch.tensor([0, 0, 1, 2, 3, 3, 4, 5, 5])
@@ -289,16 +280,14 @@ def sparse_adjacency_times_features() -> Network:
         adjacency = torch.sparse_coo_tensor(
             torch.stack([sources, targets]), torch.randn(edges), (nodes, nodes), check_invariants=True
         )
-        return Example(model=GraphConvolution(), args=(adjacency.coalesce(), torch.randn(nodes, inputs)))
+        return Example(GraphConvolution(), adjacency.coalesce(), torch.randn(nodes, inputs))
 
     projection = 2 * nodes * inputs * outputs
     propagation = 2 * edges * outputs
     return Network(
         build=build,
         expected=Expected(
-            forward=projection + propagation,
-            backward=projection + propagation,
-            by_module={"lin": PhaseFlops(forward=projection, backward=projection)},
+            projection + propagation, projection + propagation, by_module={"lin": (projection, projection)}
         ),
     )
 
@@ -313,14 +302,12 @@ def integer_matrix_product() -> Network:
 
     return Network(
         build=lambda: Example(
-            model=Formula(product),
-            args=(
-                torch.randint(-9, 9, (rows, inner), dtype=torch.int8),
-                torch.randint(-9, 9, (inner, columns), dtype=torch.int8),
-            ),
+            Formula(product),
+            torch.randint(-9, 9, (rows, inner), dtype=torch.int8),
+            torch.randint(-9, 9, (inner, columns), dtype=torch.int8),
             step=forward_without_grad,
         ),
-        expected=Expected(forward=2 * rows * inner * columns),
+        expected=Expected(2 * rows * inner * columns),
     )
 
 
@@ -335,13 +322,11 @@ def packed_eight_bit_weight() -> Network:
 
     return Network(
         build=lambda: Example(
-            model=Packed(),
-            args=(
-                torch.randn(rows, inner, dtype=torch.bfloat16),
-                torch.randint(-9, 9, (columns, inner), dtype=torch.int8),
-                torch.ones(columns, dtype=torch.bfloat16),
-            ),
+            Packed(),
+            torch.randn(rows, inner, dtype=torch.bfloat16),
+            torch.randint(-9, 9, (columns, inner), dtype=torch.int8),
+            torch.ones(columns, dtype=torch.bfloat16),
             step=forward_without_grad,
         ),
-        expected=Expected(forward=2 * rows * inner * columns),
+        expected=Expected(2 * rows * inner * columns),
     )

@@ -62,8 +62,7 @@ class WithBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The block, checkpointed."""
-        result: Tensor = self.how(self.block if self.as_module else self.block.forward, x)
-        return result
+        return self.how(self.block if self.as_module else self.block.forward, x)
 
 
 def repeated_block(
@@ -72,19 +71,17 @@ def repeated_block(
     """Forward and backward as without a checkpoint; recompute is the forward."""
     return Network(
         build=lambda: Example(
-            model=WithBlock(how, as_module=as_module),
-            args=(torch.randn(ROWS, WIDTH, requires_grad=True),),
-            step=step,
+            WithBlock(how, as_module=as_module), torch.randn(ROWS, WIDTH, requires_grad=True), step=step
         ),
         expected=Expected(
-            forward=3 * LAYER,
-            backward=2 * LAYER + 2 * LAYER,
-            recompute=3 * LAYER,
+            3 * LAYER,
+            2 * LAYER + 2 * LAYER,
+            3 * LAYER,
             without_backward=LAYER,
             by_module={
-                "block.first": PhaseFlops(forward=LAYER, backward=2 * LAYER, recompute=LAYER),
-                "block.index": PhaseFlops(forward=LAYER, recompute=LAYER),
-                "block.last": PhaseFlops(forward=LAYER, backward=2 * LAYER, recompute=LAYER),
+                "block.first": (LAYER, 2 * LAYER, LAYER),
+                "block.index": (LAYER, 0, LAYER),
+                "block.last": (LAYER, 2 * LAYER, LAYER),
             },
         ),
     )
@@ -165,7 +162,7 @@ def index_in_a_checkpoint_under_offloading() -> Network:
 
     network = repeated_block(offloading)
     # The inner hooks keep every tensor: the checkpoint is never asked to repeat anything.
-    expected = Expected(forward=3 * LAYER, backward=4 * LAYER, without_backward=LAYER)
+    expected = Expected(3 * LAYER, 4 * LAYER, without_backward=LAYER)
     return Network(build=network.build, expected=expected)
 
 
@@ -178,7 +175,7 @@ def index_in_a_selective_checkpoint() -> Network:
         return CheckpointPolicy.MUST_SAVE if operator in kept else CheckpointPolicy.PREFER_RECOMPUTE
 
     how = partial(checkpoint, use_reentrant=False, context_fn=partial(create_selective_checkpoint_contexts, policy))
-    expected = Expected(forward=3 * LAYER, backward=4 * LAYER, without_backward=LAYER)
+    expected = Expected(3 * LAYER, 4 * LAYER, without_backward=LAYER)
     return Network(build=repeated_block(how).build, expected=expected)
 
 
@@ -246,15 +243,11 @@ def nested_block(*, outer: bool, inner: bool) -> Network:
     return Network(
         build=network.build,
         expected=Expected(
-            forward=3 * LAYER,
-            backward=4 * LAYER,
-            recompute=2 * 3 * LAYER,
+            3 * LAYER,
+            4 * LAYER,
+            2 * 3 * LAYER,
             without_backward=LAYER,
-            by_module={
-                "block.first": layer,
-                "block.index": PhaseFlops(forward=LAYER, recompute=2 * LAYER),
-                "block.last": layer,
-            },
+            by_module={"block.first": layer, "block.index": (LAYER, 0, 2 * LAYER), "block.last": layer},
         ),
     )
 
@@ -300,10 +293,7 @@ def index_in_a_checkpoint_that_is_differentiated_twice() -> Network:
     return Network(
         build=network.build,
         expected=Expected(
-            forward=3 * LAYER,
-            backward=2 * LAYER + 2 * (2 * LAYER) + 2 * (2 * LAYER),
-            recompute=2 * 3 * LAYER,
-            without_backward=LAYER,
+            3 * LAYER, 2 * LAYER + 2 * (2 * LAYER) + 2 * (2 * LAYER), 2 * 3 * LAYER, without_backward=LAYER
         ),
     )
 
@@ -327,8 +317,7 @@ def gradient_in_a_checkpoint() -> Network:
         def inside(self, positions: Tensor) -> Tensor:
             energy = self.leave(torch.tanh(self.enter(positions))).sum()
             (forces,) = torch.autograd.grad(energy, positions, create_graph=True)
-            result: Tensor = energy.square() + forces.square().sum()
-            return result
+            return energy.square() + forces.square().sum()
 
         def forward(self, positions: Tensor) -> Tensor:
             with set_checkpoint_early_stop(False):
@@ -339,7 +328,7 @@ def gradient_in_a_checkpoint() -> Network:
     once = (first + second) + (first + second)
     return Network(
         one_call=False,
-        build=lambda: Example(model=Potential(), args=(torch.randn(batch, inputs, requires_grad=True),)),
+        build=lambda: Example(Potential(), torch.randn(batch, inputs, requires_grad=True)),
         expected=Expected(
             forward=first + second,
             backward=(first + second) + (2 * first + second) + (2 * first + 2 * second),
@@ -385,17 +374,11 @@ def implicit_layer() -> Network:
             self.layer = nn.Linear(WIDTH, WIDTH)
 
         def forward(self, x: Tensor) -> Tensor:
-            result: Tensor = Equilibrium.apply(self.layer, x)  # type: ignore[no-untyped-call]
-            return result
+            return Equilibrium.apply(self.layer, x)  # type: ignore[no-untyped-call]
 
     return Network(
-        build=lambda: Example(model=Implicit(), args=(torch.randn(ROWS, WIDTH, requires_grad=True),)),
-        expected=Expected(
-            forward=LAYER,
-            backward=3 * LAYER + 2 * LAYER,
-            recompute=LAYER,
-            by_module={"layer": PhaseFlops(forward=LAYER, backward=5 * LAYER, recompute=LAYER)},
-        ),
+        build=lambda: Example(Implicit(), torch.randn(ROWS, WIDTH, requires_grad=True)),
+        expected=Expected(LAYER, 3 * LAYER + 2 * LAYER, LAYER, by_module={"layer": (LAYER, 5 * LAYER, LAYER)}),
     )
 
 
@@ -423,6 +406,6 @@ def block_with_grad_in_a_no_grad_forward() -> Network:
             return result
 
     return Network(
-        build=lambda: Example(model=Model(), args=(torch.randn(ROWS, WIDTH),)),
-        expected=Expected(forward=2 * LAYER, backward=LAYER, without_backward=LAYER),
+        build=lambda: Example(Model(), torch.randn(ROWS, WIDTH)),
+        expected=Expected(2 * LAYER, LAYER, without_backward=LAYER),
     )

@@ -113,7 +113,7 @@ def test_a_program_that_ends_in_a_window_reports_what_there_is(tmp_path: Path) -
     files = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.json"))
     assert files == ["lightning_flops/profile.json"]
     profile = Profile.from_json((tmp_path / files[0]).read_text(encoding="utf-8"))
-    words = figures(profile, reasons=False)
+    words = figures(profile)
     assert printed.count(f"FLOPs of step 2: {words}. Page: lightning_flops/profile.html\n") == 1
     assert (profile.counted_steps, profile.timed_steps, profile.flops.forward) == ((2,), (5, 6), FORWARD)
 

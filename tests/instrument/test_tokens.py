@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import UserDict
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pytest
@@ -121,23 +120,6 @@ def test_a_packed_sequence_has_no_padding() -> None:
     expected = BatchTokens(10, 10, 4 + 25 + 9)
     assert tokens_in(batch) == expected
     assert tokens_in((batch, torch.zeros(3))) == expected
-    assert tokens_in(Fields(batch, torch.zeros(3))) == expected
-
-
-class Named(NamedTuple):
-    attention_mask: torch.Tensor
-    rows: torch.Tensor
-
-
-@dataclass
-class Fields:
-    input_ids: Any
-    attention_mask: Any
-
-
-def test_a_batch_may_name_its_fields() -> None:
-    assert tokens_in(Named(MASK, IDS)) == BatchTokens(12, 9, 29)
-    assert tokens_in(Fields(IDS, MASK)) == BatchTokens(12, 9, 29)
 
 
 WHOLE = {"input_ids": IDS[:2], "attention_mask": torch.ones(2, 4, dtype=torch.long)}

@@ -153,7 +153,7 @@ def test_who_did_not_write_the_callback_finds_no_files_without_a_logger_and_one_
     assert callback.profile is not None and callback.profile.flops.forward == batch_flops().forward
     assert list(tmp_path.rglob("*")) == []
     assert heard == [
-        f"FLOPs of step 1: {figures(callback.profile, reasons=False)}. No file keeps it: give the Trainer a logger or "
+        f"FLOPs of step 1: {figures(callback.profile)}. No file keeps it: give the Trainer a logger or "
         'a FlopsProfilerCallback, or call logging.basicConfig(level="INFO").'
     ]
 

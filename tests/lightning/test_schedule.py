@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from lightning_flops import FlopsProfilerCallback, Profile
 from lightning_flops.adapters.lightning import LightningRun
-from lightning_flops.report.throughput_text import render_throughput
+from lightning_flops.report.text import render_text
 from lightning_flops.run.monitor import Monitor
 from lightning_flops.schema.throughput import Spread, ThroughputSummary
 from tests.fake_clock import FakeNow
@@ -172,9 +172,9 @@ def test_timer_only_counts_times_and_traces_nothing(
     assert summary.reader_cost_sec == Spread(average=3.0, maximum=3.0, minimum=3.0)
     assert summary.batch_cost_sec == Spread(average=17.0, maximum=17.0, minimum=17.0)
     assert summary.ips == Spread(average=BATCH / 17, maximum=BATCH / 17, minimum=BATCH / 17)
-    assert render_throughput(summary) in [r.getMessage() for r in caplog.records]
+    assert render_text(summary) in [r.getMessage() for r in caplog.records]
     (text,) = events.Tensors("flops_monitor/summary/text_summary")
-    assert render_throughput(summary) in text.tensor_proto.string_val[0].decode()
+    assert render_text(summary) in text.tensor_proto.string_val[0].decode()
     assert (
         ThroughputSummary.from_json(
             (tmp_path / "run" / "version_0" / "lightning_flops" / "throughput.json").read_text()

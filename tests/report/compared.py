@@ -98,7 +98,6 @@ def traced_step(
         backward_us=sum(own[1].values()) + 1e3 * backward_rest_ms,
         optimizer_us=3e3,
         gradient_accumulation_us=0.0,
-        backward_communication_us=0.0,
         unattributed_forward_us=0.0,
         unattributed_backward_us=1e3 * backward_rest_ms,
     )

@@ -15,8 +15,7 @@ from torch import nn
 
 from lightning_flops.adapters.standalone import get_model_profile
 from lightning_flops.config import ProfilerConfig
-from lightning_flops.report.markdown import fenced
-from lightning_flops.report.text import render_advice, render_text
+from lightning_flops.report.text import fenced, render_advice, render_text
 from lightning_flops.report.trace_text import render_traces
 from lightning_flops.schema.advice import Advice
 from tests.analysis.in_memory import analyze_traces

@@ -32,8 +32,8 @@ def test_names_give_way_where_the_terminal_is_narrow() -> None:
     narrow = View(rows=None, width=50).table(["name", "calls"], rows)
     assert max(map(len, narrow)) == 50
     assert narrow[1].split() == ["x" * 21 + "…" + "x" * 21, "1"]
-    # What cannot be cut any more stays as it is.
-    assert max(map(len, View(rows=None, width=5).table(["name", "calls"], rows))) == 16 + 2 + 5
+    # What would not fit even so stays as it is.
+    assert max(map(len, View(rows=None, width=5).table(["name", "calls"], rows))) == 60 + 2 + 5
 
 
 def test_a_table_moves_together_before_names_are_cut() -> None:
@@ -41,30 +41,10 @@ def test_a_table_moves_together_before_names_are_cut() -> None:
     assert View(rows=None, width=34).table(["name", "a", "b"], rows)[1] == "x" * 20 + "  1  2"
 
 
-def test_a_table_that_is_too_wide_goes_on_below_with_its_names() -> None:
-    rows = [["name of a row", "111111111", "222222222", "333333333"]]
-    assert View(rows=None, width=36).table(["head", "a", "b", "c"], rows) == [
-        "head                   a          b",
-        "name of a row  111111111  222222222",
-        "",
-        "head                   c",
-        "name of a row  333333333",
-    ]
-
-
 def test_the_widest_of_the_texts_on_the_left_gives_way() -> None:
     rows = [["a" * 30, "b" * 20, "1"]]
     lines = View(rows=None, width=45).table(["x", "y", "n"], rows, left=(0, 1))
     assert lines[1] == f"{'a' * 10}…{'a' * 9}  {'b' * 20}  1"
-
-
-def test_a_line_goes_on_below_its_label_where_the_terminal_is_narrow() -> None:
-    assert View(rows=None).line("peak", "2 GB") == [f"{'peak:':<70}  2 GB"]
-    assert View(rows=None, width=40).line("peak", "2 GB") == [f"{'peak:':<20}  2 GB"]
-    assert View(rows=None, width=30).line("device 0: achieved occupancy", "39.00%") == [
-        "device 0: achieved occupancy:",
-        "    39.00%",
-    ]
 
 
 def test_the_command_knows_the_keys_that_the_tables_know() -> None:
@@ -176,9 +156,3 @@ def test_collectives_of_ranks_are_those_with_most_time_first(every_table: Traces
     table = text[text.index("\ncollective ") :].splitlines()[2:4]
     # 21 us on rank 1, 20 on rank 0, then the 7 of each.
     assert [line.split()[0] for line in table] == ["allreduce", "allgather"]
-
-
-@pytest.mark.parametrize("width", [60, 80, 100])
-def test_everything_fits_the_terminal(every_table: TracesReport, width: int) -> None:
-    text = render_traces(every_table, width=width)
-    assert max(map(len, text.splitlines())) <= width

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_flops.config import ProfilerConfig
-from lightning_flops.report.markdown import fenced
-from lightning_flops.report.text import render_text
+from lightning_flops.report.text import fenced, render_text
 from tests.report import windows
 from tests.report.windows import build_profile
 

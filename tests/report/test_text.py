@@ -11,12 +11,9 @@ from torch import nn
 from lightning_flops import flops_formula
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import FlopRecord, ModuleRecord, PhaseSeconds, WindowRecord
-from lightning_flops.report.formula_text import render_formula
 from lightning_flops.report.text import render_text
-from lightning_flops.report.throughput_text import render_throughput
 from tests.golden_files import golden
 from tests.report import windows
-from tests.report.test_throughput_text import OF_TEN_STEPS
 from tests.report.traced_windows import mlp_traced
 from tests.report.windows import build_profile
 
@@ -44,12 +41,6 @@ CASES = {
 def test_report_is_the_file_people_read(name: str) -> None:
     window, config = CASES[name]
     golden(f"text/{name}.txt", render_text(build_profile(window, config=config), detailed=True))
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_report_of_an_ordinary_model_fits_100_columns(name: str) -> None:
-    window, config = CASES[name]
-    assert [line for line in _lines(window, config) if len(line) > 100 and "lower bound)" not in line] == []
 
 
 def test_deepspeeds_labels_stand_in_deepspeeds_order() -> None:
@@ -261,16 +252,9 @@ def _lines(window: WindowRecord, config: ProfilerConfig) -> list[str]:
     return render_text(build_profile(window, config=config), detailed=True).split("\n")
 
 
-def test_throughput_and_formulas_are_rendered_as_they_are_printed() -> None:
+def test_formulas_are_rendered_as_they_are_printed() -> None:
     formula = flops_formula(nn.Linear(3, 4), torch.randn(2, 3), vary={0: [0]})
-    report = formula.report()
-    assert (
-        render_text(formula, detailed=True)
-        == render_text(report, detailed=True)
-        == str(formula)
-        == render_formula(report)
-    )
-    assert render_text(OF_TEN_STEPS, detailed=True) == render_throughput(OF_TEN_STEPS)
+    assert render_text(formula) == render_text(formula.report()) == str(formula)
 
 
 @pytest.mark.parametrize("other", [None, "profile.json", {}, windows.mlp_window()])

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lightning_flops.report.throughput_text import estimate_text, render_throughput
+from lightning_flops.report.text import render_text
+from lightning_flops.report.throughput_text import estimate_text
 from lightning_flops.schema.throughput import Spread, ThroughputSummary
 from tests.golden_files import golden
 
@@ -32,7 +33,7 @@ def test_the_summary_is_a_table_of_costs_and_rates() -> None:
         ips=Spread(average=39.13907, maximum=45.03588, minimum=35.9583),
         ips_unit="samples/s",
     )
-    golden("text/throughput.txt", render_throughput(summary))
+    golden("text/throughput.txt", render_text(summary))
 
 
 def test_what_was_not_seen_is_not_available() -> None:
@@ -45,7 +46,7 @@ def test_what_was_not_seen_is_not_available() -> None:
         ips=None,
         ips_unit="batches/s",
     )
-    golden("text/throughput_unknown.txt", render_throughput(summary))
+    golden("text/throughput_unknown.txt", render_text(summary))
 
 
 def test_a_run_of_many_lengths_shows_its_error_and_its_padding() -> None:
@@ -64,7 +65,7 @@ def test_a_run_of_many_lengths_shows_its_error_and_its_padding() -> None:
         tokens_per_sec=12_345.0,
         useful_mfu=0.2,
     )
-    golden("text/throughput_lengths.txt", render_throughput(summary))
+    golden("text/throughput_lengths.txt", render_text(summary))
 
 
 def test_shares_carry_their_error() -> None:
@@ -91,19 +92,19 @@ def test_a_run_whose_steps_are_all_known_says_what_they_spent() -> None:
         flops_error=0.0,
         checks=12,
     )
-    golden("text/throughput_known.txt", render_throughput(summary))
+    golden("text/throughput_known.txt", render_text(summary))
 
 
 def test_a_run_whose_peak_is_not_known_says_that_its_mfu_is_not() -> None:
     why = "no dense peak is known for the device; run lightning-flops peak, or set peak_flops_per_sec"
-    lines = render_throughput(replace(OF_TEN_STEPS, model_flops_per_sec=1_000.0, unavailable={"mfu": why})).splitlines()
+    lines = render_text(replace(OF_TEN_STEPS, model_flops_per_sec=1_000.0, unavailable={"mfu": why})).splitlines()
     place = lines.index("Model FLOPs: 1,000, hardware FLOPs: 1,000, MFU: n/a")
     assert lines[place + 1] == f"MFU is n/a: {why}."
 
 
 def test_what_makes_flops_lower_bounds_stands_below_them() -> None:
     notes = ("Step 5 spent more.", "Nothing else is known.")
-    lines = render_throughput(replace(OF_TEN_STEPS, mfu=0.5, lower_bound=True, notes=notes)).splitlines()
+    lines = render_text(replace(OF_TEN_STEPS, mfu=0.5, lower_bound=True, notes=notes)).splitlines()
     place = lines.index(
         "Model FLOPs: 1,000 (lower bound), hardware FLOPs: 1,000 (lower bound), MFU: 50.00% (lower bound)"
     )

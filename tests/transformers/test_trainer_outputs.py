@@ -135,7 +135,7 @@ def test_one_line_tells_where_the_report_is(shown_by: str, tmp_path: Path, capsy
         said.removeHandler(handler)
         said.setLevel(level)
     assert callback.profile is not None
-    words = f"FLOPs of step 1: {figures(callback.profile, reasons=False)}."
+    words = f"FLOPs of step 1: {figures(callback.profile)}."
     line = f"{words} Page: {tmp_path}/lightning_flops/profile.html"
     printed = capsys.readouterr().out
     assert printed.count(line) == (shown_by != "log")

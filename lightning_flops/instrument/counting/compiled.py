@@ -12,6 +12,7 @@ import operator
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -23,10 +24,10 @@ from lightning_flops.instrument.counting.compiled_flex import flex_calls
 from lightning_flops.instrument.counting.formulas import Unreadable, lookup
 from lightning_flops.instrument.counting.totals import Totals
 from lightning_flops.instrument.module_scope import ModuleNames
-from lightning_flops.instrument.patches import Patches, listening
+from lightning_flops.instrument.patches import listening, replace
 from lightning_flops.instrument.torch_private import compiler
 from lightning_flops.instrument.torch_private.autograd import calling_modules, sequence_number
-from lightning_flops.instrument.torch_private.dispatch import modes_off
+from lightning_flops.instrument.torch_private.dispatch import modes_off, new_fake_mode
 from lightning_flops.instrument.torch_private.operators import HigherOrderOperator, OpOverload
 from lightning_flops.text.printable import package_logger
 
@@ -46,7 +47,7 @@ CountUnseen = Callable[[Any, tuple[Any, ...]], bool]
 
 
 def watch(
-    patches: Patches,
+    undo: ExitStack,
     target: Any,
     name: str,
     failed: Callable[[Exception], None],
@@ -55,7 +56,8 @@ def watch(
     after: Callable[..., None] | None = None,
 ) -> None:
     """Has us called before or after a function of torch's, which is compiled as without us."""
-    patches.replace(
+    replace(
+        undo,
         target,
         name,
         lambda original: compiler.hide_around(
@@ -72,7 +74,7 @@ class CompiledCode:
         self._threads = threads
         self._totals = totals
         self._flops_of = flops_of
-        self._patches = Patches()
+        self._undo = ExitStack()
         self._watched: set[Any] = set()
         self._repeated: dict[Any, Counter[int] | None] = {}
         self._modules: frozenset[nn.Module] = frozenset()
@@ -97,7 +99,7 @@ class CompiledCode:
         if kind is not None and kind not in self._watched:
             self._watched.add(kind)
             watch(
-                self._patches,
+                self._undo,
                 kind,
                 "__call__",
                 partial(self._totals.failed, "a compiled kernel"),
@@ -107,11 +109,11 @@ class CompiledCode:
     def _graph_runs(self, graph: Any, inputs: Any) -> None:
         counted = False
         try:
-            for called, args in flex_calls(compiler.source_graph(graph), inputs):
+            for called, args in flex_calls(str(getattr(graph, "inductor_post_grad_graph_str", "")), inputs):
                 counted = self._count_unseen is not None and self._count_unseen(called, args)
         except Unreadable:
             logger.debug("flex attention in a compiled graph could not be read", exc_info=True)
-        for kernel in _templates_in(compiler.generated_source(graph)):
+        for kernel in _templates_in(str(getattr(graph, "source_code", ""))):
             if not (counted and "flex_attention" in kernel):
                 self.list_unseen(f"inductor.{kernel}")
 
@@ -126,7 +128,7 @@ class CompiledCode:
 
     def close(self) -> None:
         """Looks at nothing any more, and leaves what torch made as it was."""
-        self._patches.undo()
+        self._undo.close()
         self._count_unseen = None
         self._watched.clear()
         self._repeated.clear()
@@ -149,7 +151,7 @@ class CompiledCode:
         if compiler.is_compiled(function):
             failed = partial(self._totals.failed, "the beginning of a compiled backward")
             compiler.hide(self._begins)
-            watch(self._patches, function, compiler.BACKWARD_ENTRY, failed, before=partial(self._begins, function))
+            watch(self._undo, function, compiler.BACKWARD_ENTRY, failed, before=partial(self._begins, function))
 
     def _begins(self, function: Any, context: Any, inputs: list[Any]) -> Callable[[], None]:
         """A compiled backward starts with these inputs; returns what to call when it has ended."""
@@ -225,11 +227,9 @@ def _sizes(
     graph: torch.fx.Graph, inputs: dict[Any, Any], needed: set[Any], products: set[Any], flops_of: FlopsOf
 ) -> Counter[int]:
     """FLOPs of the nodes *products*, whose sources are *needed*, from fake tensors of the inputs' shapes."""
-    from lightning_flops.instrument.torch_private.fakes import FakeTensorMode  # loads more of torch than most runs need
-
     sizes: Counter[int] = Counter()
     values: dict[Any, Any] = {}
-    with modes_off(), torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
+    with modes_off(), torch.no_grad(), new_fake_mode() as mode:
         for node in graph.nodes:
             if node not in needed:
                 continue

@@ -176,19 +176,17 @@ class FlopCounter:
         undo.callback(optimizers.remove)
         optimizers.put_up()
         undo.enter_context(watch_functions(self._mode.enter_function, self._mode.leave_function))
-        replaced = patches.Patches()
-        undo.callback(replaced.undo)
         begins, ends = listeners_of_repetitions(self._threads)
         at_backward = partial(self._failed, "the beginning of a backward")
         for module, name in backward_entries():
-            watch(replaced, module, name, at_backward, before=self._backward_begins)
+            watch(undo, module, name, at_backward, before=self._backward_begins)
         at_begin, at_end = (partial(self._failed, f"the {one} of a repeated forward") for one in ("beginning", "end"))
         for manager in (torch.enable_grad, torch.set_grad_enabled):
-            watch(replaced, manager, "__enter__", at_begin, after=begins)
-            watch(replaced, manager, "__exit__", at_end, before=ends)
+            watch(undo, manager, "__enter__", at_begin, after=begins)
+            watch(undo, manager, "__exit__", at_end, before=ends)
         graph = getattr(torch.cuda, "CUDAGraph", None)
         if graph is not None and hasattr(graph, "replay"):
-            watch(replaced, graph, "replay", partial(self._failed, "a replayed CUDA graph"), before=self._replays)
+            watch(undo, graph, "replay", partial(self._failed, "a replayed CUDA graph"), before=self._replays)
 
     # ---- what the loop says
 

@@ -25,9 +25,10 @@ from lightning_flops.instrument.torch_private.dispatch import (
     hands_over,
     is_fake,
     is_pushed,
+    keys_of_python_kernel,
     pushed,
+    run_python_kernel,
 )
-from lightning_flops.instrument.torch_private.kernels import keys_of_python_kernel, run_python_kernel
 from lightning_flops.records import OUTSIDE, FlopPhase
 from lightning_flops.text.printable import package_logger
 
@@ -48,7 +49,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         self._compiled = compiled
         self._halve_causal = halve_causal
         self._failed = totals.failed
-        self._operators: dict[int, Operator] = {}
+        self._operators: dict[Any, Operator] = {}
         self._failing: set[str] = set()
         self.counts_fake = False
         """Whether the user computes with fake tensors. If not, some library uses them to find a shape."""
@@ -71,7 +72,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         kwargs = kwargs or {}
         try:
-            operator = self._operators.get(id(func)) or self._operator(func)
+            operator = self._operators.get(func) or self._operators.setdefault(func, Operator(func))
             counts = not operator.moves_nothing or operator.sized_by_values is not None
             if operator.higher_order:
                 counts = not (operator.listed and runs_only_functions(func))
@@ -87,15 +88,10 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         if counts and operator.looks_inside:
             return self._open(operator, types, args, kwargs)
-        out = operator.call(*args, **kwargs)
+        out = operator.function(*args, **kwargs)
         if counts:
             self._add(operator, args, kwargs, out)
         return out
-
-    def _operator(self, function: Any) -> Operator:
-        """What is kept about an operator that is called for the first time."""
-        operator = self._operators[id(function)] = Operator(function)
-        return operator
 
     def _open(self, operator: Operator, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs an operator that may run others, which are seen, or whose kernel is written in Python."""
@@ -107,13 +103,14 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         keys = None
         try:
             # If there are other modes below this one, the operator still has to go to them.
-            keys = None if types or depth() else keys_of_python_kernel(operator.function, args, kwargs)
+            if not (types or depth()):
+                keys = keys_of_python_kernel(operator.function, tensors_in((*args, *kwargs.values())))
         except Exception as error:
             self._failed("an operator", error)
         if keys is None:
-            out = operator.call(*args, **kwargs)
+            out = operator.function(*args, **kwargs)
         else:
-            out = run_python_kernel(operator.function, keys, args, kwargs, *(() if operator.counted else (self,)))
+            out = run_python_kernel(operator.function, keys, args, kwargs, None if operator.counted else self)
         self._add(operator, args, kwargs, out, moves=keys is None or operator.counted)
         return out
 
@@ -183,11 +180,15 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
             dtype: Any = entry.dtype_of(args, kwargs, out)
             flops, skipped, repeated, skipped_again = split_work(work, self._halve_causal)
         except Exception as error:  # a user's formula may raise anything; its operator is listed in the report
-            self._formula_failed(operator.name, error)
+            if operator.name not in self._failing:
+                self._failing.add(operator.name)
+                words = f"the FLOP formula of {operator.name} failed ({type(error).__name__}: {error})"
+                logger.warning("%s: it is listed as uncounted", words)
             totals.list(operator.name, module, elements_of(out), True)
             return totals.cell(module, phase, operator.name)
-        if dtype is torch.float32 and self.runs_in_tf32 is not None and _on_cuda(args):
-            dtype = "tf32" if self.runs_in_tf32(operator.name) else dtype
+        if dtype is torch.float32 and self.runs_in_tf32 is not None and self.runs_in_tf32(operator.name):
+            on_cuda = any(tensor.is_cuda for tensor in tensors_in(args))
+            dtype = "tf32" if on_cuda else dtype
         if entry.estimate:
             totals.estimates[operator.name] = entry.estimate
         self.data_dependent |= isinstance(work, Work) and work.by_values
@@ -207,7 +208,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
     def count_unseen(self, function: Any, args: tuple[Any, ...]) -> bool:
         """Counts one call of an operator inside compiled code; returns whether it could."""
         state = self._threads.here()
-        operator = self._operators.get(id(function)) or self._operator(function)
+        operator = self._operators.get(function) or self._operators.setdefault(function, Operator(function))
         if state.paused or not operator.counted:
             return operator.counted
         with self._totals.lock:
@@ -227,12 +228,6 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         else:
             cell.hidden += flops
             self._compiled.watch(function)
-
-    def _formula_failed(self, name: str, error: Exception) -> None:
-        if name not in self._failing:
-            self._failing.add(name)
-            kind = type(error).__name__
-            logger.warning("the FLOP formula of %s failed (%s: %s): it is listed as uncounted", name, kind, error)
 
     # ---- autograd functions and kernels with a formula of their own (``watch_functions``)
 
@@ -281,8 +276,3 @@ def split_work(work: int | Work, halve_causal: bool) -> tuple[int, int, int, int
         flops //= 2
         repeated //= 2
     return flops, own, repeated, again
-
-
-def _on_cuda(args: tuple[Any, ...]) -> bool:
-    """Whether the first tensor is on a GPU."""
-    return next((bool(tensor.is_cuda) for tensor in tensors_in(args)), False)

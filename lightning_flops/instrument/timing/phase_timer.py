@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, get_args
 
-from lightning_flops.instrument.timing.clocks import Clock
+from lightning_flops.instrument.timing.clocks import WallClock
 from lightning_flops.records import PhaseSeconds, TimePhase
 
 _PHASES = frozenset(get_args(TimePhase))
@@ -51,7 +51,7 @@ class PhaseTimer:
     the step, and neither does anything inside it.
     """
 
-    def __init__(self, clock: Clock[Any]) -> None:
+    def __init__(self, clock: WallClock) -> None:
         self._clock = clock
         self._stamp = clock.stamp
         self._stamps: list[Any] = []

@@ -19,8 +19,8 @@ import torch.autograd.profiler as autograd_profiler
 from torch import distributed, nn
 from torch.profiler import ProfilerActivity, record_function
 
-from lightning_flops.instrument.module_hooks import module_hooks
-from lightning_flops.instrument.patches import Patches
+from lightning_flops.instrument.module_hooks import put_up_hooks
+from lightning_flops.instrument.patches import replace
 from lightning_flops.instrument.torch_private import profiling
 from lightning_flops.instrument.tracing.module_marks import ModuleMarks
 from lightning_flops.records import METADATA_KEY, StepSignature, TracedStepRecord, phase_mark
@@ -58,8 +58,8 @@ class StepTracer:
         """One that was prepared."""
         self._recording = self._ours = self._is_up = False
         self._undo = ExitStack()
-        self._step_mark: Any = None
-        self._phases: list[Any] = []
+        self._marks: list[Any] = []
+        """Marks that are open: the step's, and those of the parts that are running."""
         self._index = self._first_index = -1
         self.lost: str | None = None
         """Why something cannot be traced, in a sentence; None if everything can."""
@@ -98,12 +98,12 @@ class StepTracer:
         if self._recording:
             mark = profiling.new_mark(phase_mark(part))
             mark.__enter__()
-            self._phases.append(mark)
+            self._marks.append(mark)
 
     def leave(self) -> None:
         """The part entered last ends."""
-        if self._phases:
-            self._phases.pop().__exit__(None, None, None)
+        if len(self._marks) > 1:
+            self._marks.pop().__exit__(None, None, None)
 
     def stop(self, *signatures: StepSignature) -> TracedStepRecord | None:
         """The steps of these *signatures* are over: what was recorded; everything is removed from torch."""
@@ -163,11 +163,10 @@ class StepTracer:
             self._lose(f"torch.profiler failed ({words_of(error)}).")
 
     def _put_up(self) -> None:
-        marks, patches = ModuleMarks(self._root), Patches()
-        self._undo.callback(patches.undo)
+        marks = ModuleMarks(self._root)
         for name in profiling.functions_that_set_up():
-            patches.replace(autograd_profiler, name, self._stand_aside)
-        self._undo.enter_context(module_hooks(marks.enter, marks.leave))
+            replace(self._undo, autograd_profiler, name, self._stand_aside)
+        put_up_hooks(self._undo, marks.enter, marks.leave)
         self._is_up = True
 
     def _prepare(self) -> None:
@@ -182,12 +181,11 @@ class StepTracer:
     def _mark_step(self, index: int) -> None:
         if index == self._index:
             return  # another batch of the same step
-        if self._step_mark is not None:
-            self._step_mark.__exit__(None, None, None)
+        self._close_marks()
         self._index = index
         mark: Any = record_function(f"ProfilerStep#{index}")
         mark.__enter__()
-        self._step_mark = mark  # once it was entered: leaving it before raises
+        self._marks.append(mark)
 
     def _is_there_another(self) -> bool:
         """Whether the user's profiler is on, or may be switched on at any moment; then this one is lost."""
@@ -200,12 +198,9 @@ class StepTracer:
         return True
 
     def _stand_aside(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        whole = weakref.ref(self)  # an undone patch may live until the next garbage collection
-
         def begin(*args: Any, **kwargs: Any) -> Any:
-            tracer = whole()
-            if tracer is not None and not tracer._ours:
-                tracer._lose("another profiler was set up meanwhile, and torch runs one at a time.")
+            if not self._ours:
+                self._lose("another profiler was set up meanwhile, and torch runs one at a time.")
             return original(*args, **kwargs)
 
         return begin
@@ -219,11 +214,8 @@ class StepTracer:
             self._ours = False
 
     def _close_marks(self) -> None:
-        while self._phases:
-            self.leave()
-        mark, self._step_mark = self._step_mark, None
-        if mark is not None:
-            mark.__exit__(None, None, None)
+        while self._marks:
+            self._marks.pop().__exit__(None, None, None)
 
     def _lose(self, why: str) -> None:
         self.lost = f"No step was traced: {why}"
@@ -243,11 +235,10 @@ class StepTracer:
 @contextmanager
 def _silent_kineto() -> Iterator[None]:
     """Inside, Kineto does not report our trace on stderr. It reads its log level when it is first used."""
-    if _LOG_LEVEL in os.environ:
-        yield
-        return
-    os.environ[_LOG_LEVEL] = _SILENT
+    before = os.environ.get(_LOG_LEVEL)
+    os.environ[_LOG_LEVEL] = before or _SILENT
     try:
         yield
     finally:
-        os.environ.pop(_LOG_LEVEL, None)
+        if before is None:
+            os.environ.pop(_LOG_LEVEL, None)

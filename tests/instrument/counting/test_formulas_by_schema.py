@@ -151,8 +151,6 @@ CALLS: dict[str, tuple[dict[str, Any], Any, int]] = {
         None,
         32 * 4 * (4 + 9),
     ),
-    "symm_mem::fused_all_gather_scaled_matmul": ({"A": LEFT, "Bs": [RIGHT]}, (meta(6, 4), [meta(6, 5)]), 2 * PRODUCT),
-    "symm_mem::fused_scaled_matmul_reduce_scatter": ({"A": LEFT, "B": RIGHT}, None, PRODUCT),
     "symm_mem::_async_input_mm": ({"a": LEFT, "b": RIGHT}, None, PRODUCT),
 }
 

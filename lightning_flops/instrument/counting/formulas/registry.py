@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from lightning_flops.instrument.counting.formulas.attention import ATTENTION_RULES, HIGHER_ORDER_FORMULAS
 from lightning_flops.instrument.counting.formulas.contract import (
     Arguments,
@@ -153,19 +151,9 @@ def hides_flops(name: str, args: Arguments, kwargs: Keywords, out: Any) -> bool:
     """Whether a call of an operator that nothing is known about may have FLOPs, so that counts are lower bounds.
 
     It may if it takes or makes a floating-point, complex or quantized tensor. One that works on integers alone does
-    not, with two exceptions: its name (``namespace.name``) speaks of a product (mm, conv, attention …), or it looks
-    like a product of quantized numbers, because two of its 8-bit inputs of at least two dimensions do not broadcast.
+    not, unless its name (``namespace.name``) speaks of a product (mm, conv, attention …).
     """
-    given = list(tensors_in((*args, *kwargs.values())))
-    made = tensors_in(out if isinstance(out, (list, tuple)) else (out,))
-    if says_heavy(name) or any(
-        one.dtype.is_floating_point or one.dtype.is_complex or one.is_quantized for one in (*given, *made)
-    ):
-        return True
-    bytes_given = [one for one in given if one.dtype in (torch.int8, torch.uint8) and not one.is_nested]
-    shapes = [tuple(one.shape) for one in bytes_given if one.dim() >= 2]
-    return any(not _broadcast(shapes[0], shape) for shape in shapes[1:])
-
-
-def _broadcast(left: tuple[int, ...], right: tuple[int, ...]) -> bool:
-    return all(a == b or a == 1 or b == 1 for a, b in zip(reversed(left), reversed(right), strict=False))
+    tensors = tensors_in((*args, *kwargs.values(), *(out if isinstance(out, (list, tuple)) else (out,))))
+    return says_heavy(name) or any(
+        one.dtype.is_floating_point or one.dtype.is_complex or one.is_quantized for one in tensors
+    )
