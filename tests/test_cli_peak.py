@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_flops.analysis.measured_peaks import COPY, measured_file, measured_peaks
+from lightning_flops.analysis.peak_flops import COPY, measured_file, measured_peaks
 from lightning_flops.cli import main
 from lightning_flops.instrument.timing.processor_wait import ProcessorWatch
 from lightning_flops.records import ProcessorLoss

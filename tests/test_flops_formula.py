@@ -186,15 +186,3 @@ def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFi
     ]:
         assert main(["formula", f"{tmp_path}/{given[0]}", *given[1:]]) == 2
         assert words in capsys.readouterr().err
-
-
-def test_asking_twice_counts_once_and_keeps_one_answer() -> None:
-    formula = flops_formula(strided(), torch.randn(2, 3, 41), vary={0: {0: "batch", 2: "frames"}})
-    before = formula.report().counted
-    answers = [formula(batch=2, frames=77) for _ in range(100)]
-    assert len(set(map(repr, answers))) == 1
-    report = formula.report()
-    assert (report.counted, len(report.asked)) == (before + 1, 1)
-    for frames in range(100, 400):
-        formula(batch=2, frames=77 + frames % 2)
-    assert len(formula.report().asked) == 2

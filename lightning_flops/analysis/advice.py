@@ -14,7 +14,7 @@ from lightning_flops.analysis.device_abilities import DeviceAbilities
 from lightning_flops.analysis.evidence import Cost, Evidence, with_trace
 from lightning_flops.analysis.rank_names import name_files
 from lightning_flops.analysis.rates import ratio
-from lightning_flops.analysis.straggler_words import straggler_action, straggler_evidence
+from lightning_flops.analysis.stragglers import straggler_action, straggler_evidence
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.schema.advice import Advice
 from lightning_flops.schema.budget import BudgetKey

@@ -6,18 +6,14 @@ its shares divide them. What neither shows is not guessed: such rows are n/a, an
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import get_args
 
-from lightning_flops.analysis.advice import ROWS_OF_RULE
 from lightning_flops.analysis.compare_split import apportioned
-from lightning_flops.analysis.rates import mean, per_second
-from lightning_flops.records import OperatorCell, WindowRecord
-from lightning_flops.schema.advice import Advice
-from lightning_flops.schema.budget import Budget, BudgetKey, BudgetRow, RunKey, RunShare
+from lightning_flops.records import WindowRecord
+from lightning_flops.schema.budget import Budget, BudgetKey
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import PartTiming, TimingProfile
 from lightning_flops.schema.trace import StepFilling, TracedStep
@@ -31,59 +27,25 @@ _NO_COMPUTE = {*_DATA, "bubble", "other"}
 _OF_TRACE: tuple[BudgetKey, ...] = ("operators", "communication", "idle")
 """The rows that a trace divides from ``compute``."""
 
-_RUN_ROWS: Mapping[str, tuple[RunKey, str]] = {
-    "validation": ("validation", "validation"),
-    "checkpoint": ("checkpoint", "checkpoints"),
-    "epoch restart": ("between_epochs", "between epochs"),
-}
-"""Causes for which time is left out of the steps, and their rows; a user may name others."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SecondsAtPeak:
-    """Seconds of one step that its FLOPs take at the peaks of their dtypes; None where a peak is not known."""
-
-    model: float | None
-    others: float | None
-    """Recomputed FLOPs and the optimizer's, less what fused masked attention skips of all of them."""
-
-
-def seconds_at_peak(
-    cells: Iterable[OperatorCell], *, peak_of: Callable[[str], float | None], counted_steps: int
-) -> SecondsAtPeak:
-    """The FLOPs of *cells*, of *counted_steps* together, at the peaks that *peak_of* knows by dtype."""
-    model, others = Counter[str](), Counter[str]()
-    for cell in cells:
-        (model if cell.phase in ("forward", "backward") else others)[cell.dtype] += cell.flops
-        others[cell.dtype] -= cell.skipped
-
-    def seconds(flops: Counter[str]) -> float | None:
-        found = 0.0
-        for dtype, spent in flops.items():
-            at_peak = per_second(amount=abs(spent), seconds=peak_of(dtype)) if spent else 0.0
-            if at_peak is None:
-                return None
-            found += math.copysign(at_peak, spent)
-        return mean(total=found, steps=counted_steps)
-
-    return SecondsAtPeak(model=seconds(model), others=seconds(others))
+_BETWEEN_STEPS = {"checkpoint": "checkpoints", "epoch restart": "between epochs"}
+"""Causes for which time is left out of the steps, in words; others are words."""
 
 
 def build_budget(
     *,
     timing: TimingProfile | None,
     traced: TracedStep | None,
-    at_peak: SecondsAtPeak,
+    peak_sec: tuple[float | None, float | None],
     memory_sec: float | None,
-    advice: Sequence[Advice],
     lower_bound: bool,
     step_word: str = "step",
     own_sec: float = 0.0,
 ) -> Budget | None:
     """The account of one step, a *step_word* for users; None if no step was timed.
 
-    *memory_sec* is what moving the bytes of all operators that are not matmul-like takes at the bandwidth of the
-    device's memory, and *own_sec* what the profiler's window took beyond the steps in it.
+    *peak_sec* is what the step's model FLOPs, and its hardware FLOPs, take at the device's peaks, *memory_sec* what
+    moving the bytes of all operators that are not matmul-like takes at the bandwidth of the device's memory, and
+    *own_sec* what the profiler's window took beyond the steps in it.
     """
     if timing is None or timing.global_step.typical_sec <= 0:
         return None
@@ -100,15 +62,16 @@ def build_budget(
             f"What filled each part is that of {step_word} {traced.index}, whose shapes are not those of all timed "
             f"{step_word}s."
         )
-    if at_peak.model is not None:
-        model_ns, others_ns = _ns(at_peak.model), _ns(at_peak.others or 0.0)
+    if peak_sec[0] is not None:
+        model_ns = _ns(peak_sec[0])
+        others_ns = 0 if peak_sec[1] is None else _ns(peak_sec[1] - peak_sec[0])
         left_ns = (times_ns["compute"] or 0) - model_ns - others_ns
         if left_ns < 0:
             notes.append("FLOPs at the peak are n/a: matmul-like operators took less time than that.")
         else:
             times_ns |= {"model": model_ns, "compute": left_ns}
-            times_ns["other_flops"] = None if at_peak.others is None else others_ns
-            if at_peak.others is None:
+            times_ns["other_flops"] = None if peak_sec[1] is None else others_ns
+            if peak_sec[1] is None:
                 notes.append(
                     "Recomputed FLOPs and the optimizer's at the peak are n/a: the peak of a dtype is unknown."
                 )
@@ -118,17 +81,13 @@ def build_budget(
                 )
     operators_ns = times_ns["operators"]
     memory_ns = None if memory_sec is None or operators_ns is None else min(operators_ns, _ns(memory_sec))
-    budget = Budget(
+    return Budget(
         wall_ns=sum(ns or 0 for ns in times_ns.values()),
-        rows=tuple(
-            BudgetRow(key=key, time_ns=times_ns[key], memory_ns=memory_ns if key == "operators" else None, advice=())
-            for key in _ROWS
-        ),
-        traced_step=None if filling is None or traced is None else traced.index,
-        run=_run(timing, own_sec=own_sec),
+        rows_ns=times_ns,
+        memory_ns=memory_ns,
+        run_ns=_run(timing, own_sec=own_sec),
         notes=tuple(notes),
     )
-    return link_advice(budget, advice)
 
 
 def _ns(seconds: float) -> int:
@@ -154,19 +113,6 @@ def _spent_ns(parts: Iterable[PartTiming], filling: StepFilling | None) -> Count
     return spent
 
 
-def link_advice(budget: Budget, advice: Sequence[Advice]) -> Budget:
-    """*budget* whose rows name the rules of *advice* that lower them."""
-    inside = [row.key for row in budget.rows if row.time_ns is None and row.key in _OF_TRACE]
-
-    def rules(row: BudgetRow) -> tuple[str, ...]:
-        if not row.time_ns:
-            return ()
-        keys = {row.key, *(inside if row.key == "compute" else ())}
-        return tuple(one.rule for one in advice if keys & ROWS_OF_RULE[one.rule])
-
-    return replace(budget, rows=tuple(replace(row, advice=rules(row)) for row in budget.rows))
-
-
 def own_seconds(window: WindowRecord, timing: TimingProfile | None) -> float:
     """Wall seconds by which batches took longer for being counted or traced; 0 where nothing was timed to compare."""
     batches = sum(step.micro_steps for step in window.timed_steps)
@@ -180,20 +126,17 @@ def with_report_sec(profile: Profile, seconds: float) -> Profile:
     """*profile* whose budget has, in addition, the wall seconds that making the report took."""
     if profile.budget is None:
         return profile
-    label = "the profiler: reading the trace and making this report"
-    share = RunShare(key="report", label=label, time_ns=_ns(seconds))
-    return replace(profile, budget=replace(profile.budget, run=(*profile.budget.run, share)))
+    run_ns = {**profile.budget.run_ns, "the profiler: reading the trace and making this report": _ns(seconds)}
+    return replace(profile, budget=replace(profile.budget, run_ns=run_ns))
 
 
-def _run(timing: TimingProfile, *, own_sec: float) -> tuple[RunShare, ...]:
+def _run(timing: TimingProfile, *, own_sec: float) -> dict[str, int]:
     """The timed steps, what came between them, and what the profiler took in addition."""
-    times: list[tuple[RunKey, str, float]] = [("training", "timed steps", timing.global_step_sec * timing.timed_steps)]
+    times = {"timed steps": timing.global_step_sec * timing.timed_steps}
     if (stalls := timing.stalls) is not None:
-        times[0] = (*times[0][:2], times[0][2] - stalls.seconds)
-        words = f"stalls ({stalls.steps} of {timing.timed_steps} timed steps, mostly in {stalls.part})"
-        times.append(("stalls", words, stalls.seconds))
-    for cause, seconds in timing.excluded_sec.items():
-        times.append((*_RUN_ROWS.get(cause, ("elsewhere", cause)), seconds))
+        times["timed steps"] -= stalls.seconds
+        times[f"stalls ({stalls.steps} of {timing.timed_steps} timed steps, mostly in {stalls.part})"] = stalls.seconds
+    times |= {_BETWEEN_STEPS.get(cause, cause): seconds for cause, seconds in timing.excluded_sec.items()}
     if own_sec > 0:
-        times.append(("profiler", "the profiler: counting and tracing", own_sec))
-    return tuple(RunShare(key=key, label=label, time_ns=_ns(seconds)) for key, label, seconds in times)
+        times["the profiler: counting and tracing"] = own_sec
+    return {label: _ns(seconds) for label, seconds in times.items()}

@@ -124,8 +124,10 @@ class _Run:
 
     def work(self, phases: _Phases) -> Work:
         """FLOPs and bytes of one step in *phases*."""
-        totals = (self.profile.flops_total, self.profile.bytes_total)
-        return Work(*(self.profile.per_step(sum(_amount(one, phase) for phase in phases)) for one in totals))
+        flops, moved = (
+            sum(_amount(one, phase) for phase in phases) for one in (self.profile.flops, self.profile.bytes_total)
+        )
+        return Work(flops, self.profile.per_step(moved))
 
     def works(self, phase: TimePhase) -> dict[str, Work]:
         """FLOPs and bytes of one step in *phase*, by module, without those below it."""

@@ -8,23 +8,15 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from lightning_flops.analysis.flop_counts import FlopCounts
-from lightning_flops.analysis.module_names import with_those_above, with_those_below
-from lightning_flops.analysis.rates import mean, per_second, ratio
+from lightning_flops.analysis.module_names import with_those_below
+from lightning_flops.analysis.rates import MOST_OF_PEAK, mean, peak_seconds, per_second, ratio
+from lightning_flops.analysis.roofline import Work, beyond_peak
 from lightning_flops.analysis.timing import build_timing, is_timed
-from lightning_flops.records import (
-    OUTSIDE,
-    PhaseFlops,
-    RunContext,
-    StepSignature,
-    TracedStepRecord,
-    WindowRecord,
-)
+from lightning_flops.records import RunContext, StepSignature, TracedStepRecord, WindowRecord
 from lightning_flops.schema.communication import CollectiveCalls
 from lightning_flops.schema.modules import ModuleTimes
 from lightning_flops.schema.trace import StepFilling, TracedOperator, TracedPart, TracedStep, TraceReport
@@ -242,144 +234,55 @@ def counter_tracks_of(record: TracedStepRecord) -> tuple[CounterTrack, ...]:
 
 def module_times(
     traced: TracedStep,
-    counts: FlopCounts,
+    works: Mapping[str, Work],
+    peaks: Mapping[str, float],
     *,
     counted_steps: int,
-    peak_of: Callable[[str], float | None],
     has_backward: bool = True,
-) -> dict[str, ModuleTimes]:
-    """Times of each module in one step, by qualified name; empty if no module was marked.
+) -> tuple[dict[str, ModuleTimes], tuple[str, ...]]:
+    """Times of each module in one step, by qualified name, and notes on rates that cannot be; empty without times.
 
     Args:
         traced: the traced step.
-        counts: what was counted, for the rates.
-        counted_steps: how many steps *counts* are of.
-        peak_of: dense peak in FLOP/s for a dtype's name, None where it is not known.
+        works: what each module did in all counted steps.
+        peaks: dense peak in FLOP/s by dtype, where it is known.
+        counted_steps: how many these are.
         has_backward: the steps may have one. If not, the times of one are not known, instead of 0 s.
     """
     table = None if traced.tables is None else traced.tables.modules
-    spent = _by_trace(traced, table) if table is not None else _by_module_clock(traced.own_forward_sec or {})
-    flops = counts.by_module()
-    at_peak = _seconds_at_peak(counts, peak_of)
-    steps = max(1, counted_steps)
-
-    def rate(amount: int, seconds: float | None) -> float | None:
-        return per_second(amount=mean(total=amount, steps=steps), seconds=seconds) if amount else None
-
-    def utilization(amount: int, peak_sec: float | None, seconds: float | None) -> float | None:
-        return ratio(part=mean(total=peak_sec, steps=steps), whole=seconds) if amount else None
-
-    times = {}
-    for name, one in spent.items():
-        if not has_backward:
-            one = replace(one, own_backward_sec=None, backward_sec=None, backward_kernels=None)
-        of_module = flops.get(name, PhaseFlops())
-        forward, backward = of_module.forward, of_module.backward + of_module.recompute
-        forward_peak_sec, backward_peak_sec = at_peak.get(name, (0.0, 0.0))
-        times[name] = replace(
-            one,
-            forward_flops_per_sec=rate(forward, one.forward_sec),
-            backward_flops_per_sec=rate(backward, one.backward_sec),
-            forward_utilization=utilization(forward, forward_peak_sec, one.forward_sec),
-            backward_utilization=utilization(backward, backward_peak_sec, one.backward_sec),
+    own = traced.own_forward_sec or {}
+    seconds: dict[str, tuple[float, float, float | None, float | None]]
+    seconds = {name: (sec, own.get(name, 0.0), None, None) for name, sec in with_those_below(own, 0.0).items()}
+    if table is not None:
+        forward, backward = traced.forward_scale / _US_PER_SEC, traced.backward_scale / _US_PER_SEC
+        seconds = {
+            row.name: (
+                row.forward_us * forward,
+                row.own_forward_us * forward,
+                row.backward_us * backward if has_backward else None,
+                row.own_backward_us * backward if has_backward else None,
+            )
+            for row in table.rows
+        }
+    times, beyond = {}, {}
+    for name, (forward_sec, own_forward_sec, backward_sec, own_backward_sec) in seconds.items():
+        work = works.get(name, Work())
+        rates: dict[str, float | None] = {}
+        for phase, flops, sec in (("forward", work.forward, forward_sec), ("backward", work.backward, backward_sec)):
+            amount = mean(total=flops.total() or None, steps=counted_steps)
+            share = ratio(part=mean(total=peak_seconds(flops, peaks), steps=counted_steps), whole=amount and sec)
+            if share is not None and share > MOST_OF_PEAK:
+                beyond[f"{name or 'the root'}'s {phase}"], share, amount = share, None, None
+            rates |= {
+                f"{phase}_flops_per_sec": per_second(amount=amount, seconds=sec),
+                f"{phase}_utilization": share,
+            }
+        times[name] = ModuleTimes(
+            clock="borders" if table is None else table.clock,
+            forward_sec=forward_sec,
+            own_forward_sec=own_forward_sec,
+            backward_sec=backward_sec,
+            own_backward_sec=own_backward_sec,
+            **rates,
         )
-    return times
-
-
-def mean_times(times: Sequence[ModuleTimes | None]) -> ModuleTimes | None:
-    """Mean times of several modules that are alike; None if one of them has no times."""
-    known = [one for one in times if one is not None]
-    if not known or len(known) < len(times):
-        return None
-    if len(known) == 1:
-        return known[0]
-
-    def average(of: Callable[[ModuleTimes], float | None]) -> float | None:
-        values = [value for value in map(of, known) if value is not None]
-        return sum(values) / len(values) if len(values) == len(known) else None
-
-    def over_all(
-        rate: Callable[[ModuleTimes], float | None], seconds: Callable[[ModuleTimes], float | None]
-    ) -> float | None:
-        """A rate of all of them: the sum of what was done / the sum of the time. Rates are not averaged."""
-        done = total = 0.0
-        for one in known:
-            value, spent = rate(one), seconds(one)
-            if value is None or spent is None:
-                return None
-            done, total = done + value * spent, total + spent
-        return done / total if total else None
-
-    return ModuleTimes(
-        clock=known[0].clock,
-        forward_sec=math.fsum(one.forward_sec for one in known) / len(known),
-        own_forward_sec=math.fsum(one.own_forward_sec for one in known) / len(known),
-        backward_sec=average(lambda one: one.backward_sec),
-        own_backward_sec=average(lambda one: one.own_backward_sec),
-        forward_kernels=average(lambda one: one.forward_kernels),
-        backward_kernels=average(lambda one: one.backward_kernels),
-        forward_flops_per_sec=over_all(lambda one: one.forward_flops_per_sec, lambda one: one.forward_sec),
-        backward_flops_per_sec=over_all(lambda one: one.backward_flops_per_sec, lambda one: one.backward_sec),
-        forward_utilization=over_all(lambda one: one.forward_utilization, lambda one: one.forward_sec),
-        backward_utilization=over_all(lambda one: one.backward_utilization, lambda one: one.backward_sec),
-    )
-
-
-_NO_RATES = {
-    "forward_flops_per_sec": None,
-    "backward_flops_per_sec": None,
-    "forward_utilization": None,
-    "backward_utilization": None,
-}
-
-
-def _by_trace(traced: TracedStep, table: ModuleTable) -> dict[str, ModuleTimes]:
-    forward_sec, backward_sec = traced.forward_scale / _US_PER_SEC, traced.backward_scale / _US_PER_SEC
-    return {
-        row.name: ModuleTimes(
-            clock=table.clock,
-            forward_sec=row.forward_us * forward_sec,
-            own_forward_sec=row.own_forward_us * forward_sec,
-            backward_sec=row.backward_us * backward_sec,
-            own_backward_sec=row.own_backward_us * backward_sec,
-            forward_kernels=row.forward_kernels,
-            backward_kernels=row.backward_kernels,
-            **_NO_RATES,
-        )
-        for row in table.rows
-    }
-
-
-def _by_module_clock(own_forward_sec: Mapping[str, float]) -> dict[str, ModuleTimes]:
-    return {
-        name: ModuleTimes(
-            clock="borders",
-            forward_sec=seconds,
-            own_forward_sec=own_forward_sec.get(name, 0.0),
-            backward_sec=None,
-            own_backward_sec=None,
-            forward_kernels=None,
-            backward_kernels=None,
-            **_NO_RATES,
-        )
-        for name, seconds in with_those_below(own_forward_sec, 0.0).items()
-    }
-
-
-def _seconds_at_peak(
-    counts: FlopCounts, peak_of: Callable[[str], float | None]
-) -> dict[str, tuple[float | None, float | None]]:
-    """Seconds that each module's FLOPs, forward and then backward with recomputation, take at the peak."""
-    sums: defaultdict[str, list[float | None]] = defaultdict(lambda: [0.0, 0.0])
-    peaks: dict[str, float | None] = {}
-    for cell in counts.record.cells:
-        if not cell.flops or cell.phase == "optimizer" or cell.module == OUTSIDE:
-            continue
-        if cell.dtype not in peaks:
-            peaks[cell.dtype] = peak_of(cell.dtype)
-        seconds = per_second(amount=cell.flops, seconds=peaks[cell.dtype])
-        side = int(cell.phase != "forward")
-        for name in with_those_above(cell.module):
-            before = sums[name][side]
-            sums[name][side] = None if before is None or seconds is None else before + seconds
-    return {name: (forward, backward) for name, (forward, backward) in sums.items()}
+    return times, beyond_peak(beyond)

@@ -8,6 +8,7 @@ from typing import Any
 
 from lightning_flops.analysis.module_names import parent_name
 from lightning_flops.analysis.rank_names import name_files
+from lightning_flops.analysis.rates import ratio
 from lightning_flops.report.document import Column, Section, as_data, at, quantity, share, table
 from lightning_flops.report.headline import answer, step_parts
 from lightning_flops.report.layout import WHOLE
@@ -219,12 +220,21 @@ def _profile_modules(profile: Profile) -> list[list[Any]]:
                 *_module(module.name, module.type_name, module.extra_repr, parent),
                 [own_sec, per_step(module.own.total), own_bytes, own_params, memory[1]],
                 [seconds, per_step(module.total.total), per_step(moved), module.params, memory[0]],
-                at("roofline.achieved_flops_per_sec")(module),
+                _achieved(profile, module),
                 share_of_peak([module]),
                 per_step(module.calls),
             ]
         )
     return rows
+
+
+def _achieved(profile: Profile, module: ModuleProfile) -> float | None:
+    """FLOP/s of a module's forward and backward in the traced step; None where that was no such step."""
+    times = module.times
+    if times is None or (times.forward_flops_per_sec is None and times.backward_flops_per_sec is None):
+        return None
+    spent = profile.per_step(module.total.total - module.total.optimizer)
+    return ratio(part=spent, whole=times.forward_sec + (times.backward_sec or 0.0))
 
 
 def _kept(tables: TraceReport | None) -> Mapping[str, tuple[float, float]]:
@@ -241,8 +251,9 @@ def _kept(tables: TraceReport | None) -> Mapping[str, tuple[float, float]]:
 
 def _profile_points(profile: Profile, rows: Sequence[list[Any]]) -> dict[str, Any]:
     """The roofline: what modules and operators reach over how many FLOPs a byte."""
-    known = {one.dtype: one.peak_flops_per_sec for one in profile.dtypes if one.peak_flops_per_sec and one.hardware}
-    found = _roofline(known, profile.memory_bytes_per_sec)
+    known = profile.peaks_flops_per_sec
+    peaks = {one.dtype: known[one.dtype] for one in profile.dtypes if one.dtype in known}
+    found = _roofline(peaks, profile.memory_bytes_per_sec)
     if profile.traced is None:
         return found
     limits = [peak for _, peak in found["peaks"][:1]]
@@ -255,14 +266,14 @@ def _profile_points(profile: Profile, rows: Sequence[list[Any]]) -> dict[str, An
             names = (printable(name), printable(words))
             found[kind].append([*names, flops / moved, flops / seconds, seconds, flops, moved, limit or at_most])
 
-    attainable = at("roofline.attainable_flops_per_sec")
     for module, row in zip(profile.modules, rows, strict=True):
-        limit = attainable(module) if module.own == module.total else None
+        limit = module.attainable_flops_per_sec if module.own == module.total else None
         add("modules", module.name or "(root)", module.type_name, row[5][:3], limit)
     seconds_of = {name.replace("::", "."): one.self_sec for name, one in profile.traced.operators.items()}
     for spent in profile.operators:
-        flops, moved = profile.per_step(spent.flops.total), profile.per_step(spent.bytes_read + spent.bytes_written)
-        add("operators", spent.operator, "operator", (seconds_of.get(spent.operator), flops, moved), attainable(spent))
+        flops, moved = profile.per_step(spent.flops.total), profile.per_step(spent.bytes)
+        amounts = (seconds_of.get(spent.operator), flops, moved)
+        add("operators", spent.operator, "operator", amounts, spent.attainable_flops_per_sec)
     return found
 
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from lightning_flops import host_clock
 from lightning_flops.analysis.budget import with_report_sec
-from lightning_flops.analysis.peak_flops import peak_for
+from lightning_flops.analysis.peak_flops import measured_peaks, peak_for
 from lightning_flops.analysis.rates import padding_ratio
 from lightning_flops.analysis.throughput import build_throughput
 from lightning_flops.config import ProfilerConfig
@@ -223,7 +223,10 @@ class Reports:
             if dtype not in self._peaks:
                 context, given = self._facts.context(), self._config.peak_flops_per_sec
                 self._peaks[dtype] = peak_for(
-                    device_name=context.device_name, dtype=dtype, given=given, host=context.host
+                    device_name=context.device_name,
+                    dtype=dtype,
+                    given=given,
+                    measured=measured_peaks(context.host, context.device_name),
                 )
             if (peak := self._peaks[dtype]) is None:
                 return None

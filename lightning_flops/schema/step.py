@@ -26,10 +26,16 @@ class StepFlops:
     """Forward FLOPs that no backward can follow: no_grad FLOPs."""
     backward_estimated: int
     """(2 + recompute_fwd_factor) x (forward - without_backward): stands for backward and recompute together."""
-    model: int
-    """Forward + backward: the numerator of MFU."""
-    hardware: int
-    """All four phases - skipped: what the kernels execute, the numerator of HFU."""
+
+    @property
+    def model(self) -> int:
+        """Forward + backward: the numerator of MFU."""
+        return self.forward + self.backward
+
+    @property
+    def hardware(self) -> int:
+        """All four phases - skipped: what the kernels execute, the numerator of HFU."""
+        return self.forward + self.backward + self.recompute + self.optimizer - self.skipped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,22 +48,6 @@ class DtypeFlops:
     """Forward + backward."""
     hardware: int
     """What the kernels execute."""
-    peak_flops_per_sec: float | None
-    """Dense peak of one device in this dtype; None if it is not known."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Roofline:
-    """One module or operator in the roofline model: forward, backward and recomputation together."""
-
-    flops_per_byte: float | None
-    """Arithmetic intensity: FLOPs / bytes that its operators read and write, each counted by itself. None where no
-    bytes were seen."""
-    achieved_flops_per_sec: float | None
-    """FLOPs of the counted step / seconds of the traced step; None where the two differ, or without a trace."""
-    attainable_flops_per_sec: float | None
-    """The least of the peak of its dtypes and flops_per_byte x the memory's bandwidth; None where one of them is not
-    known. What stays in a cache or is fused moves fewer bytes, so more than this can be achieved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,12 +62,13 @@ class OperatorProfile:
     """By phase; a multiply-add is two."""
     dtypes: tuple[str, ...]
     """Dtypes of its arithmetic, sorted."""
-    bytes_read: int
-    """Bytes of the inputs."""
-    bytes_written: int
-    """Bytes of the outputs."""
-    roofline: Roofline | None = None
-    """None if it has no FLOPs."""
+    bytes: int
+    """Bytes of the inputs and outputs of its calls, each call by itself."""
+    achieved_flops_per_sec: float | None = None
+    """FLOPs of the counted step / seconds of the traced step; None where the two differ, or without a trace."""
+    attainable_flops_per_sec: float | None = None
+    """The least of the peak of its dtypes and FLOPs / bytes x the memory's bandwidth; None where one of them is not
+    known. What stays in a cache or is fused moves fewer bytes, so more than this can be achieved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,16 +80,8 @@ class PartTiming:
     mean_sec: float
     """Total over the timed steps / their number."""
     typical_sec: float
-    """Mean over the typical steps: see ``TimingProfile.typical_steps``."""
-    minimum_sec: float
-    """Shortest of a single step."""
-    median_sec: float
-    """Median of the timed steps."""
-    maximum_sec: float
-    """Longest of a single step."""
-    deviation_sec: float
-    """Standard deviation of the timed steps; 0 for a single one."""
-    steps_sec: tuple[float, ...] = ()
+    """Mean over the typical steps: the middle half of the timed ones by their wall time."""
+    steps_sec: tuple[float, ...]
     """Seconds in each timed step, in the order of ``Profile.timed_steps``."""
 
     @property
@@ -132,10 +115,6 @@ FEW_STEPS = 8
 class TimingProfile:
     """Where the time of a step goes on this rank, over the timed steps."""
 
-    timed_steps: int
-    """Number of steps that the means are over."""
-    typical_steps: int
-    """Number of typical steps: the middle half of the timed ones by their wall time. A typical step is their mean."""
     stalls: Stalls | None
     """None if no step took much longer than a typical one."""
     parts: tuple[PartTiming, ...]
@@ -171,6 +150,11 @@ class TimingProfile:
         inside = [part for part in self.parts if not set(phases).isdisjoint(part.phases)]
         known = bool(inside) and all(set(part.phases) <= set(phases) for part in inside)
         return sum(part.typical_sec if typical else part.mean_sec for part in inside) if known else None
+
+    @property
+    def timed_steps(self) -> int:
+        """Number of steps that the means are over."""
+        return len(self.global_step.steps_sec)
 
     @property
     def few_steps(self) -> bool:
@@ -228,20 +212,14 @@ class Rates:
     """estimated backward / backward_sec"""
     forward_backward_flops_per_sec: float | None
     """(forward + backward + recompute) / (forward_sec + backward_sec)"""
-    forward_backward_flops_per_sec_estimated: float | None
-    """(forward + estimated backward) / (forward_sec + backward_sec)"""
     iter_flops_per_sec: float | None
     """hardware FLOPs / iter_sec"""
-    iter_flops_per_sec_estimated: float | None
-    """(forward + estimated backward) / iter_sec"""
     samples_per_sec: float | None
     """samples / global_step_sec"""
     iter_samples_per_sec: float | None
     """samples / iter_sec: DeepSpeed's figure"""
     tokens_per_sec: float | None
     """tokens / global_step_sec"""
-    tokens_per_sec_per_device: float | None
-    """tokens_per_sec / world_size"""
     mfu: float | None
     """Sum over dtypes of model FLOPs / peak of that dtype, / global_step_sec; 1 is the peak."""
     hfu: float | None

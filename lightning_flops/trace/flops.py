@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lightning_flops.analysis.devices import device_like, memory_bytes_per_sec
+from lightning_flops.analysis.devices import memory_bytes_per_sec
 from lightning_flops.analysis.peak_flops import peak_for
 from lightning_flops.analysis.rates import MOST_OF_PEAK
 from lightning_flops.schema.trace_flops import FlopRow, TracedStepFlops, TraceFlops, UncountedRow
@@ -76,7 +76,7 @@ def trace_flops(
         modules=None if modules is None else _modules(calls, modules),
         uncounted=tuple(uncounted),
         lower_bound=bool(uncounted),
-    ), calls.notes
+    ), ()
 
 
 class _Calls:
@@ -117,23 +117,16 @@ class _Calls:
         trace = self.trace
         used = np.unique(trace.device[trace.kind == Kind.KERNEL]).tolist()
         found = [trace.described(index) for index in used]
-        kinds = {(one.name, one.compute_capability, one.sm_count) if one else ("", None, None) for one in found}
-        name, capability, sm_count = kinds.pop() if len(kinds) == 1 else ("", None, None)
-        alike = device_like(name, capability, sm_count)
-        self.device, self.devices = name or alike or None, len(used)
-        self.notes: tuple[str, ...] = ()
-        if alike is not None:
-            self.notes = (
-                f"No figures are known for a device called {name!r}: by its compute capability and its {sm_count} "
-                f"multiprocessors it is taken for {alike}, so its peak and all shares of it are a guess.",
-            )
+        names = {one.name if one else "" for one in found}
+        name = names.pop() if len(names) == 1 else ""
+        self.device, self.devices = name or None, len(used)
         self._peak = {
-            dtype: peak_for(device_name=alike or name, dtype=dtype, given=peaks.flops_per_sec if used else None)
+            dtype: peak_for(device_name=name, dtype=dtype, given=peaks.flops_per_sec if used else None)
             for dtype in {*self.dtypes, "tf32", "float32"}
         }
         here = sorted({self.dtypes[index] for index in np.unique(self.dtype).tolist()})
         self.peaks = {dtype: peak for dtype in here if (peak := self._peak[dtype]) is not None}
-        self.bandwidth = peaks.memory_bytes_per_sec or memory_bytes_per_sec(alike or name)
+        self.bandwidth = peaks.memory_bytes_per_sec or memory_bytes_per_sec(name)
 
     def impossible(self) -> dict[int, str]:
         """Works whose calls would have run beyond what the device can do, and why they cannot have."""

@@ -26,7 +26,6 @@ DEFAULTS = AdviceThresholds()
 TENSOR_CORES = DeviceAbilities(tensor_core_dtypes=("bfloat16", "float16"), tf32=True, pins_memory=True)
 STRAGGLER = Straggler(
     rank=3, late_sec=0.004, share=0.2, part="backward", part_sec=0.004, module=None,
-    exposed_sec=None, others_exposed_sec=None,
 )  # fmt: skip
 ADAM = OptimizerFacts(type_name="Adam", faster_with=("fused=True", "foreach=True"))
 PROP = OptimizerFacts(type_name="RMSprop", faster_with=("foreach=True",))
@@ -220,8 +219,8 @@ def gathered(*, times: dict[str, float] | None = None, traced: TracedStep | None
     of_modules = {
         name: ModuleTimes(
             clock="host", forward_sec=own / 1e3, own_forward_sec=own / 1e3, backward_sec=0.0, own_backward_sec=0.0,
-            forward_kernels=None, backward_kernels=None, forward_flops_per_sec=None, backward_flops_per_sec=None,
-            forward_utilization=None, backward_utilization=None,
+            forward_flops_per_sec=None, backward_flops_per_sec=None, forward_utilization=None,
+            backward_utilization=None,
         )
         for name, own in (times or {}).items()
     }  # fmt: skip
@@ -230,8 +229,8 @@ def gathered(*, times: dict[str, float] | None = None, traced: TracedStep | None
         timing=build_timing(window.timed_steps, mixed_phases=()),
         batches=2,
         dtypes=(
-            DtypeFlops(dtype="float32", model=30, hardware=30, peak_flops_per_sec=None),
-            DtypeFlops(dtype="tf32", model=70, hardware=70, peak_flops_per_sec=None),
+            DtypeFlops(dtype="float32", model=30, hardware=30),
+            DtypeFlops(dtype="tf32", model=70, hardware=70),
         ),
         times=of_modules,
         traced=traced,

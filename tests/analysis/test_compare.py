@@ -390,7 +390,7 @@ def test_ten_thousand_modules_are_compared(prefix: str) -> None:
         profile = run()
         like = next(one for one in profile.modules if one.name == "act")
         names = [below for i in range(2_500) for below in (f"{name}.{i}", *(f"{name}.{i}.{j}" for j in "abc"))]
-        layers = (replace(like, name=one, depth=one.count(".") + 1) for one in (name, *names))
+        layers = (replace(like, name=one) for one in (name, *names))
         return replace(profile, modules=(*profile.modules, *layers))
 
     comparison = compare_profiles(with_layers("layers"), with_layers(prefix))

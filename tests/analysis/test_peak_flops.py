@@ -5,7 +5,7 @@ import re
 import pytest
 
 from lightning_flops.analysis.devices import DEVICES, device_named, why_no_peak
-from lightning_flops.analysis.peak_flops import peak_flops_per_sec, peak_for
+from lightning_flops.analysis.peak_flops import peak_for
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ from lightning_flops.analysis.peak_flops import peak_flops_per_sec, peak_for
     ],
 )
 def test_bfloat16_peak_is_the_dense_one_of_exactly_this_device(device: str, bfloat16_tflops: float) -> None:
-    assert peak_flops_per_sec(device, "bfloat16") == bfloat16_tflops * 1e12
+    assert peak_for(device, "bfloat16") == bfloat16_tflops * 1e12
 
 
 @pytest.mark.parametrize(
@@ -81,25 +81,25 @@ def test_bfloat16_peak_is_the_dense_one_of_exactly_this_device(device: str, bflo
 )
 def test_device_that_is_not_in_the_table_has_no_peak(device: str) -> None:
     for dtype in ("bfloat16", "float16", "tf32", "float32", "float8", "int8"):
-        assert peak_flops_per_sec(device, dtype) is None
+        assert peak_for(device, dtype) is None
 
 
 def test_tesla_t4_computes_in_float16_and_has_no_bfloat16_rate() -> None:
-    assert peak_flops_per_sec("Tesla T4", "float16") == 65e12
-    assert peak_flops_per_sec("Tesla T4", "float32") == 8.1e12
-    assert peak_flops_per_sec("Tesla T4", "bfloat16") is None
+    assert peak_for("Tesla T4", "float16") == 65e12
+    assert peak_for("Tesla T4", "float32") == 8.1e12
+    assert peak_for("Tesla T4", "bfloat16") is None
 
 
 def test_volta_boards_have_the_rate_of_their_own_form() -> None:
-    assert peak_flops_per_sec("Tesla V100-SXM2-32GB", "float16") == 125e12
-    assert peak_flops_per_sec("Tesla V100-PCIE-16GB", "float16") == 112e12
-    assert peak_flops_per_sec("Tesla V100S-PCIE-32GB", "float16") == 130e12
-    assert peak_flops_per_sec("Tesla V100-SXM2-16GB", "tf32") is None
+    assert peak_for("Tesla V100-SXM2-32GB", "float16") == 125e12
+    assert peak_for("Tesla V100-PCIE-16GB", "float16") == 112e12
+    assert peak_for("Tesla V100S-PCIE-32GB", "float16") == 130e12
+    assert peak_for("Tesla V100-SXM2-16GB", "tf32") is None
 
 
 def test_each_dtype_has_its_own_rate() -> None:
     peaks = {
-        dtype: peak_flops_per_sec("NVIDIA H100 80GB HBM3", dtype)
+        dtype: peak_for("NVIDIA H100 80GB HBM3", dtype)
         for dtype in ("bfloat16", "float16", "tf32", "float32", "float8", "int8")
     }
     assert peaks == {
@@ -114,17 +114,17 @@ def test_each_dtype_has_its_own_rate() -> None:
 
 @pytest.mark.parametrize("dtype", ["float64", "complex64", "int4", "", "torch.bfloat16"])
 def test_dtype_without_a_published_rate_has_no_peak(dtype: str) -> None:
-    assert peak_flops_per_sec("NVIDIA H100 80GB HBM3", dtype) is None
+    assert peak_for("NVIDIA H100 80GB HBM3", dtype) is None
 
 
 @pytest.mark.parametrize("device", ["NVIDIA A10G", "NVIDIA B200", "NVIDIA GB200"])
 def test_a_rate_that_is_published_in_two_versions_is_not_known(device: str) -> None:
-    assert peak_flops_per_sec(device, "tf32") is not None
-    assert peak_flops_per_sec(device, "float32") is None
+    assert peak_for(device, "tf32") is not None
+    assert peak_for(device, "float32") is None
 
 
 def test_case_and_spaces_around_a_name_do_not_matter() -> None:
-    assert peak_flops_per_sec(" nvidia h100 pcie ", "bfloat16") == 756e12
+    assert peak_for(" nvidia h100 pcie ", "bfloat16") == 756e12
 
 
 def test_figure_of_the_user_wins_over_the_table() -> None:
@@ -177,7 +177,7 @@ def test_figures_by_dtype_leave_the_others_to_the_table() -> None:
     ],
 )
 def test_peak_is_what_the_vendor_publishes(device: str, dtype: str, tflops: float) -> None:
-    peak = peak_flops_per_sec(device, dtype)
+    peak = peak_for(device, dtype)
     assert peak is not None
     # White papers print one decimal.
     assert abs(peak / 1e12 - tflops) < 0.06

@@ -76,5 +76,5 @@ def test_a_compiled_model_is_counted_as_it_runs_and_never_recompiled(
     assert (graphs, breaks) == (plain_graphs, plain_breaks)
     assert losses == plain_losses
     assert callback.profile is not None
-    total = callback.profile.flops_total
+    total = callback.profile.flops
     assert (total.forward, total.backward) == (batch_flops().forward, batch_flops().backward)

@@ -66,17 +66,6 @@ def test_a_batch_is_counted_and_those_after_it_are_timed_part_by_part(
     }
 
 
-def test_hooks_and_the_collecting_of_predictions_are_the_rest_of_a_batch(
-    root: str, trainer: MakeTrainer, now: FakeNow, windows: list[Any]
-) -> None:
-    def slow(part: str) -> None:
-        now.sleep({"transfer": 16.0, "batch end": 32.0}.get(part, 0.0))
-
-    callback = profiler(timing_steps=2)
-    run(trainer(callback), "predict", new_evaluated_net(root, now=now, hook=slow), loader(8))
-    assert [step.seconds for step in windows[0].timed_steps] == [PhaseSeconds(forward=2.0, other=16.0 + 32.0)] * 2
-
-
 @pytest.mark.parametrize(
     ("batches", "counted", "timed"),
     [(1, 0, []), (2, 1, []), (4, 1, []), (5, 1, [4]), (9, 1, [4, 5, 6])],

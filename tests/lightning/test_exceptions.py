@@ -235,7 +235,7 @@ def test_a_callback_that_raises_in_on_exception_before_ours_leaves_nothing_of_ou
     assert profiled_again(tmp_path, callback) == batch_flops().forward
 
 
-@pytest.mark.parametrize("batch", range(BATCHES - 2))
+@pytest.mark.parametrize("batch", [0, 1, 4, 6])
 def test_a_callback_that_is_taken_out_of_the_trainer_measures_nothing_any_more(batch: int, tmp_path: Path) -> None:
     before = torch_state()
     callback, user = FlopsProfilerCallback(**SETTINGS), FirstInLine(out_at=batch)  # type: ignore[arg-type]

@@ -6,7 +6,6 @@ import importlib
 import logging
 import warnings
 from collections.abc import Callable
-from types import MethodType
 from typing import Any
 
 import pytest
@@ -221,25 +220,6 @@ def test_an_iterable_dataset_and_a_dict_batch(root: str, trainer: MakeTrainer, w
     stream = DataLoader(Stream(Rows(6 * BATCH)), batch_size=BATCH, collate_fn=collate)
     trainer(FlopsProfilerCallback(timing_steps=1), max_epochs=2).fit(net, stream)
     assert (flops(windows[0]), windows[0].counted_steps[0].samples) == (batch_flops(), BATCH)
-
-
-def test_a_step_that_fetches_its_own_batch_waits_for_it_inside_the_forward(
-    root: str, trainer: MakeTrainer, now: FakeNow, windows: list[Any]
-) -> None:
-    net = new_net(root, now=now)
-    step = net.training_step
-
-    def training_step(self: Any, dataloader_iter: Any) -> Any:
-        batch, batch_idx, _ = next(dataloader_iter)
-        return step(batch, batch_idx)
-
-    net.training_step = MethodType(training_step, net)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Lightning warns of this kind of step
-        trainer(FlopsProfilerCallback(timing_steps=1)).fit(net, loader(8, on_fetch=lambda: now.sleep(0.5)))
-    (window,) = windows
-    assert (flops(window), window.counted_steps[0].samples) == (batch_flops(), BATCH)
-    assert window.timed_steps[0].seconds == PhaseSeconds(data_wait=3.0, forward=2.0, backward=4.0, optimizer=8.0)
 
 
 def test_variable_batches_are_counted_as_often_as_timed(root: str, trainer: MakeTrainer, windows: list[Any]) -> None:

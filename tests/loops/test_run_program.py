@@ -101,13 +101,6 @@ def test_a_loop_is_profiled_in_the_program_as_it_is(tmp_path: Path) -> None:
     assert run.model_flops == 29 * (FORWARD + BACKWARD)
 
 
-def test_settings_and_the_folder_are_options(tmp_path: Path) -> None:
-    options = ("--profile-step", "5", "--timing-steps", "2", "--log-dir", "logs")
-    ended = Ended(tmp_path, BEGIN + TRAIN, *options)
-    assert (ended.profile.counted_steps, len(ended.profile.timed_steps)) == ((5,), 2)
-    assert ended.reports == [tmp_path / "logs" / "lightning_flops" / "profile.json"]
-
-
 def test_of_a_gan_the_first_optimizer_and_its_model_are_profiled(tmp_path: Path) -> None:
     profile = Ended(tmp_path, BEGIN + GAN).profile
     # Steps of the critic's: all that is computed from one of its updates to the next.
@@ -310,26 +303,6 @@ def test_the_outermost_module_that_is_called_is_the_loops(now: FakeNow, said: li
     profile = only(found(said, train))
     assert [one.name for one in profile.modules if one.depth <= 1] == ["", "0", "1"]
     assert profile.flops.forward == nets.FORWARD + 2 * BATCH * WIDE * NARROW
-
-
-def test_a_framework_that_profiles_has_the_loop(now: FakeNow, said: list[str]) -> None:
-    net = Net(now)
-    OUTCOMES.runs = 1
-    assert found(said, trains(net, SlowSGD(net.parameters(), now), now)).run is None
-
-
-def test_a_loop_that_is_not_recognized_changes_nothing(now: FakeNow, said: list[str]) -> None:
-    weight = nn.Parameter(torch.ones(WIDE, NARROW))
-    optimizer = SlowSGD([weight], now)
-    before = torch_state()
-
-    def train() -> None:
-        for rows in loader(4, now):
-            (rows @ weight).sum().backward()
-            optimizer.step()
-
-    finder = found(said, train)
-    assert (finder.run, finder.updated, said, torch_state() == before) == (None, True, [], True)
 
 
 def test_a_failure_while_a_loop_is_looked_for_is_one_warning(

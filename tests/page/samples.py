@@ -13,7 +13,7 @@ from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import PhaseBytes, PhaseFlops
 from lightning_flops.schema.modules import ModuleProfile, ModuleTimes
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.step import PartTiming, Roofline, TimingProfile
+from lightning_flops.schema.step import PartTiming, TimingProfile
 from lightning_flops.schema.trace import TracedStep, TraceReport
 from lightning_flops.schema.trace_events import KernelRow, KernelSummary, OperatorRow
 from lightning_flops.schema.trace_steps import Durations
@@ -58,8 +58,6 @@ def _times(module: ModuleProfile, *, share: float, below: list[ModuleTimes]) -> 
         own_forward_sec=forward,
         backward_sec=backward_sec,
         own_backward_sec=backward,
-        forward_kernels=3.0 + sum(one.forward_kernels or 0.0 for one in below),
-        backward_kernels=6.0 + sum(one.backward_kernels or 0.0 for one in below),
         forward_flops_per_sec=forward_rate,
         backward_flops_per_sec=backward_rate,
         forward_utilization=None if forward_rate is None else forward_rate / PEAK,
@@ -79,13 +77,8 @@ def timed(modules: tuple[ModuleProfile, ...]) -> tuple[ModuleProfile, ...]:
             forward=20_000_000 + module.own.forward // 180, backward=30_000_000 + module.own.backward // 160
         )
         whole = own + moved.pop(module.name, PhaseBytes())
-        seconds = times.forward_sec + (times.backward_sec or 0.0)
-        roofline = Roofline(
-            flops_per_byte=module.total.total / whole.total,
-            achieved_flops_per_sec=module.total.total / seconds,
-            attainable_flops_per_sec=min(PEAK, module.total.total / whole.total * BANDWIDTH),
-        )
-        made.append(replace(module, times=times, total_bytes=whole, roofline=roofline if module.total.total else None))
+        limit = min(PEAK, module.total.total / whole.total * BANDWIDTH) if module.total.total else None
+        made.append(replace(module, times=times, total_bytes=whole, attainable_flops_per_sec=limit))
         if module.name:
             parent = module.name.rpartition(".")[0]
             children.setdefault(parent, []).append(times)
@@ -161,7 +154,7 @@ def _uneven(timing: TimingProfile) -> TimingProfile:
         steps = [one.mean_sec * (1 + 0.02 * ((place * 7) % 5 - 2) / 2) for place in range(timing.timed_steps)]
         if late:
             steps[7] += 0.5 * timing.global_step_sec
-        return replace(one, steps_sec=tuple(steps), minimum_sec=min(steps), maximum_sec=max(steps), deviation_sec=0.011)
+        return replace(one, steps_sec=tuple(steps))
 
     parts = tuple(part(one, late=one.name == "data wait") for one in timing.parts)
     return replace(timing, parts=parts, global_step=part(timing.global_step, late=True))
@@ -180,7 +173,7 @@ def decoder(profile_step: int = 10) -> Profile:
 def many_ranks() -> Profile:
     """Four ranks, of which rank 2 waits for its data while the others wait for it."""
     profile, answers = jobs.job(jobs.slow_loader())
-    return with_ranks(profile, answers, waited_sec=0.2)
+    return with_ranks(profile, answers)
 
 
 def of_modules(number: int) -> Profile:
@@ -197,10 +190,7 @@ def of_modules(number: int) -> Profile:
             name=name,
             type_name=type_name,
             extra_repr="",
-            depth=0 if not name else name.count(".") + 1,
             params=leaves * 1_000_000,
-            trainable_params=leaves * 1_000_000,
-            local_params=leaves * 1_000_000,
             calls=1,
             own=own,
             total=total,

@@ -154,7 +154,6 @@ def test_a_rank_that_never_answers_is_waited_for_until_the_time_is_over_and_name
     with caplog.at_level(logging.WARNING):
         (merged,) = zero.ready()
     assert absences(merged) == {2: "no answer within 30 s"}
-    assert merged.ranks is not None and merged.ranks.waited_sec == 30.0
     step = PROFILES[0].profile_step
     assert caplog.messages == [f"the report of step {step} is of 3 of 4 ranks; rank 2: no answer within 30 s"]
     all_ranks[2].send(PROFILES[2])  # late: deleted in the end

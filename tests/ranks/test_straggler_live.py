@@ -39,10 +39,6 @@ def test_the_rank_that_sleeps_is_named_with_the_part_and_the_module(
     profile = report_of(scenario, ranks)
     (found,) = all_ranks(profile, ranks).stragglers
     assert (found.rank, found.part, found.module) == (SLOW_RANK, part, module)
-    # The others wait for it in what they communicate.
-    assert found.exposed_sec is not None
-    assert found.others_exposed_sec is not None
-    assert found.others_exposed_sec > found.exposed_sec
     (advice,) = (one for one in profile.advice if one.rule == "straggler")
     assert f"rank {SLOW_RANK}" in advice.fact
 

@@ -195,9 +195,11 @@ class TestEveryStrategy:
         every = profiles(ranks, name)
         assert [profile.samples for profile in every] == each
         job = every[0].ranks
-        assert job is not None and job.samples == sum(each) * truth.dp / ranks
-        tokens = None if truth.tokens_per_sample is None else job.samples * truth.tokens_per_sample
-        assert job.tokens == tokens
+        per_sec = sum(one.samples / one.timing.global_step_sec for one in every if one.samples and one.timing)
+        assert job is not None
+        assert job.rates.samples_per_sec == pytest.approx(per_sec * truth.dp / ranks, rel=1e-9)
+        tokens = None if truth.tokens_per_sample is None else per_sec * truth.dp / ranks * truth.tokens_per_sample
+        assert job.rates.tokens_per_sec == (None if tokens is None else pytest.approx(tokens, rel=1e-9))
 
     def test_mfu_is_of_all_devices(self, ranks: int, name: str) -> None:
         truth = expected(ranks, name)

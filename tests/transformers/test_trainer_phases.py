@@ -144,19 +144,3 @@ def test_a_new_epoch_costs_no_step_anything_but_its_wait(
     for step in window.timed_steps:
         assert step.seconds is not None and step.seconds.other == 0.0
         assert step.excluded_sec.get("epoch restart", 0.0) == (1e6 if step.index in (3, 6) else 0.0)
-
-
-def test_a_subclass_that_prepares_its_inputs_itself_is_not_taken_for_a_transfer(
-    tmp_path: Path, now: FakeNow, windows: list[WindowRecord]
-) -> None:
-    class Generates(Trainer):
-        def _prepare_inputs(self, inputs: Any) -> Any:
-            now.sleep(77.0)
-            return super()._prepare_inputs(inputs)
-
-    profiler = FlopsProfilerTrainerCallback(profile_step=1, timing_steps=2, trace=False, monitor=False)
-    new_net_trainer(tmp_path, profiler, now=now, kind=Generates).train()
-    (window,) = windows
-    assert window.mixed_phases == ()
-    for step in window.timed_steps:
-        assert step.seconds is not None and step.seconds.other == 77.0
