@@ -16,7 +16,6 @@ from typing import Any, get_args
 import numpy as np
 
 from lightning_flops.analysis.compare_noise import (
-    CONFIDENCE,
     LEAST_STEPS,
     Floats,
     noise_interval,
@@ -86,7 +85,6 @@ def compare_traces(
         parts=tuple(parts),
         tables=tuple(tables),
         figures=tuple(_figures(runs)),
-        confidence=CONFIDENCE,
         notes=tuple(_notes(*runs)),
     )
 

@@ -42,10 +42,9 @@ from lightning_flops.records import (
 
 _TIME_PHASES: tuple[TimePhase, ...] = get_args(TimePhase)
 
-_FEW_MATCHES = 10
-"""Signatures "keep changing" when fewer than one in this many of the steps that were watched has the counted step's.
-That is asked whenever as many more were watched as are to be timed, and at least so many. So it is known at the latest
-when this many times ``timing_steps`` were watched."""
+_LEAST_WATCHED = 10
+"""Signatures "keep changing" when none of as many steps as are to be timed, and at least so many, has the counted
+step's, or when twice as many steps did not have enough of them."""
 
 
 class Phase(Enum):
@@ -404,9 +403,13 @@ class Recorder:
         measured.watched.append((record, marks))
         measured.matches += measured.is_comparable(record.signature)
         wanted, watched = self._timing_steps, len(measured.watched)
+        enough = max(wanted, _LEAST_WATCHED)
         if measured.matches >= wanted:
             self._traces_or_closes(measured)
-        elif watched % max(wanted, _FEW_MATCHES) == 0 and measured.matches * _FEW_MATCHES < watched:
+        elif watched == enough and measured.matches:
+            counted = measured.counted[0].index
+            self._notes.say(f"Waiting for steps like step {counted}: {measured.matches} of {watched} were.")
+        elif watched in (enough, 2 * enough):
             measured.variable = True
             del measured.watched[:-wanted]
             if len(measured.counted) < len(measured.watched):

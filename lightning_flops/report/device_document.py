@@ -114,5 +114,8 @@ def traced_section(profile: Profile) -> Section | None:
     if traced.steps > 1:
         about += f" Times of modules and operators are medians over these {plain(traced.steps)}."
     if not traced.like_counted:
-        about += " Its batch shapes, or its numbers of forwards, backwards and updates, are not the counted step's."
+        about += (
+            " Its batch shapes, or its numbers of forwards, backwards and updates, are not the counted step's: FLOP/s "
+            "of modules and operators are estimates, by the elements of the batches."
+        )
     return Section(f"Traced {word}", about, [f"Every table: lightning-flops trace {file}" for file in traced.files])

@@ -76,11 +76,8 @@ def profile_view(profile: Profile) -> View:
     if rows:
         sections += [_all_modules(profile), Picture("modules"), modules_section(profile)]
     if points["modules"] or points["operators"]:
-        note = "How fast, over how many FLOPs a byte; areas are in proportion to time."
+        note = "How fast, over how many FLOPs a byte; areas are in proportion to time." + _estimated(profile)
         sections += [Section("Roofline", note, []), Picture("roofline")]
-    elif profile.traced is not None and not profile.traced.like_counted:
-        note = f"n/a: the shapes of the traced {context.step_word}s are not those of the counted ones."
-        sections.append(Section("Roofline", note, []))
     sections += [one for one in detailed_sections(profile) if one.title not in ("Advice", "Notes")]
     if tables is not None:
         sections += _traced(tables, f"Traced {context.step_word}: ")
@@ -156,6 +153,13 @@ def _steps(profile: Profile) -> Any:
     }
 
 
+def _estimated(profile: Profile) -> str:
+    """What is said of rates of modules where the traced steps are not like the counted ones."""
+    if profile.traced is None or profile.traced.like_counted:
+        return ""
+    return " FLOP/s are estimates: the traced steps' shapes are not those of the counted ones."
+
+
 def _all_modules(profile: Profile) -> Section:
     word, timed = profile.context.step_word, any(one.times is not None for one in profile.modules)
 
@@ -182,8 +186,10 @@ def _all_modules(profile: Profile) -> Section:
         per_step("calls", lambda one: one.calls),
         Column("", lambda one: one.extra_repr, str, left=True),
     ]
-    note = f"FLOPs and bytes are of the counted {word}" + (f", times of the traced {word}." if timed else ".")
-    return Section("Modules", note, [table(profile.modules, columns, whole=True)])
+    steps = len(profile.counted_steps)
+    counted = f"the mean of {steps} counted {word}s" if steps > 1 else f"of the counted {word}"
+    note = f"FLOPs and bytes are {counted}" + (f", times of the traced {word}." if timed else ".")
+    return Section("Modules", note + _estimated(profile), [table(profile.modules, columns, whole=True)])
 
 
 def _module(name: str, kind: str, detail: str, parent: int | None) -> list[Any]:
@@ -248,7 +254,7 @@ def _profile_points(profile: Profile, rows: Sequence[list[Any]]) -> dict[str, An
     known = profile.peaks_flops_per_sec
     peaks = {one.dtype: known[one.dtype] for one in profile.dtypes if one.dtype in known}
     found = _roofline(peaks, profile.memory_bytes_per_sec)
-    if profile.traced is None or not profile.traced.like_counted:
+    if profile.traced is None:
         return found
     limits = [peak for _, peak in found["peaks"][:1]]
 

@@ -117,11 +117,11 @@ class FakeTracer(StepTracer):
     def leave(self) -> None:
         self._call("leave")
 
-    def stop(self, signature: StepSignature) -> TracedStepRecord:
+    def stop(self, *signatures: StepSignature) -> TracedStepRecord:
         assert self.first is not None
         index, self.first = self.first, None
         self._call("stop")
-        return TracedStepRecord(index=index, signature=signature, process=1, path="")
+        return TracedStepRecord(index=index, signatures=signatures, process=1, path="")
 
     def give_up(self) -> None:
         self.calls.append("give_up")

@@ -80,12 +80,15 @@ def test_only_steps_of_the_counted_signature_are_timed() -> None:
     )
 
 
-def test_signatures_keep_changing_also_if_a_tenth_of_the_first_steps_were_like_the_counted_one() -> None:
+def test_signatures_keep_changing_if_too_few_of_twice_as_many_steps_are_like_the_counted_one() -> None:
     run = Run(profile_step=0, timing_steps=20, settle_steps=2)
+    said: list[str] = []
+    run.notes.goes_on(said.append)
     for i in range(70):
-        run.batch(shapes=SHAPES if i in (0, 7, 12) else ((4, 100 + i), (4,)))
+        run.batch(shapes=((4, 100 + i), (4,)) if i % 3 else SHAPES)
     window = run.close()
-    # Two of 20 are a tenth, and two of 40 are less. The last 20 of these are timed, and 19 more are counted.
+    # Of the 40 steps from 3 on, 14 are like step 0. The last 20 of these are timed, and 19 more are counted.
+    assert said == ["Waiting for steps like step 0: 7 of 20 were."]
     assert run.states.count("timing") == 40
     assert window.variable
     assert [step.index for step in window.timed_steps] == list(range(23, 43))

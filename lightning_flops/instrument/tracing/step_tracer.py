@@ -106,8 +106,8 @@ class StepTracer:
         if len(self._marks) > 1:
             self._marks.pop().__exit__(None, None, None)
 
-    def stop(self, signature: StepSignature) -> TracedStepRecord | None:
-        """The last step, of this *signature*, is over: what was recorded; everything is removed from torch."""
+    def stop(self, *signatures: StepSignature) -> TracedStepRecord | None:
+        """The steps of these *signatures* are over: what was recorded; everything is removed from torch."""
         record = None
         if not self._recording:
             return None
@@ -119,7 +119,7 @@ class StepTracer:
                 self._profiler.stop_trace()
             profiler, self._profiler, self._recording = self._profiler, None, False
             record = TracedStepRecord(
-                index=self._first_index, signature=signature, process=os.getpid(), path=self._export(profiler)
+                index=self._first_index, signatures=signatures, process=os.getpid(), path=self._export(profiler)
             )
             events = profiler.profiler.kineto_results.events()
             if self._device.type != "cpu" and all(event.device_type().name == "CPU" for event in events):

@@ -139,7 +139,7 @@ def nothing_left() -> Iterator[None]:
 def test_a_step_is_recorded_with_its_number_its_phases_and_every_module() -> None:
     with nothing_left():
         _tracer, record = traced(Net())
-    assert (record.index, record.signature) == (6, SIGNATURE)
+    assert (record.index, record.signatures) == (6, (SIGNATURE,))
     assert [name for name in names_in(record) if name.startswith(("module: ", "phase: ", "ProfilerStep#"))] == [
         "ProfilerStep#6",
         "phase: forward",

@@ -56,7 +56,7 @@ def test_a_step_unlike_the_counted_one_is_tried_again_three_times_in_all() -> No
     cycles = TraceCycles(FakeTracer(), TraceSchedule(warmup=0, active=1))
     cycles.begin(lambda one: one == signature())
     assert steps_of(cycles, odd, signature(), signature()) == [0, 1]
-    assert [record.signature for record in cycles.traces] == [odd, signature()]
+    assert [record.signatures for record in cycles.traces] == [(odd,), (signature(),)]
     cycles = TraceCycles(FakeTracer(), TraceSchedule(warmup=0, active=1))
     cycles.begin(lambda one: one == signature())
     assert steps_of(cycles, *[odd] * 9) == [0, 1, 2]
@@ -94,7 +94,7 @@ def test_the_window_traces_after_the_timed_steps_and_then_closes() -> None:
     assert tracer.calls == ["warm_up", *parts, "start 6", *parts, "stop"]
     window = run.close()
     assert [record.index for record in window.traces] == [6]
-    assert window.traces[0].signature == window.counted_steps[0].signature
+    assert window.traces[0].signatures == (window.counted_steps[0].signature,)
     assert window.notes == ()
 
 
