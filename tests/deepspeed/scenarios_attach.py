@@ -314,15 +314,6 @@ def one_report_is_printed_whatever_the_accumulation_as_deep_as_it_is_asked_for()
     assert "depth 0" in printed and "depth 1" not in printed and "(first)" not in printed
 
 
-@scenario()
-def a_batch_unlike_the_configs_is_counted_as_it_is() -> None:
-    with installed():
-        engine = engine_of({**config(), "train_micro_batch_size_per_gpu": 16})
-        train(engine, STEPS)
-        profile = profile_of(engine)
-    assert (profile.samples, profile.context.micro_batch_size) == (2, 2)
-
-
 _kept: list[Any] = []
 
 

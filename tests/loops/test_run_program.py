@@ -23,13 +23,8 @@ from tests.ranks import LIGHTNING
 from tests.seams import WORDS
 
 ROWS, IN, OUT = 8, 16, 4
-
-
 FORWARD = 2 * ROWS * IN * OUT
-
-
 BACKWARD = FORWARD  # the rows need no gradient
-
 
 BEGIN = f"""
 import sys
@@ -40,19 +35,13 @@ data = DataLoader(torch.randn(30 * {ROWS}, {IN}), batch_size={ROWS})
 net = torch.nn.Linear({IN}, {OUT})
 optimizer = torch.optim.AdamW(net.parameters())
 """
-
-
 TRAIN = """
 for rows in data:
     net(rows).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
 """
-
-
 SHOW = "print(sys.argv, [weight.tolist() for weight in net.parameters()])\n"
-
-
 GAN = f"""
 critic = torch.nn.Linear({OUT}, 1)
 critics = torch.optim.AdamW(critic.parameters())
@@ -175,7 +164,6 @@ def test_two_ranks_under_torchrun_have_one_report(tmp_path: Path) -> None:
 
 # ---- other frameworks, whose programs are not changed either
 
-
 ACCELERATE = """
 import torch
 from accelerate import Accelerator
@@ -188,8 +176,6 @@ for _ in range(14):
     optimizer.step()
     optimizer.zero_grad()
 """
-
-
 TRAINER = """
 from torch import nn
 from torch.utils.data import Dataset
@@ -208,8 +194,6 @@ arguments = TrainingArguments("out", use_cpu=True, per_device_train_batch_size=8
                               save_strategy="no", disable_tqdm=True)
 Trainer(Net(), arguments, train_dataset=rows).train()
 """
-
-
 PROGRAMS = {
     "accelerate": (ACCELERATE, "torch", "lightning_flops/profile.json"),
     "trainer": (TRAINER, "transformers", "out/lightning_flops/profile.json"),
