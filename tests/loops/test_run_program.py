@@ -18,7 +18,7 @@ from tests.forks import BEFORE_LIGHTNING, run_fork
 from tests.left_on_objects import left_on_object
 from tests.left_on_torch import torch_state
 from tests.loops import nets
-from tests.loops.nets import BATCH, MIDDLE, NARROW, WIDE, Net, SlowSGD, loader, loss_of
+from tests.loops.nets import BATCH, Net, SlowSGD, loader, loss_of
 from tests.ranks import LIGHTNING
 from tests.seams import WORDS
 
@@ -270,23 +270,6 @@ def test_a_loop_of_torch_is_found_at_its_first_update(now: FakeNow, said: list[s
     assert profile.modules[0].type_name == "Net"
     assert said[0].startswith(f"FLOPs of step {profile.profile_step}: ")
     assert (left_on_object(net), left_on_object(optimizer), torch_state() == before) == ([], [], True)
-
-
-def test_the_outermost_module_that_is_called_is_the_loops(now: FakeNow, said: list[str]) -> None:
-    inner = nn.Sequential(nn.Linear(WIDE, MIDDLE), nn.ReLU(), nn.Linear(MIDDLE, NARROW))
-    whole, teacher = nn.Sequential(inner, nn.Dropout(0.0)), nn.Linear(WIDE, NARROW)
-    optimizer = SlowSGD(inner.parameters(), now)
-
-    def train() -> None:
-        for rows in loader(14, now):
-            with torch.no_grad():
-                wanted = teacher(rows)
-            (whole(rows) - wanted).square().mean().backward()
-            optimizer.step()
-
-    profile = only(found(said, train))
-    assert [one.name for one in profile.modules if one.depth <= 1] == ["", "0", "1"]
-    assert profile.flops.forward == nets.FORWARD + 2 * BATCH * WIDE * NARROW
 
 
 def test_a_failure_while_a_loop_is_looked_for_is_one_warning(
