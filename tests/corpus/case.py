@@ -121,6 +121,13 @@ class Family:
         self.name = name
         self.networks: list[Network] = []
 
+    def add(
+        self, name: str, build: Callable[[], Example], forward: int, backward: int = 0, recompute: int = 0, **more: Any
+    ) -> None:
+        """Adds a network of which a line says all; *more* are those of ``Expected``."""
+        expected = Expected(forward, backward, recompute, **more)
+        self.networks.append(Network(build=build, expected=expected, name=name, family=self.name))
+
     def network(self, define: Callable[[], Network]) -> Callable[[], Network]:
         """Decorates a function that returns a network; the function's name becomes the network's."""
         self.networks.append(replace(define(), name=define.__name__, family=self.name))
