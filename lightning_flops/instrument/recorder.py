@@ -27,7 +27,7 @@ from lightning_flops.instrument.counting.part_counter import PartCounter
 from lightning_flops.instrument.module_scope import describe_modules
 from lightning_flops.instrument.notes import Notes, notes_on_times
 from lightning_flops.instrument.timing.clocks import WallClock
-from lightning_flops.instrument.timing.phase_timer import Mark, PhaseTimer, StepMarks
+from lightning_flops.instrument.timing.phase_timer import PhaseTimer, StepMarks
 from lightning_flops.instrument.tracing.trace_cycles import TraceCycles
 from lightning_flops.records import (
     BucketFlops,
@@ -61,12 +61,6 @@ class Phase(Enum):
     TIMING = "timing"
     TRACING = "tracing"
     CLOSED = "closed"
-
-    def __init__(self, word: str) -> None:
-        # Plain attributes, because these are asked at every step of a run.
-        self.idle = word in ("waiting", "settling")
-        """Whether steps pass by, neither counted, timed nor traced."""
-        self.counts = word in ("counting", "sampling")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,7 +202,12 @@ class Recorder:
     @property
     def counting(self) -> bool:
         """Whether the running step is counted; its time is then not usable."""
-        return self.state.counts
+        return self.state in (Phase.COUNTING, Phase.SAMPLING)
+
+    @property
+    def idle(self) -> bool:
+        """Whether steps pass by, neither counted, timed nor traced."""
+        return self.state in (Phase.WAITING, Phase.SETTLING)
 
     @property
     def timer(self) -> PhaseTimer | None:
@@ -294,7 +293,7 @@ class Recorder:
         says whether it is a forward, a backward or an update by itself, and not only a part of one.
         """
         if (timer := self.timer) is not None:
-            timer.enter(Mark(part, counts))
+            timer.enter(part, counts=counts)
             return
         if self.counting and self._counter is not None:
             self._counter.enter(part)
