@@ -10,6 +10,7 @@ counted, which are timed, and when the window is over::
 
 from __future__ import annotations
 
+import math
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -48,6 +49,9 @@ That is asked whenever as many more were watched as are to be timed, and at leas
 when this many times ``timing_steps`` were watched."""
 
 
+_LEAST_SETTLE_STEPS = 2
+
+
 class Phase(Enum):
     """What a recorder does with the running step."""
 
@@ -61,6 +65,15 @@ class Phase(Enum):
     TIMING = "timing"
     TRACING = "tracing"
     CLOSED = "closed"
+
+
+def steps_to_settle(*, batches_ahead: int, batches_a_step: int) -> int:
+    """Steps to leave alone after a counted one, until the *batches_ahead* that a loader fetches meanwhile are used up.
+
+    While a step is counted, the loader's workers run ahead, and the next steps find batches ready. If those were timed,
+    they would show less waiting than there is in the long run.
+    """
+    return max(_LEAST_SETTLE_STEPS, math.ceil(batches_ahead / batches_a_step))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
