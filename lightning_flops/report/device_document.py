@@ -96,7 +96,7 @@ def _kept_on_host(traced: TracedStep | None) -> str:
     if tables is not None and tables.modules is not None:
         calls = next((row.calls for row in tables.modules.rows if not row.name), 0)
         for row in tables.module_memory or ():
-            if (row.name, row.part, row.device) == ("", "forward", -1) and calls:
+            if (row.name, row.device) == ("", -1) and calls:
                 return f"{si(row.size_increase_bytes / calls, 'B')} (of the traced step)"
     return f"{NOT_AVAILABLE} (set profile_memory to know it)"
 

@@ -246,7 +246,7 @@ def _profile_modules(profile: Profile) -> list[list[Any]]:
 
 def _kept(tables: TraceReport | None) -> Mapping[str, tuple[float, float]]:
     """Bytes that each module's forward keeps in one step, with and without the modules inside."""
-    rows = [] if tables is None else [one for one in tables.module_memory or () if one.part == "forward"]
+    rows = () if tables is None else tables.module_memory or ()
     on_device = any(one.device >= 0 for one in rows)
     steps = 1 if tables is None else max(1, len(tables.step_times.steps))
     return {

@@ -51,13 +51,7 @@ class AnalyzedTrace:
 
 
 def analyze_trace(trace: Trace, *, formulas: Formulas | None = None, peaks: Peaks | None = None) -> TraceReport:
-    """Every table of *trace*.
-
-    Args:
-        trace: what to analyze.
-        formulas: FLOPs of a recorded call; without them the report has no FLOPs.
-        peaks: a user's own figures of the device.
-    """
+    """Every table of *trace*; FLOPs with *formulas* alone, shares of the peak by a user's own *peaks* if given."""
     collectives, modules = collective_table(trace), module_table(trace)
     flops, notes = (None, ()) if formulas is None else trace_flops(trace, formulas, modules, peaks)
     if not trace.has_device and (trace.kind == Kind.RUNTIME).any():
@@ -95,14 +89,9 @@ def analyze_one(
     formulas: Formulas | None = None,
     peaks: Peaks | None = None,
 ) -> AnalyzedTrace:
-    """What *trace* says by itself.
+    """What *trace* says by itself, and for a comparison with other ranks, or with another run step by step.
 
-    Args:
-        trace: what to analyze.
-        compared: whether it will be held against traces of other ranks.
-        stepwise: whether it will be held against another run's, step by step.
-        formulas: as for ``analyze_trace``; None where there is no torch, as the report then says.
-        peaks: as for ``analyze_trace``.
+    Without *formulas* there is no torch, as the report then says.
     """
     report = analyze_trace(trace, formulas=formulas, peaks=peaks)
     notes = report.notes

@@ -371,12 +371,7 @@ def _on_device(trace: Trace, moments_ns: Ints) -> Ints:
 
 
 def step_filling(trace: Trace, *, counted: Collection[str] = ()) -> StepFilling:
-    """What filled each part of the steps of *trace*, mean over the steps.
-
-    Args:
-        trace: with marks around the parts of its steps.
-        counted: operators with FLOPs, as ``aten.mm``: they are matmul-like, whatever their names say.
-    """
+    """What filled each part of the steps, mean over these; *counted* operators, as ``aten.mm``, are matmul-like."""
     pieces, covered, until = _pieces_on_device(trace), NOTHING, []
     for moments in _fillings(trace, frozenset(name.replace(".", "::", 1) for name in counted)):
         covered = union(covered, moments)

@@ -87,24 +87,14 @@ def test_the_trace_is_kept_with_modules_and_phases_as_annotations(
         "phase: optimizer",
     } <= annotations  # fmt: skip
     assert any("Input Dims" in event.get("args", {}) for event in events)
-    # What a viewer shows of a module: its FLOPs by hand, and the rates of the report.
-    (slice_,) = (event for event in events if event["name"] == "module: net.1")
-    times = next(module for module in report.modules if module.name == "net.1").times
-    assert times is not None
-    assert slice_["args"]["forward FLOPs of a step"] == 2 * BATCH * HIDDEN * OUT
-    assert slice_["args"]["backward FLOPs of a step"] == 2 * 2 * BATCH * HIDDEN * OUT
-    assert slice_["args"]["calls of a step"] == 1
-    assert slice_["args"]["forward FLOP/s"] == times.forward_flops_per_sec
-    assert slice_["args"]["backward share of peak"] == times.backward_utilization
-    assert {"External id", "Ev Idx"} & set(slice_["args"])  # beside what torch wrote there
     loaded = load_trace(file)
     assert loaded.rank == 0  # which torch says in runs of several processes only
     assert loaded.memory is not None
     assert report.traced.tables is not None
     assert module_table(loaded) == report.traced.tables.modules
     assert module_memory_table(loaded) == report.traced.tables.module_memory
-    kept = {(row.name, row.part): row.self_size_increase_bytes for row in report.traced.tables.module_memory or ()}
-    assert kept["net.0.linear", "forward"] == BATCH * HIDDEN * 4  # its output in float32
+    kept = {row.name: row.self_size_increase_bytes for row in report.traced.tables.module_memory or ()}
+    assert kept["net.0.linear"] == BATCH * HIDDEN * 4  # its output in float32
     text = render_text(report, detailed=True)
     assert "Memory by module" in text and "size increase" in text
     assert "net.0.linear" in text[text.index("size increase") :]
@@ -256,9 +246,6 @@ def test_a_schedule_of_several_cycles_keeps_every_trace(root: str, trainer: Make
     ]  # fmt: skip
     assert [step.number for step in report.traced.tables.step_times.steps] == [12, 13]
     assert report.traced.index == 12
-    # The rates are those of the analysed trace, and stand in that one.
-    said = {Path(file).name: "forward FLOP/s" in Path(file).read_text() for file in report.traced.files}
-    assert said == {"rank0_step12.pt.trace.json": True, "rank0_step8.pt.trace.json": False}
 
 
 @pytest.mark.parametrize("recorded", [True, False])
