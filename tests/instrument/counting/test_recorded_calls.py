@@ -345,10 +345,8 @@ def test_operator_of_somebody_elses_is_listed_where_it_may_multiply() -> None:
 
 @pytest.mark.parametrize("sizes", [(2**19, 4), (2**20, 2**20, 4), (2**30, 4)], ids=str)
 def test_large_products_are_summed_exactly_and_those_that_no_trace_can_have_are_listed(sizes: tuple[int, ...]) -> None:
-    events = [
-        operator("aten::mm", 10 * place, 5, **{"Input Dims": [[size, size]] * 2, "Input type": ["float"] * 2})
-        for place, size in enumerate(sizes)
-    ]
+    inputs: list[dict[str, Any]] = [{"Input Dims": [[size, size]] * 2, "Input type": ["float"] * 2} for size in sizes]
+    events = [operator("aten::mm", 10 * place, 5, **one) for place, one in enumerate(inputs)]
     flops = analyze_trace(trace(*events), formulas=recorded_work).flops
     assert flops is not None
     # 2 x 2^19 x 2^19 x 2^19, and 2 x 4 x 4 x 4.
