@@ -124,10 +124,8 @@ class Trace:
     memory: MemoryEvents | None
     devices: tuple[DeviceProperties, ...]
     rank: int | None = None
-    world_size: int | None = None
-    backend: str | None = None
-    groups: tuple[tuple[int, ...], ...] | None = None
-    """The ranks of each process group that this one is in; None where the trace does not say."""
+    only_group: tuple[int, ...] | None = None
+    """The ranks of the only process group there is, to which all communication belongs; None if it is not known."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Other keys at the top of the file."""
     notes: tuple[str, ...] = ()
@@ -181,17 +179,6 @@ class Trace:
     def is_collective(self) -> Mask:
         """Rows that communicate with other ranks: collectives' kernels, and host scopes that communicate themselves."""
         return structure.collective_rows(self)
-
-    @cached_property
-    def only_group(self) -> tuple[int, ...] | None:
-        """The ranks of the only process group there is, to which all communication belongs; None if it is not known.
-
-        Groups of the same members, as frameworks make them, are one, and a group of this rank alone is none.
-        """
-        if self.groups is None:
-            return None if self.world_size is None else tuple(range(self.world_size))
-        groups = {group for group in self.groups if len(group) > 1}
-        return groups.pop() if len(groups) == 1 else None
 
     @cached_property
     def links(self) -> structure.Links:

@@ -107,12 +107,13 @@ def collective_calls(trace: Trace) -> tuple[CollectiveCalls, ...]:
     What goes from one rank to another is of no known group.
     """
     found: dict[tuple[str, str | None, int | None], list[int]] = {}
+    default_group = None if trace.only_group is None else str(list(trace.only_group))
     every, steps = trace.by_start(trace.is_collective), trace.steps
     for row, index in zip(every.tolist(), steps.of(launched_at(trace, every)).tolist(), strict=True):
         if steps.marked and index < 0:
             continue
         name = collective_name(trace, row)
-        group = trace.collectives.get(row, _NOTHING).group or _default_group(trace)
+        group = trace.collectives.get(row, _NOTHING).group or default_group
         if is_point_to_point(name, trace.name_of(row)):
             group = None
         found.setdefault((name, group, steps.numbers[index] if steps.marked else None), []).append(row)
@@ -129,13 +130,6 @@ def collective_calls(trace: Trace) -> tuple[CollectiveCalls, ...]:
         )
         for (name, group, number), rows in found.items()
     )
-
-
-def _default_group(trace: Trace) -> str | None:
-    """The group of calls that name none; None if this rank is in several."""
-    if trace.only_group is not None:
-        return str(list(trace.only_group))
-    return "" if trace.groups is None else None
 
 
 def _short(group: str) -> str:

@@ -87,8 +87,7 @@ class _Distributed(msgspec.Struct):
 
     rank: int | None = None
     world_size: int | None = None
-    backend: str | None = None
-    pg_config: Any = msgspec.field(default_factory=lambda: [{}])
+    pg_config: Any = None
 
 
 class Event(msgspec.Struct, gc=False):
@@ -370,14 +369,13 @@ def _place_in_run(metadata: Mapping[str, Any]) -> dict[str, Any]:
     found = converted(metadata.get("distributedInfo"), _Distributed) or _Distributed()
     own = converted(metadata.get(METADATA_KEY), _Distributed) or _Distributed()
     world_size = found.world_size if 0 < (found.world_size or 0) <= _MOST_RANKS else None
-    listed, everyone = converted(found.pg_config, list[_Group]), range(world_size or 0)
+    # A group of all may be written as none, and frameworks make several of the same members, and of one rank alone.
+    listed, everyone = converted(found.pg_config, list[_Group]) or [_Group()], range(world_size or 0)
+    groups = {ranks for one in listed if len(ranks := tuple(sorted(one.ranks or everyone))) > 1}
     return {
         # torch names no rank in a run of one process, this package always does
         "rank": own.rank if found.rank is None else found.rank,
-        "world_size": world_size,
-        "backend": found.backend,
-        # a group of all may be written as none
-        "groups": None if listed is None else tuple(tuple(sorted(one.ranks or everyone)) for one in listed),
+        "only_group": groups.pop() if len(groups) == 1 else None,
     }
 
 
