@@ -119,7 +119,7 @@ def rows_of(text: str, *, section: str, head: str) -> list[str]:
         ("Phases", "host", "name", ["backward", "forward", "others", "step"]),
         ("Memory by module (bytes)", "module", "bytes", ["(root)", "a", "b"]),
         ("Memory by module (bytes)", "module", "name", ["(root)", "a", "b"]),
-        ("Memory over time", "module", "bytes", ["a", "(root)", "b"]),
+        ("Memory over time", "device 0: held by", "bytes", ["a", "(root)", "b"]),
         ("Ranks", "rank", None, ["0", "1"]),
         ("Ranks", "rank", "total", ["1", "0"]),
     ],
