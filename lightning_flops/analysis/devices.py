@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -269,3 +270,33 @@ def without_vendor(device_name: str) -> str:
     while vendor := _VENDOR.match(name):
         name = name[vendor.end() :]
     return name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceAbilities:
+    """What advice may count on of a device; false and empty where it is not known."""
+
+    tensor_core_dtypes: tuple[str, ...] = ()
+    """16-bit dtypes that its tensor cores take, the one to train in first."""
+    tf32: bool = False
+    pins_memory: bool = False
+    """Copies from pinned host memory are faster."""
+
+
+UNKNOWN_DEVICE = DeviceAbilities()
+# ROCm fills the fields of a compute capability with numbers of its own.
+_OF_ANOTHER_VENDOR = re.compile(r"AMD|Radeon|Instinct|gfx\d", re.IGNORECASE)
+# Turing's compute capability, 7.5, has chips without tensor cores: GeForce GTX 16, T600, MX450.
+_TURING_WITH_TENSOR_CORES = re.compile(r"\bRTX\b|\bT4G?\b")
+
+
+def device_abilities(
+    *, device_type: str | None, name: str | None, compute_capability: tuple[int, int] | None
+) -> DeviceAbilities:
+    """What a device of this *name*, torch's *device_type* and CUDA's *compute_capability* can do, as far as known."""
+    pins_memory, capability = device_type in ("cuda", "xpu"), compute_capability
+    if capability is None or device_type not in (None, "cuda") or _OF_ANOTHER_VENDOR.search(name or ""):
+        return DeviceAbilities(pins_memory=pins_memory)
+    multiplies = capability >= (7, 0) and (capability != (7, 5) or _TURING_WITH_TENSOR_CORES.search(name or ""))
+    dtypes = ("bfloat16", "float16") if capability >= (8, 0) else ("float16",) if multiplies else ()
+    return DeviceAbilities(tensor_core_dtypes=dtypes, tf32=capability >= (8, 0), pins_memory=pins_memory)
