@@ -22,7 +22,7 @@ from lightning_flops.instrument.batches import samples_in, tensor_shapes
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
 from lightning_flops.instrument.deepspeed_groups import ParallelSizes, parallel_sizes
 from lightning_flops.instrument.module_scope import describe_modules, named_modules, require_module
-from lightning_flops.instrument.timing.clocks import Clock, clock_for
+from lightning_flops.instrument.timing.clocks import WallClock, clock_for
 from lightning_flops.instrument.timing.module_timer import ModuleTimer
 from lightning_flops.records import PhaseSeconds, RunContext
 from lightning_flops.report import deepspeed_units as units
@@ -273,7 +273,7 @@ def get_model_profile(
     return flops, macs, profiler.get_total_params(as_string)
 
 
-def _seconds_of(call: Callable[[], None], clock: Clock[Any]) -> float:
+def _seconds_of(call: Callable[[], None], clock: WallClock) -> float:
     """How long one *call* takes alone, on an idle device."""
     clock.stamp()
     clock.settle()
@@ -302,7 +302,7 @@ def _devices(model: nn.Module) -> set[torch.device]:
     return {tensor.device for tensors in (model.parameters(), model.buffers()) for tensor in tensors}
 
 
-def _clock_of(model: nn.Module) -> Clock[Any] | None:
+def _clock_of(model: nn.Module) -> WallClock | None:
     """The clock of the device that the model is on; None if it is on several devices other than the CPU."""
     others = {device for device in _devices(model) if device.type != "cpu"}
     if not others and torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]

@@ -185,7 +185,7 @@ def _of_memory(evidence: Evidence) -> Mapping[str, str]:
 
 
 def _of_optimizer(evidence: Evidence) -> Mapping[str, str]:
-    single = [one for one in evidence.facts.optimizers or () if one.implementation == "single-tensor"]
+    single = [one for one in evidence.facts.optimizers or () if one.faster_with]
     ways = [way for way in (single[0].faster_with if single else ()) if all(way in one.faster_with for one in single)]
     return {"names": " and ".join(dict.fromkeys(one.type_name for one in single)), "ways": ", or with ".join(ways)}
 

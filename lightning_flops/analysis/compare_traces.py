@@ -2,8 +2,7 @@
 
 All times are means over the traced steps, and over the ranks if each run has several. The mean over the ranks is taken
 first, in each step, because ranks that wait for one another are no independent measurements. The parts of a step add up
-to it. The rows of other tables are sums of events, which may overlap. The difference of what is called many times is
-apportioned to more calls and longer calls by the formula of ``compare_split``, calls being the work.
+to it. The rows of other tables are sums of events, which may overlap.
 """
 
 from __future__ import annotations
@@ -17,17 +16,15 @@ from typing import Any, get_args
 import numpy as np
 
 from lightning_flops.analysis.compare_noise import (
-    CONFIDENCE,
     LEAST_STEPS,
     Floats,
     noise_interval,
     too_few,
 )
 from lightning_flops.analysis.compare_rules import figure_difference
-from lightning_flops.analysis.compare_split import Work, split
 from lightning_flops.analysis.no_mfu import NO_FLOPS, why_no_flops, why_no_mfu
 from lightning_flops.errors import ComparisonError
-from lightning_flops.schema.comparison import FigureDifference, SettingDifference
+from lightning_flops.schema.comparison import FigureDifference
 from lightning_flops.schema.trace import TraceReport
 from lightning_flops.schema.trace_comparison import (
     SCHEMA_VERSION,
@@ -55,12 +52,7 @@ _NS_PER_US, _NS_PER_SEC = 1000, 1e9
 def compare_traces(
     a: Sequence[AnalyzedTrace], b: Sequence[AnalyzedTrace], *, sources: tuple[str, str] = ("A", "B")
 ) -> TraceComparison:
-    """What the traced steps of run *b* take longer than those of run *a*.
-
-    Args:
-        a: a trace of each rank of the run that is compared with, analyzed step by step.
-        b: the same of the run that is compared.
-        sources: what the user calls them.
+    """What the traced steps of run *b* take longer than those of run *a*: traces of each rank, analyzed step by step.
 
     Raises:
         ComparisonError: a run's traces are not of one run, have no step that all ranks have, or only one run's traces
@@ -89,12 +81,10 @@ def compare_traces(
         kind="traces",
         a=a_is,
         b=b_is,
-        settings=tuple(_settings(*runs)),
         step=replace(whole, a_ns=ends[0], b_ns=ends[1], difference_ns=ends[1] - ends[0]),
         parts=tuple(parts),
         tables=tuple(tables),
         figures=tuple(_figures(runs)),
-        confidence=CONFIDENCE,
         notes=tuple(_notes(*runs)),
     )
 
@@ -179,22 +169,14 @@ def _run_of(analyzed: Sequence[AnalyzedTrace], source: str) -> _Run:
     return _Run(source, tuple(one.report for one in by_rank), sums)
 
 
-def _difference(name: str, ns: Sequence[Floats], calls: Sequence[float] = (0.0, 0.0)) -> TimeDifference:
-    """Of nanoseconds in each step, and mean calls; nothing is called by default."""
+def _difference(
+    name: str, ns: Sequence[Floats], calls: tuple[float | None, float | None] = (None, None)
+) -> TimeDifference:
+    """Of nanoseconds in each step, and mean calls."""
     a_ns, b_ns = (round(float(one.mean())) for one in ns)
-    work = [Work(one) if one else None for one in calls]
-    longer = split(a_ns=a_ns, b_ns=b_ns, a=work[0], b=work[1]).get("efficiency", 0) if any(calls) else None
-    return TimeDifference(
-        name=name,
-        a_ns=a_ns,
-        b_ns=b_ns,
-        difference_ns=b_ns - a_ns,
-        calls_a=calls[0] if any(calls) else None,
-        calls_b=calls[1] if any(calls) else None,
-        calls_ns=None if longer is None else b_ns - a_ns - longer,
-        length_ns=longer,
-        noise=noise_interval(ns[0] / _NS_PER_SEC, ns[1] / _NS_PER_SEC, value_ns=b_ns - a_ns),
-    )
+    noise = noise_interval(ns[0] / _NS_PER_SEC, ns[1] / _NS_PER_SEC, value_ns=b_ns - a_ns)
+    difference = {"a_ns": a_ns, "b_ns": b_ns, "difference_ns": b_ns - a_ns}
+    return TimeDifference(name=name, **difference, calls_a=calls[0], calls_b=calls[1], noise=noise)
 
 
 def _table(runs: tuple[_Run, _Run], which: TableName) -> tuple[TimeDifference, ...]:
@@ -203,7 +185,7 @@ def _table(runs: tuple[_Run, _Run], which: TableName) -> tuple[TimeDifference, .
     nothing = [(np.zeros(run.identity.steps),) * 2 for run in runs]
     for name in dict.fromkeys((*found[0], *found[1])):
         ns, calls = zip(*(mine.get(name, none) for mine, none in zip(found, nothing, strict=True)), strict=True)
-        rows.append(_difference(name, ns, [float(one.mean()) for one in calls]))
+        rows.append(_difference(name, ns, (float(calls[0].mean()), float(calls[1].mean()))))
     return tuple(sorted(rows, key=lambda row: (-abs(row.difference_ns), -max(row.a_ns, row.b_ns), row.name)))
 
 
@@ -243,15 +225,6 @@ def _figures(runs: tuple[_Run, _Run]) -> Iterator[FigureDifference]:
         absolute = any(run.most_memory(kind, absolute=True) is not None for run in runs)
         why = f"the trace shows no allocations on the {kind}" + (", or their change alone" if absolute else "")
         yield figure(name, [run.most_memory(kind, absolute=absolute) for run in runs], (why, why))
-
-
-def _settings(a: _Run, b: _Run) -> Iterator[SettingDifference]:
-    """What is set up differently, as far as traces show."""
-    flops = [run.reports[0].flops for run in (a, b)]
-    dtypes = [", ".join(sorted({row.dtype for row in one.operators})) if one else "" for one in flops]
-    for name, pair in {"device": (a.identity.device, b.identity.device), "dtypes": tuple(dtypes)}.items():
-        if all(pair) and pair[0] != pair[1]:
-            yield SettingDifference(name=name, a=pair[0], b=pair[1])
 
 
 def _notes(a: _Run, b: _Run) -> Iterator[str]:

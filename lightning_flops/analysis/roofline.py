@@ -73,7 +73,7 @@ def build_operators(
         counted_steps: how many steps the cells are of.
     """
     seconds_of: dict[str, tuple[float, float]] = {}
-    if traced is not None and traced.like_counted:
+    if traced is not None:
         seconds_of = {name.replace("::", ".", 1): (one.calls, one.total_sec) for name, one in traced.operators.items()}
     operators, beyond = [], {}
     for name, group in grouped(cells, lambda cell: cell.operator).items():

@@ -16,7 +16,7 @@ from lightning_flops.analysis.module_names import with_those_below
 from lightning_flops.analysis.rates import MOST_OF_PEAK, mean, peak_seconds, per_second, ratio
 from lightning_flops.analysis.roofline import Work, beyond_peak
 from lightning_flops.analysis.timing import build_timing, is_timed
-from lightning_flops.records import StepSignature, WindowRecord
+from lightning_flops.records import StepSignature, TracedStepRecord, WindowRecord
 from lightning_flops.schema.modules import ModuleTimes
 from lightning_flops.schema.trace import StepFilling, TracedOperator, TracedStep
 from lightning_flops.schema.trace_steps import ModuleRow, ModuleTable
@@ -47,8 +47,8 @@ def build_traced_step(window: WindowRecord) -> TracedStep | None:
         LightningFlopsError: the trace cannot be read.
     """
 
-    def is_like_counted(signature: StepSignature) -> bool:
-        return not window.variable and signature == window.counted_steps[0].signature
+    def is_like_counted(record: TracedStepRecord) -> bool:
+        return not window.variable and set(record.signatures) == {window.counted_steps[0].signature}
 
     if not window.traces:
         return None
@@ -62,8 +62,8 @@ def build_traced_step(window: WindowRecord) -> TracedStep | None:
         typical_operators,
     )
 
-    best, context = window.traces[-1], window.context
-    best = next((one for one in reversed(window.traces) if is_like_counted(one.signature)), best)
+    best, context = next(filter(is_like_counted, reversed(window.traces)), window.traces[-1]), window.context
+    like_counted = is_like_counted(best)
     trace = load_trace(best.path)
     tables = replace(analyze_trace(trace), rank=context.rank, source="(this run)")
     of_steps = [table for step in range(len(trace.steps)) if (table := module_table(trace, step)) is not None]
@@ -77,10 +77,13 @@ def build_traced_step(window: WindowRecord) -> TracedStep | None:
     if context.world_size == 1:
         # Some frameworks run their collectives all the same: a rank alone waits for none.
         tables = replace(tables, overlap=None)
-    forward_scale, backward_scale, is_apart = _scales(tables.modules, window)
+    work = (
+        1.0 if like_counted else _elements(step.signature for step in window.counted_steps) / _elements(best.signatures)
+    )
+    forward_scale, backward_scale, is_apart = _scales(tables.modules, window, work=work)
     return TracedStep(
         index=best.index,
-        like_counted=is_like_counted(best.signature),
+        like_counted=like_counted,
         files=(),
         tables=tables,
         own_forward_sec=None,
@@ -95,11 +98,17 @@ def build_traced_step(window: WindowRecord) -> TracedStep | None:
     )
 
 
-def _scales(table: ModuleTable | None, window: WindowRecord) -> tuple[float, float, bool]:
+def _elements(signatures: Iterable[StepSignature]) -> float:
+    """Elements of the batches of a step, on average."""
+    return statistics.fmean(one.elements for one in signatures)
+
+
+def _scales(table: ModuleTable | None, window: WindowRecord, *, work: float) -> tuple[float, float, bool]:
     """Factors of times in forward and backward, and whether these are far from a typical step's.
 
-    1 where that is not known, or times are the device's. The medians of what a phase consists of add up to less than
-    the phase where the system interrupts each step somewhere else.
+    Times of the device are scaled to the counted steps' *work*, which is 1 for traced steps like them; so are the
+    host's where no step was timed. The medians of what a phase consists of add up to less than the phase where the
+    system interrupts each step somewhere else.
     """
     timing = build_timing(
         [step for step in window.timed_steps if is_timed(step)],
@@ -107,11 +116,11 @@ def _scales(table: ModuleTable | None, window: WindowRecord) -> tuple[float, flo
         trains=window.context.trains,
     )
     if timing is None or table is None or table.clock == "device":
-        return 1.0, 1.0, False
-    rows, backward = table.rows, (table.gradient_accumulation_us, table.backward_communication_us)
+        return work, work, False
+    rows, accumulation_us = table.rows, table.gradient_accumulation_us
     inside_us = (
         math.fsum((*(row.own_forward_us for row in rows), table.unattributed_forward_us)),
-        math.fsum((*(row.own_backward_us for row in rows), table.unattributed_backward_us, *backward)),
+        math.fsum((*(row.own_backward_us for row in rows), table.unattributed_backward_us, accumulation_us)),
     )
     timed = (timing.seconds_of("forward", typical=True), timing.seconds_of("backward", typical=True))
     if timed == (None, None):  # the two are not separated
@@ -213,7 +222,7 @@ def module_times(
         }
     times, beyond = {}, {}
     for name, (forward_sec, own_forward_sec, backward_sec, own_backward_sec) in seconds.items():
-        work = works.get(name, Work()) if traced.like_counted else Work()
+        work = works.get(name, Work())
         rates: dict[str, float | None] = {}
         for phase, flops, sec in (("forward", work.forward, forward_sec), ("backward", work.backward, backward_sec)):
             amount = mean(total=flops.total() or None, steps=counted_steps)

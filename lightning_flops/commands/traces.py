@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
-import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,17 +19,10 @@ T = TypeVar("T")
 
 
 def analyzed(analyze: Callable[..., T], files: Sequence[str], options: argparse.Namespace, **settings: Any) -> T:
-    """What *analyze* makes of trace *files*: with the figures that were given, on all processors, with its progress."""
-    from lightning_flops.sinks.progress import ProgressLine
-
-    progress = ProgressLine(sys.stderr)
+    """What *analyze* makes of trace *files*: with the figures that were given, on all processors."""
     formulas = recorded_work if importlib.util.find_spec("torch") else None
     processes = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    given = {"formulas": formulas, "peaks": peaks(options), "processes": processes, "progress": progress}
-    try:
-        return analyze(files, **given, **settings)
-    finally:
-        progress.end()
+    return analyze(files, formulas=formulas, peaks=peaks(options), processes=processes, **settings)
 
 
 def recorded_work(operator: str, inputs: RecordedInputs) -> RecordedWork:

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from lightning_flops.instrument.optimizer_hooks import with_inner
-from lightning_flops.instrument.torch_private.tensors import on_this_rank
+from lightning_flops.instrument.torch_private.modules import on_this_rank
 from lightning_flops.records import MemoryRecord, PhaseMemory
 
 try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import is_dataclass
 from typing import Any, TypeGuard
 
 import torch
@@ -96,10 +95,11 @@ def tokens_in(batch: Any) -> BatchTokens | None:
     """
     if _is_packed(batch):
         return _packed(batch)
-    fields = _fields_of(batch)
-    if fields is not None and (found := _named(fields)) is not None:
-        return found
-    items: Iterable[Any] = fields.values() if fields is not None else batch if isinstance(batch, (tuple, list)) else ()
+    items: Iterable[Any] = batch if isinstance(batch, (tuple, list)) else ()
+    if isinstance(batch, Mapping):
+        if (found := _named(batch)) is not None:
+            return found
+        items = batch.values()
     parts = []
     for item in items:
         if _is_packed(item):
@@ -111,16 +111,6 @@ def tokens_in(batch: Any) -> BatchTokens | None:
             elif "input_ids" in item:  # the tokens of the others alone would be too few
                 return None
     return parts[0].plus(*parts[1:]) if parts else None
-
-
-def _fields_of(batch: Any) -> Mapping[Any, Any] | None:
-    """What *batch* holds, by name; None if that has no names."""
-    if isinstance(batch, Mapping):
-        return batch
-    if isinstance(batch, tuple):
-        names = getattr(type(batch), "__match_args__", ())  # those of a named tuple's fields
-        return dict(zip(names, batch, strict=False)) if names else None
-    return vars(batch) if is_dataclass(batch) and hasattr(batch, "__dict__") else None
 
 
 def _is_packed(value: Any) -> TypeGuard[PackedSequence | torch.Tensor]:

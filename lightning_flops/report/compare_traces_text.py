@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from lightning_flops.analysis.rank_names import name_files
-from lightning_flops.report.compare_words import Scale, difference_sentence, figures_section, settings_table
-from lightning_flops.report.document import Column, Figure, Section, Table, cells, draw, table
+from lightning_flops.report.compare_text import Scale, difference_sentence, figures_section
+from lightning_flops.report.document import Column, Section, Table, draw, table
 from lightning_flops.report.layout import View, shortened_apart
+from lightning_flops.schema.comparison import CONFIDENCE
 from lightning_flops.schema.trace_comparison import (
     ComparedTraces,
     TableName,
@@ -35,12 +36,7 @@ _CAUSES_IN = {
 
 
 def render_trace_comparison(comparison: TraceComparison, *, width: int | None = None) -> str:
-    """The report on *comparison*, for people, ending in a line break.
-
-    Args:
-        comparison: what to print.
-        width: columns of the terminal, into which tables are made to fit; None for no limit.
-    """
+    """The report on *comparison*, for people, in a terminal of *width* columns."""
     view = View(rows=ROWS_SHOWN, width=width)
     lines = [line for section in trace_comparison_sections(comparison) for line in draw(section, view)]
     return page([*lines[1:], view.rule()])
@@ -54,12 +50,10 @@ def trace_comparison_headline(comparison: TraceComparison) -> str:
 def trace_comparison_sections(comparison: TraceComparison) -> list[Section]:
     """What in a step takes longer, the most first; all times in the unit that fits its step."""
     scale, mean = _scale(comparison), f"mean, {_scale(comparison).unit}"
-    items: list[Figure | Table | str] = [f"A: {_where(comparison.a)}", f"B: {_where(comparison.b)}"]
-    if comparison.settings:
-        items.append(settings_table(comparison.settings))
-    found = [Section("Two traces compared", "", [*items, "", *_said(comparison, scale)])]
-    rows = [[row.name, *_times(row, scale), _interval(row, scale)] for row in (*comparison.parts, comparison.step)]
-    parts = cells([mean, "A", "B", "B - A", "by noise"], rows, left=(0, 4))
+    runs = [f"A: {_where(comparison.a)}", f"B: {_where(comparison.b)}", ""]
+    found = [Section("Two traces compared", "", [*runs, *_said(comparison, scale)])]
+    by_noise = Column("by noise", lambda row: _interval(row, scale), str, left=True)
+    parts = table((*comparison.parts, comparison.step), [*_numbers(mean, scale), by_noise], whole=True)
     found.append(Section("By part of the step", "", [parts]))
     found += [Section(_TITLES[one.of], "", [_table(mean, one.rows, scale)]) for one in comparison.tables]
     found.append(figures_section(comparison.figures))
@@ -74,12 +68,7 @@ def _said(comparison: TraceComparison, scale: Scale) -> Iterator[str]:
     """What the difference comes to, and the parts that changed most, each with what in it did, if that is no noise."""
     step = comparison.step
     yield difference_sentence(
-        "One step" if comparison.a.marked else "The whole trace",
-        a_ns=step.a_ns,
-        b_ns=step.b_ns,
-        noise=step.noise,
-        confidence=comparison.confidence,
-        scale=scale,
+        "One step" if comparison.a.marked else "The whole trace", step.a_ns, step.b_ns, step.noise
     )
     words = []
     for part in sorted(filter(_is_beyond, comparison.parts), key=lambda part: -abs(part.difference_ns))[:_NAMED]:
@@ -114,33 +103,29 @@ def _table(first: str, found: Sequence[TimeDifference], scale: Scale) -> Table |
     shown = [row for row in found if row.difference_ns or row.calls_a != row.calls_b]
     if not shown:
         return f"No difference in any of {plain(len(found))}."
+    columns = [*_numbers(first, scale), Column("calls", _calls, str), Column("", _cause, str, left=True)]
+    return table(shown, columns, least_width=7)
 
-    columns = [
+
+def _numbers(first: str, scale: Scale) -> list[Column]:
+    return [
         Column(first, lambda row: row.name, str, chars=_NAME_CHARS),
         Column("A", lambda row: row.a_ns, scale.number),
         Column("B", lambda row: row.b_ns, scale.number),
         Column("B - A", lambda row: row.difference_ns, lambda ns: scale.number(ns, signed=True)),
-        *([Column("calls", _calls, str)] if any(row.calls_a is not None for row in shown) else []),
-        Column("", lambda row: _verdict(row, scale), str, left=True),
     ]
-    return table(shown, columns, least_width=7)
 
 
-def _times(row: TimeDifference, scale: Scale) -> list[str]:
-    return [scale.number(row.a_ns), scale.number(row.b_ns), scale.number(row.difference_ns, signed=True)]
-
-
-def _verdict(row: TimeDifference, scale: Scale) -> str:
+def _cause(row: TimeDifference) -> str:
     """What a difference comes from, unless it is noise. What only one of the runs has is no chance."""
-    in_both = row.calls_a is None or (row.calls_a and row.calls_b)
-    if in_both and row.noise is not None and not row.noise.beyond:
+    if not row.calls_a or not row.calls_b:
+        return "new" if row.calls_b else "gone"
+    if row.noise is not None and not row.noise.beyond:
         return "noise"
-    if not row.difference_ns:
-        return ""
-    if not row.calls_ns or not row.length_ns:
-        return _cause(row)
-    calls, length = (scale.number(ns, signed=True) for ns in (row.calls_ns, row.length_ns))
-    return f"calls {calls}, length {length}"
+    each = row.b_ns / row.calls_b - row.a_ns / row.calls_a
+    calls = row.calls_b - row.calls_a
+    words = [["fewer calls", "more calls"][calls > 0]] if calls else []
+    return ", ".join(words + ([["shorter calls", "longer calls"][each > 0]] if each else []))
 
 
 def _interval(row: TimeDifference, scale: Scale) -> str:
@@ -153,9 +138,9 @@ def _interval(row: TimeDifference, scale: Scale) -> str:
 def _notes(comparison: TraceComparison) -> tuple[str, ...]:
     return (
         "Each moment of a step counts under the first part from the top that ran then, so the parts add up to the "
-        "step. All other tables are sums of what was launched or began in the step; they may overlap. Calls: what "
-        "goes with more or fewer of them. Length: each call takes longer or shorter, perhaps for other inputs.",
-        f"Noise is the spread of the traced steps ({plain(100 * comparison.confidence)}% by Welch's t). Of a "
+        "step. All other tables are sums of what was launched or began in the step; they may overlap. Longer calls may "
+        "have other inputs.",
+        f"Noise is the spread of the traced steps ({CONFIDENCE:.0%} by Welch's t). Of a "
         "hundred rows that do not differ, one seems to. What changes from one start of a program to the next is "
         "not in it: compare two traces of A to see that.",
         "Steps under torch.profiler are slower than others, above all on the host, where shapes, memory and Python's "
@@ -166,32 +151,13 @@ def _notes(comparison: TraceComparison) -> tuple[str, ...]:
 
 def _where(run: ComparedTraces) -> str:
     names = list(run.sources) if len(run.sources) == 1 else name_files(run.sources)
-    files = ", ".join(names[:_FILES_NAMED]) + (
-        f" and {len(names) - _FILES_NAMED} more" if len(names) > _FILES_NAMED else ""
-    )
+    more = f" and {len(names) - _FILES_NAMED} more" if len(names) > _FILES_NAMED else ""
     steps = f"{plain(run.steps)} {plural('step', run.steps)}" if run.marked else "no marks of steps"
     ranks = f"{plain(run.ranks)} ranks, " if run.ranks > 1 else ""
-    return f"{files} ({run.device or 'no device'}, {ranks}{steps})"
+    return f"{', '.join(names[:_FILES_NAMED])}{more} ({run.device or 'no device'}, {ranks}{steps})"
 
 
 def _calls(row: TimeDifference) -> str:
     """How often it runs in a step: one number, or that of A and that of B."""
-    if row.calls_a is None or row.calls_b is None:
-        return ""
-    a, b = (plain(int(calls) if calls == int(calls) else calls) for calls in (row.calls_a, row.calls_b))
+    a, b = (plain(int(calls) if calls == int(calls) else calls) for calls in (row.calls_a or 0.0, row.calls_b or 0.0))
     return a if a == b else f"{a} -> {b}"
-
-
-def _cause(row: TimeDifference) -> str:
-    """What most of a difference comes from, of that which has its sign."""
-    more = row.difference_ns > 0
-    if row.calls_ns is None or row.length_ns is None:
-        return "longer" if more else "shorter"
-    if not row.calls_a:
-        return "new"
-    if not row.calls_b:
-        return "gone"
-    sign = 1 if more else -1
-    if sign * row.calls_ns > sign * row.length_ns:
-        return "more calls" if more else "fewer calls"
-    return "longer calls" if more else "shorter calls"

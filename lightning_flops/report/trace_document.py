@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from lightning_flops.report.document import (
@@ -28,14 +28,12 @@ from lightning_flops.report.work_document import (
     operator_section,
 )
 from lightning_flops.schema.trace import TraceReport
-from lightning_flops.schema.trace_events import KERNEL_GAP_LIMIT_US, HeldMemory, MemoryCurve
+from lightning_flops.schema.trace_events import KERNEL_GAP_LIMIT_US, HeldMemory, MemoryCurve, MemoryRow
 from lightning_flops.schema.trace_steps import STEP_PARTS, StepTime
 from lightning_flops.units import NOT_AVAILABLE, percent, si
 
 MEMORY_TITLES = ("Memory over time", "Memory (bytes)", "Memory by module (bytes)")
 """Sections of which a trace has what it needs with ``profile_memory`` alone."""
-
-_PHASES = {"forward": "fwd", "backward": "bwd"}
 
 
 def trace_sections(report: TraceReport) -> Iterator[Section]:
@@ -144,38 +142,36 @@ def _modules(report: TraceReport) -> Section:
     assert modules is not None  # asked before
     flops = by_key(report.flops.modules if report.flops else None)
     columns = [
-        Column("module", lambda row: row.name or "(root)", short),
+        Column("module", lambda row: row.name or "(root)", short, "name"),
         CALLS,
         field("fwd self", "own_forward_us", us),
         field("fwd total", "forward_us", us),
+        field("bwd self", "own_backward_us", us),
+        field("bwd total", "backward_us", us),
     ]
-    has_backward = any(row.backward_us for row in modules.rows)
-    if has_backward:
-        columns += [field("bwd self", "own_backward_us", us), field("bwd total", "backward_us", us)]
     if modules.clock == "device":
-        columns += [field("fwd kernels", "forward_kernels")]
-        columns += [field("bwd kernels", "backward_kernels")] if has_backward else []
+        columns += [field("fwd kernels", "forward_kernels"), field("bwd kernels", "backward_kernels")]
     if flops:
         columns += [
             joined("FLOPs", flops, lambda one: one.counted, si, "flops"),
             joined("FLOP/s", flops, lambda one: one.flops_per_sec, si, "rate"),
             joined("of peak", flops, lambda one: one.peak_share, percent),
         ]
-    sorts: dict[str, Any] = {
-        "name": lambda row: row.name,
-        "total": lambda row: row.forward_us + row.backward_us,
-        "self": lambda row: row.own_forward_us + row.own_backward_us,
-    }
-    items: list[Figure | Table | str] = [
-        Figure("forward", us(modules.forward_us)),
-        Figure("  of it unattributed", us(modules.unattributed_forward_us)),
-        Figure("backward", us(modules.backward_us)),
-        Figure("  of it gradient accumulation", us(modules.gradient_accumulation_us)),
-        Figure("  of it communication", us(modules.backward_communication_us)),
-        Figure("  of it unattributed", us(modules.unattributed_backward_us)),
-        Figure("optimizer", us(modules.optimizer_us)),
-        table(sorted(modules.rows, key=lambda row: -sorts["self"](row)), columns, **sorts),
-    ]
+
+    def own(row: Any) -> float:
+        return float(row.own_forward_us + row.own_backward_us)
+
+    rows = sorted(modules.rows, key=own, reverse=True)
+    wholes = (
+        ("forward", modules.forward_us),
+        ("  of it unattributed", modules.unattributed_forward_us),
+        ("backward", modules.backward_us),
+        ("  of it gradient accumulation", modules.gradient_accumulation_us),
+        ("  of it unattributed", modules.unattributed_backward_us),
+        ("optimizer", modules.optimizer_us),
+    )
+    items: list[Figure | Table | str] = [Figure(label, us(time_us)) for label, time_us in wholes]
+    items.append(table(rows, columns, total=lambda row: row.forward_us + row.backward_us, self=own))
     return Section(
         "Modules",
         f"Time on the {modules.clock}, all steps together; self: without the modules inside. The backward includes "
@@ -211,63 +207,51 @@ def _memory(report: TraceReport) -> Iterator[Section]:
     if report.memory_curves:
         items = [item for curve in report.memory_curves for item in _peak_of(curve)]
         yield Section("Memory over time", "The most that was allocated at once, and what had allocated it.", items)
-    sizes = [
+    notes = "Size increase: allocated less freed. Allocation: frees left out. Self: without operators it called."
+    if report.memory is not None:
+        yield _sizes("Memory (bytes)", notes, "operator", report.memory)
+    if report.module_memory:
+        notes = "As above, by the module whose forward was running. Self: without the modules inside."
+        yield _sizes("Memory by module (bytes)", notes, "module", report.module_memory)
+
+
+def _sizes(title: str, note: str, of: str, rows: Sequence[MemoryRow]) -> Section:
+    def name(row: Any) -> str:
+        return shortened("(outside operators)" if row.name is None else row.name or "(root)", chars=NAME_CHARS)
+
+    columns = [
+        Column(of, name, str, "name"),
         Column("where", lambda row: "host" if row.device < 0 else f"device {row.device}", str, left=True),
         CALLS,
         field("size increase", "size_increase_bytes"),
         field("self", "self_size_increase_bytes"),
-        field("allocation", "allocation_bytes"),
-        field("self", "self_allocation_bytes"),
+        field("allocation", "allocation_bytes", sort="bytes"),
+        field("self", "self_allocation_bytes", sort="self"),
     ]
-    sorts: dict[str, Any] = {
-        "name": lambda row: row.name or "",
-        "total": lambda row: row.allocation_bytes,
-        "bytes": lambda row: row.allocation_bytes,
-        "self": lambda row: row.self_allocation_bytes,
-    }
-
-    def cut(name: str) -> str:
-        return shortened(name, chars=NAME_CHARS)
-
-    if report.memory is not None:
-        columns = [Column("operator", lambda row: "(outside operators)" if row.name is None else row.name, cut), *sizes]
-        note = "Size increase: allocated less freed. Allocation: frees left out. Self: without operators it called."
-        yield Section("Memory (bytes)", note, [table(report.memory, columns, least_width=6, **sorts)])
-    if report.module_memory:
-        columns = [
-            Column("module", lambda row: f"({row.part})" if row.name is None else row.name or "(root)", cut),
-            Column("", lambda row: "" if row.name is None else _PHASES[row.part], str, left=True),
-            *sizes,
-        ]
-        note = "As above, by the module whose forward or backward was running. Self: without the modules inside."
-        yield Section("Memory by module (bytes)", note, [table(report.module_memory, columns, least_width=3, **sorts)])
+    return Section(title, note, [table(rows, columns, least_width=3, total=lambda row: row.allocation_bytes)])
 
 
 def _peak_of(curve: MemoryCurve) -> Iterator[Figure | Table]:
     where = "host" if curve.device_type == "host" else f"device {curve.device}"
-    step = "" if curve.peak_step is None else f", in step {curve.peak_step}"
     since = "" if curve.absolute else " more than when the trace began"
-    peak = f"{si(curve.peak_bytes, 'B')}{since}, {us(curve.peak_us)} after the first event{step}"
+    peak = f"{si(curve.peak_bytes, 'B')}{since}, {us(curve.peak_us)} after the first event"
     yield Figure(f"{where}: peak", peak)
     if curve.held is None:
         yield Figure(f"{where}: held by", f"{NOT_AVAILABLE} (the trace has no addresses)")
         return
 
     def operator(one: HeldMemory) -> str:
-        if one.operator is not None:
-            return one.operator
-        return "(before the trace)" if one.allocations is None else "(outside operators)"
+        return one.operator or ("(before the trace)" if one.allocations is None else "(outside operators)")
 
-    with_modules = any(one.module is not None for one in curve.held)
-    module = Column("module", lambda one: "" if one.module is None else one.module or "(root)", short)
     columns = [
-        *([module] if with_modules else []),
+        Column("module", lambda one: "" if one.module is None else one.module or "(root)", short),
         Column(f"{where}: held by", operator, short, "name", left=True),
         Column("bytes", lambda one: one.bytes, lambda size: si(size, "B"), "bytes"),
         Column("of peak", lambda one: one.bytes / curve.peak_bytes if curve.peak_bytes else None, percent),
         field("allocations", "allocations", sort="calls"),
     ]
-    yield table(curve.held, columns, total=lambda one: one.bytes)
+    with_modules = any(one.module is not None for one in curve.held)
+    yield table(curve.held, columns if with_modules else columns[1:], total=lambda one: one.bytes)
 
 
 def _idle(report: TraceReport) -> Section:

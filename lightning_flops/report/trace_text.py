@@ -13,9 +13,7 @@ from lightning_flops.report.layout import SortKey, View, and_more
 from lightning_flops.report.profile_document import advice_section
 from lightning_flops.report.ranks_document import rank_section
 from lightning_flops.report.trace_document import trace_sections
-from lightning_flops.report.work_document import job_section
 from lightning_flops.schema.trace import TraceReport, TracesReport
-from lightning_flops.schema.trace_flops import TracedStepFlops, of_all
 from lightning_flops.schema.trace_steps import STEP_PARTS
 from lightning_flops.text.printable import page
 from lightning_flops.units import percent, plain, si
@@ -25,8 +23,6 @@ TOP_ROWS = 20
 _TRACES = 4
 _PARTS = 4
 _KERNELS = 3
-_ADVICE = 3
-_ADVICE_LINES = 9
 
 
 def render_traces(
@@ -36,26 +32,14 @@ def render_traces(
     sort: SortKey | None = None,
     width: int | None = None,
 ) -> str:
-    """The answer, every table of every trace, and the ranks side by side; ends with a line break.
-
-    Args:
-        report: what ``analyze_files`` returned.
-        top_rows: rows shown of each long table; None for all.
-        sort: what long tables are sorted by, where they have it; None for each table's own order.
-        width: columns of the terminal, which everything is made to fit; None for no limit.
-    """
+    """The answer, *top_rows* or all rows of every table of every trace, and the ranks side by side."""
     view = View(rows=top_rows, sort=sort, width=width)
     files = name_files([trace.source for trace in report.traces])
     lines = [*answer_lines(report, files, view), ""]
     lines += [line for trace, file in zip(report.traces, files, strict=True) for line in _trace(trace, view, file=file)]
     if report.ranks is not None:
         straggles = any(advice.rule == "straggler" for advice in report.advice)
-        lines += draw(rank_section(report.ranks, files, straggles=straggles), view)
-        if report.job_steps is not None:
-            lines += draw(job_section(report.job_steps), view)
-        elif any(trace.flops is not None for trace in report.traces):
-            reason = "it takes a trace of each rank, with FLOPs and marks of steps"
-            lines += ["", *view.line("FLOPs of all ranks", f"n/a ({reason})")]
+        lines += draw(rank_section(report.ranks, straggles=straggles), view)
     lines += draw(advice_section(report.advice, rules=True), view)
     return page([*lines, view.rule()])
 
@@ -80,16 +64,8 @@ def _steps(report: TraceReport) -> str:
 
 
 def answer_lines(report: TracesReport, files: Sequence[str], view: View) -> list[str]:
-    """The section that a report of traces begins with.
-
-    Args:
-        report: what ``analyze_files`` returned.
-        files: a name for each trace.
-        view: how wide it is.
-    """
+    """The section that a report of traces begins with; *files* are their names."""
     lines = [view.title("The answer")]
-    if report.job_steps is not None:
-        lines += view.paragraph(_of_job(report.job_steps), first="All ranks: ", rest="  ")
     alone = len(report.traces) == 1
     for trace, file in list(zip(report.traces, files, strict=True))[:_TRACES]:
         lines += view.paragraph(_time(trace), first="" if alone else f"{name_of(trace, file)}: ", rest="  ")
@@ -97,7 +73,7 @@ def answer_lines(report: TracesReport, files: Sequence[str], view: View) -> list
         if alone and trace.kernels:
             lines += view.paragraph(_kernels(trace), rest="  ")
     lines += and_more(len(report.traces) - _TRACES)
-    return [*lines, *try_first(report.advice[:_ADVICE], room=_ADVICE_LINES, width=view.text_width)]
+    return [*lines, *try_first(report.advice, view)]
 
 
 def name_of(trace: TraceReport, file: str) -> str:
@@ -110,8 +86,9 @@ def _mfu(trace: TraceReport) -> str:
     if flops is None or flops.mfu is None:
         return f"MFU is n/a: {why_no_mfu([trace]) or 'its FLOPs are not known'}."
     peaks = " and ".join(f"{si(peak, 'FLOP/s')} in {dtype}" for dtype, peak in flops.peaks.items())
-    least = any(step.lower_bound for step in flops.steps)
-    return f"{_shares(flops.mfu, flops.hfu, lower_bound=least)} of the device's dense peak, {peaks}."
+    least = "at least " if any(step.lower_bound for step in flops.steps) else ""
+    shares = f"MFU is {least}{percent(flops.mfu)}, HFU {least}{percent(flops.hfu)}"
+    return f"{shares} of the device's dense peak, {peaks}."
 
 
 def _kernels(trace: TraceReport) -> str:
@@ -127,18 +104,6 @@ def _kernels(trace: TraceReport) -> str:
         for name, row in zip(names, first, strict=True)
     ]
     return f"Most kernel time: {', '.join(top_kernels)}."
-
-
-def _of_job(steps: Sequence[TracedStepFlops]) -> str:
-    mfu, hfu = (of_all([(getattr(step, name), step.wall_us) for step in steps]) for name in ("mfu", "hfu"))
-    if mfu is None:
-        return "MFU is n/a: that of a rank is not known."
-    return f"{_shares(mfu, hfu, lower_bound=any(step.lower_bound for step in steps))}."
-
-
-def _shares(mfu: float, hfu: float | None, *, lower_bound: bool) -> str:
-    least = "at least " if lower_bound else ""
-    return f"MFU is {least}{percent(mfu)}, HFU {least}{percent(hfu)}"
 
 
 def _time(trace: TraceReport) -> str:

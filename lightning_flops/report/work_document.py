@@ -11,6 +11,7 @@ from lightning_flops.report.document import (
     NAME_CHARS,
     Column,
     Figure,
+    Item,
     Section,
     Table,
     field,
@@ -63,7 +64,7 @@ def by_key(rows: Sequence[Any] | None) -> dict[Any, Any]:
 
 def flops_section(flops: TraceFlops) -> Section:
     """FLOPs by step and operator, and what was not counted."""
-    items: list[Figure | Table | str] = [*_peaks(flops), _flops_by_step(flops.steps)]
+    items: list[Item] = [*_peaks(flops), _flops_by_step(flops.steps)]
     if flops.operators:
         columns = [
             Column("operator", lambda row: row.name, _operator, "name"),
@@ -169,7 +170,7 @@ def kernel_section(report: TraceReport) -> Section:
         after.append("~: an operator's FLOPs, divided by time among the kernels in it that multiply, is an estimate.")
     if any(one.peak_share is not None and one.peak_share > 1 for one in flops.values()):
         after.append("Above 100%: algorithms such as Winograd's multiply less than the formula of a convolution says.")
-    items: list[Figure | Table | str] = [Figure("kernels", f"{plain(summary.calls)} in {us(summary.total_us)}")]
+    items: list[Item] = [Figure("kernels", f"{plain(summary.calls)} in {us(summary.total_us)}")]
     if names_show:
         items += [
             Figure("time on tensor cores", percent(summary.tensor_core_ratio)),
@@ -234,9 +235,3 @@ def operator_section(report: TraceReport) -> Section:
         items.append(table(report.operators_by_shape, columns, least_width=6, **sorts))
     note = "Self: without the operators that it called. Ratios are of the self times of all operators."
     return Section("Operators", note, items)
-
-
-def job_section(steps: Sequence[TracedStepFlops]) -> Section:
-    """FLOPs of all ranks together."""
-    note = "Of all ranks together. The wall time is the mean of theirs; MFU and HFU are over what all devices could do."
-    return Section("FLOPs of the job", note, [_flops_by_step(steps)])

@@ -24,7 +24,7 @@ class ModuleTimes:
     own_backward_sec: float | None
     """Without the modules below it; None without a trace."""
     forward_flops_per_sec: float | None
-    """Forward FLOPs of the counted step / seconds; None where there are none, or the two steps differ."""
+    """Forward FLOPs of the counted step / seconds, an estimate where the traced step is not like it; None without."""
     backward_flops_per_sec: float | None
     """Backward and recomputed FLOPs / seconds."""
     forward_utilization: float | None

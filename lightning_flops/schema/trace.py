@@ -17,7 +17,7 @@ from lightning_flops.schema.trace_events import (
     MemoryRow,
     OperatorRow,
 )
-from lightning_flops.schema.trace_flops import TracedStepFlops, TraceFlops
+from lightning_flops.schema.trace_flops import TraceFlops
 from lightning_flops.schema.trace_steps import DeviceMetrics, ModuleTable, PhaseRow, Row, StepTimes
 from lightning_flops.units import plural, run_text
 
@@ -62,8 +62,8 @@ class TraceReport:
     """Copies and memsets by kind, such as ``Memcpy HtoD (Pageable -> Device)``, and on the host the calls that launched
     them; None without a device. Ratios are of the steps' own marks on the host, and of all device work."""
     user_scopes: tuple[Row, ...] | None
-    """Each ``record_function`` scope, and what was launched in it by its thread, or by autograd's while it was open;
-    None when there is none. Ratios as of *transfers*."""
+    """Each ``record_function`` scope, and what any thread launched while it was open; None when there is none. Ratios
+    as of *transfers*."""
     idle: tuple[IdleTime, ...] | None
     """Pauses of each device, by cause; None without a device."""
     notes: tuple[str, ...]
@@ -88,9 +88,6 @@ class TracesReport:
     """None for a single trace."""
     advice: tuple[Advice, ...]
     """What the traces show that holds the run back, the largest possible saving first."""
-    job_steps: tuple[TracedStepFlops, ...] | None = None
-    """FLOPs of all ranks together, of each step that all of them have, over the mean of their wall times; MFU and HFU
-    are over what all devices could do. None without a trace of each rank that has FLOPs and marks of steps."""
 
     def to_json(self) -> str:
         """Indented JSON; the field names are the keys."""
@@ -163,7 +160,7 @@ class TracedStep:
     index: int
     """Steps of the fit before the first of them."""
     like_counted: bool
-    """Whether it has the counted step's signature, so FLOPs of the one over seconds of the other is a rate."""
+    """Whether it has the counted step's signature. If not, rates of modules and operators are estimates."""
     files: tuple[str, ...]
     """Paths or URLs where traces were kept, the one that *tables* is of first; empty if none was to be."""
     tables: TraceReport | None
@@ -179,8 +176,8 @@ class TracedStep:
     operators: Mapping[str, TracedOperator] = field(default_factory=dict)
     """By name; empty if there is no trace."""
     forward_scale: float = 1.0
-    """Typical seconds of the forward / the sum of what is in the traced one; 1 where times are the device's, or no step
-    was timed."""
+    """Typical seconds of the forward / the sum of what is in the traced one. Where times are the device's, or no step
+    was timed, elements of the counted steps' batches / of the traced ones', which is 1 for traced steps like them."""
     backward_scale: float = 1.0
     """Typical seconds of the backward, divided in the same way."""
     is_apart: bool = False

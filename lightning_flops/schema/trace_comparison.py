@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lightning_flops.schema import codec
-from lightning_flops.schema.comparison import FigureDifference, NoiseInterval, SettingDifference
+from lightning_flops.schema.comparison import FigureDifference, NoiseInterval
 
 SCHEMA_VERSION = 2
 """Version of the JSON that ``TraceComparison.to_json`` writes; it goes up whenever a field changes."""
@@ -17,10 +17,7 @@ TableName = Literal["kernels", "operators", "collectives"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeDifference:
-    """The time of something in one step of A and of B: means over the traced steps, and over the ranks.
-
-    ``calls_ns + length_ns = difference_ns = b_ns - a_ns``, to the nanosecond, where calls are known.
-    """
+    """The time of something in one step of A and of B: means over the traced steps, and over the ranks."""
 
     name: str
     """Of what took the time."""
@@ -31,13 +28,9 @@ class TimeDifference:
     difference_ns: int
     """B - A."""
     calls_a: float | None
-    """How often it runs in a step of A; None for what is not called, as the next three."""
+    """How often it runs in a step of A; None for what is not called."""
     calls_b: float | None
-    """In a step of B."""
-    calls_ns: int | None
-    """Of the difference: more calls, or fewer; all of it for what only one of the runs has."""
-    length_ns: int | None
-    """Of the difference: each call takes longer, or shorter."""
+    """In a step of B; None for what is not called."""
     noise: NoiseInterval | None
     """Of the difference. None if single steps are not known, or too few."""
 
@@ -80,8 +73,6 @@ class TraceComparison:
     """What is compared with."""
     b: ComparedTraces
     """What is compared."""
-    settings: tuple[SettingDifference, ...]
-    """Devices, ranks and what was recorded, where they differ."""
     step: TimeDifference
     """The whole step: the sum of its parts."""
     parts: tuple[TimeDifference, ...]
@@ -90,20 +81,9 @@ class TraceComparison:
     """By kernel, operator and collective, as far as one of the runs shows them."""
     figures: tuple[FigureDifference, ...]
     """Step time, MFU, FLOPs, waiting and memory."""
-    confidence: float
-    """Of the noise intervals."""
     notes: tuple[str, ...]
     """What is not known, in sentences."""
 
     def to_json(self) -> str:
         """The comparison as indented JSON, the same text for equal comparisons."""
         return codec.dump(self)
-
-    @staticmethod
-    def from_json(text: str) -> TraceComparison:
-        """The comparison that ``to_json`` wrote as *text*.
-
-        Raises:
-            ProfileFormatError: *text* is no JSON, has another schema version, or a field is missing or wrong.
-        """
-        return codec.load(TraceComparison, text, version=SCHEMA_VERSION)

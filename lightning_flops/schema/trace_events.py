@@ -76,24 +76,18 @@ class OperatorRow(Row):
     its function. Empty where the trace was taken without ``with_stack``, or does not say, and by shapes."""
 
 
-MemoryPart = Literal["", "forward", "backward", "gradient accumulation", "optimizer", "elsewhere"]
-"""Where in a step a module's memory is allocated or freed; the last three are no module's. Empty for operators."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRow:
-    """What one operator, or one module in its forward or its backward, allocated and freed on one device."""
+    """What one operator, or one module in its forward, allocated and freed on one device."""
 
     name: str | None
-    """None: outside any operator, or no module's."""
-    part: MemoryPart = ""
-    """``backward``: with what it repeats of the forward."""
+    """None: outside any operator."""
     device: int
     """-1 for the host."""
     calls: int
     """Calls of the operator in which memory was allocated or freed; for all else such events."""
     size_increase_bytes: int
-    """Allocated less freed, with what it called or the modules inside: what a forward keeps, what a backward leaves."""
+    """Allocated less freed, with what it called or the modules inside: what a forward keeps."""
     self_size_increase_bytes: int
     """Without these; the sum over all rows of a device is what the trace changed."""
     allocation_bytes: int
@@ -130,15 +124,13 @@ class MemoryCurve:
     """The most at any moment."""
     peak_us: float
     """When that was, after the first event of the trace."""
-    peak_step: int | None
-    """In which step; None outside of steps, and where they are not marked."""
     held: tuple[HeldMemory, ...] | None
     """What held the memory then, the most first; None where the trace has no addresses, as before torch 2.0."""
     points: tuple[tuple[float, int], ...]
     """Microseconds after the first event, and bytes as *peak_bytes*: some hundreds, the highest of each stretch."""
     spans: tuple[tuple[str, float, float], ...]
-    """Name (``step 5``, ``forward`` …), start and end of the marked steps and the phases in them, in order of time. Of
-    more than 1,000 the steps alone are kept, of more than 1,000 steps none."""
+    """Name (``step 5``, ``forward`` …), start and end of the marked steps and phases, in order of time; none if there
+    are more than 1,000."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

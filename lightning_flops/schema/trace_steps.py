@@ -174,11 +174,8 @@ class ModuleTable:
     """The optimizer, without forward and backward in its closure."""
     gradient_accumulation_us: float
     """Adding gradients to parameters, and the hooks that run there."""
-    backward_communication_us: float
-    """Collectives in the backward that no module's node waits for, which may run beside gradient accumulation.
-    Without a device 0: waiting for them is unattributed."""
     unattributed_forward_us: float
     """Work in the forward that no module's call accounts for."""
     unattributed_backward_us: float
-    """The autograd engine between nodes, hooks in Python there, what wrappers put off to the backward's end, and nodes
-    whose forward is not in the trace."""
+    """The autograd engine between nodes, hooks in Python there, collectives that no module's node waits for, what
+    wrappers put off to the backward's end, and nodes whose forward is not in the trace."""

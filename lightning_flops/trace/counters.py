@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_flops.trace.columns import Trace
-from lightning_flops.trace.intervals import Ints
+from lightning_flops.trace.intervals import Ints, distinct, levels
 from lightning_flops.trace.names import Kind
 
 
@@ -29,31 +29,26 @@ class CounterTrack:
 
 
 def counter_tracks(trace: Trace) -> tuple[CounterTrack, ...]:
-    """All tracks of *trace*: what it has no figures for is left out."""
+    """GPU utilization and estimated SM efficiency of each device, moment by moment, and memory; what there is of it."""
     return (*_use(trace), *_memory(trace))
 
 
 def _use(trace: Trace) -> Iterator[CounterTrack]:
-    """GPU utilization and estimated SM efficiency of each device, as in the table of devices, moment by moment."""
     kernels = trace.kind == Kind.KERNEL
-    for device in np.unique(trace.device[kernels]).tolist():
+    for device in distinct(trace.device[kernels]).tolist():
         rows = np.flatnonzero(kernels & (trace.device == device))
-        bounds, at = np.unique(np.concatenate([trace.start_ns[rows], trace.end_ns[rows]]), return_inverse=True)
-        for name, weights in (
-            ("GPU utilization", np.ones(len(rows))),
-            ("est. SM efficiency", trace.blocks_per_sm[rows]),
-        ):
+        blocks = trace.blocks_per_sm[rows]
+        for name, weights in (("GPU utilization", np.ones(len(rows))), ("est. SM efficiency", blocks)):
             if not np.isnan(weights).any():
-                change = np.bincount(at.reshape(-1), np.concatenate([weights, -weights]))
-                levels = np.clip(np.round(np.cumsum(change), 9), 0, 1)  # sums of floats leave a rest where nothing runs
-                yield _track(f"{name}, device {device}", "percent", bounds, 100 * levels)
+                moments, level = levels(trace.start_ns[rows], trace.end_ns[rows], weights)
+                yield _track(f"{name}, device {device}", "percent", moments, 100 * level)
 
 
 def _memory(trace: Trace) -> Iterator[CounterTrack]:
     memory = trace.memory
     if memory is None:
         return
-    for device in np.unique(memory.device).tolist():
+    for device in distinct(memory.device).tolist():
         rows = np.flatnonzero(memory.device == device)
         rows = rows[np.argsort(memory.time_ns[rows], kind="stable")]
         where, times = "host" if device < 0 else f"device {device}", memory.time_ns[rows]

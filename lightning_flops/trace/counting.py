@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import numpy as np
 
 from lightning_flops.trace.columns import Trace
+from lightning_flops.trace.events import are_integers
 from lightning_flops.trace.intervals import Ints, Mask, inside
 from lightning_flops.trace.names import ELEMENT_BYTES, Kind
 from lightning_flops.trace.recorded import RecordedInputs, RecordedWork
 from lightning_flops.trace.structure import NODE, nearest
 from lightning_flops.trace.tables import with_callees
-from lightning_flops.trace.values import are_integers
 
 Formulas = Callable[[str, RecordedInputs], RecordedWork]
 """FLOPs of one recorded call. ``instrument.counting.recorded_calls`` has the one there is; it needs torch."""
@@ -50,7 +50,7 @@ class FlopPart(IntEnum):
 class Counted:
     """FLOPs of each operator of a trace; columns over all rows of the trace."""
 
-    works: tuple[RecordedWork, ...]
+    works: Sequence[RecordedWork]
     """Every different answer once."""
     work: Ints
     """Index into ``works``; -1 for rows that are no operators."""
@@ -68,22 +68,9 @@ class Counted:
         values = np.array([getattr(work, field) or 0 for work in self.works], dtype=np.int64)
         return values[self.work[self.rows]]
 
-    def without(self, reasons: Mapping[int, str]) -> Counted:
-        """These FLOPs with the calls of the works that have *reasons* listed instead of counted."""
-        dropped = np.isin(self.work[self.rows], list(reasons))
-        works = (replace(one, reason=reasons.get(index, one.reason)) for index, one in enumerate(self.works))
-        return replace(
-            self,
-            works=tuple(works),
-            rows=self.rows[~dropped],
-            owner=np.where(np.isin(self.owner, self.rows[dropped]), -1, self.owner),
-            uncounted=np.union1d(self.uncounted, self.rows[dropped]),
-        )
 
-
-def count_trace(trace: Trace, formulas: Formulas) -> Counted:
-    """FLOPs of each operator of *trace*; *formulas* is called once for each different call."""
-    works, work = _answers(trace, formulas)
+def count_trace(trace: Trace, works: Sequence[RecordedWork], work: Ints) -> Counted:
+    """FLOPs of each operator of *trace*, from what ``works_of`` returns."""
     rows = trace.links.operators
     places = np.arange(len(rows))
     end = places + with_callees(trace, np.ones(len(trace), dtype=np.int64))[rows]
@@ -121,8 +108,8 @@ def count_trace(trace: Trace, formulas: Formulas) -> Counted:
 def _captured(trace: Trace) -> Mask:
     """Operators that only recorded a graph, in a thread between the begin and the end of a stream capture: none ran."""
     found = np.zeros(len(trace), dtype=bool)
-    ends = trace.by_start(trace.where(lambda name: _CAPTURE_ENDS.match(name) is not None, Kind.RUNTIME))
-    for row in np.flatnonzero(trace.where(lambda name: _CAPTURE_BEGINS.match(name) is not None, Kind.RUNTIME)):
+    ends = trace.by_start(trace.where(_CAPTURE_ENDS.match, Kind.RUNTIME))
+    for row in np.flatnonzero(trace.where(_CAPTURE_BEGINS.match, Kind.RUNTIME)):
         here = trace.lane == trace.lane[row]
         after = ends[here[ends] & (trace.start_ns[ends] > trace.start_ns[row])]
         until = trace.start_ns[after[0]] if len(after) else np.iinfo(np.int64).max
@@ -147,8 +134,8 @@ def _broken_off(trace: Trace, rows: Ints, parts: Ints) -> Mask:
     return found
 
 
-def _answers(trace: Trace, formulas: Formulas) -> tuple[tuple[RecordedWork, ...], Ints]:
-    """The different answers, and for each row of the trace the index of its own."""
+def works_of(trace: Trace, formulas: Formulas) -> tuple[list[RecordedWork], Ints]:
+    """What *formulas* say of each different call, and for each row of the trace the index of its own."""
     rows, parent, inputs_of = trace.links.operators, trace.links.parent, trace.inputs.copy()
     # The halves of an old convolution's backward do not say all sizes; the call around them does.
     halves = np.flatnonzero(trace.where(lambda name: "_convolution_backward_" in name, Kind.OPERATOR))
@@ -169,7 +156,7 @@ def _answers(trace: Trace, formulas: Formulas) -> tuple[tuple[RecordedWork, ...]
         works.append(work)
     numbers = np.full(len(trace), -1, dtype=np.int64)
     numbers[rows] = index.reshape(-1)
-    return tuple(works), numbers
+    return works, numbers
 
 
 def _sizes(inputs: RecordedInputs) -> list[Sizes]:
@@ -222,7 +209,7 @@ def _parts(trace: Trace) -> Ints:
     operator that a node calls has them on. One with a sequence number elsewhere repeats a part of the forward.
     """
     links, rows, parent = trace.links, trace.links.operators, trace.links.parent
-    is_node = trace.where(lambda name: NODE.match(name) is not None, Kind.OPERATOR) | (trace.forward_thread > 0)
+    is_node = trace.where(NODE.match, Kind.OPERATOR) | (trace.forward_thread > 0)
     is_node &= links.is_backward
     with_gradients = links.is_backward & (trace.sequence >= 0) & ~is_node
     called = links.called[~is_node[links.called] & ~with_gradients[links.called]]

@@ -1,13 +1,16 @@
-"""Events of a trace into columns, a list at a time."""
+"""Events of a trace into columns, a list at a time, and what profilers are known to write wrongly put right."""
 
 from __future__ import annotations
 
 import math
+import struct
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from decimal import Decimal
+from functools import cache, lru_cache
 from itertools import compress
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -15,36 +18,50 @@ import numpy.typing as npt
 
 from lightning_flops.records import METADATA_KEY
 from lightning_flops.trace.columns import CollectiveArguments, DeviceProperties, MemoryEvents, Trace
-from lightning_flops.trace.intervals import Ints
-from lightning_flops.trace.mend import MUCH_SHARED_BYTES, Launched, occupancy_of, without_overlong
+from lightning_flops.trace.intervals import NS_PER_US, Floats, Ints
 from lightning_flops.trace.names import (
     ELEMENT_BYTES,
     KIND_OF_CATEGORY,
     Kind,
     host_collective,
-    is_scope_written_as_operator,
+    is_users_scope,
 )
 from lightning_flops.trace.recorded import RecordedInputs
-from lightning_flops.trace.values import ABSENT, are_integers, converted, fractions, integers, nanoseconds, packed
 
+T = TypeVar("T")
+
+_ABSENT = -1
+_LARGEST = 2**63 - 1
+_LONGEST_US = 2**62 / 1000
+_NOT_AS_EXPECTED = (struct.error, OverflowError)
 _FOREIGN = 255
 _CATEGORIES_NAMED = 5
+_FEW, _LONGER = 3, 10
+"""A kernel that runs over so many others of its stream, each of them so many times shorter, has a wrong end."""
+_MUCH_SHARED_BYTES = 48 << 10
+"""Kineto writes an occupancy of 0 for kernels with more shared memory."""
+_REGISTERS = 65536
+"""Of a multiprocessor since compute capability 5."""
+_Launched = tuple[bytes, bytes, Any, int]
+"""Grid, block, registers of a thread and shared memory of a block, as the file has them."""
+_MOST_RANKS = 1 << 20
+"""No job has as many, and its ranks are listed."""
 _RAW = msgspec.Raw(b"")
 _ARGUMENTS: dict[str, tuple[str, Any]] = {
-    "external_id": ("External id", ABSENT), "old_external_id": ("external id", ABSENT),
-    "sequence": ("Sequence number", ABSENT), "forward_thread": ("Fwd thread id", ABSENT),
+    "external_id": ("External id", _ABSENT), "old_external_id": ("external id", _ABSENT),
+    "sequence": ("Sequence number", _ABSENT), "forward_thread": ("Fwd thread id", _ABSENT),
     "concrete": ("Concrete Inputs", _RAW), "types": ("Input type", _RAW), "strides": ("Input Strides", _RAW),
     "dims": ("Input Dims", _RAW), "old_dims": ("Input dims", _RAW), "stack": ("Call stack", _RAW),
-    "device": ("device", None), "stream": ("stream", ABSENT), "correlation": ("correlation", ABSENT),
-    "bytes": ("bytes", ABSENT), "registers": ("registers per thread", ABSENT),
-    "shared_memory": ("shared memory", ABSENT), "blocks_per_sm": ("blocks per SM", math.nan), "grid": ("grid", _RAW),
+    "device": ("device", None), "stream": ("stream", _ABSENT), "correlation": ("correlation", _ABSENT),
+    "bytes": ("bytes", _ABSENT), "registers": ("registers per thread", _ABSENT),
+    "shared_memory": ("shared memory", _ABSENT), "blocks_per_sm": ("blocks per SM", math.nan), "grid": ("grid", _RAW),
     "block": ("block", _RAW), "occupancy_percent": ("est. achieved occupancy %", math.nan),
     "collective": ("Collective name", None), "in_elements": ("In msg nelems", None),
     "out_elements": ("Out msg nelems", None), "group_size": ("Group size", None), "dtype": ("dtype", None),
     "group_name": ("Process Group Name", None), "group_ranks": ("Process Group Ranks", None),
-    "source": ("Src Rank", None), "destination": ("Dst Rank", None), "total_reserved": ("Total Reserved", ABSENT),
-    "total_allocated": ("Total Allocated", ABSENT), "allocated_bytes": ("Bytes", 0), "address": ("Addr", ABSENT),
-    "device_index": ("Device Id", ABSENT), "device_type": ("Device Type", 0),
+    "total_reserved": ("Total Reserved", _ABSENT), "total_allocated": ("Total Allocated", _ABSENT),
+    "allocated_bytes": ("Bytes", 0), "address": ("Addr", _ABSENT), "device_index": ("Device Id", _ABSENT),
+    "device_type": ("Device Type", 0),
 }  # fmt: skip
 """Of an event's ``args`` those that are read, and what stands for one that is not there; in the order of torch's files.
 
@@ -59,6 +76,18 @@ _Arguments: Any = msgspec.defstruct(
     gc=False,
     frozen=True,
 )
+
+
+class _Group(msgspec.Struct):
+    ranks: list[int] | None = None
+
+
+class _Distributed(msgspec.Struct):
+    """What the head of a trace says of its rank's place in the run."""
+
+    rank: int | None = None
+    world_size: int | None = None
+    pg_config: Any = None
 
 
 class Event(msgspec.Struct, gc=False):
@@ -97,6 +126,67 @@ def _numbers() -> defaultdict[Any, int]:
     return found
 
 
+def _packed(code: str, values: list[Any]) -> npt.NDArray[Any]:
+    """*values* as a column; ``struct`` converts faster than numpy, and refuses what is of another type."""
+    return np.frombuffer(struct.pack(f"{len(values)}{code}", *values), dtype=code)
+
+
+def _nanoseconds(times_us: list[Any]) -> Ints:
+    """Whole nanoseconds of times in microseconds: files give three decimals, so that sums are exact.
+
+    Raises:
+        ValueError: one of them is no time.
+    """
+    try:
+        times = _packed("d", times_us)
+    except _NOT_AS_EXPECTED:  # some are text
+        return np.array([round(Decimal(time or 0) * 1000) for time in times_us], dtype=np.int64)
+    if len(times) and not max(float(times.max()), -float(times.min())) < _LONGEST_US:  # nor is one that is no number
+        raise ValueError("an event has no time that a clock shows")
+    whole_us = np.floor(times)
+    rest_ns: Ints = np.rint((times - whole_us) * 1000).astype(np.int64)
+    rest_ns += whole_us.astype(np.int64) * 1000
+    return rest_ns
+
+
+def _integers(values: list[Any]) -> Ints:
+    """Integer arguments; -1 for one that the event does not have, that reads "N/A", or that needs more than 64 bits."""
+    try:
+        return _packed("q", values)
+    except _NOT_AS_EXPECTED:
+        return _packed("q", list(map(_integer, values)))
+
+
+def _integer(value: Any) -> int:
+    try:
+        number = int(value)
+    except (TypeError, ValueError, OverflowError):
+        return _ABSENT
+    return number if abs(number) <= _LARGEST else _ABSENT
+
+
+def _fractions(values: list[Any]) -> Floats:
+    """Float arguments; NaN for one that the event does not have."""
+    try:
+        found = _packed("d", values)
+    except _NOT_AS_EXPECTED:
+        found = _packed("d", [float(value) if isinstance(value, (int, float)) else math.nan for value in values])
+    return np.where(np.isinf(found), np.nan, found)
+
+
+def are_integers(values: Any) -> bool:
+    """Whether *values* is a list of integers."""
+    return isinstance(values, list) and all(type(one) is int for one in values)
+
+
+def converted(value: Any, to: type[T]) -> T | None:
+    """*value* as what it should be; None if it is something else."""
+    try:
+        return msgspec.convert(value, to)
+    except msgspec.ValidationError:
+        return None
+
+
 class Columns:
     """Columns that grow by one list of events after another."""
 
@@ -106,7 +196,7 @@ class Columns:
         self._parts: defaultdict[str, list[npt.NDArray[Any]]] = defaultdict(list)
         self._spread: defaultdict[str, list[tuple[Ints, npt.NDArray[Any]]]] = defaultdict(list)
         self._collectives: dict[int, CollectiveArguments] = {}
-        self._without_occupancy: dict[int, Launched] = {}
+        self._without_occupancy: dict[int, _Launched] = {}
         self._foreign: Counter[str] = Counter()
         self._rows = self._seen = 0
         self._readers: tuple[tuple[bytes, Callable[[list[Event], Ints], Iterator[tuple[str, Any]]]], ...] = (
@@ -128,10 +218,11 @@ class Columns:
             kinds = kinds.translate(None, bytes([_FOREIGN]))
         kind = np.frombuffer(kinds, dtype=np.uint8)
         self._parts["kind"].append(kind)
-        self._parts["name"].append(packed("i", [self._names[span.name] for span in spans]))
-        self._parts["lane"].append(packed("i", [self._lanes[span.pid, span.tid] for span in spans]))
-        self._parts["start_ns"].append(nanoseconds([span.ts for span in spans]))
-        self._parts["duration_ns"].append(nanoseconds([span.dur for span in spans]))
+        self._parts["name"].append(_packed("i", [self._names[span.name] for span in spans]))
+        self._parts["lane"].append(_packed("i", [self._lanes[span.pid, span.tid] for span in spans]))
+        times = _nanoseconds([*[span.ts for span in spans], *[span.dur for span in spans]])
+        self._parts["start_ns"].append(times[: len(spans)])
+        self._parts["duration_ns"].append(times[len(spans) :])
         for mask, reader in self._readers:
             here = kinds.translate(mask)
             if chosen := list(compress(spans, here)):
@@ -143,34 +234,34 @@ class Columns:
     def _of_host(self, spans: list[Event], rows: Ints) -> Iterator[tuple[str, Any]]:
         arguments = [span.args for span in spans]
         self._find_collectives(arguments, rows)
-        yield "sequence", integers([one.sequence for one in arguments])
-        yield "forward_thread", integers([one.forward_thread for one in arguments])
+        yield "sequence", _integers([one.sequence for one in arguments])
+        yield "forward_thread", _integers([one.forward_thread for one in arguments])
         yield "external_id", _external_ids(arguments)
         if any(dims := [one.dims or one.old_dims for one in arguments]):
             others = ([getattr(one, name) for one in arguments] for name in ("types", "concrete", "strides"))
             keys = zip(*(map(bytes, column) for column in (dims, *others)), strict=True)
-            yield "inputs", packed("i", [self._inputs[key] if key[0] else ABSENT for key in keys])
+            yield "inputs", _packed("i", [self._inputs[key] if key[0] else _ABSENT for key in keys])
         if any(stacks := [one.stack for one in arguments]):
-            yield "stack", packed("i", [self._stacks[one] if one else ABSENT for one in map(bytes, stacks)])
+            yield "stack", _packed("i", [self._stacks[one] if one else _ABSENT for one in map(bytes, stacks)])
 
     def _of_launches(self, spans: list[Event], rows: Ints) -> Iterator[tuple[str, Any]]:
-        yield "correlation", integers([span.args.correlation for span in spans])
+        yield "correlation", _integers([span.args.correlation for span in spans])
 
     def _of_device(self, spans: list[Event], rows: Ints) -> Iterator[tuple[str, Any]]:
         arguments = [span.args for span in spans]
         self._find_collectives(arguments, rows)
         for row, one in zip(rows.tolist(), arguments, strict=True):
-            if one.occupancy_percent == 0 and type(one.shared_memory) is int and one.shared_memory > MUCH_SHARED_BYTES:
+            if one.occupancy_percent == 0 and type(one.shared_memory) is int and one.shared_memory > _MUCH_SHARED_BYTES:
                 self._without_occupancy[row] = (
                     bytes(one.grid), bytes(one.block), one.registers, one.shared_memory
                 )  # fmt: skip
-        yield "stream", integers([one.stream for one in arguments])
-        yield "correlation", integers([one.correlation for one in arguments])
-        yield "bytes", integers([one.bytes for one in arguments])
+        yield "stream", _integers([one.stream for one in arguments])
+        yield "correlation", _integers([one.correlation for one in arguments])
+        yield "bytes", _integers([one.bytes for one in arguments])
         yield "external_id", _external_ids(arguments)
-        yield "device", integers([span.pid if span.args.device is None else span.args.device for span in spans])
-        yield "blocks_per_sm", fractions([one.blocks_per_sm for one in arguments])
-        yield "occupancy_percent", fractions([one.occupancy_percent for one in arguments])
+        yield "device", _integers([span.pid if span.args.device is None else span.args.device for span in spans])
+        yield "blocks_per_sm", _fractions([one.blocks_per_sm for one in arguments])
+        yield "occupancy_percent", _fractions([one.occupancy_percent for one in arguments])
 
     def _find_collectives(self, arguments: list[Any], rows: Ints) -> None:
         for row, one in zip(rows.tolist(), arguments, strict=True):
@@ -179,10 +270,10 @@ class Columns:
 
     def _add_memory(self, events: list[Event]) -> None:
         arguments = [event.args for event in events]
-        self._parts["memory_lane"].append(packed("i", [self._lanes[event.pid, event.tid] for event in events]))
-        self._parts["time_ns"].append(nanoseconds([event.ts for event in events]))
+        self._parts["memory_lane"].append(_packed("i", [self._lanes[event.pid, event.tid] for event in events]))
+        self._parts["time_ns"].append(_nanoseconds([event.ts for event in events]))
         for name in _OF_MEMORY:
-            self._parts[name].append(integers([getattr(one, name) for one in arguments]))
+            self._parts[name].append(_integers([getattr(one, name) for one in arguments]))
 
     def _whole(self, name: str, dtype: type[np.generic]) -> npt.NDArray[Any]:
         parts = self._parts.pop(name, [])
@@ -190,7 +281,7 @@ class Columns:
 
     def _column(self, name: str, dtype: type[np.generic]) -> npt.NDArray[Any]:
         """A column of all rows, of which only some events have the values that were kept."""
-        column = np.full(self._rows, np.nan if dtype is np.float64 else ABSENT, dtype=dtype)
+        column = np.full(self._rows, np.nan if dtype is np.float64 else _ABSENT, dtype=dtype)
         if name in self._spread:
             rows, values = zip(*self._spread.pop(name), strict=True)
             column[np.concatenate(rows)] = np.concatenate(values)
@@ -205,12 +296,13 @@ class Columns:
         names = tuple(map(str, self._names))
         name_of, kind = self._whole("name", np.int32), self._whole("kind", np.int8)
         if not (kind > Kind.PYTHON).any():
-            raise ValueError(self._why_nothing())
+            words = "is an operator, a scope, a runtime call or a kernel of torch.profiler; others are"
+            raise ValueError(f"none of its {self._seen} events {words} {self._categories() or 'none'}")
         integers_of = ("sequence", "forward_thread", "external_id", "device", "stream", "correlation", "bytes")
         columns: dict[str, Any] = {name: self._column(name, np.int64) for name in integers_of}
         columns |= {name: self._column(name, np.int32) for name in ("inputs", "stack")}
         columns |= {name: self._column(name, np.float64) for name in ("blocks_per_sm", "occupancy_percent")}
-        scopes = np.array([is_scope_written_as_operator(text) for text in names], dtype=bool)
+        scopes = np.array([not is_users_scope(text) for text in names], dtype=bool)
         kind = np.where((kind == Kind.OPERATOR) & scopes[name_of], np.int8(Kind.ANNOTATION), kind)
         duration_ns, recorded = self._whole("duration_ns", np.int64), tuple(map(_recorded_inputs, self._inputs))
         # Scopes on the host that communicate say what they send as any operator does.
@@ -218,9 +310,9 @@ class Columns:
         host = np.flatnonzero((kind == Kind.ANNOTATION) & communicates[name_of] & (columns["inputs"] >= 0)).tolist()
         sent = {row: CollectiveArguments(bytes=_bytes_of(recorded[columns["inputs"][row]])) for row in host}
         devices = tuple(converted(metadata.get("deviceProperties"), list[DeviceProperties]) or ())
-        notes = self._notes(int((duration_ns < 0).sum()))
+        notes = self._notes()
         if self._without_occupancy:
-            found = occupancy_of(
+            found = _occupancy_of(
                 self._without_occupancy.values(), columns["device"][[*self._without_occupancy]], devices
             )
             columns["occupancy_percent"][[*self._without_occupancy]] = found
@@ -230,7 +322,7 @@ class Columns:
         # A process or thread may be written as a number here and as text there.
         lanes = _numbers()
         lane_of = np.array([lanes[str(process), str(thread)] for process, thread in self._lanes], dtype=np.int32)
-        return without_overlong(
+        return _without_overlong(
             Trace(
                 source=self._source,
                 names=names,
@@ -258,30 +350,37 @@ class Columns:
         lane, sizes = lane_of[found.pop("memory_lane")], found.pop("allocated_bytes")
         return MemoryEvents(lane=lane, bytes=sizes, device=np.where(on_host, -1, index), **found) if len(lane) else None
 
-    def _why_nothing(self) -> str:
-        if not self._seen:
-            return "the trace holds no events"
-        found = _categories([name for name, _ in self._foreign.most_common()])
-        words = f"none of its {self._seen} events is an operator, a scope, a runtime call or a kernel of torch.profiler"
-        return words + (f"; its categories are {found}" if found else "")
+    def _categories(self) -> str:
+        return ", ".join(repr(name or "none")[:80] for name in sorted(self._foreign)[:_CATEGORIES_NAMED])
 
-    def _notes(self, negative: int) -> list[str]:
+    def _notes(self) -> list[str]:
         notes = []
-        self._foreign.pop("Trace", None)  # around the whole of old traces
+        del self._foreign["Trace"]  # around the whole of old traces
         if self._foreign:
-            names = _categories(sorted(self._foreign))
-            notes.append(
-                f"Left out: events of categories that are not torch.profiler's ({names}): {self._foreign.total()}."
-            )
+            left_out = f"({self._categories()}): {self._foreign.total()}."
+            notes.append(f"Left out: events of categories that are not torch.profiler's {left_out}")
         if any(types == b"[]" and dims.strip(b"[], ") for dims, types, *_ in self._inputs):
             notes.append("Dtypes are not in the file, as in those of torch 1.8: every tensor is taken for float32.")
-        if negative:
-            notes.append(f"Taken as of no length: events of negative length: {negative}.")
         return notes
 
 
+def _place_in_run(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The rank's place, by the fields of ``Trace``."""
+    found = converted(metadata.get("distributedInfo"), _Distributed) or _Distributed()
+    own = converted(metadata.get(METADATA_KEY), _Distributed) or _Distributed()
+    world_size = found.world_size if 0 < (found.world_size or 0) <= _MOST_RANKS else None
+    # A group of all may be written as none, and frameworks make several of the same members, and of one rank alone.
+    listed, everyone = converted(found.pg_config, list[_Group]) or [_Group()], range(world_size or 0)
+    groups = {ranks for one in listed if len(ranks := tuple(sorted(one.ranks or everyone))) > 1}
+    return {
+        # torch names no rank in a run of one process, this package always does
+        "rank": own.rank if found.rank is None else found.rank,
+        "only_group": groups.pop() if len(groups) == 1 else None,
+    }
+
+
 def _external_ids(arguments: list[Any]) -> Ints:
-    return integers([one.old_external_id if one.external_id == ABSENT else one.external_id for one in arguments])
+    return _integers([one.old_external_id if one.external_id == _ABSENT else one.external_id for one in arguments])
 
 
 def _value(text: bytes) -> Any:
@@ -317,45 +416,54 @@ def _collective(arguments: Any) -> CollectiveArguments:
         bytes=max(known) * element_bytes if known and element_bytes is not None else None,
         group=" ".join(group) if group else None,
         group_size=converted(arguments.group_size, int),
-        source=converted(arguments.source, int),
-        destination=converted(arguments.destination, int),
     )
 
 
-def _categories(names: Sequence[str]) -> str:
-    shown = [repr(name)[:80] if name else "none" for name in names[:_CATEGORIES_NAMED]]
-    return ", ".join(shown) + (f" and {len(names) - len(shown)} more" if len(names) > len(shown) else "")
+def _without_overlong(trace: Trace) -> Trace:
+    """*trace* with a kernel that runs over its successors on the same stream ended where the next one begins."""
+    rows = trace.of(Kind.KERNEL)
+    rows = rows[np.lexsort((trace.start_ns[rows], trace.stream[rows], trace.device[rows]))]
+    first = rows[: max(0, len(rows) - _FEW)]
+    wrong = np.ones(len(first), dtype=bool)
+    for ahead in range(1, _FEW + 1):
+        other = rows[ahead : ahead + len(first)]
+        wrong &= (trace.stream[other] == trace.stream[first]) & (trace.device[other] == trace.device[first])
+        wrong &= trace.end_ns[first] >= trace.end_ns[other]
+        wrong &= trace.duration_ns[first] > _LONGER * trace.duration_ns[other]
+        # One call launches all kernels of a graph, and these may well run beside one another.
+        wrong &= trace.correlation[other] != trace.correlation[first]
+    found = np.flatnonzero(wrong)
+    if not len(found):
+        return trace
+    duration_ns = trace.duration_ns.copy()
+    duration_ns[rows[found]] = trace.start_ns[rows[found + 1]] - trace.start_ns[rows[found]]
+    cut_us = int((trace.duration_ns - duration_ns).sum()) / NS_PER_US
+    words = "Cut at the start of the next one: kernels that seem to run over their successors on the same stream: "
+    return replace(trace, duration_ns=duration_ns, notes=(*trace.notes, f"{words}{len(found)}, by {cut_us:,.0f} us."))
 
 
-class _Group(msgspec.Struct):
-    ranks: list[int] | None = None
+def _occupancy_of(launched: Iterable[_Launched], devices: Ints, described: Sequence[DeviceProperties]) -> Floats:
+    """Percent of a multiprocessor's warps that each of some kernels can fill, on the device of this number."""
+    by_index = {one.index: one for one in described}
+
+    @cache
+    def of(shape: _Launched, device: int) -> float:
+        grid, block = (converted(msgspec.json.decode(text or b"0"), list[int]) for text in shape[:2])
+        threads, blocks = math.prod(block or [0]), math.prod(grid or [0])
+        return _occupancy(threads, blocks, *shape[2:], by_index.get(device))
+
+    return np.array([*map(of, launched, devices.tolist())])
 
 
-class _Distributed(msgspec.Struct):
-    """What the head of a trace says of its rank's place in the run."""
-
-    rank: int | None = None
-    world_size: int | None = None
-    backend: str | None = None
-    pg_config: Any = None
-
-
-_MOST_RANKS = 1 << 20
-"""No job has as many, and its ranks are listed."""
-
-
-def _place_in_run(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """That place, by the fields of ``Trace``."""
-    found = converted(metadata.get("distributedInfo"), _Distributed) or _Distributed()
-    own = converted(metadata.get(METADATA_KEY), _Distributed) or _Distributed()
-    world_size = found.world_size if 0 < (found.world_size or 0) <= _MOST_RANKS else None
-    listed = converted([{}] if found.pg_config is None else found.pg_config, list[_Group])
-    everyone = range(world_size or 0)
-    return {
-        # torch names no rank in a run of one process, this package always does
-        "rank": own.rank if found.rank is None else found.rank,
-        "world_size": world_size,
-        "backend": found.backend,
-        # a group of all may be written as none
-        "groups": None if listed is None else tuple(tuple(sorted(one.ranks or everyone)) for one in listed),
-    }
+def _occupancy(threads: int, blocks: int, registers: Any, shared_bytes: int, device: DeviceProperties | None) -> float:
+    """NaN where it is not known. Registers are given to a warp 256 at a time."""
+    if device is None or threads <= 0 or not device.max_threads or not device.sm_count:
+        return math.nan
+    warps, most_warps = -(-threads // 32), device.max_threads // 32
+    limits = [most_warps // warps]
+    if type(registers) is int and registers > 0:
+        limits.append((device.registers or _REGISTERS) // (-(-registers * 32 // 256) * 256) // warps)
+    if device.shared_memory:
+        limits.append(device.shared_memory // shared_bytes)
+    fitting = min(max(1, min(limits)), blocks / device.sm_count if blocks > 0 else math.inf)
+    return 100.0 * min(1.0, fitting * warps / most_warps)

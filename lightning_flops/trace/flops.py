@@ -16,10 +16,11 @@ from lightning_flops.analysis.rates import MOST_OF_PEAK
 from lightning_flops.schema.trace_flops import FlopRow, TracedStepFlops, TraceFlops, UncountedRow
 from lightning_flops.schema.trace_steps import ModuleTable
 from lightning_flops.trace.columns import Trace
-from lightning_flops.trace.counting import Counted, FlopPart, Formulas, count_trace
-from lightning_flops.trace.intervals import NS_PER_SEC, NS_PER_US, Ints, group_by, ratio, sums_by, table
+from lightning_flops.trace.counting import Counted, FlopPart, Formulas, count_trace, works_of
+from lightning_flops.trace.intervals import NS_PER_SEC, NS_PER_US, Ints, distinct, group_by, ratio, sums_by, table
 from lightning_flops.trace.modules import modules_above, with_below
 from lightning_flops.trace.names import Kind, multiplies, uses_tensor_cores
+from lightning_flops.trace.structure import nearest
 from lightning_flops.trace.tables import by_shapes, device_ns_of_operators, with_callees
 
 Sums = Callable[[npt.NDArray[Any]], list[Any]]
@@ -49,14 +50,15 @@ def trace_flops(
     """
     if not (trace.inputs[trace.links.operators] >= 0).any():
         return None, ()
-    counted = count_trace(trace, formulas)
-    calls = _Calls(trace, counted, peaks or Peaks())
+    works, work = works_of(trace, formulas)
+    calls = _Calls(trace, count_trace(trace, works, work), peaks or Peaks())
     if impossible := calls.impossible():
-        counted = counted.without(impossible)
-        calls = _Calls(trace, counted, peaks or Peaks())
-    alone = _kernels_alone(trace, counted)
-    uncounted = _uncounted(trace, counted, alone)
-    steps = _steps(calls, np.concatenate([counted.uncounted, alone]))
+        for index, reason in impossible.items():
+            works[index] = replace(works[index], role="unread", heavy=True, reason=reason)
+        calls = _Calls(trace, count_trace(trace, works, work), peaks or Peaks())
+    alone = _kernels_alone(trace, calls.counted)
+    uncounted = _uncounted(trace, calls.counted, alone)
+    steps = _steps(calls, np.concatenate([calls.counted.uncounted, alone]))
     for step in steps:
         if step.hfu is not None and step.hfu > MOST_OF_PEAK:
             name = "the whole trace" if step.step is None else f"step {step.step}"
@@ -112,17 +114,14 @@ class _Calls:
         return dtypes
 
     def _find_device(self, peaks: Peaks) -> None:
-        trace = self.trace
-        used = np.unique(trace.device[trace.kind == Kind.KERNEL]).tolist()
-        found = [trace.described(index) for index in used]
-        names = {one.name if one else "" for one in found}
-        name = names.pop() if len(names) == 1 else ""
-        self.device, self.devices = name or None, len(used)
+        name = self.trace.used_device.name if self.trace.used_device else ""
+        self.devices = len(distinct(self.trace.device[self.trace.kind == Kind.KERNEL]))
+        self.device = name or None
+        given = peaks.flops_per_sec if self.devices else None
         self._peak = {
-            dtype: peak_for(device_name=name, dtype=dtype, given=peaks.flops_per_sec if used else None)
-            for dtype in {*self.dtypes, "tf32", "float32"}
+            dtype: peak_for(device_name=name, dtype=dtype, given=given) for dtype in {*self.dtypes, "tf32", "float32"}
         }
-        here = sorted({self.dtypes[index] for index in np.unique(self.dtype).tolist()})
+        here = sorted(self.dtypes[index] for index in distinct(self.dtype).tolist())
         self.peaks = {dtype: peak for dtype in here if (peak := self._peak[dtype]) is not None}
         self.bandwidth = peaks.memory_bytes_per_sec or memory_bytes_per_sec(name)
 
@@ -289,12 +288,12 @@ def _modules(calls: _Calls, modules: ModuleTable) -> tuple[FlopRow, ...]:
 
 def _kernels_alone(trace: Trace, counted: Counted) -> Ints:
     """Kernels that multiply, by their names, and that no operator launched which counts or is listed."""
-    answered = np.append(counted.owner >= 0, False)
+    answered = counted.owner >= 0
     answered[counted.uncounted] = True
-    for rows in trace.links.levels[1:]:
-        answered[rows] |= answered[trace.links.parent[rows]]
-    kernels: Ints = np.flatnonzero(trace.where(multiplies, Kind.KERNEL) & ~trace.is_collective)
-    found: Ints = kernels[~answered[trace.links.operator_of_launch[kernels]]]
+    rows: Ints = np.flatnonzero(trace.where(multiplies, Kind.KERNEL) & ~trace.is_collective)
+    launchers = trace.links.operator_of_launch[rows]
+    answered = np.append(answered, False)  # the last is that of no operator
+    found: Ints = rows[~answered[launchers] & (nearest(launchers, np.append(trace.links.parent, -1), answered) < 0)]
     return found
 
 

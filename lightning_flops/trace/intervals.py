@@ -23,15 +23,12 @@ NS_PER_SEC = 1e9
 
 def order_by(keys: npt.NDArray[np.signedinteger]) -> Ints:
     """The order in which *keys* rise, equal ones in their old order; digits of 16 bits are what numpy sorts fastest."""
-    if not (keys[1:] < keys[:-1]).any():
-        return np.arange(len(keys))
-    first, last = int(keys.min()), int(keys.max())
-    if last - first >= 1 << 32:
-        return np.argsort(keys, kind="stable")
-    digits = keys.astype(np.int64) - first
-    order = np.argsort((digits & 0xFFFF).astype(np.uint16), kind="stable")
-    if last - first >= 1 << 16:
-        order = order[np.argsort((digits >> 16).astype(np.uint16)[order], kind="stable")]
+    order = np.arange(len(keys))
+    if (keys[1:] < keys[:-1]).any():
+        digits = (keys.astype(np.int64) - keys.min()).view(np.uint64)
+        for shift in range(0, int(digits.max()).bit_length(), 16):
+            digit = (digits >> np.uint64(shift)).astype(np.uint16)
+            order = order[np.argsort(digit[order], kind="stable")]
     return order
 
 
@@ -132,14 +129,18 @@ def _covered_up_to(covered: Intervals, moments: Ints) -> Ints:
     return np.where(index < 0, 0, before[last] + cut).astype(np.int64)
 
 
-def load_within(starts: Ints, ends: Ints, weights: Floats, spans: Intervals, *, limit: float) -> float:
-    """Integral over *spans*, in nanoseconds, of the weights of all events then running, their sum held to *limit*."""
-    moments = np.concatenate([starts, ends])
-    order = np.argsort(moments, kind="stable")
-    running = np.cumsum(np.concatenate([weights, -weights])[order])
+def levels(starts: Ints, ends: Ints, weights: Floats) -> tuple[Ints, Floats]:
+    """Moments, and the sum of the weights of all events that run from each of these on, held to 1."""
+    moments, at = np.unique(np.concatenate([starts, ends]), return_inverse=True)
+    change = np.bincount(at.reshape(-1), np.concatenate([weights, -weights]))
     # Sums of binary fractions leave about 1e-13 where nothing runs.
-    level = np.clip(np.round(running, 9), 0.0, limit)[:-1]
-    return float((level * np.diff(_covered_up_to(spans, moments[order]))).sum())
+    return moments, np.clip(np.round(np.cumsum(change), 9), 0.0, 1.0)
+
+
+def load_within(starts: Ints, ends: Ints, weights: Floats, spans: Intervals) -> float:
+    """Integral of the ``levels`` of these events over *spans*, in nanoseconds."""
+    moments, level = levels(starts, ends, weights)
+    return float((level[:-1] * np.diff(_covered_up_to(spans, moments))).sum())
 
 
 def _where_both(left: Intervals, right: Intervals, *, right_weight: int, wanted: int) -> Intervals:

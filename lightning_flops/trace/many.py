@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
@@ -19,12 +19,10 @@ from lightning_flops.config import AdviceThresholds
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.schema.communication import RankComparison
 from lightning_flops.schema.trace import SCHEMA_VERSION, TraceReport, TracesReport
-from lightning_flops.schema.trace_flops import TracedStepFlops, of_all
 from lightning_flops.trace.report import AnalyzedTrace, analyze_file
 
 WORTH_PROCESSES_BYTES = 4 << 20
 """Files of more bytes than these, together, are read side by side: a process takes a third of a second to start."""
-_APART = "The traces do not say their ranks: they are taken for separate runs, side by side."
 _UNMARKED = (
     "No rank is named a straggler: not every trace has the profiler's marks of steps, so what its rank did in a step "
     "is not known."
@@ -42,39 +40,29 @@ def analyze_files(files: Sequence[str], **settings: Any) -> TracesReport:
     return join_analyses(analyze_each(files, compared=len(files) > 1, **settings))
 
 
-def analyze_each(
-    files: Sequence[str],
-    *,
-    processes: int = 1,
-    progress: Callable[[str], object] = lambda words: None,
-    **settings: Any,
-) -> list[AnalyzedTrace]:
+def analyze_each(files: Sequence[str], *, processes: int = 1, **settings: Any) -> list[AnalyzedTrace]:
     """Each of *files* by itself, in their order.
 
     Args:
         files: paths, or URLs.
         processes: most that read at the same time, if the files are worth it.
-        progress: is called with words, often, on how far the work is.
         settings: as of ``analyze_one``; formulas are a function of a module, so that other processes find it.
     """
     sizes = [os.path.getsize(one) for one in files if os.path.isfile(one)]  # another process cannot open a pipe
     if min(processes, len(files)) < 2 or len(sizes) < len(files) or sum(sizes) <= WORTH_PROCESSES_BYTES:
-        return [analyze_file(file, notify=progress, **settings) for file in files]
-    spawn, found = multiprocessing.get_context("spawn"), []  # not by fork: numpy has threads
+        return [analyze_file(file, **settings) for file in files]
+    spawn = multiprocessing.get_context("spawn")  # not by fork: numpy has threads
     # Ctrl-C ends a process that reads without a word; it is this process that reports it.
     end_quietly = (signal.SIGINT, signal.SIG_DFL)
     try:
         with ProcessPoolExecutor(
             min(processes, len(files)), spawn, initializer=signal.signal, initargs=end_quietly
         ) as pool:
-            for one in pool.map(partial(analyze_file, **settings), files):
-                found.append(one)
-                progress(f"read and analyzed {len(found)} of {len(files)} files")
+            return list(pool.map(partial(analyze_file, **settings), files))
     except BrokenProcessPool as error:
         raise LightningFlopsError(
             "a process that read a trace was ended from outside: for want of memory, perhaps. Give fewer files"
         ) from error
-    return found
 
 
 def join_analyses(analyzed: Sequence[AnalyzedTrace], *, thresholds: AdviceThresholds | None = None) -> TracesReport:
@@ -86,7 +74,8 @@ def join_analyses(analyzed: Sequence[AnalyzedTrace], *, thresholds: AdviceThresh
     ordered = sorted(analyzed, key=lambda one: -1 if one.report.rank is None else one.report.rank)
     reports = tuple(one.report for one in ordered)
     refuse_mixed_ranks(reports)
-    traced = [one.traced for one in analyzed if one.traced is not None]
+    # Traces that do not say their ranks are of separate runs.
+    traced = [one.traced for one in analyzed if one.traced is not None and one.traced.rank is not None]
     comparison = straggler = None
     if traced:
         comparison = compare_ranks(traced, marked=all(one.step_times.marked for one in reports))
@@ -97,7 +86,6 @@ def join_analyses(analyzed: Sequence[AnalyzedTrace], *, thresholds: AdviceThresh
         schema_version=SCHEMA_VERSION,
         traces=reports,
         ranks=comparison,
-        job_steps=_job_steps(ordered),
         advice=advise_on_traces(
             reports,
             comparison,
@@ -108,38 +96,12 @@ def join_analyses(analyzed: Sequence[AnalyzedTrace], *, thresholds: AdviceThresh
     )
 
 
-def _job_steps(analyzed: Sequence[AnalyzedTrace]) -> tuple[TracedStepFlops, ...] | None:
-    """FLOPs of each step that all ranks of a job have, added up; None without a trace with FLOPs of each rank."""
-    ranks = [one.report.rank for one in analyzed]
-    steps = [{step.step: step for step in one.report.flops.steps} for one in analyzed if one.report.flops is not None]
-    if len(ranks) < 2 or {one.world_size for one in analyzed} != {len(steps)} or ranks != [*range(len(steps))]:
-        return None
-    common = [number for number in steps[0] if number is not None and all(number in one for one in steps)]
-    return tuple(_added_up([of_rank[number] for of_rank in steps]) for number in common) or None
-
-
-def _added_up(parts: Sequence[TracedStepFlops]) -> TracedStepFlops:
-    buckets = ("forward", "backward", "recompute", "optimizer", "skipped")
-    return TracedStepFlops(
-        step=parts[0].step,
-        wall_us=sum(part.wall_us for part in parts) / len(parts),
-        mfu=of_all([(part.mfu, part.wall_us) for part in parts]),
-        hfu=of_all([(part.hfu, part.wall_us) for part in parts]),
-        lower_bound=any(part.lower_bound for part in parts),
-        **{name: sum(getattr(part, name) for part in parts) for name in buckets},
-    )
-
-
 def compare_ranks(traced: Sequence[TracedRank], *, marked: bool) -> RankComparison:
     """Computation, communication and waiting of several ranks of one run, a trace each, as ``refuse_mixed_ranks`` asks.
 
-    Traces that do not say their ranks are separate runs, and none is held against another. Of ranks whose steps are not
-    all *marked* no rank is said to compute longest.
+    Of ranks whose steps are not all *marked* no rank is said to compute longest.
     """
     refuse_mixed_ranks(traced)
-    if len(traced) > 1 and all(one.rank is None for one in traced):
-        alone = tuple(compare([one]).ranks[0] for one in traced)
-        return RankComparison(ranks=alone, computes_longest=None, notes=(_APART,))
     comparison = compare(traced)
     if len(traced) == 1 or marked:
         return comparison

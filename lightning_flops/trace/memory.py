@@ -2,64 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from lightning_flops.schema.trace_events import (
-    HeldMemory,
-    MemoryCurve,
-    MemoryRow,
-)
+from lightning_flops.schema.trace_events import HeldMemory, MemoryCurve, MemoryRow
 from lightning_flops.trace.columns import MemoryEvents, Trace
-from lightning_flops.trace.intervals import NS_PER_US, Ints, group_by, sums_by
-from lightning_flops.trace.modules import ACCUMULATION, NO_MODULE, OPTIMIZER, Phase, modules_above, with_below
+from lightning_flops.trace.intervals import NS_PER_US, Ints, sums_by
+from lightning_flops.trace.modules import NO_MODULE, Phase, modules_above, with_below
 from lightning_flops.trace.structure import enclosing
 from lightning_flops.trace.tables import with_callees
 
 MOST_POINTS = 500
 """Of one curve."""
 MOST_SPANS = 1000
-_Listed = tuple[str | None, Any, int, Sequence[int]]
-"""Name, part, calls and the four sizes of a row."""
-_FIELDS = ("size_increase_bytes", "self_size_increase_bytes", "allocation_bytes", "self_allocation_bytes")
 
 
 def _devices(memory: MemoryEvents) -> Iterator[tuple[int, Ints]]:
-    """The host, which is -1, and each device, with the places of its events."""
-    for index in np.unique(memory.device).tolist():
-        yield index, np.flatnonzero(memory.device == index)
+    """Each device, then the host, which is -1, with the places of its events."""
+    for device in sorted(np.unique(memory.device).tolist(), key=lambda one: (one < 0, one)):
+        yield device, np.flatnonzero(memory.device == device)
 
 
 def memory_curves(trace: Trace) -> tuple[MemoryCurve, ...] | None:
-    """The curve of each device whose allocations were recorded, the devices first; None where none were."""
+    """The curve of each device whose allocations were recorded; None where none were."""
     memory = trace.memory
     if memory is None:
         return None
-    begin = int(trace.start_ns.min())
+    begin, curves = int(trace.start_ns.min()), []
     spans = _spans(trace, begin)
-    curves = []
     for device, rows in _devices(memory):
         rows = rows[np.argsort(memory.time_ns[rows], kind="stable")]
-        times, known = memory.time_ns[rows], memory.total_allocated[rows]
+        times, known = memory.time_ns[rows] - begin, memory.total_allocated[rows]
         absolute = bool((known >= 0).all())
         allocated = known if absolute else np.cumsum(memory.bytes[rows])
         peak = int(allocated.argmax())
-        step = int(trace.steps.of(times[peak : peak + 1])[0])
         curve = MemoryCurve(
-            absolute=absolute,
-            peak_bytes=int(allocated[peak]),
-            peak_us=(int(times[peak]) - begin) / NS_PER_US,
-            peak_step=trace.steps.numbers[step] if step >= 0 else None,
-            held=_held(trace, memory, rows[: peak + 1], int(allocated[peak]) if absolute else None),
-            points=_points(times - begin, allocated),
-            spans=spans,
             device_type="host" if device < 0 else "device",
             device=device,
+            absolute=absolute,
+            peak_bytes=int(allocated[peak]),
+            peak_us=int(times[peak]) / NS_PER_US,
+            held=_held(trace, memory, rows[: peak + 1], int(allocated[peak]) if absolute else None),
+            points=_points(times, allocated),
+            spans=spans,
         )
         curves.append(curve)
-    return tuple(sorted(curves, key=lambda one: (one.device < 0, one.device)))
+    return tuple(curves)
 
 
 def _points(times: Ints, allocated: Ints) -> tuple[tuple[float, int], ...]:
@@ -74,10 +63,9 @@ def _spans(trace: Trace, begin: int) -> tuple[tuple[str, float, float], ...]:
     """The marked steps and their phases, as ``MemoryCurve.spans`` says."""
     steps = trace.steps
     columns = (steps.host_start_ns.tolist(), steps.host_end_ns.tolist(), steps.numbers)
-    of_steps = [(start, end, f"step {number}") for start, end, number in zip(*columns, strict=True) if steps.marked]
-    of_phases = [(*pair, name) for name, found in trace.phases.items() for pair in found.merged().pairs()]
-    kept = next((one for one in ([*of_steps, *of_phases], of_steps) if len(one) <= MOST_SPANS), [])
-    in_time = sorted(kept, key=lambda span: (span[0], -span[1]))
+    spans = [(start, end, f"step {number}") for start, end, number in zip(*columns, strict=True) if steps.marked]
+    spans += [(*pair, name) for name, found in trace.phases.items() for pair in found.merged().pairs()]
+    in_time = sorted(spans if len(spans) <= MOST_SPANS else [], key=lambda span: (span[0], -span[1]))
     return tuple((name, (start - begin) / NS_PER_US, (end - begin) / NS_PER_US) for start, end, name in in_time)
 
 
@@ -86,23 +74,24 @@ def _held(trace: Trace, memory: MemoryEvents, rows: Ints, total: int | None) -> 
     if (memory.address[rows] < 0).any():
         return None
     alive: dict[int, int] = {}
-    columns = (rows.tolist(), memory.address[rows].tolist(), memory.bytes[rows].tolist())
-    for row, address, size in zip(*columns, strict=True):
+    for row, address, size in zip(
+        *(one.tolist() for one in (rows, memory.address[rows], memory.bytes[rows])), strict=True
+    ):
+        alive.pop(address, None)
         if size > 0:
             alive[address] = row
-        else:
-            alive.pop(address, None)
     living, parent = np.array(sorted(alive.values()), dtype=np.int64), trace.links.parent
     lanes, moments = memory.lane[living], memory.time_ns[living]
     owner = enclosing(trace, trace.links.operators, parent, lanes=lanes, moments_ns=moments)
     while len(inner := np.flatnonzero((owner >= 0) & (parent[owner] >= 0))):
         owner[inner] = parent[owner[inner]]
-    modules = np.full(len(living), -1) if trace.frames is None else trace.frames.owner_at(trace, lanes, moments)[0]
+    frames, modules = trace.frames, np.full(len(living), NO_MODULE)
+    if frames is not None:
+        modules = frames.owner_at(trace, lanes, moments)[0]
     found: dict[tuple[str | None, str | None], list[int]] = {}
     for size, operator, module in zip(memory.bytes[living].tolist(), owner.tolist(), modules.tolist(), strict=True):
-        name = trace.name_of(operator) if operator >= 0 else None
-        where = trace.frames.modules[module] if trace.frames is not None and module >= 0 else None
-        found.setdefault((where, name), []).append(size)
+        where = frames.modules[module] if frames is not None and module >= 0 else None
+        found.setdefault((where, trace.name_of(operator) if operator >= 0 else None), []).append(size)
     held = [
         HeldMemory(module=module, operator=operator, bytes=sum(sizes), allocations=len(sizes))
         for (module, operator), sizes in found.items()
@@ -115,71 +104,59 @@ def _held(trace: Trace, memory: MemoryEvents, rows: Ints, total: int | None) -> 
 
 def memory_table(trace: Trace) -> tuple[MemoryRow, ...] | None:
     """Bytes by operator and device; None when the trace was taken without ``profile_memory``."""
-    memory, links, times = trace.memory, trace.links, trace.operator_times
+    memory, links, rows = trace.memory, trace.links, trace.operator_times.rows
     if memory is None:
         return None
     owner = enclosing(trace, links.operators, links.parent, lanes=memory.lane, moments_ns=memory.time_ns)
-    found: list[MemoryRow] = []
+    count, found = len(trace.names), list[MemoryRow]()
     for device, here in _devices(memory):
-        of, sizes = owner[here], _sizes(memory.bytes[here])
-        own = [sums_by(of[of >= 0], values[of >= 0], len(trace)) for values in sizes]
-        events = with_callees(trace, own[2])
-        rows = times.rows[events[times.rows] > 0]
-        groups = group_by(trace.name[rows])
-        columns = [one for values in own[:2] for one in (with_callees(trace, values), times.at_outermost(values))]
-        sums = zip(*(groups.sums(one[rows]) for one in columns), strict=True)
-        listed: list[_Listed] = [
-            (name, "", calls, row)
-            for name, calls, row in zip(trace.texts(groups.keys), groups.calls, sums, strict=True)
-        ]
-        outside = [int(values[of < 0].sum()) for values in sizes]
-        if outside[2]:
-            listed.append((None, "", outside[2], (outside[0],) * 2 + (outside[1],) * 2))
-        found += _rows(device, listed)
-    return tuple(found)
+        of, sizes = owner[here], memory.bytes[here]
+        own = _amounts(np.where(of >= 0, trace.name[of], NO_MODULE), sizes, count)
+        calls = [with_callees(trace, values)[rows] for values in _amounts(of, sizes, len(trace))]
+        calls[2] = np.minimum(calls[2], 1)
+        total = [sums_by(trace.name[rows].astype(np.int64), values, count) for values in calls]
+        rest = _amounts(np.minimum(-1 - of, 0), sizes, 1)
+        found += [*_rows(device, trace.names, own, total), *_rows(device, [None], rest, rest)]
+    return tuple(sorted(found, key=_most_first))
 
 
 def module_memory_table(trace: Trace) -> tuple[MemoryRow, ...] | None:
-    """Bytes by module, part of the step and device; None when no module is marked, or memory was not recorded.
+    """Bytes by module and device; None when no module is marked, or memory was not recorded.
 
-    An allocation or a free belongs to the innermost module whose forward ran in its thread then, or to the module of
-    the node that autograd ran.
+    An allocation or a free belongs to the innermost module whose forward ran in its thread then.
     """
     memory, frames = trace.memory, trace.frames
     if memory is None or frames is None:
         return None
     owner, phase = frames.owner_at(trace, memory.lane, memory.time_ns)
-    above, found = modules_above(frames.modules), []
+    above, found = modules_above(frames.modules), list[MemoryRow]()
     for device, here in _devices(memory):
-        of, sizes = owner[here], _sizes(memory.bytes[here])
-        rest, listed = np.ones(len(here), dtype=bool), list[_Listed]()
-        for part, one in (("forward", Phase.FORWARD), ("backward", Phase.BACKWARD)):
-            mine = (phase[here] == one) & (of >= 0)
-            rest &= ~mine
-            own = [sums_by(of[mine], values[mine], len(above)) for values in sizes]
-            change, size, events = (with_below(values, above) for values in own)
-            columns = np.stack([change, own[0], size, own[1]], axis=1).tolist()
-            for place in np.flatnonzero(events).tolist():
-                listed.append((frames.modules[place], part, int(events[place]), columns[place]))
-        parts = {ACCUMULATION: "gradient accumulation", OPTIMIZER: "optimizer"}
-        for owned in (*parts, NO_MODULE):
-            mine = rest & ((of == owned) if owned in parts else ~np.isin(of, list(parts)))
-            if mine.any():
-                sums = [int(values[mine].sum()) for values in sizes]
-                listed.append((None, parts.get(owned, "elsewhere"), sums[2], (sums[0],) * 2 + (sums[1],) * 2))
-        found += _rows(device, listed)
-    return tuple(found)
+        of = np.where(phase[here] == Phase.FORWARD, owner[here], NO_MODULE)
+        own = _amounts(of, memory.bytes[here], len(above))
+        found += _rows(device, frames.modules, own, [with_below(values, above) for values in own])
+    return tuple(sorted(found, key=_most_first))
 
 
-def _sizes(size: Ints) -> tuple[Ints, Ints, Ints]:
-    """Sizes of allocations and frees: the change, what was allocated, how many events."""
-    return size, np.maximum(size, 0), np.ones(len(size), dtype=np.int64)
+def _amounts(owner: Ints, size: Ints, count: int) -> list[Ints]:
+    """For each of *count* owners the change, what was allocated, and how many events there were; below 0 is none."""
+    known, sizes = owner >= 0, (size, np.maximum(size, 0), np.ones(len(size), dtype=np.int64))
+    return [sums_by(owner[known], values[known], count) for values in sizes]
 
 
-def _rows(device: int, listed: Iterable[_Listed]) -> list[MemoryRow]:
-    """Rows of one device; what allocated most itself first."""
-    rows = [
-        MemoryRow(name=name, part=part, device=device, calls=calls, **dict(zip(_FIELDS, sizes, strict=True)))
-        for name, part, calls, sizes in listed
-    ]
-    return sorted(rows, key=lambda row: (-row.self_allocation_bytes, row.name or "", row.part))
+def _rows(device: int, names: Sequence[str | None], own: list[Ints], total: list[Ints]) -> Iterator[MemoryRow]:
+    """A row for each name that has any calls in *total*."""
+    for place in np.flatnonzero(total[2]).tolist():
+        yield MemoryRow(
+            name=names[place],
+            device=device,
+            calls=int(total[2][place]),
+            size_increase_bytes=int(total[0][place]),
+            self_size_increase_bytes=int(own[0][place]),
+            allocation_bytes=int(total[1][place]),
+            self_allocation_bytes=int(own[1][place]),
+        )
+
+
+def _most_first(row: MemoryRow) -> tuple[bool, int, int, str]:
+    """By device, what allocated most itself first."""
+    return row.device < 0, row.device, -row.self_allocation_bytes, row.name or ""

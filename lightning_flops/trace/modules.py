@@ -27,7 +27,7 @@ from lightning_flops.trace.structure import enclosing, in_nesting_order, nearest
 _NODE = "autograd::engine::evaluate_function: "
 _ACCUMULATES = "AccumulateGrad"
 
-NO_MODULE, OPTIMIZER, ACCUMULATION, _COMMUNICATION = -1, -2, -3, -4
+NO_MODULE, OPTIMIZER, ACCUMULATION = -1, -2, -3
 """Owners that are no module: of nothing known, of the optimizer, of adding gradients to parameters; in the backward."""
 MODULE = "nn.Module: "
 """What the event of a module's call begins with; the class and a number follow: ``Linear_0``."""
@@ -174,7 +174,7 @@ def module_table(trace: Trace, step: int | None = None) -> ModuleTable | None:
         rows, frame = rows[inside[frame]], frame[inside[frame]]
         # Hooks of accumulation synchronize gradients, and so does the end of the backward: that is no module's time.
         of_nobody = trace.is_collective[rows] & (frames.phase[frame] == Phase.BACKWARD) & (frames.owner[frame] < 0)
-        owner = np.where(of_nobody, _COMMUNICATION, frames.owner[frame])
+        owner = np.where(of_nobody, NO_MODULE, frames.owner[frame])
     else:
         rows = frame = frames.rows[inside[frames.rows]]
         owner, own_ns = frames.owner[rows], own_host_ns(trace, frames)[inside[frames.rows]]
@@ -199,7 +199,6 @@ def module_table(trace: Trace, step: int | None = None) -> ModuleTable | None:
         "backward_us": phase == Phase.BACKWARD,
         "optimizer_us": owner == OPTIMIZER,
         "gradient_accumulation_us": owner == ACCUMULATION,
-        "backward_communication_us": owner == _COMMUNICATION,
         "unattributed_forward_us": (phase == Phase.FORWARD) & (owner == NO_MODULE),
         "unattributed_backward_us": (phase == Phase.BACKWARD) & (owner == NO_MODULE),
     }

@@ -20,11 +20,11 @@ from lightning_flops.trace.events import DECODER, Columns, Event
 
 WITH_MODULES = "with_modules"
 """The key under which torch.profiler writes that it was asked for modules."""
-BLOCK_BYTES = 1 << 17
+BLOCK_BYTES = 1 << 18
 """How much is decoded at once: what is made of it should stay in a processor's second cache."""
 _LONGEST_BYTES = 64 << 20
 """Most of a file that is searched for the end of one event, or of what stands beside the events."""
-_HEAD_KEYS = ("deviceProperties", "distributedInfo", "baseTimeNanoseconds", WITH_MODULES, METADATA_KEY)
+_HEAD_KEYS = ("deviceProperties", "distributedInfo", WITH_MODULES, METADATA_KEY)
 _EVENTS = re.compile(rb'(?<!\\)"traceEvents"\s*:\s*\[')
 _BETWEEN = re.compile(rb"\s*,?\s*")
 _END_OF_EVENT = re.compile(rb"\s*[,\]]")
@@ -32,15 +32,13 @@ _END_OF_LIST = re.compile(r"trailing characters \(byte (\d+)\)")
 _BACKSLASH = re.compile(rb'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})|\\')
 _BARE = re.compile(rb"(?<=[:,\[])(\s*)(?:[-+]?(?:inf(?:inity)?|nan)(?:\([a-z]*\))?|N/A)(?=\s*[,}\]])", re.I)
 _NULL_ARGUMENTS = re.compile(rb'"args"\s*:\s*null')
-_CONTROLS = bytes(byte if byte >= 32 else 32 for byte in range(256))
 
 
-def load_trace(path: str | PathLike[str], *, progress: Callable[[int], object] | None = None) -> Trace:
+def load_trace(path: str | PathLike[str]) -> Trace:
     """The trace in a Chrome-format JSON file that torch.profiler wrote, plain or gzipped; read once, so also a pipe.
 
     Args:
         path: a local path, or any URL that fsspec opens. Whether it is gzipped is seen from its first bytes.
-        progress: is called now and then with how many bytes of the file have been read.
 
     Raises:
         TraceFormatError: the file cannot be opened, is empty, cut off, no JSON, or no trace of torch.profiler.
@@ -50,7 +48,7 @@ def load_trace(path: str | PathLike[str], *, progress: Callable[[int], object] |
     columns = Columns(source)
     try:
         with ExitStack() as stack:
-            for events in _event_lists(_opened(source, stack), metadata, progress or (lambda read: None)):
+            for events in _event_lists(_opened(source, stack), metadata):
                 columns.add(events)
             return columns.trace(metadata)
     except (LightningFlopsError, MemoryError):
@@ -94,12 +92,10 @@ def _opened(source: str, stack: ExitStack) -> IO[bytes]:
         return cast("IO[bytes]", gzip.open(stream, "rb"))
 
 
-def _event_lists(
-    stream: IO[bytes], metadata: dict[str, Any], progress: Callable[[int], object]
-) -> Iterator[list[Event]]:
+def _event_lists(stream: IO[bytes], metadata: dict[str, Any]) -> Iterator[list[Event]]:
     """The events in order, a list at a time; what else is asked for is put into *metadata*."""
     text, is_list = _after_head(stream, metadata)
-    given, size, at_end = len(text), BLOCK_BYTES, False
+    size, at_end = BLOCK_BYTES, False
     while not at_end:
         found = _decoded(text) or _decoded(text, _mended)
         if found is not None:
@@ -112,8 +108,7 @@ def _event_lists(
                 DECODER.decode(b"[" + _mended(text.strip().removeprefix(b",")))  # says what is wrong with it
                 raise ValueError("an event is longer than a trace has them")
             size *= 2  # where no event ends in a block: not so many tries
-            given, text = given + len(more), text + more
-            progress(given)
+            text += more
     while len(text) < _LONGEST_BYTES and (more := stream.read(BLOCK_BYTES)):
         text += more
     if not is_list:
@@ -169,7 +164,7 @@ def _decoded(
 
 def _mended(text: bytes) -> bytes:
     """*text* with backslashes escaped, null for numbers that JSON does not have, and no bytes that are no UTF-8."""
-    text = text.decode("utf-8", errors="replace").encode().translate(_CONTROLS)
+    text = text.decode("utf-8", errors="replace").encode()
     text = _BACKSLASH.sub(lambda found: found[0] if found[1] else b"\\\\", text)
     return _NULL_ARGUMENTS.sub(b'"args":{}', _BARE.sub(rb"\1null", text))
 

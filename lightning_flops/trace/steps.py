@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -46,8 +45,6 @@ if TYPE_CHECKING:
     from lightning_flops.trace.columns import Trace
 
 _UNMARKED = "other"
-_Mark = tuple[int, int, str]
-"""Start, end and part."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,28 +113,26 @@ def find_steps(trace: Trace) -> Steps:
     inside = (trace.links.launch[rows] >= 0) & (step >= 0) & (launched < host_end[np.maximum(step, 0)])
     np.maximum.at(end, step[inside], trace.end_ns[rows[inside]])
     start[0] = trace.end_ns[rows[step < 0]].max(initial=start[0])
-    for index in range(len(start)):
-        start[index] = max(start[index], end[index - 1]) if index else start[index]
-        end[index] = max(start[index], end[index])
-    return Steps(True, tuple(numbers[whole]), host_start, host_end, start, end, odd)
+    end = np.maximum.accumulate(np.maximum(start, end))
+    start[1:] = np.maximum(start[1:], end[:-1])
+    return Steps(True, tuple(numbers[at] for at in whole), host_start, host_end, start, end, odd)
 
 
-def _whole_steps(numbers: Sequence[int | None], calls: Sequence[int]) -> tuple[slice, tuple[str, ...]]:
+def _whole_steps(numbers: Sequence[int | None], calls: Sequence[int]) -> tuple[list[int], tuple[str, ...]]:
     """Which of the marks are whole steps, and what is to be said of the others.
 
     torch.profiler marks what lies between two calls of its ``step``. The last mark is no whole step where the loop
     ended before the schedule did, nor the first one where ``step`` is called in the middle of a step's work: there, an
     edge has less than half of the calls of any other mark.
     """
-    first, end, odd = 0, len(numbers), []
-    for edge in (end - 1, 0):
-        inner = calls[1:-1] if len(calls) > 2 else [calls[one] for one in range(first, end) if one != edge]
-        least = min(inner, default=0)
-        if end - first > 1 and 2 * calls[edge] < least:
-            few = f"{calls[edge]:,} calls" if calls[edge] else "no call"
-            odd.append(f"Step {numbers[edge]} is left out: {few} ran in it, and {least:,} or more in the others.")
-            first, end = (first, end - 1) if edge else (1, end)
-    return slice(first, end), tuple(reversed(odd))
+    least = min(calls[1:-1], default=max(calls))
+    whole = [at for at, count in enumerate(calls) if 0 < at < len(calls) - 1 or 2 * count >= least]
+    few = [
+        (numbers[at], f"{count:,} calls" if count else "no call") for at, count in enumerate(calls) if at not in whole
+    ]
+    return whole, tuple(
+        f"Step {number} is left out: {ran} ran in it, and {least:,} or more in the others." for number, ran in few
+    )
 
 
 def _calls(trace: Trace, marks: Ints, host_start: Ints, host_end: Ints) -> list[int]:
@@ -154,10 +149,13 @@ def _calls(trace: Trace, marks: Ints, host_start: Ints, host_end: Ints) -> list[
     return found
 
 
-def parts_of_steps(trace: Trace) -> dict[str, Mask]:
-    """What fills a step, by priority: the rows of each field of ``StepTime``."""
-    kind, collective = trace.kind, trace.is_collective
-    return {
+def step_times(trace: Trace) -> StepTimes:
+    """Where each step's wall time went: one name for every moment of it."""
+    steps, kind, collective = trace.steps, trace.kind, trace.is_collective
+    wall = steps.end_ns - steps.start_ns
+    covered, before = NOTHING, np.zeros(len(steps), dtype=np.int64)
+    parts: dict[str, Ints | None] = {"wall_us": wall}
+    by_priority = {
         "kernel_us": (kind == Kind.KERNEL) & ~collective,
         "memcpy_us": kind == Kind.MEMCPY,
         "memset_us": kind == Kind.MEMSET,
@@ -166,20 +164,11 @@ def parts_of_steps(trace: Trace) -> dict[str, Mask]:
         "data_loader_us": trace.where(is_data_loader, Kind.ANNOTATION),
         "cpu_us": kind == Kind.OPERATOR,
     }
-
-
-def step_times(trace: Trace) -> StepTimes:
-    """Where each step's wall time went: one name for every moment of it."""
-    steps = trace.steps
-    wall = steps.end_ns - steps.start_ns
-    covered, before = NOTHING, np.zeros(len(steps), dtype=np.int64)
-    parts: dict[str, Ints | None] = {"wall_us": wall}
-    for name, rows in parts_of_steps(trace).items():
+    for name, rows in by_priority.items():
         covered = union(covered, trace.merged(rows))
         reached = covered_within(covered, steps.start_ns, steps.end_ns)
-        of_device = name in ("kernel_us", "memcpy_us", "memset_us", "runtime_us") and trace.has_device
-        known = of_device or (rows.any() and name not in ("kernel_us", "memcpy_us", "memset_us"))
-        parts[name] = reached - before if known else None
+        of_device = trace.has_device and name in ("kernel_us", "memcpy_us", "memset_us", "runtime_us")
+        parts[name] = reached - before if of_device or rows.any() else None
         before = reached
     parts["other_us"] = wall - before
     nothing = [None] * len(steps)
@@ -231,9 +220,10 @@ def find_phases(trace: Trace) -> dict[str, PhaseSpans]:
     phases = {name: spans for name, spans in found.items() if spans is not None}
     if (optimizer := phases.pop("optimizer", None)) is not None:
         # The closure, and whatever other part is marked there, is not its own.
-        own, others = _moments_of(trace, "optimizer"), merged(phases)
-        lent = others if own is None else subtract(optimizer.merged(), own)
-        phases["optimizer"] = replace(optimizer, lent=lent)
+        pieces = _pieces_on_host(trace)
+        own = np.array(pieces.names) == "optimizer"
+        rest = subtract(optimizer.merged(), merge(pieces.starts[own], pieces.ends[own]))
+        phases["optimizer"] = replace(optimizer, lent=rest if own.any() else merged(phases))
     return phases
 
 
@@ -264,13 +254,12 @@ def _by_operators(
     rows = in_steps(trace, links.levels[0] if links.levels else links.operators)
     backward = links.is_backward[rows]
     with_gradients = (trace.sequence[rows] >= 0) & ~backward
-    if data_loader is not None:
-        with_gradients &= ~inside(data_loader.merged(), trace.start_ns[rows])
     kept = backward | with_gradients
     rows, backward = rows[kept], backward[kept]
     if not backward.any():
         return None, None
-    boundaries = [trace.steps.host_start_ns, *(spans.starts for spans in (data_loader, optimizer) if spans is not None)]
+    others = [spans for spans in (data_loader, optimizer) if spans is not None]
+    boundaries = [trace.steps.host_start_ns, *(edge for spans in others for edge in (spans.starts, spans.ends))]
     # A run ends where the label changes or a boundary lies between two operators.
     section = np.searchsorted(np.sort(np.concatenate(boundaries)), trace.start_ns[rows], side="right")
     firsts = np.flatnonzero(np.append(True, (backward[1:] != backward[:-1]) | (section[1:] != section[:-1])))
@@ -314,7 +303,7 @@ def phase_table(trace: Trace) -> tuple[PhaseRow, ...]:
 class Pieces:
     """All steps of a trace, cut where a part begins or ends; without gaps inside a step."""
 
-    names: tuple[str, ...]
+    names: list[str]
     """The part that each piece is of."""
     starts: Ints
     ends: Ints
@@ -335,7 +324,7 @@ def step_parts(trace: Trace) -> tuple[TracedPart, ...]:
     stream would show. Communication does not move a boundary, so a wait stays in the part that waited.
     """
     communication, computation = communication_and_computation(trace)
-    pieces, per_step = pieces_of_steps(trace), len(trace.steps) * NS_PER_SEC
+    pieces, per_step = _pieces_on_device(trace), len(trace.steps) * NS_PER_SEC
     exposed = pieces.sums(subtract(communication, computation))
     return tuple(
         TracedPart(name=name, wall_sec=total / per_step, exposed_sec=exposed[name] / per_step)
@@ -343,54 +332,31 @@ def step_parts(trace: Trace) -> tuple[TracedPart, ...]:
     )
 
 
-def pieces_of_steps(trace: Trace) -> Pieces:
-    """The pieces of the steps of *trace*, boundaries moved as ``step_parts`` says."""
-    names: list[str] = []
-    starts, ends = [], []
-    for (of_step, host), first, last in zip(_segments(trace), trace.steps.start_ns, trace.steps.end_ns, strict=True):
-        boundaries = np.clip(_on_device(trace, host), first, last)
-        boundaries[0], boundaries[-1] = first, last
-        names += of_step
-        starts.append(boundaries[:-1])
-        ends.append(boundaries[1:])
-    return Pieces(tuple(names), np.concatenate(starts), np.concatenate(ends))
-
-
-def _moments_of(trace: Trace, part: str) -> Intervals | None:
-    """Moments of the steps whose innermost mark is that of *part*; None if no part is marked."""
-    found = [
-        (name, *ends)
-        for names, cuts in _segments(trace)
-        for name, *ends in zip(names, cuts[:-1], cuts[1:], strict=True)
-    ]
-    if len(found) == len(trace.steps):
-        return None
-    spans = np.array([ends for name, *ends in found if name == part], dtype=np.int64).reshape(-1, 2)
-    return merge(spans[:, 0], spans[:, 1])
-
-
-def _segments(trace: Trace) -> Iterator[tuple[list[str], Ints]]:
-    """Each step cut at every mark's ends: the innermost part of each piece, and the cuts."""
-    rows = np.flatnonzero(trace.where(lambda name: marked_phase(name) is not None, Kind.ANNOTATION))
+def _pieces_on_host(trace: Trace) -> Pieces:
+    """The steps' own marks, cut at the ends of every part's mark: each piece is of the innermost part."""
+    steps = trace.steps
+    rows = in_steps(trace, np.flatnonzero(trace.where(lambda name: marked_phase(name) is not None, Kind.ANNOTATION)))
     rows = rows[np.lexsort((-trace.duration_ns[rows], trace.start_ns[rows]))]
-    columns = (trace.start_ns[rows].tolist(), trace.end_ns[rows].tolist(), rows.tolist())
-    marks = [(start, end, marked_phase(trace.name_of(row)) or "") for start, end, row in zip(*columns, strict=True)]
-    for first, last in zip(trace.steps.host_start_ns.tolist(), trace.steps.host_end_ns.tolist(), strict=True):
-        begin, end = bisect_left(marks, (first,)), bisect_left(marks, (last,))
-        pieces = list(_innermost([(start, min(until, last), part) for start, until, part in marks[begin:end]], last))
-        yield [part for _, part in pieces], np.array([first, *(until for until, _ in pieces)], dtype=np.int64)
+    starts = trace.start_ns[rows]
+    ends = np.minimum(trace.end_ns[rows], steps.host_end_ns[steps.of(starts)])
+    cuts = np.unique(np.concatenate([steps.host_start_ns, steps.host_end_ns, starts, ends]))
+    names = [_UNMARKED] * (len(cuts) - 1)
+    begins, until = np.searchsorted(cuts, starts).tolist(), np.searchsorted(cuts, ends).tolist()
+    for row, begin, end in zip(rows.tolist(), begins, until, strict=True):  # outer before inner
+        names[begin:end] = [marked_phase(trace.name_of(row)) or ""] * (end - begin)
+    inside = np.flatnonzero(steps.of(cuts[:-1]) >= 0)
+    return Pieces([names[at] for at in inside.tolist()], cuts[inside], cuts[inside + 1])
 
 
-def _innermost(marks: list[_Mark], last: int) -> Iterator[tuple[int, str]]:
-    """End and part of each piece, in order; *marks* are by start, outer before inner."""
-    around: list[tuple[int, str]] = [(last, _UNMARKED)]
-    for start, end, part in marks:
-        while around[-1][0] <= start and len(around) > 1:
-            yield around.pop()
-        yield start, around[-1][1]
-        around.append((end, part))
-    while around:
-        yield around.pop()
+def _pieces_on_device(trace: Trace) -> Pieces:
+    """The same, boundaries moved as ``step_parts`` says."""
+    pieces, steps = _pieces_on_host(trace), trace.steps
+    step = steps.of(pieces.starts)
+    first, last = steps.start_ns[step], steps.end_ns[step]
+    begins = np.append(True, step[1:] != step[:-1])
+    starts = np.where(begins, first, np.clip(_on_device(trace, pieces.starts), first, last))
+    ends = np.where(np.append(begins[1:], True), last, np.append(starts[1:], 0))
+    return Pieces(pieces.names, starts, ends)
 
 
 def _on_device(trace: Trace, moments_ns: Ints) -> Ints:
@@ -405,27 +371,18 @@ def _on_device(trace: Trace, moments_ns: Ints) -> Ints:
 
 
 def step_filling(trace: Trace, *, counted: Collection[str] = ()) -> StepFilling:
-    """What filled each part of the steps of *trace*, mean over the steps.
-
-    Args:
-        trace: with marks around the parts of its steps.
-        counted: operators with FLOPs, as ``aten.mm``: they are matmul-like, whatever their names say.
-    """
-    pieces, count = pieces_of_steps(trace), len(trace.steps)
-    walls, covered, reached = pieces.sums(), NOTHING, [0] * len(pieces.sums())
-    columns = []
-    fillings = _fillings(trace, frozenset(name.replace(".", "::", 1) for name in counted))
-    for sums in (*(pieces.sums(covered := union(covered, moments)) for moments in fillings), walls):
-        # Rounded as a running sum, so that the means add up to the part's as well.
-        until = [round(total / count) for total in sums.values()]
-        columns.append([after - before for after, before in zip(until, reached, strict=True)])
-        reached = until
+    """What filled each part of the steps, mean over these; *counted* operators, as ``aten.mm``, are matmul-like."""
+    pieces, covered, until = _pieces_on_device(trace), NOTHING, []
+    for moments in _fillings(trace, frozenset(name.replace(".", "::", 1) for name in counted)):
+        covered = union(covered, moments)
+        until.append([*pieces.sums(covered).values()])
+    walls = pieces.sums()
+    # Rounded as running sums, so that the means add up to the part's as well.
+    means = np.rint(np.array([*until, [*walls.values()]]) / len(trace.steps)).astype(np.int64)
     fields = ("matmul_ns", "operators_ns", "copies_ns", "communication_ns", "idle_ns")
-    parts = [
-        PartFilling(name=name, **dict(zip(fields, row, strict=True)))
-        for name, *row in zip(walls, *columns, strict=True)
-    ]
-    return StepFilling(clock="device" if trace.has_device else "host", parts=tuple(parts))
+    columns = dict(zip(fields, np.diff(means, axis=0, prepend=0).tolist(), strict=True))
+    clock: Literal["host", "device"] = "device" if trace.has_device else "host"
+    return StepFilling(clock=clock, parts=table(PartFilling, name=walls, **columns))
 
 
 def _fillings(trace: Trace, counted: Collection[str]) -> tuple[Intervals, Intervals, Intervals, Intervals]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,6 @@ from lightning_flops.trace.intervals import (
     load_within,
     ratio,
     shared_ns,
-    sums_between,
     sums_by,
     table,
 )
@@ -42,6 +41,7 @@ from lightning_flops.trace.names import (
     may_use_tensor_cores,
     uses_tensor_cores,
 )
+from lightning_flops.trace.steps import launched_ns
 from lightning_flops.trace.structure import launched_at, without_inner
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def _metrics(trace: Trace, device: int) -> DeviceMetrics:
     rows = np.flatnonzero((trace.kind == Kind.KERNEL) & (trace.device == device))
     efficiency, blocks, busy = None, trace.blocks_per_sm[rows], trace.merged(rows)
     if len(rows) and not np.isnan(blocks).any():
-        efficiency = ratio(load_within(trace.start_ns[rows], trace.end_ns[rows], blocks, spans, limit=1.0), total_ns)
+        efficiency = ratio(load_within(trace.start_ns[rows], trace.end_ns[rows], blocks, spans), total_ns)
     within = rows[(trace.end_ns[rows] > trace.steps.start_ns[0]) & (trace.start_ns[rows] < trace.steps.end_ns[-1])]
     together, weights = group_by(np.zeros(len(within), dtype=np.int64)), trace.duration_ns[within]
     return DeviceMetrics(
@@ -157,23 +157,22 @@ def transfer_table(trace: Trace) -> tuple[Row, ...] | None:
 
 def idle_times(trace: Trace) -> tuple[IdleTime, ...] | None:
     """Idle time of each device, over the whole trace; None without a device."""
-    return tuple(_idle(trace)) if trace.has_device else None
-
-
-def _idle(trace: Trace) -> Iterator[IdleTime]:
+    found = []
     for device in _devices(trace):
         rows = trace.device_rows[trace.device[trace.device_rows] == device]
         reached = np.maximum.accumulate(trace.end_ns[rows])[:-1]
         gaps, calls = np.maximum(trace.start_ns[rows[1:]] - reached, 0), trace.links.launch[rows[1:]]
         after = (calls >= 0) & (trace.start_ns[np.maximum(calls, 0)] > reached)
         short = (calls >= 0) & ~after & (gaps < KERNEL_GAP_LIMIT_US * NS_PER_US)
-        yield IdleTime(
+        one = IdleTime(
             device=device,
             busy_us=trace.merged(rows).total / NS_PER_US,
             host_wait_us=int(gaps[after].sum()) / NS_PER_US,
             kernel_gap_us=int(gaps[short].sum()) / NS_PER_US,
             other_us=int(gaps[~after & ~short].sum()) / NS_PER_US,
         )
+        found.append(one)
+    return tuple(found) or None
 
 
 # ---- the host
@@ -183,7 +182,8 @@ def user_scope_table(trace: Trace) -> tuple[Row, ...] | None:
     """The user's own scopes by name, the longest first; None when there are none."""
     rows = np.flatnonzero(trace.where(is_users_scope, Kind.ANNOTATION))
     groups = group_by(trace.name[rows])
-    device: list[Any] = groups.durations(_launched_in(trace, rows), whole_ns=trace.device_work_ns)
+    launched = launched_ns(trace, trace.start_ns[rows], trace.end_ns[rows])
+    device: list[Any] = groups.durations(launched, whole_ns=trace.device_work_ns)
     found = table(
         Row,
         lambda row: (-(row.host.total_us if row.host else 0.0), row.name),
@@ -193,19 +193,6 @@ def user_scope_table(trace: Trace) -> tuple[Row, ...] | None:
         device=device if trace.has_device else [None] * len(device),
     )
     return found or None
-
-
-def _launched_in(trace: Trace, rows: Ints) -> Ints:
-    """For each scope the device work launched in it: by its own thread, or by autograd's while it was open."""
-    moments, launched = trace.launches
-    lanes = trace.lane[trace.links.launch[launched]]
-    total = np.zeros(len(rows), dtype=np.int64)
-    for lane in distinct(lanes).tolist():
-        here = lanes == lane
-        to = np.flatnonzero((trace.lane[rows] == lane) | bool(trace.links.backward_lanes[lane]))
-        lengths = trace.duration_ns[launched[here]]
-        total[to] += sums_between(moments[here], lengths, trace.start_ns[rows[to]], trace.end_ns[rows[to]])
-    return total
 
 
 # ---- operators

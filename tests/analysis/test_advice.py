@@ -27,8 +27,8 @@ TENSOR_CORES = DeviceAbilities(tensor_core_dtypes=("bfloat16", "float16"), tf32=
 STRAGGLER = Straggler(
     rank=3, late_sec=0.004, share=0.2, part="backward", part_sec=0.004, module=None,
 )  # fmt: skip
-ADAM = OptimizerFacts(type_name="Adam", implementation="single-tensor", faster_with=("fused=True", "foreach=True"))
-PROP = OptimizerFacts(type_name="RMSprop", implementation="single-tensor", faster_with=("foreach=True",))
+ADAM = OptimizerFacts(type_name="Adam", faster_with=("fused=True", "foreach=True"))
+PROP = OptimizerFacts(type_name="RMSprop", faster_with=("foreach=True",))
 
 
 def rules(evidence: Evidence, thresholds: AdviceThresholds = DEFAULTS) -> list[str]:
@@ -181,7 +181,7 @@ def test_the_largest_possible_saving_comes_first_and_two_may_name_the_same_time(
 
 
 def test_arguments_are_advised_that_all_slow_optimizers_take() -> None:
-    fused = replace(ADAM, implementation="fused")
+    fused = replace(ADAM, faster_with=())
     for optimizers, remedy in (((ADAM,), "fused=True, or with foreach=True"), ((ADAM, PROP, fused), "foreach=True")):
         evidence = Evidence(optimizer_share=0.5, facts=RunFacts(optimizers=optimizers))
         assert only(evidence).remedy == f"Construct it with {remedy}."

@@ -199,7 +199,9 @@ def test_each_row_links_to_the_advice_that_lowers_it() -> None:
     window = windows.mlp_window()
     profile: Profile = build_profile(replace(window, timed_steps=window.timed_steps * 4), config=PEAK)
     assert {one.rule for one in profile.advice} == {"data_wait"}
-    (table,) = breakdown_section(profile).items
+    assert profile.budget is not None
+    assert profile.budget is not None
+    (table,) = breakdown_section(profile, profile.budget).items
     assert isinstance(table, Table)
     assert [row[0] for row in table.rows if row[2]] == ["data wait and transfer"]
 

@@ -35,10 +35,6 @@ def test_a_step_that_waits_for_data_is_told_so() -> None:
     assert advice.fact == "The step waits 400 us a batch for data (40.00%)."
 
 
-def test_a_trace_of_steps_that_nothing_holds_back_has_no_advice() -> None:
-    assert analyze_traces([trace(step(1, 0, 1000), operator("aten::mm", 0, 1000))]).advice == ()
-
-
 def communicating(rank: int, *starts: float, ranks: int = 2, of_kernel: Mapping[str, Any] = FULL) -> Trace:
     """One step of 10,000 us of this rank: it computes until each start, and then communicates until the next end.
 

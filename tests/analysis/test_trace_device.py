@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from lightning_flops.schema.trace_events import IdleTime, KernelSummary
 from lightning_flops.schema.trace_steps import DeviceMetrics
-from lightning_flops.trace.intervals import durations_of, group_by
+from lightning_flops.trace.intervals import durations_of
 from lightning_flops.trace.names import (
     collective_of_kernel,
     may_use_tensor_cores,
@@ -73,11 +73,6 @@ def test_a_trace_without_a_device_has_no_device_tables() -> None:
     loaded = trace(step(1, 0, 10), operator("aten::mm", 1, 2))
     for table in (device_metrics, kernel_table, kernel_summary, idle_times):
         assert table(loaded) is None
-
-
-def test_each_device_has_its_own_utilization() -> None:
-    loaded = trace(step(1, 0, 100), kernel(1, 10, 50), kernel(2, 20, 10, device=1))
-    assert [(row.device, row.utilization) for row in device_metrics(loaded) or ()] == [(0, 0.5), (1, 0.1)]
 
 
 def test_pauses_are_told_apart_by_when_what_ended_them_was_launched() -> None:
@@ -258,14 +253,3 @@ def test_a_mean_is_never_outside_its_least_and_greatest(lengths: list[int]) -> N
     assert found is not None
     assert found.min_us <= found.mean_us <= found.max_us
     assert (found.min_us, found.max_us, found.total_us) == (min(lengths) / 1e3, max(lengths) / 1e3, sum(lengths) / 1e3)
-
-
-@settings(deadline=None)  # a busy machine is slow, not wrong
-@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 2**50)), max_size=20))
-def test_groups_sum_what_has_one_key(pairs: list[tuple[int, int]]) -> None:
-    keys, values = columns(pairs)
-    groups = group_by(keys)
-    expected = {key: [value for other, value in pairs if other == key] for key in {key for key, _ in pairs}}
-    assert groups.keys.tolist() == sorted(expected)
-    assert groups.calls == [len(expected[key]) for key in sorted(expected)]
-    assert groups.sums(values) == [sum(expected[key]) for key in sorted(expected)]

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from lightning_flops.analysis.collectives import RanksError
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.trace import load_trace, many
 from lightning_flops.trace.columns import TraceFormatError
@@ -33,11 +32,7 @@ def worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_processes_give_what_one_gives_in_any_order_of_the_files() -> None:
     alone = analyze_files(RANKS)
     assert alone == analyze_traces([load_trace(file) for file in RANKS])
-    told: list[str] = []
-    assert analyze_files(RANKS[::-1], processes=2, progress=told.append) == alone
-    assert [words for words in told if words.endswith(" files")] == [
-        "read and analyzed 1 of 2 files", "read and analyzed 2 of 2 files",
-    ]  # fmt: skip
+    assert analyze_files(RANKS[::-1], processes=2) == alone
 
 
 @pytest.mark.usefixtures("worth_it")
@@ -52,14 +47,6 @@ def test_of_several_files_that_cannot_be_read_the_first_is_named(tmp_path: Path)
 
 
 @pytest.mark.usefixtures("worth_it")
-def test_files_of_one_rank_are_refused_by_processes_too(tmp_path: Path) -> None:
-    copy = tmp_path / "copy.json"
-    copy.write_bytes(Path(RANKS[0]).read_bytes())
-    with pytest.raises(RanksError, match="are both of rank 0"):
-        analyze_files([RANKS[0], str(copy)], processes=2)
-
-
-@pytest.mark.usefixtures("worth_it")
 def test_a_process_that_is_killed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(many, "analyze_file", _killed)
     with pytest.raises(LightningFlopsError, match="a process that read a trace was ended from outside"):
@@ -70,14 +57,6 @@ def _killed(file: str, **settings: Any) -> AnalyzedTrace:
     if multiprocessing.parent_process() is not None:
         os._exit(9)
     return analyze_file(file, **settings)
-
-
-def test_one_process_says_how_far_it_is(tmp_path: Path) -> None:
-    told: list[str] = []
-    analyze_files(RANKS[:1], progress=told.append)
-    name = Path(RANKS[0]).name
-    assert all(words == f"reading {name}: 0 MB" for words in told[:-1])
-    assert told[-1] == f"analyzing {name}: 48 events"
 
 
 def test_a_process_that_reads_a_file_imports_no_settings_and_no_comparison() -> None:

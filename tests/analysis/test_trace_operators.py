@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from typing import Any
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -10,7 +8,6 @@ from lightning_flops.trace.columns import Trace
 from lightning_flops.trace.memory import memory_table
 from lightning_flops.trace.tables import (
     operator_table,
-    operators_by_shape,
     self_host_ns,
     transfer_table,
     user_scope_table,
@@ -87,17 +84,6 @@ def test_a_driver_call_inside_a_runtime_call_is_the_same_launch() -> None:
     assert loaded.links.launch.tolist()[3] == 2
 
 
-def test_operators_below_an_autograd_node_are_of_the_backward() -> None:
-    loaded = trace(
-        operator("aten::mm", 0, 5),
-        operator("autograd::engine::evaluate_function: MmBackward0", 10, 20),
-        operator("MmBackward0", 11, 18, **{"Fwd thread id": 1}),
-        operator("aten::mm", 12, 5),
-        operator("aten::add_", 40, 5),
-    )
-    assert loaded.links.is_backward.tolist() == [False, True, True, True, False]
-
-
 @settings(deadline=None)  # a busy machine is slow, not wrong
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 20), st.integers(1, 2)), min_size=1, max_size=12))
 def test_self_times_of_nested_operators_are_the_time_that_any_ran(drawn: list[tuple[int, int, int]]) -> None:
@@ -138,20 +124,16 @@ def test_memory_of_called_operators_is_the_callers_too_but_not_its_own() -> None
             self_allocation_bytes=own,
         )
         for name, device, calls, change, own_change, size, own in (
+            ("aten::addmm", 0, 1, 512, 512, 512, 512),
+            ("aten::linear", 0, 1, 512, 0, 512, 0),
             ("aten::linear", -1, 1, 24, 0, 164, 100),
             ("aten::addmm", -1, 1, 24, 24, 64, 64),
             (None, -1, 2, -16, -16, 8, 8),
-            ("aten::addmm", 0, 1, 512, 512, 512, 512),
-            ("aten::linear", 0, 1, 512, 0, 512, 0),
         )
     )
 
 
-def test_a_trace_without_allocations_has_no_memory_table() -> None:
-    assert memory_table(trace(operator("aten::mm", 0, 1))) is None
-
-
-def test_a_scope_owns_what_its_thread_and_autograds_launched_while_it_was_open() -> None:
+def test_a_scope_has_what_any_thread_launched_while_it_was_open() -> None:
     events: tuple[Event, ...] = (
         step(1, 0, 100),
         scope("loss", 10, 20),
@@ -161,8 +143,8 @@ def test_a_scope_owns_what_its_thread_and_autograds_launched_while_it_was_open()
         operator("autograd::engine::evaluate_function: MmBackward0", 45, 10, thread=2),
         launch(2, 50, thread=2),
         kernel(2, 51, 7),
-        launch(3, 52, thread=3),  # some other thread, pinning memory, say
-        kernel(3, 60, 11),
+        launch(3, 92, thread=3),
+        kernel(3, 95, 11),
         scope("loss", 80, 10),
     )
     loss, backward = user_scope_table(trace(*events)) or ()
@@ -199,10 +181,6 @@ def test_copies_are_listed_with_their_launches_and_bytes() -> None:
     assert (memset.calls, memset.bytes, memset.host) == (1, None, None)
 
 
-def test_a_cpu_trace_has_no_copies() -> None:
-    assert transfer_table(trace(operator("aten::copy_", 0, 1))) is None
-
-
 def test_operator_that_calls_itself_is_counted_once() -> None:
     # 10 us with 6 of itself inside, of which 4 are a product's; a second call of 5 by way of another operator.
     table = operator_table(
@@ -226,13 +204,6 @@ def test_operator_that_calls_itself_is_counted_once() -> None:
     assert sum(row.host_self.total_us for row in table) == 10 + 9
 
 
-def test_a_call_inside_the_same_operator_may_seem_to_end_after_it() -> None:
-    table = operator_table(trace(operator("aten::sum", 0, 2), operator("aten::sum", 1, 2)))
-    assert table is not None
-    # By rounding: one call, from 0 to 3, and nothing else ran in it.
-    assert [(row.calls, row.host.total_us, row.host_self.total_us) for row in table] == [(1, 3, 3)]
-
-
 def test_memory_of_an_operator_that_calls_itself_is_counted_once() -> None:
     table = memory_table(
         trace(
@@ -243,10 +214,3 @@ def test_memory_of_an_operator_that_calls_itself_is_counted_once() -> None:
     (row,) = table
     assert (row.calls, row.allocation_bytes, row.self_allocation_bytes) == (1, 1100, 1100)
     assert (row.size_increase_bytes, row.self_size_increase_bytes) == (1000, 1000)
-
-
-def test_types_of_inputs_that_are_no_list_are_none() -> None:
-    inputs: dict[str, Any] = {"Input Dims": [[2, 3]], "Input type": 7}
-    damaged = trace(operator("aten::mm", 0, 5, **inputs))
-    (row,) = operators_by_shape(damaged) or ()
-    assert (row.inputs, row.dtypes) == ("[2, 3]", "")

@@ -13,6 +13,12 @@ def part(name: str, start: float, length: float) -> Event:
     return scope(f"phase: {name}", start, length)
 
 
+def test_parts_of_several_steps_are_means_and_a_step_without_marks_is_one_part() -> None:
+    loaded = trace(step(1, 0, 50), part("forward", 0, 50), step(2, 50, 70), part("forward", 50, 30))
+    assert parts(loaded) == {"forward": (40, 0), "other": (20, 0)}
+    assert parts(trace(step(1, 0, 50), operator("aten::mm", 1, 1))) == {"other": (50, 0)}
+
+
 def parts(loaded: Trace) -> dict[str, tuple[float, float]]:
     """Wall time and exposed communication of each part."""
     return {one.name: (round(one.wall_sec * 1e6, 6), round(one.exposed_sec * 1e6, 6)) for one in step_parts(loaded)}
@@ -50,18 +56,6 @@ def test_communication_is_exposed_where_nothing_computes_in_the_part_in_which_it
     assert parts(loaded) == {"forward": (40, 10), "backward": (50, 5 + 20), "other": (10, 0)}
 
 
-def test_parts_of_several_steps_are_means() -> None:
-    loaded = trace(
-        *(step(1, 0, 50), part("forward", 0, 50), operator("aten::mm", 1, 1)),
-        *(step(2, 50, 70), part("forward", 50, 30), operator("aten::mm", 51, 1)),
-    )
-    assert parts(loaded) == {"forward": (40, 0), "other": (20, 0)}
-
-
-def test_a_trace_without_marks_is_one_part() -> None:
-    assert parts(trace(step(1, 0, 50), operator("aten::mm", 1, 1))) == {"other": (50, 0)}
-
-
 def test_with_a_device_a_part_ends_when_the_work_launched_in_it_does() -> None:
     loaded = trace(
         step(1, 0, 100),
@@ -93,4 +87,4 @@ def test_a_device_that_idles_for_a_late_host_spends_its_own_time_and_not_communi
         kernel(2, 85, 5, name=NCCL, stream=20),
         part("optimizer", 80, 20),
     )
-    assert parts(late) == {"data_wait": (60, 0), "backward": (25, 0), "optimizer": (15, 5), "other": (0, 0)}
+    assert parts(late) == {"data_wait": (60, 0), "backward": (25, 0), "optimizer": (15, 5)}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
@@ -46,33 +45,25 @@ FIRST, SECOND = 2 * 32 * 8 * 16, 2 * 32 * 16 * 4
 """FLOPs of a forward. The backward of the first has no gradient of its input."""
 
 
-@pytest.mark.parametrize("with_stack", [False, True])
-def test_flops_do_not_depend_on_modules(tmp_path: Path, with_stack: bool) -> None:
-    flops = traced(tmp_path, with_stack=with_stack).flops
-    assert flops is not None
-    assert {row.name: (row.calls, row.forward, row.backward) for row in flops.operators} == {
-        "aten.addmm": (6, 3 * (FIRST + SECOND), 0),
-        "aten.mm": (9, 0, 3 * (FIRST + 2 * SECOND)),
-    }
-
-
-def test_modules_asked_for_without_stacks_are_not_in_the_file_and_a_note_says_so(tmp_path: Path) -> None:
-    report = traced(tmp_path, with_stack=False)
-    assert report.modules is None
-    assert any(note.startswith("Modules are n/a: with_modules=True alone") for note in report.notes)
-
-
 def test_modules_with_stacks_have_their_time_and_their_flops(tmp_path: Path) -> None:
+    alone = traced(tmp_path, with_stack=False)
+    assert alone.modules is None and alone.flops is not None
+    assert any(note.startswith("Modules are n/a: with_modules=True alone") for note in alone.notes)
     report = traced(tmp_path, with_stack=True)
     assert report.modules is not None and report.flops is not None and report.flops.modules is not None
     assert not any(note.startswith("Modules") for note in report.notes)
+    for flops in (alone.flops, report.flops):
+        assert {row.name: (row.calls, row.forward, row.backward) for row in flops.operators} == {
+            "aten.addmm": (6, 3 * (FIRST + SECOND), 0),
+            "aten.mm": (9, 0, 3 * (FIRST + 2 * SECOND)),
+        }
     rows = {row.name: row for row in report.modules.rows}
     linears = ["Net_0.Linear_0", "Net_0.Sequential_0.Linear_1"]
     for name in linears:
         assert rows[name].calls == 3
         assert 0 < rows[name].own_forward_us <= rows["Net_0"].forward_us
         assert rows[name].backward_us > 0
-    flops = {row.name: (row.forward, row.backward, row.own) for row in report.flops.modules}
-    assert flops[linears[0]] == (3 * FIRST, 3 * FIRST, 6 * FIRST)
-    assert flops[linears[1]] == (3 * SECOND, 6 * SECOND, 9 * SECOND)
-    assert flops["Net_0"] == (3 * (FIRST + SECOND), 3 * (FIRST + 2 * SECOND), 0)
+    of_modules = {row.name: (row.forward, row.backward, row.own) for row in report.flops.modules}
+    assert of_modules[linears[0]] == (3 * FIRST, 3 * FIRST, 6 * FIRST)
+    assert of_modules[linears[1]] == (3 * SECOND, 6 * SECOND, 9 * SECOND)
+    assert of_modules["Net_0"] == (3 * (FIRST + SECOND), 3 * (FIRST + 2 * SECOND), 0)

@@ -3,7 +3,6 @@ from __future__ import annotations
 from dataclasses import astuple
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -47,29 +46,6 @@ def test_each_moment_of_a_step_goes_to_the_first_kind_that_ran_in_it() -> None:
     )
 
 
-def test_what_a_cpu_trace_cannot_know_is_none() -> None:
-    times = step_times(trace(step(1, 0, 10), operator("aten::mm", 2, 3)))
-    assert times.mean == StepTime(
-        number=None,
-        wall_us=10,
-        kernel_us=None,
-        memcpy_us=None,
-        memset_us=None,
-        communication_us=None,
-        runtime_us=None,
-        data_loader_us=None,
-        cpu_us=3,
-        other_us=7,
-    )
-
-
-def test_a_trace_without_steps_is_one_step() -> None:
-    times = step_times(trace(operator("aten::mm", 2, 3), operator("aten::mm", 9, 3)))
-    assert not times.marked
-    (whole,) = times.steps
-    assert (whole.number, whole.wall_us, whole.cpu_us, whole.other_us) == (None, 10, 6, 4)
-
-
 def test_a_step_lasts_to_the_last_kernel_launched_in_it_and_the_next_begins_there() -> None:
     loaded = trace(
         step(1, 0, 100),
@@ -88,11 +64,6 @@ def test_a_kernel_launched_before_the_first_step_puts_off_its_start() -> None:
     loaded = trace(launch(1, 0), kernel(1, 5, 20), step(1, 10, 50), operator("aten::mm", 30, 1))
     assert (loaded.steps.start_ns // 1000).tolist() == [25]
     assert step_times(loaded).mean.kernel_us == 0
-
-
-def test_a_step_marked_on_the_device_too_is_one_step() -> None:
-    shadow = on_device("gpu_user_annotation", 0, 1, 9, name="ProfilerStep#1")
-    assert len(trace(step(1, 0, 10), shadow, operator("aten::mm", 1, 1)).steps) == 1
 
 
 KINDS = ("kernel", "gpu_memcpy", "gpu_memset", "nccl", "runtime", "loader", "operator")
@@ -250,16 +221,6 @@ def test_phases_without_scopes_are_told_by_operators() -> None:
     assert found["others"] == (1, 200 - 35 - 40 - 15 - 30, None, "rest")
 
 
-def test_phases_that_a_trace_does_not_show_are_none() -> None:
-    found = phases(trace(step(1, 0, 10), operator("aten::mm", 1, 2)))
-    assert found == {"step": (1, 10, None, "scopes"), "others": (1, 10, None, "rest")}
-
-
-def test_phases_outside_the_steps_do_not_count() -> None:
-    loaded = trace(scope("forward", 0, 5), step(1, 10, 10), scope("forward", 12, 5), scope("forward", 30, 5))
-    assert phases(loaded)["forward"] == (1, 5, None, "scopes")
-
-
 def test_computation_overlap_communication_and_the_rest_are_the_steps() -> None:
     loaded = trace(
         step(1, 0, 100),
@@ -274,26 +235,3 @@ def test_computation_overlap_communication_and_the_rest_are_the_steps() -> None:
     assert (share.wall_us, share.computation_us, share.communication_us, share.overlap_us) == (100, 40, 40, 10)
     assert share.other_us == 30
     assert share.overlap_ratio == 0.25
-
-
-@pytest.mark.parametrize("number", [0, 7, 12345])
-def test_a_step_keeps_the_profilers_number(number: int) -> None:
-    assert step_times(trace(step(number, 0, 1))).steps[0].number == number
-
-
-def test_a_loader_that_took_no_time_hides_no_operator() -> None:
-    events = (step(1, 0, 100), operator("aten::mm", 10, 30, **{"Sequence number": 1}))
-    assert phases(trace(*events, data_loader(10, 0)))["others"] == phases(trace(*events))["others"]
-
-
-def test_without_operators_a_step_has_the_kernels_that_were_launched_in_it() -> None:
-    launched = [
-        event for number in (1, 2, 3, 4) for event in (launch(number, 10 + number), kernel(number, 50 * number, 9))
-    ]
-    again = [
-        event for number in (5, 6, 7, 8) for event in (launch(number, 110 + number), kernel(number, 60 * number, 9))
-    ]
-    loaded = trace(
-        step(0, 0, 100), *launched, step(1, 100, 100), *again, step(2, 200, 9), launch(9, 201), kernel(9, 800, 9)
-    )
-    assert loaded.steps.numbers == (0, 1)

@@ -69,15 +69,6 @@ def test_steps_of_gradient_accumulation_are_whole(steps: tuple[Sequence[str], ..
     assert said(marked(*steps)) == ((1, 2, 3, 4), ())
 
 
-def test_threads_that_do_not_train_call_what_they_like() -> None:
-    events = []
-    for number, copies in ((1, (0, 30)), (2, (20, 90)), (3, ())):
-        at = 1000 * number
-        events += [step(number, at, 1000), *(operator(name, at + 10 * i, 5) for i, name in enumerate(FORWARD, 1))]
-        events += [operator("aten::pin_memory", at + moment, 1, thread=2) for moment in copies]
-    assert said(trace(*events)) == ((1, 2, 3), ())
-
-
 def test_without_operators_kernels_tell_by_their_launches() -> None:
     events = []
     for number, count in ((1, 4), (2, 4), (3, 1)):

@@ -7,7 +7,8 @@ import pytest
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.ranks import RanksProfile
 from tests.deepspeed.engines_truth import BACKWARD, FORWARD, PARAMS
-from tests.deepspeed.launching import INSTALLED, launch, profile_in
+from tests.deepspeed.launching import INSTALLED, launch
+from tests.ranks.launching import profile_in
 
 pytestmark = [pytest.mark.skipif(not INSTALLED, reason="needs deepspeed"), pytest.mark.timeout(280)]
 

@@ -85,22 +85,10 @@ def test_without_mfu_there_is_its_reason(found: Trace, reason: str) -> None:
     assert answer(found)[1] == f"MFU is n/a: {reason}."
 
 
-def test_of_a_job_all_ranks_come_first() -> None:
-    # 40% of one device for 100 us, 20% of the other.
-    slow = (step(1, 0, 100), *product(1, 10, rows=1_950_000, kernel_us=50))
-    assert answer(of(*slow, rank=1), of(*STEP, rank=0)) == [
-        "All ranks: MFU is 30.00%, HFU 30.00%.",
-        "rank 0: The step takes 100 us: kernel 50.00%, other 37.00%, data loader 8.00%, cpu 4.00%.",
-        "  MFU is 40.00%, HFU 40.00% of the device's dense peak, 19.5 TFLOP/s in float32.",
-        "rank 1: The step takes 100 us: kernel 50.00%, other 45.00%, cpu 4.00%, runtime 1.00%.",
-        "  MFU is 20.00%, HFU 20.00% of the device's dense peak, 19.5 TFLOP/s in float32.",
-    ]
-
-
-def test_of_many_ranks_the_first_are_named_and_the_others_counted() -> None:
+def test_of_several_ranks_the_first_are_named_and_the_others_counted() -> None:
     lines = answer(*(of(*STEP, rank=rank, world_size=6) for rank in range(6)))
     assert [line.split(":")[0] for line in lines if not line.startswith("  ")] == [
-        *("All ranks", "rank 0", "rank 1", "rank 2", "rank 3"),
+        *("rank 0", "rank 1", "rank 2", "rank 3"),
         "(and 2 more)",
     ]
 

@@ -14,7 +14,7 @@ from tests.analysis.in_memory import analyze_traces
 from tests.analysis.trace_events import data_loader, memory, operator, scope, step, trace
 from tests.golden_files import golden
 from tests.pages import REPOSITORY, blocks
-from tests.report.traced_windows import mlp_traced, transformer_traced
+from tests.report.traced_windows import transformer_traced
 
 TRACES = Path(__file__).parents[1] / "data" / "traces"
 
@@ -74,24 +74,6 @@ def test_tables_as_json_read_like_their_golden_file() -> None:
     golden("trace/cpu.json", cpu_only().to_json())
 
 
-@pytest.mark.parametrize(("top_rows", "rest"), [(1, "(and 1 more)"), (2, None), (None, None)])
-def test_rows_that_are_not_shown_are_counted(top_rows: int | None, rest: str | None) -> None:
-    report = analyze_traces([trace(operator("aten::mm", 0, 2), operator("aten::add", 5, 1))])
-    text = render_traces(report, top_rows=top_rows)
-    assert "aten::mm" in text
-    assert ("aten::add" in text) == (rest is None)
-    assert ("more)" in text) == (rest is not None)
-    assert rest is None or rest in text
-
-
-def test_a_long_name_is_shortened() -> None:
-    name = "at::native::" + "x" * 200 + "<float, 4>"
-    text = render_traces(analyze_traces([trace(operator(name, 0, 2))]))
-    assert name not in text
-    # 56 characters: 28 of its beginning, 27 of its end.
-    assert f"\nat::native::{'x' * 16}…{'x' * 17}<float, 4> " in text
-
-
 def test_kernels_that_differ_in_the_middle_alone_still_differ() -> None:
     names = [f"void sgemm<{'float, ' * 9}{tile}{', true' * 9}>(float const*, int)" for tile in (1024, 128)]
     shown = shortened_apart([*names, "relu", names[0]], chars=40)
@@ -129,10 +111,3 @@ def test_modules_of_a_marked_trace_have_a_table_with_the_longest_first() -> None
     assert "module calls fwd self fwd total bwd self bwd total fwd kernels bwd kernels" in shown
     assert "head 1 8 ms 8 ms 16 ms 16 ms 1 1" in shown
     assert "blocks.11.attn.qkv 1 400 us 400 us 1.2 ms 1.2 ms 1 1" in shown
-
-
-def test_a_trace_without_marks_has_no_table_of_modules() -> None:
-    _, traced = mlp_traced()
-    assert traced.tables is not None
-    plain = replace(traced.tables, modules=None)
-    assert " Modules " not in render_traces(TracesReport(schema_version=1, traces=(plain,), ranks=None, advice=()))

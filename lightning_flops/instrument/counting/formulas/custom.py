@@ -10,7 +10,7 @@ from typing import Any, TypeVar, overload
 
 import torch
 
-from lightning_flops.instrument.counting.formulas.contract import Entry, Formula, dtype_of_first_tensor, no_flops
+from lightning_flops.instrument.counting.formulas.contract import Entry, Formula, no_flops
 from lightning_flops.instrument.counting.formulas.registry import forget_entries, heard_kernels, user_formulas
 from lightning_flops.instrument.torch_private.operators import (
     HigherOrderOperator,
@@ -51,9 +51,8 @@ def register_flop_formula(
     """Register the FLOPs of a call of *target* for every counter; a multiply-add is two.
 
     The formula takes ``(args, kwargs, out)``: positional arguments as a tuple, keyword arguments as a mapping, and what
-    the call returned. It returns a whole number (or a ``Work``). It should read shapes only; one that raises, or gives
-    a fraction, turns the operator into an uncounted one, with a warning. A second registration replaces the first. The
-    operator may be made later; where there is none of the name when FLOPs were counted, a note says so::
+    the call returned. It returns a whole number (or a ``Work``), and should read shapes only. A second registration
+    replaces the first. The operator may be made later::
 
         @torch.library.custom_op("mylib::pair_product", mutates_args=())
         def pair_product(a: Tensor, b: Tensor) -> Tensor: ...
@@ -63,13 +62,9 @@ def register_flop_formula(
             a, b = args
             return 2 * a.shape[0] * a.shape[1] * b.shape[1]
 
-    For an operator that multiplies nothing (a norm, a rotation, a copy, a random draw), register 0 in place of a
-    formula. An operator on floating-point tensors that has neither makes every count a lower bound::
-
-        register_flop_formula("mylib::rms_norm", 0)
-
-    If an operator's kernel is a Python function that calls torch's operators, these are counted, and no formula is
-    needed. If there is one (or 0), it stands for all that the kernel runs.
+    For an operator that multiplies nothing, register 0: ``register_flop_formula("mylib::rms_norm", 0)``. An operator on
+    floating-point tensors that has neither makes every count a lower bound. What a kernel that is a Python function
+    calls of torch's operators is counted without a formula; a formula (or 0) stands for all that the kernel runs.
 
     Args:
         target: an operator (``torch.ops.mylib.op`` for all its overloads, ``torch.ops.mylib.op.default`` for one), its
@@ -162,7 +157,7 @@ def _watch(
     """
     key = (id(owner), attribute)
     known = key in _entries
-    _entries[key] = (owner, Entry(name, "formula", formula, dtype_of_first_tensor))
+    _entries[key] = (owner, Entry(name, "formula", formula))
     if known:
         return  # wrapped already
     original = getattr(owner, attribute)

@@ -10,7 +10,7 @@ elementwise work counts nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import zip_longest
@@ -29,7 +29,7 @@ from lightning_flops.instrument.counting.formulas.contract import (
     rules,
 )
 from lightning_flops.instrument.torch_private.dispatch import is_fake, out_of_sight
-from lightning_flops.instrument.torch_private.tensors import nested_sizes, stored_count, stored_indices
+from lightning_flops.instrument.torch_private.modules import nested_sizes, stored
 
 _STRIDED = torch.strided
 _PAIR_OF_FLOAT4 = getattr(torch, "float4_e2m1fn_x2", None)  # not in older torch
@@ -59,8 +59,7 @@ def non_zeros(tensor: Tensor) -> int:
         raise Unreadable("how many elements a sparse tensor stores follows from its values")
     if tensor.layout is torch.sparse_coo:
         with out_of_sight():
-            stored = stored_count(tensor)
-        return stored * prod(tensor.shape[tensor.sparse_dim() :])
+            return stored(tensor)[1].numel()
     if tensor.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc):
         with out_of_sight():
             return tensor.values().numel()
@@ -71,8 +70,8 @@ def _sparse_times_sparse(left: Tensor, right: Tensor) -> int:
     """Two FLOPs for every pair of stored elements that meet: (m, k) of the left one, (k, n) of the right one."""
     inner = left.shape[1]
     with out_of_sight():
-        met_left = torch.bincount(stored_indices(left.to_sparse_coo())[1], minlength=inner)  # type: ignore[no-untyped-call]
-        met_right = torch.bincount(stored_indices(right.to_sparse_coo())[0], minlength=inner)  # type: ignore[no-untyped-call]
+        met_left = torch.bincount(stored(left.to_sparse_coo())[0][1], minlength=inner)  # type: ignore[no-untyped-call]
+        met_right = torch.bincount(stored(right.to_sparse_coo())[0][0], minlength=inner)  # type: ignore[no-untyped-call]
         met = (met_left * met_right).sum()
     return 2 * sum(host_integers(met))
 
@@ -156,32 +155,26 @@ def grouped_product(left: Tensor, right: Tensor, offsets: Tensor | None, *, time
     return flops if grouped == whole else Work(flops, by_values=True)
 
 
-def trilinear(first: Tensor, second: Tensor, third: Tensor, *sizes: Sequence[int] | int) -> int:
+def trilinear(first: Tensor, second: Tensor, third: Tensor, *dims: Any) -> int:
     """``_trilinear``: two pairwise products; sums the third factor has no part in are done by the first of them.
 
-    *sizes* are the dimensions in which each factor is expanded, those summed, and the one that is a loop.
+    *dims* are the dimensions that each factor lacks, those summed, and the one that is a loop.
     """
-    *expanded, summed, unrolled = sizes
-    rank = first.dim() + len(expanded[0])  # type: ignore[arg-type]
+    *lacking, summed, unrolled = dims
+    held = [[dim for dim in range(first.dim() + len(lacking[0])) if dim not in lacks] for lacks in lacking]
+    size = {
+        dim: length
+        for dims, one in zip(held, (first, second, third), strict=True)
+        for dim, length in zip(dims, one.shape, strict=True)
+    }
+    a, b, c = map(set, held)
+    early = {dim for dim in summed if dim not in c and dim != unrolled}
 
-    def placed(tensor: Tensor, missing: Any) -> list[int]:
-        shape = iter(tensor.shape)
-        return [1 if dim in missing else int(next(shape)) for dim in range(rank)]
+    def product_of(left: set[int], right: set[int], over: set[int]) -> int:
+        alone = over & (left ^ right)  # one side's own sums are done before it
+        return 2 * prod(size[dim] for dim in (left | right | {unrolled}) - alone) if over else 0
 
-    a, b, c = (placed(tensor, dims) for tensor, dims in zip((first, second, third), expanded, strict=True))
-    turns = max(a[unrolled], b[unrolled], c[unrolled])  # type: ignore[index]
-    a[unrolled] = b[unrolled] = c[unrolled] = 1  # type: ignore[index]
-    early = {dim for dim in summed if dim in expanded[2] and dim != unrolled}  # type: ignore[operator,union-attr]
-    left = [1 if dim in early else max(a[dim], b[dim]) for dim in range(rank)]
-    return turns * (_contraction(a, b, early) + _contraction(left, c, {*summed} - early - {unrolled}))  # type: ignore
-
-
-def _contraction(left: Sequence[int], right: Sequence[int], summed: Collection[int]) -> int:
-    """FLOPs of one pairwise product: elementwise, so none, unless it sums; one side's own sums are done before it."""
-    if not summed:
-        return 0
-    sizes = zip(left, right, strict=True)
-    return 2 * prod(1 if dim in summed and min(pair) == 1 else max(pair) for dim, pair in enumerate(sizes))
+    return product_of(a, b, early) + product_of((a | b) - early, c, {*summed} - early - {unrolled})
 
 
 def _affine_grid(theta: Tensor, grid: Tensor) -> int:
@@ -259,15 +252,6 @@ PRODUCT_RULES: dict[str, Rule] = {
     # Its compressed side is opaque, the dense side is (K, N); half of K is stored.
     **rules("_cslt_sparse_mm", lambda dense, out: out.numel() * int(dense.shape[0]), f"dense_B {RESULT}"),
     **rules("inductor::_mm_plus_mm", lambda a, b, c, d: product(a, b) + product(c, d), "a b c d"),
-    # Fused with collectives: this rank's share
-    **rules(
-        "symm_mem::fused_all_gather_matmul symm_mem::fused_all_gather_scaled_matmul",
-        lambda weights, out: sum(
-            2 * made.numel() * int(one.shape[0]) for made, one in zip(out[-1], weights, strict=True)
-        ),
-        f"Bs {RESULT}",
-    ),
-    **rules("symm_mem::fused_matmul_reduce_scatter symm_mem::fused_scaled_matmul_reduce_scatter", product, "A B"),
     # Recurrent layers
     **rules("mkldnn_rnn_layer", lambda x, *weights: layers(x, weights), "input weight0 weight1"),
     **rules("mkldnn_rnn_layer_backward", lambda x, *weights: 2 * layers(x, weights), "input weight1 weight2"),
