@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -98,23 +97,6 @@ def test_two_files_of_one_rank_are_refused(tmp_path: Path, capsys: pytest.Captur
         "",
         f"lightning-flops: {RANKS[0]} and {copy} are both of rank 0: give one trace for each rank\n",
     )
-
-
-def test_traces_that_do_not_say_their_ranks_go_by_their_files_and_are_not_held_against_each_other(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    files = [str(tmp_path / f"{name}.json") for name in ("one", "other", "third")]
-    for file, length in zip(files, (5_000, 5_000, 50_000), strict=True):
-        event = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 0, "dur": length, "args": {}}
-        Path(file).write_text(json.dumps([event]))
-    assert main(["trace", *files]) == 0
-    out = capsys.readouterr().out
-    assert ("The traces do not say their ranks: they are taken for separate runs, side by side.") in " ".join(
-        out.split()
-    )
-    assert re.findall(r"^(computes longest|straggler): +(.*)$", out, re.MULTILINE) == []
-    assert re.findall(r"^-+ Trace of (\S+) -+$", out, re.MULTILINE) == ["one.json", "other.json", "third.json"]
-    assert not re.search(r"\brank \d", out, re.IGNORECASE)
 
 
 @pytest.mark.parametrize(

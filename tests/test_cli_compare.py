@@ -12,7 +12,8 @@ import pytest
 from lightning_flops import Comparison, compare_profiles
 from lightning_flops.cli import main
 from lightning_flops.report.compare_text import render_comparison
-from lightning_flops.schema.trace_comparison import TraceComparison
+from lightning_flops.schema import codec
+from lightning_flops.schema.trace_comparison import SCHEMA_VERSION, TraceComparison
 from tests.analysis.slowed import slowed
 from tests.analysis.trace_events import memory
 from tests.golden_files import REWRITE_VARIABLE
@@ -133,9 +134,13 @@ def traces(folder: Path) -> Path:
     return folder
 
 
+def read(text: str) -> TraceComparison:
+    return codec.load(TraceComparison, text, version=SCHEMA_VERSION)
+
+
 def test_two_folders_of_ranks_traces_are_compared(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "--json", "ranks", "slow"]) == 0
-    comparison = TraceComparison.from_json(capsys.readouterr().out)
+    comparison = read(capsys.readouterr().out)
     assert comparison.a.sources == ("ranks/rank0.pt.trace.json.gz", "ranks/rank1.pt.trace.json.gz")
     assert (comparison.a.ranks, comparison.b.ranks, comparison.a.steps) == (2, 2, 3)
     kernels = next(one for one in comparison.tables if one.of == "kernels")

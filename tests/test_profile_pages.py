@@ -22,8 +22,7 @@ from tests.analysis.test_compare import assert_adds_up
 from tests.golden_files import golden
 from tests.report import windows
 from tests.report.test_ranks_text import CASES as JOBS
-from tests.report.test_traced_text import CASES as TRACED
-from tests.report.test_traced_text import profile_of
+from tests.report.test_text import TRACED, profile_of
 from tests.report.windows import build_profile
 
 GOLDEN = Path(__file__).parent / "golden"

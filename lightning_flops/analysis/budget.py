@@ -13,9 +13,8 @@ from typing import get_args
 
 from lightning_flops.analysis.compare_split import apportioned
 from lightning_flops.records import WindowRecord
-from lightning_flops.schema.budget import Budget, BudgetKey
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.step import PartTiming, TimingProfile
+from lightning_flops.schema.step import Budget, BudgetKey, PartTiming, TimingProfile
 from lightning_flops.schema.trace import StepFilling, TracedStep
 
 _ROWS: tuple[BudgetKey, ...] = get_args(BudgetKey)

@@ -106,9 +106,8 @@ def _match(ranks: Sequence[Iterable[CollectiveCalls]]) -> tuple[list[tuple[RankC
             _add(table, calls)
             if calls.group is None:
                 counts[_GROUPLESS, calls.name] += calls.calls
-            else:  # a send's counterpart is a receive
-                name = calls.name if calls.channel is None else f"from {calls.channel}"
-                together[calls.group, name, calls.step].append((table, calls))
+            else:
+                together[calls.group, calls.name, calls.step].append((table, calls))
     for taking_part in together.values():
         _match_one(taking_part, counts)
     notes = [
@@ -138,7 +137,7 @@ def _match_one(taking_part: Sequence[tuple[_Table, CollectiveCalls]], counts: Co
         for _, calls in taking_part:
             counts[_UNMATCHED, calls.name] += calls.calls
         return
-    if len(taking_part) < ((first.group_size if first.channel is None else 2) or 0):
+    if len(taking_part) < (first.group_size or 0):
         counts[_PARTIAL, first.name] += first.calls
     # The transfer of calls that one rank left out is not known.
     known = min(len(calls.latency_ns) for _, calls in taking_part)

@@ -6,8 +6,7 @@ import math
 
 from lightning_flops.analysis.rates import per_second, ratio
 from lightning_flops.records import GpuRecord
-from lightning_flops.schema.energy import Energy
-from lightning_flops.schema.step import TimingProfile
+from lightning_flops.schema.step import Energy, TimingProfile
 
 _OUTSIDE_SHARE = 0.05
 """If validation, checkpoints and the like take this share of the time or more, the mean power is not that of steps."""

@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 from lightning_flops.analysis.device_abilities import UNKNOWN_DEVICE, DeviceAbilities, device_abilities
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.records import ModuleRecord, OperatorCell, RunFacts, TimePhase, WindowRecord
-from lightning_flops.schema.energy import Energy
 from lightning_flops.schema.modules import ModuleTimes
 from lightning_flops.schema.ranks import Straggler
-from lightning_flops.schema.step import DtypeFlops, TimingProfile
+from lightning_flops.schema.step import DtypeFlops, Energy, TimingProfile
 from lightning_flops.schema.trace import TracedStep, TraceReport
 
 _ALIGNMENT_16_BITS = 8

@@ -11,11 +11,9 @@ from lightning_flops.analysis.budget import build_budget
 from lightning_flops.analysis.peak_flops import COPY, measured_peaks, peak_for
 from lightning_flops.analysis.profile import peak_seconds_of_step
 from lightning_flops.analysis.rates import MOST_OF_PEAK, impossible, per_second
-from lightning_flops.analysis.roofline import beyond_peak
-from lightning_flops.schema.budget import Budget
 from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.step import OperatorProfile
+from lightning_flops.schema.step import Budget
 
 
 def with_measured_peaks(profile: Profile) -> Profile:
@@ -36,7 +34,7 @@ def with_given_peaks(
 ) -> Profile:
     """*profile* with MFU, HFU, breakdown, shares of the peak and rooflines of these figures; advice is still the run's.
 
-    Shares and rooflines of modules, whose FLOPs a profile does not keep by dtype, are n/a where several have any.
+    Shares of modules are n/a where several dtypes have FLOPs, and what modules and operators can attain always.
 
     Args:
         profile: as it was read.
@@ -50,39 +48,21 @@ def with_given_peaks(
     for dtype in {*known, *dtypes, *(flops_per_sec if isinstance(flops_per_sec, Mapping) else ())}:
         if (peak := peak_for("", dtype, flops_per_sec)) is not None:
             known[dtype] = peak
-    beyond: dict[str, float] = {}
-
-    def attainable(flops: int, moved: int, of: tuple[str, ...]) -> float | None:
-        if len(of) != 1 or of[0] not in known or bandwidth is None or not flops or not moved:
-            return None
-        return min(known[of[0]], flops / moved * bandwidth)
+    alone = known.get(dtypes[0]) if len(dtypes) == 1 else None
 
     def held(module: ModuleProfile) -> ModuleProfile:
+        if module.times is None:
+            return replace(module, attainable_flops_per_sec=None)
         rates: dict[str, Any] = {}
-        for phase in ("forward", "backward"):
-            rate = None if module.times is None else getattr(module.times, f"{phase}_flops_per_sec")
-            share = per_second(amount=rate, seconds=known.get(dtypes[0]) if len(dtypes) == 1 else None)
-            if share is not None and share > MOST_OF_PEAK:
-                beyond[f"{module.name or 'the root'}'s {phase}"], rate, share = share, None, None
-            rates |= {f"{phase}_flops_per_sec": rate, f"{phase}_utilization": share}
-        flops = module.total.total - module.total.optimizer
-        moved = module.total_bytes.total - module.total_bytes.optimizer
-        return replace(
-            module,
-            times=None if module.times is None else replace(module.times, **rates),
-            attainable_flops_per_sec=attainable(flops, moved, dtypes),
-        )
-
-    def operator(one: OperatorProfile) -> OperatorProfile:
-        achieved = one.achieved_flops_per_sec
-        share = per_second(amount=achieved, seconds=known.get(one.dtypes[0]) if len(one.dtypes) == 1 else None)
-        if share is not None and share > MOST_OF_PEAK:
-            beyond[one.operator], achieved = share, None
-        limit = attainable(one.flops.total, one.bytes, one.dtypes)
-        return replace(one, achieved_flops_per_sec=achieved, attainable_flops_per_sec=limit)
+        for name in ("forward", "backward"):
+            rate = getattr(module.times, f"{name}_flops_per_sec")
+            share = per_second(amount=rate, seconds=alone)
+            if share is not None and share > MOST_OF_PEAK:  # time is missing in the trace, or this is not its peak
+                rate, share = None, None
+            rates |= {f"{name}_flops_per_sec": rate, f"{name}_utilization": share}
+        return replace(module, times=replace(module.times, **rates), attainable_flops_per_sec=None)
 
     rates, unavailable = _rates(profile, known)
-    modules, operators = tuple(map(held, profile.modules)), tuple(map(operator, profile.operators))
     settings = replace(
         profile.settings,
         peaks_from=profile.settings.peaks_from if flops_per_sec is None else "given",
@@ -104,9 +84,8 @@ def with_given_peaks(
         memory_bytes_per_sec=bandwidth,
         budget=_budget(profile, known, bandwidth),
         settings=settings,
-        modules=modules,
-        operators=operators,
-        notes=(*profile.notes, *beyond_peak(beyond)),
+        modules=tuple(map(held, profile.modules)),
+        operators=tuple(replace(one, attainable_flops_per_sec=None) for one in profile.operators),
     )
 
 

@@ -78,13 +78,6 @@ def padding_ratio(tokens: BatchTokens) -> float | None:
     return (processed - real) / processed
 
 
-def over_ranks(*, amount: float | None, ranks: int) -> float | None:
-    """What all *ranks* did together, if each did *amount*; None when that is not known or there are no ranks."""
-    if amount is None or ranks < 1 or not 0 <= amount < math.inf:
-        return None
-    return amount * ranks
-
-
 def mean(*, total: float | None, steps: int) -> float | None:
     """*total* over *steps* per step: the number itself, exact, for one step; None if *total* is or is too large."""
     if total is None or steps == 1:

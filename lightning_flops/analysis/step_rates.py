@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lightning_flops.analysis.rates import impossible, mean, over_ranks, per_second
+from lightning_flops.analysis.rates import impossible, mean, per_second
 from lightning_flops.records import RunContext
 from lightning_flops.schema.step import Rates, StepFlops, TimingProfile
 
@@ -45,7 +45,7 @@ def build_rates(
         tokens: tokens of this rank in a timed step; None if not known.
         context: how many ranks there are, and the device.
     """
-    all_samples, all_tokens = (over_ranks(amount=amount, ranks=context.dp_size) for amount in (samples, tokens))
+    all_samples, all_tokens = (None if amount is None else amount * context.dp_size for amount in (samples, tokens))
     no_peak = f"no dense peak is known for {', '.join(no_peak_of)} on {context.device_name or context.device_type}; "
     no_peak += GIVE_PEAK
     unusual, step = "what was counted cannot be right", "global_step_sec"

@@ -74,16 +74,10 @@ def find_stragglers_in_traces(
     Returns:
         Stragglers whose ``rank`` is a place in *ranks*.
     """
-    peers = [
-        _Rank(
-            rank=place,
-            step_sec=sum(part.wall_sec for part in parts),
-            own_sec={part.name.replace("_", " "): part.wall_sec - part.exposed_sec for part in parts},
-            variance=0.0,
-            record=None,
-        )
-        for place, parts in enumerate(ranks)
-    ]
+    peers = []
+    for place, parts in enumerate(ranks):
+        own_sec = {part.name.replace("_", " "): part.wall_sec - part.exposed_sec for part in parts}
+        peers.append(_Rank(place, sum(part.wall_sec for part in parts), own_sec, 0.0, None))
     return tuple(_of_peers(peers, thresholds or AdviceThresholds()))
 
 
@@ -176,12 +170,7 @@ def _medians_of_others(table: Any) -> Any:
 
 
 def straggler_evidence(straggler: Straggler, *, name: str | None = None) -> str:
-    """Who waits for whom, how long, and where that comes from, in a sentence.
-
-    Args:
-        straggler: the rank that the others wait for.
-        name: what it is called; None for its number.
-    """
+    """Who waits for whom, how long, and where that comes from, in a sentence; *name* stands for its number."""
     late = f"The other ranks wait {duration(straggler.late_sec)} a step ({percent(straggler.share)} of it) for "
     late += name or f"rank {straggler.rank}"
     if straggler.part is None:

@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from lightning_flops.analysis.module_names import with_those_below
 from lightning_flops.analysis.rates import MOST_OF_PEAK, mean, peak_seconds, per_second, ratio
 from lightning_flops.analysis.roofline import Work, beyond_peak
 from lightning_flops.analysis.timing import build_timing, is_timed
-from lightning_flops.records import RunContext, StepSignature, TracedStepRecord, WindowRecord
-from lightning_flops.schema.communication import CollectiveCalls
+from lightning_flops.records import StepSignature, TracedStepRecord, WindowRecord
 from lightning_flops.schema.modules import ModuleTimes
-from lightning_flops.schema.trace import StepFilling, TracedOperator, TracedPart, TracedStep, TraceReport
+from lightning_flops.schema.trace import StepFilling, TracedOperator, TracedStep
 from lightning_flops.schema.trace_steps import ModuleRow, ModuleTable
 
 if TYPE_CHECKING:
-    from lightning_flops.trace.counters import CounterTrack
     from lightning_flops.trace.intervals import Ints
 
 _US_PER_SEC = 1e6
@@ -54,28 +52,49 @@ def build_traced_step(window: WindowRecord) -> TracedStep | None:
 
     if not window.traces:
         return None
-    best = next(filter(is_like_counted, reversed(window.traces)), window.traces[-1])
-    like_counted = is_like_counted(best)
-    counted = frozenset(cell.operator for cell in window.flops.cells if cell.flops)
-    read = _read(best, window.context, counted=counted)
-    work = (
-        1.0 if like_counted else _elements(step.signature for step in window.counted_steps) / _elements(best.signatures)
+    from lightning_flops.trace import (
+        analyze_trace,
+        collective_calls,
+        load_trace,
+        module_table,
+        step_filling,
+        step_parts,
+        typical_operators,
     )
-    forward_scale, backward_scale, is_apart = _scales(read.tables.modules, window, work=work)
+
+    context = window.context
+    best = next(filter(is_like_counted, reversed(window.traces)), window.traces[-1])
+    trace = load_trace(best.path)
+    tables = replace(analyze_trace(trace), rank=context.rank, source="(this run)")
+    of_steps = [table for step in range(len(trace.steps)) if (table := module_table(trace, step)) is not None]
+    if len(of_steps) > 1:
+        tables = replace(tables, modules=_medians(of_steps))
+    counted = frozenset(cell.operator for cell in window.flops.cells if cell.flops)
+    filling: StepFilling | None = step_filling(trace, counted=counted)
+    if context.device_type != "cpu" and not trace.has_device:
+        # The host only launches the device's work: its time is neither the modules' nor the step's.
+        tables, filling = replace(tables, modules=None), None
+    if context.world_size == 1:
+        # Some frameworks run their collectives all the same: a rank alone waits for none.
+        tables = replace(tables, overlap=None)
+    work = 1.0
+    if not (like_counted := is_like_counted(best)):
+        work = _elements(step.signature for step in window.counted_steps) / _elements(best.signatures)
+    forward_scale, backward_scale, is_apart = _scales(tables.modules, window, work=work)
     return TracedStep(
         index=best.index,
         like_counted=like_counted,
         files=(),
-        tables=read.tables,
+        tables=tables,
         own_forward_sec=None,
-        parts=read.parts,
-        filling=read.filling,
-        steps=len(read.tables.step_times.steps),
-        operators=traced_operators(read.operators, forward_scale, backward_scale),
+        parts=step_parts(trace),
+        filling=filling,
+        steps=len(tables.step_times.steps),
+        operators=traced_operators(typical_operators(trace), forward_scale, backward_scale),
         forward_scale=forward_scale,
         backward_scale=backward_scale,
         is_apart=is_apart,
-        collectives=read.collectives,
+        collectives=() if context.world_size == 1 else collective_calls(trace),
     )
 
 
@@ -98,24 +117,16 @@ def _scales(table: ModuleTable | None, window: WindowRecord, *, work: float) -> 
     )
     if timing is None or table is None or table.clock == "device":
         return work, work, False
+    rows, accumulation_us = table.rows, table.gradient_accumulation_us
     inside_us = (
-        math.fsum((*(row.own_forward_us for row in table.rows), table.unattributed_forward_us)),
-        math.fsum(
-            (
-                *(row.own_backward_us for row in table.rows),
-                table.gradient_accumulation_us,
-                table.unattributed_backward_us,
-            )
-        ),
+        math.fsum((*(row.own_forward_us for row in rows), table.unattributed_forward_us)),
+        math.fsum((*(row.own_backward_us for row in rows), table.unattributed_backward_us, accumulation_us)),
     )
-    whole_us = (table.forward_us, table.backward_us)
     timed = (timing.seconds_of("forward", typical=True), timing.seconds_of("backward", typical=True))
     if timed == (None, None):  # the two are not separated
-        timed = (timing.seconds_of("forward", "backward", typical=True),) * 2
-        inside_us, whole_us = (sum(inside_us),) * 2, (sum(whole_us),) * 2
+        timed, inside_us = (timing.seconds_of("forward", "backward", typical=True),) * 2, (sum(inside_us),) * 2
     scales = [ratio(part=one, whole=us / _US_PER_SEC) or 1.0 for one, us in zip(timed, inside_us, strict=True)]
-    wholes = [ratio(part=one, whole=us / _US_PER_SEC) or 1.0 for one, us in zip(timed, whole_us, strict=True)]
-    return scales[0], scales[1], any(not 1 / _FAR <= one <= _FAR for one in wholes)
+    return scales[0], scales[1], any(not 1 / _FAR <= one <= _FAR for one in scales)
 
 
 def traced_operators(
@@ -175,61 +186,6 @@ def with_files(traced: TracedStep, files: Mapping[int, str]) -> TracedStep:
     source = files.get(traced.index)
     tables = traced.tables if traced.tables is None or source is None else replace(traced.tables, source=source)
     return replace(traced, files=tuple(file for _, file in kept), tables=tables)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Read:
-    """What a trace yields."""
-
-    tables: TraceReport
-    parts: tuple[TracedPart, ...]
-    filling: StepFilling | None
-    operators: Sequence[tuple[str, Ints, Ints, Ints]]
-    collectives: tuple[CollectiveCalls, ...]
-
-
-def _read(record: TracedStepRecord, context: RunContext, *, counted: Collection[str]) -> _Read:
-    from lightning_flops.trace import (
-        analyze_trace,
-        collective_calls,
-        load_trace,
-        module_table,
-        step_filling,
-        step_parts,
-        typical_operators,
-    )
-
-    trace = load_trace(record.path)
-    tables = replace(analyze_trace(trace), rank=context.rank, source="(this run)")
-    of_steps = [table for step in range(len(trace.steps)) if (table := module_table(trace, step)) is not None]
-    if len(of_steps) > 1:
-        tables = replace(tables, modules=_medians(of_steps))
-    filling: StepFilling | None = step_filling(trace, counted=counted)
-    if context.device_type != "cpu" and not trace.has_device:
-        # The host only launches the device's work: its time is neither the modules' nor the step's.
-        tables, filling = replace(tables, modules=None), None
-    if context.world_size == 1:
-        # Some frameworks run their collectives all the same: a rank alone waits for none.
-        tables = replace(tables, overlap=None)
-    return _Read(
-        tables=tables,
-        parts=step_parts(trace),
-        filling=filling,
-        operators=typical_operators(trace),
-        collectives=() if context.world_size == 1 else collective_calls(trace),
-    )
-
-
-def counter_tracks_of(record: TracedStepRecord) -> tuple[CounterTrack, ...]:
-    """Memory and use of the device over the time of a trace file.
-
-    Raises:
-        LightningFlopsError: the file cannot be read.
-    """
-    from lightning_flops.trace import load_trace
-    from lightning_flops.trace.counters import counter_tracks
-
-    return counter_tracks(load_trace(record.path))
 
 
 def module_times(

@@ -95,7 +95,7 @@ def _kept(memory: MemoryRecord, traced: TracedStep | None) -> str:
     if kept is None and tables is not None and tables.modules is not None:
         calls = next((row.calls for row in tables.modules.rows if not row.name), 0)
         for row in tables.module_memory or ():
-            if (row.name, row.part, row.device) == ("", "forward", -1) and calls:
+            if (row.name, row.device) == ("", -1) and calls:
                 return f"{si(row.size_increase_bytes / calls, 'B')} (of the traced step)"
     return _or_why_not(kept, "set profile_memory to know it")
 

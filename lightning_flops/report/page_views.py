@@ -121,7 +121,7 @@ def traces_views(report: TracesReport) -> list[tuple[str, View]]:
     together: list[Section] = []
     if report.ranks is not None:
         straggles = any(advice.rule == "straggler" for advice in report.advice)
-        together.append(rank_section(report.ranks, files, straggles=straggles))
+        together.append(rank_section(report.ranks, straggles=straggles))
     summary = "\n".join(traces_answer(report, files, WHOLE)[1:]).replace("\n  ", " ").split("\n")
     views = []
     for trace, file in zip(report.traces, files, strict=True):
@@ -239,7 +239,7 @@ def _achieved(profile: Profile, module: ModuleProfile) -> float | None:
 
 def _kept(tables: TraceReport | None) -> Mapping[str, tuple[float, float]]:
     """Bytes that each module's forward keeps in one step, with and without the modules inside."""
-    rows = [] if tables is None else [one for one in tables.module_memory or () if one.part == "forward"]
+    rows = () if tables is None else tables.module_memory or ()
     on_device = any(one.device >= 0 for one in rows)
     steps = 1 if tables is None else max(1, len(tables.step_times.steps))
     return {

@@ -14,11 +14,10 @@ from lightning_flops.analysis.step_rates import RATES_OF_TRAINING
 from lightning_flops.report.document import Column, Figure, Item, Section, at, quantity, share, table
 from lightning_flops.report.layout import some_of
 from lightning_flops.schema.advice import Advice
-from lightning_flops.schema.budget import Budget, BudgetKey
 from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.ranks import RanksProfile
-from lightning_flops.schema.step import FEW_STEPS
+from lightning_flops.schema.step import FEW_STEPS, Budget, BudgetKey
 from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, plural, si
 
 NO_ADVICE = "Nothing that was measured is above its threshold."

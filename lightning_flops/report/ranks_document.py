@@ -11,7 +11,7 @@ from typing import Any
 from lightning_flops.analysis.rank_names import RankSpread, name_ranks, part_names, spread_over
 from lightning_flops.analysis.rates import sum_if_all_known
 from lightning_flops.analysis.stragglers import are_compared, longest_own_time, straggler_evidence
-from lightning_flops.report.document import Column, Figure, Item, Section, Table, at, field, quantity, short, table, us
+from lightning_flops.report.document import Column, Figure, Item, Section, Table, at, field, quantity, table, us
 from lightning_flops.report.profile_document import missing_rates, whose
 from lightning_flops.schema.communication import RankCollectiveRow, RankComparison
 from lightning_flops.schema.profile import Profile
@@ -236,22 +236,16 @@ def _first(notes: Sequence[str]) -> Items:
         yield f"- And {len(notes) - _NOTES_SHOWN} more such notes, in profile.json."
 
 
-def rank_section(comparison: RankComparison, files: Sequence[str], *, straggles: bool) -> Section:
-    """Ranks side by side, or traces that name none."""
-    names = [
-        short(file) if row.rank is None else str(row.rank) for row, file in zip(comparison.ranks, files, strict=True)
-    ]
-    known = any(row.rank is not None for row in comparison.ranks)
+def rank_section(comparison: RankComparison, *, straggles: bool) -> Section:
+    """Ranks side by side."""
+    names = [str(row.rank) for row in comparison.ranks]
     note = (
         "A straggler is a rank that the others wait for: without communication that no computation hides, its step is "
         "longer than theirs by more than the advice's thresholds."
-        if known
-        else "Of separate runs, as none of these files says its rank; no rank waited here for another."
     )
-    called = {id(row): name for row, name in zip(comparison.ranks, names, strict=True)}
     columns = [
         # Ranks are in order.
-        Column("rank" if known else "trace", lambda row: called[id(row)], str, "" if known else "name"),
+        field("rank", "rank", str),
         field("steps", "steps"),
         field("wall", "overlap.wall_us", us, "total"),
         field("compute", "overlap.computation_us", us),
@@ -264,12 +258,11 @@ def rank_section(comparison: RankComparison, files: Sequence[str], *, straggles:
     ]
     items: list[Item] = [table(comparison.ranks, columns, whole=True, least_width=6)]
     if any(rank.collectives for rank in comparison.ranks):
-        items.append(_collectives(comparison, [f"rank {name}" for name in names] if known else names))
+        items.append(_collectives(comparison, [f"rank {name}" for name in names]))
     longest = straggler = NOT_AVAILABLE
     if are_compared(comparison):
         by = comparison.computes_longest
         longest = "several alike" if by is None else f"rank {by}"
         straggler = f"rank {names[longest_own_time(comparison)]}" if straggles else "none"
-    if known:
-        items += ["", Figure("computes longest", longest), Figure("straggler", straggler)]
-    return Section("Ranks" if known else "Traces side by side", note, [*items, *comparison.notes])
+    items += ["", Figure("computes longest", longest), Figure("straggler", straggler)]
+    return Section("Ranks", note, [*items, *comparison.notes])

@@ -10,14 +10,12 @@ from typing import Literal
 from lightning_flops.records import MemoryRecord, PhaseBytes, PhaseFlops, RunContext, UncountedOperator
 from lightning_flops.schema import codec, shown
 from lightning_flops.schema.advice import Advice
-from lightning_flops.schema.budget import Budget
-from lightning_flops.schema.energy import Energy
 from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.ranks import JobRates, RanksProfile
-from lightning_flops.schema.step import DtypeFlops, OperatorProfile, Rates, StepFlops, TimingProfile
+from lightning_flops.schema.step import Budget, DtypeFlops, Energy, OperatorProfile, Rates, StepFlops, TimingProfile
 from lightning_flops.schema.trace import TracedStep
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 """Version of the JSON that ``Profile.to_json`` writes.
 
 It goes up whenever a field of ``Profile``, or of a record in it, comes, goes or means something else.

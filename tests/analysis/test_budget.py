@@ -13,9 +13,8 @@ from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import TimePhase
 from lightning_flops.report.document import Table
 from lightning_flops.report.profile_document import breakdown_section
-from lightning_flops.schema.budget import Budget, BudgetKey
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.step import PartTiming, TimingProfile
+from lightning_flops.schema.step import Budget, BudgetKey, PartTiming, TimingProfile
 from lightning_flops.schema.trace import PartFilling, StepFilling, TracedStep
 from tests.report import windows
 from tests.report.traced_windows import mlp_traced, transformer_traced

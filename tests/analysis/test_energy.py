@@ -9,7 +9,7 @@ import pytest
 from lightning_flops.analysis.energy import build_energy
 from lightning_flops.analysis.timing import build_timing
 from lightning_flops.records import GpuRecord, PhaseSeconds
-from lightning_flops.schema.energy import Energy
+from lightning_flops.schema.step import Energy
 from tests.report.windows import GPU as RECORD
 from tests.report.windows import step
 

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -82,22 +80,6 @@ def test_modules_fold_only_when_they_are_numbered_in_a_row() -> None:
     root = module_tree(_modules(["", "0", "2", "3", "query", "key"]))
     assert root is not None
     assert [(node.module.name, node.count) for node in root.children] == [("0", 1), ("2", 2), ("query", 1), ("key", 1)]
-
-
-def test_modules_with_other_params_or_settings_do_not_fold() -> None:
-    root, first, second, third = _modules(["", "0", "1", "2"])
-    tree = module_tree((root, first, replace(second, params=1), replace(third, params=1, extra_repr="p=0.1")))
-    assert tree is not None
-    assert [node.count for node in tree.children] == [1, 1, 1]
-
-
-def test_node_is_called_when_a_module_below_it_is() -> None:
-    records = [ModuleRecord(name=name, type_name="Block") for name in ("", "list", "list.a", "list.b")]
-    root = module_tree(build_modules(records, FlopCounts(FlopRecord(module_calls={"list.b": 2}))))
-    assert root is not None
-    (container,) = root.children
-    assert (root.called, container.called) == (True, True)
-    assert [child.called for child in container.children] == [False, True]
 
 
 def test_classes_of_one_level_are_added_up_and_the_heaviest_come_first() -> None:

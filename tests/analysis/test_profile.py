@@ -81,27 +81,6 @@ def test_rates_are_totals_over_the_timed_steps_by_their_number() -> None:
     assert rates.mfu == 16 / 20  # at the peak, the step's FLOPs take a 64th of a second: 16 ticks
 
 
-def test_a_slow_step_weighs_in_the_mean_and_leaves_the_median() -> None:
-    steps = tuple(windows.step(5 + i, seconds=PhaseSeconds(forward=sec)) for i, sec in enumerate((0.25, 0.25, 1.0)))
-    timing = build_profile(replace(MLP, timed_steps=steps), config=CONFIG).timing
-    assert timing is not None
-    assert timing.global_step_sec == 0.5
-    assert (timing.global_step.steps_sec, timing.timed_steps) == ((0.25, 0.25, 1.0), 3)
-
-
-def test_parts_of_a_step_add_up_to_it() -> None:
-    timing = build_profile(MLP, config=CONFIG).timing
-    assert timing is not None
-    assert sum(part.mean_sec for part in timing.parts) == timing.global_step_sec
-    assert timing.global_step.mean_sec == timing.global_step_sec
-
-
-def test_recomputation_counts_in_the_backward_rate_and_in_hardware_flops_alone() -> None:
-    profile = build_profile(in_ticks(windows.lower_bound_window()), config=CONFIG)
-    assert profile.rates.backward_flops_per_sec == (800e6 + 400e6) / (8 * TICK)
-    assert profile.rates.iter_flops_per_sec == (700e6 + 800e6 + 400e6 + 50e6) / (16 * TICK)
-
-
 def test_mfu_of_a_mixed_run_holds_each_dtype_against_its_own_peak() -> None:
     profile = build_profile(in_ticks(windows.transformer_window()), config=CONFIG)
     model_sec = 3744e9 / 312e12 + 240e9 / 19.5e12
@@ -165,14 +144,6 @@ def test_unknown_device_has_no_utilization_and_says_which_peak_is_missing() -> N
     )
 
 
-def test_unknown_batch_size_leaves_samples_per_second_unknown() -> None:
-    window = replace(MLP, timed_steps=tuple(replace(step, samples=None) for step in MLP.timed_steps))
-    profile = build_profile(window, config=CONFIG)
-    assert profile.rates.samples_per_sec is None
-    assert profile.rates.forward_flops_per_sec is not None
-    assert profile.unavailable["samples_per_sec"] == "the batch size is not known; set batch_size"
-
-
 def test_phases_that_are_mixed_show_only_their_sum() -> None:
     mixed: tuple[TimePhase, ...] = ("forward", "backward")
     profile = build_profile(replace(MLP, mixed_phases=mixed), config=CONFIG)
@@ -205,11 +176,6 @@ def test_utilization_above_the_peak_is_no_figure_and_says_why() -> None:
     assert profile.unavailable["mfu"].startswith(f"MFU would be {140 / (20 * TICK):.4g}%, which is impossible: ")
     assert "MFU and HFU n/a: MFU would be" in " ".join(str(profile).split())
     assert not any("mfu" in tag for tag in profile_scalars(profile))
-
-
-def test_notes_of_window_and_counter_stand_once_each() -> None:
-    window = replace(MLP, notes=("a", "b"), flops=replace(MLP.flops, notes=("b", "c")))
-    assert build_profile(window, config=CONFIG).notes == ("a", "b", "c")
 
 
 AMOUNTS = st.integers(0, 10**30)

@@ -10,14 +10,13 @@ from hypothesis import strategies as st
 from lightning_flops.analysis.rank_names import name_ranks
 from lightning_flops.analysis.rank_record import RankRecord
 from lightning_flops.analysis.ranks import with_ranks
-from lightning_flops.config import AdviceThresholds, ProfilerConfig
+from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import PhaseSeconds
 from lightning_flops.report.scalars import profile_scalars
 from lightning_flops.schema.advice import Advice
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.ranks import RankAbsence, RanksProfile
 from tests.report import jobs, windows
-from tests.report.windows import build_profile
 
 Answers = list[RankRecord | RankAbsence]
 
@@ -73,21 +72,6 @@ def test_model_without_one_of_its_stages_is_not_known() -> None:
     assert (ranks.params, ranks.trainable_params) == (None, None)
     assert ranks.flops.model == 5_600_000_000
     assert [one.stage for one in ranks.stages] == [0]
-
-
-def test_mean_of_copies_is_the_nearest_whole_flop() -> None:
-    first, second = jobs.uneven()
-    odd = replace(
-        second,
-        flops=replace(second.flops, cells=(replace(second.flops.cells[0], flops=1), *second.flops.cells[1:])),
-    )
-    ranks = merged(*jobs.job([first, odd]))
-    # Forward: 600 M and 100 M + 1, so half of 700,000,001.
-    assert ranks.flops_of_model is not None
-    assert ranks.flops_of_model.forward == 350_000_001
-
-
-# ---- rates
 
 
 def test_mfu_of_equal_devices_is_the_mean_of_the_ranks() -> None:
@@ -164,16 +148,6 @@ def test_rank_that_timed_no_step_leaves_rates_unknown_and_times_to_the_others() 
     assert ranks.flops.model == 2_100_000_000
 
 
-def test_lower_bound_of_one_rank_is_one_of_the_job() -> None:
-    first, second = jobs.uneven()
-    heavy = windows.lower_bound_window().flops.uncounted
-    assert not merged(*jobs.job([first, second])).lower_bound
-    assert merged(*jobs.job([first, replace(second, flops=replace(second.flops, uncounted=heavy))])).lower_bound
-
-
-# ---- who answered
-
-
 def test_figures_are_those_of_the_ranks_that_answered() -> None:
     ranks = merged(*jobs.missing())
     assert (ranks.answered, ranks.world_size) == (2, 4)
@@ -187,21 +161,11 @@ def test_figures_are_those_of_the_ranks_that_answered() -> None:
     assert [one.rank for one in ranks.ranks] == [0, 2]
 
 
-def test_rank_of_which_nothing_is_said_is_absent() -> None:
-    profile, answers = jobs.job(jobs.slow_loader())
-    assert merged(profile, answers[:3]).absences == (RankAbsence(rank=3, reason="nothing came from it"),)
-
-
 def test_record_of_another_window_is_an_absence() -> None:
     profile, answers = jobs.job(jobs.slow_loader())
     assert isinstance(answers[1], RankRecord)
     answers[1] = replace(answers[1], profile=replace(answers[1].profile, profile_step=9))
     assert [one.reason for one in merged(profile, answers).absences] == ["its record is of step 9"]
-
-
-def test_profile_stays_as_it_is_without_any_record() -> None:
-    profile, _ = jobs.job(jobs.uneven())
-    assert with_ranks(profile, [RankAbsence(rank=0, reason="it failed")]) == profile
 
 
 @given(st.randoms(use_true_random=False))
@@ -263,14 +227,6 @@ def test_what_ranks_wait_for_a_straggler_is_no_transfer() -> None:
     assert found["exposed_communication"] == pytest.approx(3.5 / 24, rel=1e-12)
 
 
-def test_threshold_of_stragglers_is_a_setting() -> None:
-    profile, answers = jobs.job(jobs.slow_loader())
-    patient = with_ranks(profile, answers, thresholds=AdviceThresholds(straggler=1.5))
-    assert patient.ranks is not None
-    assert patient.ranks.stragglers == ()
-    assert patient.advice == ()
-
-
 def test_advice_on_the_reporting_rank_stays() -> None:
     first, second = jobs.uneven()
     waiting = PhaseSeconds(data_wait=0.004, forward=0.006, backward=0.008, optimizer=0.002)
@@ -311,10 +267,3 @@ def test_scalars_are_the_jobs_where_the_ranks_are_known() -> None:
 )
 def test_ranks_are_named_in_few_words(ranks: list[int], words: str) -> None:
     assert name_ranks(ranks) == words
-
-
-def test_single_rank_of_a_job_of_one_merges_to_itself() -> None:
-    profile = build_profile(windows.mlp_window(), config=jobs.CONFIG)
-    ranks = merged(profile, [jobs.sent(profile)])
-    assert (ranks.answered, ranks.flops, ranks.flops_of_model) == (1, profile.flops, profile.flops)
-    assert ranks.rates.mfu == pytest.approx(0.1, rel=1e-12)

@@ -5,7 +5,7 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_flops.analysis.rates import mean, over_ranks, peak_seconds, per_second, ratio
+from lightning_flops.analysis.rates import mean, peak_seconds, per_second, ratio
 
 ANY_NUMBER = st.one_of(st.none(), st.integers(), st.floats(), st.just(10**400), st.just(-(10**400)))
 
@@ -43,12 +43,6 @@ def test_peak_time_is_unknown_when_a_dtype_that_spent_flops_has_no_peak() -> Non
 def test_dtype_that_spent_nothing_needs_no_peak() -> None:
     assert peak_seconds({"bfloat16": 300, "float8": 0}, peaks_flops_per_sec={"bfloat16": 100}) == 3
     assert peak_seconds({}, peaks_flops_per_sec={}) == 0
-
-
-def test_ranks_with_different_data_add_up() -> None:
-    assert over_ranks(amount=8, ranks=4) == 32
-    assert over_ranks(amount=None, ranks=4) is None
-    assert over_ranks(amount=8, ranks=0) is None
 
 
 def test_mean_of_one_step_is_the_int_itself() -> None:

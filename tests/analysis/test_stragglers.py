@@ -154,13 +154,6 @@ def test_a_slow_forward_under_sharding_is_told_from_the_waits_of_the_others_in_i
     assert (found.rank, found.part, milliseconds(found.late_sec)) == (1, "forward", 30)
 
 
-def test_a_rank_that_is_slow_in_every_part_is_named_without_one() -> None:
-    slow = {"data_wait": 11, "forward": 40, "backward": 60, "optimizer": 19}
-    others = record(0, HEALTHY | {"backward": 90}, exposed={"backward": 35})
-    found = only(find_stragglers([others, record(1, slow, exposed=WAITING)]))
-    assert (found.rank, found.part, found.part_sec, milliseconds(found.late_sec)) == (1, None, None, 30)
-
-
 def test_several_slow_ranks_are_all_named_the_slowest_first() -> None:
     others = [record(rank, HEALTHY | {"backward": 100}, exposed={"backward": 45}) for rank in range(6)]
     slow = [
@@ -181,22 +174,6 @@ def test_a_hiccup_of_the_traced_step_names_nobody() -> None:
     assert find_stragglers([record(0, HEALTHY, exposed={"backward": 55}, traced=waited), mine]) == ()
 
 
-def test_ranks_that_come_late_by_turns_are_not_named_for_the_turn_that_was_traced() -> None:
-    # One step rank 0 is 30 ms late, the next one rank 1; the other one waits for it in its backward. The traced step
-    # was rank 1's turn. All steps take 130 ms, yet in every second one rank 0 did not wait.
-    late, waits = HEALTHY | {"forward": 60.0}, HEALTHY | {"backward": 90.0}
-    first = record(0, [late, waits] * (TIMED // 2), exposed={"backward": 35}, traced=waits)
-    second = record(1, [waits, late] * (TIMED // 2), exposed=WAITING, traced=late)
-    assert find_stragglers([first, second]) == ()
-
-
-def test_a_wait_in_every_other_step_is_named() -> None:
-    steps: list[dict[str, float]] = [HEALTHY, HEALTHY | {"data_wait": 401.0}] * (TIMED // 2)
-    found = only(find_stragglers([healthy(0), record(1, steps, exposed=WAITING)]))
-    # Its waits differ by 205 ms, so four standard errors of their mean are 183 ms.
-    assert (found.rank, found.part, milliseconds(found.part_sec)) == (1, "data wait", 200)
-
-
 def test_parts_that_differ_by_chance_name_nobody() -> None:
     # Forwards of 10 and 60 ms in turn, on rank 1 one more of the long ones: its mean is 2.6 ms above the other's.
     def unsteady(long: int) -> list[dict[str, float]]:
@@ -209,27 +186,10 @@ def test_parts_that_differ_by_chance_name_nobody() -> None:
     assert only(find_stragglers(steady, thresholds=tight)).rank == 1
 
 
-def test_waiting_for_others_is_not_taken_for_being_slow() -> None:
-    # Rank 0 waits 40 ms for rank 1 in its forward, as sharded models do: its forward is the longest by far.
-    waits = record(0, HEALTHY | {"forward": 70}, exposed={"forward": 40, "backward": 5})
-    slow = record(1, HEALTHY | {"data_wait": 41}, exposed=WAITING)
-    assert [one.rank for one in find_stragglers([waits, slow])] == [1]
-
-
 @pytest.mark.parametrize(("late_ms", "named"), [(10.0, []), (12.0, [1])])
 def test_a_straggler_is_later_than_a_tenth_of_the_others_step(late_ms: float, named: list[int]) -> None:
     slow = record(1, HEALTHY | {"data_wait": 1.0 + late_ms}, exposed=WAITING)
     assert [one.rank for one in find_stragglers([healthy(0), slow])] == named
-
-
-def test_the_thresholds_are_settings() -> None:
-    ranks = [healthy(0), record(1, HEALTHY | {"data_wait": 5}, exposed=WAITING)]
-    assert find_stragglers(ranks) == ()
-    assert only(find_stragglers(ranks, thresholds=AdviceThresholds(straggler=1.03))).rank == 1
-    assert find_stragglers(ranks, thresholds=AdviceThresholds(straggler=1.03, straggler_sec=0.005)) == ()
-
-
-# ---- what is not known
 
 
 def test_without_traces_only_waits_for_data_and_transfers_tell() -> None:

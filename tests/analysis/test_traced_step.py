@@ -67,12 +67,6 @@ def test_seconds_of_a_device_are_scaled_to_the_elements_of_the_counted_steps_bat
     assert times["fc"].forward_sec == pytest.approx(60e-6)
 
 
-def test_without_a_known_peak_there_is_a_rate_and_no_share() -> None:
-    window, traced = mlp_traced()
-    fc1 = times_of(build_profile(window, config=ProfilerConfig(), traced=traced), "fc1")
-    assert (fc1.forward_flops_per_sec, fc1.forward_utilization) == (200e9, None)
-
-
 def test_modules_and_operators_have_medians_over_the_traced_steps_scaled_to_a_typical_one(tmp_path: Path) -> None:
     """Three steps of 100 us: fc takes 10, 20 and 60 us of a forward of 40, 40 and 90, its product 5, 15 and 55.
 
@@ -160,14 +154,6 @@ def test_a_traced_step_carries_each_call_of_each_collective_and_what_it_exposed(
     assert (calls.latency_ns, calls.total_ns) == (array("q", [30]), 30)
     # From 0 to 40: the product hides the first 10 of the 30.
     assert [(part.name, part.wall_sec, part.exposed_sec) for part in traced.parts] == [("other", 40e-9, 20e-9)]
-
-
-def test_the_report_of_a_rank_alone_does_not_speak_of_communication(tmp_path: Path) -> None:
-    for world_size, lines in ((1, 0), (2, 1)):
-        window = communicating(tmp_path, world_size)
-        traced = build_traced_step(window)
-        assert traced is not None and traced.tables is not None
-        assert (traced.tables.overlap is None, len(traced.collectives)) == (world_size == 1, lines)
 
 
 def test_a_trace_file_that_is_gone_is_an_error_in_words() -> None:

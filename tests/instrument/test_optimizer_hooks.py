@@ -57,24 +57,6 @@ def unexpected(error: Exception) -> None:
     raise AssertionError(error)
 
 
-def test_each_step_is_heard(optimizer: torch.optim.Optimizer) -> None:
-    heard: list[Any] = []
-    hooks = OptimizerHooks(
-        lambda one, args, kwargs: heard.append(("before", one)),
-        lambda one, args, kwargs: heard.append(("after", one)),
-        failed=unexpected,
-    )
-    remove_retired()
-    before = hooks_up()
-    hooks.put_up()
-    optimizer.step()
-    hooks.remove()
-    hooks.remove()
-    optimizer.step()
-    assert heard == [("before", optimizer), ("after", optimizer)]
-    assert hooks_up() == before
-
-
 @pytest.mark.parametrize("where", ["before", "after"])
 @pytest.mark.parametrize("last", [True, False])
 def test_hooks_that_are_removed_in_one_of_them_leave_the_step_and_other_hooks_alone(
@@ -125,50 +107,6 @@ def test_what_fails_in_a_hook_is_told_and_the_step_goes_on(optimizer: torch.opti
     hooks.remove()
     assert told == ["ours", "ours"]
     assert optimizer.param_groups[0]["params"][0].tolist() == [0.5, 0.5]
-
-
-def test_hooks_that_wait_for_their_removal_go_when_others_are_put_up(
-    optimizer: torch.optim.Optimizer, users: Users
-) -> None:
-    hooks = OptimizerHooks(nothing, lambda *_: hooks.remove(), failed=unexpected)
-    remove_retired()
-    before = hooks_up()
-    hooks.put_up()
-    users.put_up()
-    optimizer.step()
-    assert hooks_up() == before + 4
-    others = OptimizerHooks(nothing, nothing, failed=unexpected)
-    others.put_up()
-    others.remove()
-    assert hooks_up() == before + 2
-
-
-@pytest.mark.parametrize("where", ["before", "after"])
-def test_what_is_told_of_a_failure_may_remove_the_hooks(
-    where: str, optimizer: torch.optim.Optimizer, users: Users
-) -> None:
-    """Also if what failed is the hook itself, before it has called anybody."""
-
-    def fails(*_: Any) -> None:
-        raise ValueError
-
-    failed: list[Exception] = []
-
-    def told(error: Exception) -> None:
-        failed.append(error)
-        hooks.remove()
-
-    remove_retired()
-    before = hooks_up()
-    hooks = OptimizerHooks(*((fails, nothing) if where == "before" else (nothing, fails)), failed=told)
-    hooks.put_up()
-    users.put_up()
-    optimizer.step()
-    optimizer.step()
-    users.remove()
-    assert len(failed) == 1 and users.heard == ["before", "after"] * 2
-    remove_retired()
-    assert hooks_up() == before
 
 
 class Around:

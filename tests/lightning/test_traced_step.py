@@ -82,22 +82,13 @@ def test_a_kept_trace_has_modules_phases_and_counter_tracks_and_gives_the_same_f
         "phase: optimizer",
     } <= annotations  # fmt: skip
     assert any("Input Dims" in event.get("args", {}) for event in events)
-    # What a viewer shows of a module: its FLOPs by hand, and the rates of the report.
-    (slice_,) = (event for event in events if event["name"] == "module: net.1")
-    times = next(module for module in report.modules if module.name == "net.1").times
-    assert times is not None
-    assert slice_["args"]["forward FLOPs of a step"] == 2 * BATCH * HIDDEN * OUT
-    assert slice_["args"]["backward FLOPs of a step"] == 2 * 2 * BATCH * HIDDEN * OUT
-    assert slice_["args"]["calls of a step"] == 1
-    assert slice_["args"]["forward FLOP/s"] == times.forward_flops_per_sec
-    tracks = [event for event in events if event["ph"] == "C"]
-    assert {event["name"] for event in tracks} == {"lightning_flops: memory allocated, host"}  # nothing ran on a device
-    curves = report.traced.tables.memory_curves
-    assert curves is not None
-    assert max(value for event in tracks for value in event["args"].values()) == curves[0].peak_bytes
-    assert module_table(load_trace(file)) == report.traced.tables.modules
-    kept = {(row.name, row.part): row.self_size_increase_bytes for row in report.traced.tables.module_memory or ()}
-    assert kept["net.0.linear", "forward"] == BATCH * HIDDEN * 4  # its output in float32
+    loaded = load_trace(file)
+    assert loaded.rank == 0  # which torch says in runs of several processes only
+    assert loaded.memory is not None
+    assert report.traced.tables is not None
+    assert module_table(loaded) == report.traced.tables.modules
+    kept = {row.name: row.self_size_increase_bytes for row in report.traced.tables.module_memory or ()}
+    assert kept["net.0.linear"] == BATCH * HIDDEN * 4  # its output in float32
     text = render_text(report, detailed=True)
     assert "net.0.linear" in text[text.index("size increase") :]
     assert "activations that a forward keeps, with its outputs:" in text and "(of the traced step)" in text
@@ -161,6 +152,3 @@ def test_a_schedule_of_several_cycles_keeps_every_trace(root: str, trainer: Make
     # Timed up to step 5; the cycles are 6-9 and 10-13, their last two steps are kept.
     assert [step.number for step in report.traced.tables.step_times.steps] == [12, 13]
     assert report.traced.index == 12
-    # The rates are those of the analysed trace, and stand in that one.
-    said = {Path(file).name: "forward FLOP/s" in Path(file).read_text() for file in report.traced.files}
-    assert said == {"rank0_step12.pt.trace.json": True, "rank0_step8.pt.trace.json": False}

@@ -14,11 +14,8 @@ from lightning_flops.records import PhaseBytes, PhaseFlops
 from lightning_flops.schema.modules import ModuleProfile, ModuleTimes
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import PartTiming, TimingProfile
-from lightning_flops.schema.trace import TracedStep, TraceReport
-from lightning_flops.schema.trace_events import KernelRow, KernelSummary, OperatorRow
-from lightning_flops.schema.trace_steps import Durations
 from tests.report import jobs, windows
-from tests.report.traced_windows import mlp_traced
+from tests.report.traced_windows import transformer_traced
 from tests.report.windows import build_profile
 
 PEAK = 312e12
@@ -29,12 +26,6 @@ BANDWIDTH = 2.039e12
 
 SLOWED = "blocks.5.mlp.up"
 """The module of the decoder that reaches a tenth of what its sisters reach."""
-
-
-def _empty_tables() -> TraceReport:
-    traced = mlp_traced()[1]
-    assert traced.tables is not None
-    return replace(traced.tables, source="(this run)")
 
 
 def _seconds(flops: int, *, share: float, moved: int) -> float:
@@ -86,67 +77,6 @@ def timed(modules: tuple[ModuleProfile, ...]) -> tuple[ModuleProfile, ...]:
     return tuple(reversed(made))
 
 
-def _durations(total_us: float, calls: int, *, of: float) -> Durations:
-    mean = total_us / calls
-    return Durations(total_us=total_us, mean_us=mean, max_us=2 * mean, min_us=mean / 2, ratio=total_us / of)
-
-
-KERNELS = {
-    "sm80_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x32_stage4_warpsize2x2x1_tensor16x8x16": (31_000.0, 192),
-    "void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_kernel_traits<128, 64>>": (9_000.0, 24),
-    "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4>>": (4_200.0, 24),
-    "void at::native::vectorized_elementwise_kernel<4, at::native::GeluCUDAKernelImpl>": (3_100.0, 48),
-    "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<AdamFunctor>": (6_000.0, 12),
-}  # fmt: skip
-OPERATORS = {
-    "aten::mm": (31_000.0, 192),
-    "aten::_scaled_dot_product_flash_attention_backward": (9_000.0, 24),
-    "aten::_scaled_dot_product_flash_attention": (4_200.0, 24),
-    "aten::gelu": (3_100.0, 48),
-    "aten::_fused_adamw_": (6_000.0, 12),
-}
-
-
-def _tables() -> TraceReport:
-    kernels_us = sum(total for total, _ in KERNELS.values())
-    return replace(
-        _empty_tables(),
-        kernels=tuple(
-            KernelRow(
-                name=name,
-                calls=calls,
-                device=_durations(total, calls, of=kernels_us),
-                tensor_cores="xmma" in name or "flash" in name,
-                tensor_cores_eligible="xmma" in name or "flash" in name,
-                collective=False,
-                blocks_per_sm=4.0,
-                occupancy_percent=41.5,
-            )
-            for name, (total, calls) in KERNELS.items()
-        ),
-        kernel_summary=KernelSummary(
-            calls=300,
-            total_us=kernels_us,
-            tensor_core_ratio=0.83,
-            tensor_core_eligible_ratio=0.83,
-            short_calls_ratio=0.2,
-            short_time_ratio=0.01,
-        ),
-        operators=tuple(
-            OperatorRow(
-                name=name,
-                calls=calls,
-                host=_durations(total / 10, calls, of=kernels_us / 10),
-                host_self=_durations(total / 12, calls, of=kernels_us / 12),
-                device=_durations(total, calls, of=kernels_us),
-                device_self=_durations(total, calls, of=kernels_us),
-                tensor_cores_eligible="mm" in name or "attention" in name,
-            )
-            for name, (total, calls) in OPERATORS.items()
-        ),
-    )
-
-
 def _uneven(timing: TimingProfile) -> TimingProfile:
     """*timing* with steps that differ: they swing by 2%, and the eighth takes half as long again in its data wait."""
 
@@ -166,7 +96,7 @@ def decoder(profile_step: int = 10) -> Profile:
     profile = build_profile(window, config=ProfilerConfig())
     assert profile.timing is not None
     modules = timed(profile.modules)
-    traced = TracedStep(index=34, like_counted=True, files=(), tables=_tables(), own_forward_sec=None)
+    traced = replace(transformer_traced()[1], index=34)
     return replace(profile, modules=modules, timing=_uneven(profile.timing), traced=traced)
 
 

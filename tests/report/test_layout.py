@@ -51,33 +51,13 @@ def test_the_command_knows_the_keys_that_the_tables_know() -> None:
     assert SORT_KEYS and set(SORT_KEYS) == set(get_args(SortKey))
 
 
-@pytest.mark.parametrize(("sort", "first"), [("max", "aten::add"), ("calls", "aten::mm"), ("name", "aten::add")])
-def test_tables_of_a_report_are_sorted(sort: str, first: str) -> None:
-    report = analyze_traces(
-        [
-            trace(
-                step(1, 0, 100),
-                operator("aten::mm", 0, 20),
-                operator("aten::mm", 30, 25),
-                operator("aten::add", 60, 30),
-            )
-        ]
-    )
-    text = render_traces(report, sort=sort)  # type: ignore[arg-type]
-    lines = text.splitlines()
-    place = next(index for index, line in enumerate(lines) if line.startswith("operator ") and "host self" in line)
-    assert lines[place + 1].startswith(first)
-
-
 def test_rows_cap_every_table() -> None:
     events = [step(number, 100 * number, 100) for number in range(9)]
     for number in range(9):
         events += [operator(f"aten::op{number}", 100 * number, 50), launch(number, 100 * number)]
         events += [kernel(number, 100 * number + 1, 5, name=f"k{number}", stream=number)]
     text = render_traces(analyze_traces([trace(*events)]), top_rows=2)
-    assert "step 2 " not in text
-    assert "op2" not in text
-    assert "\nk2 " not in text
+    assert not any(name in text for name in ("step 2 ", "op2", "\nk2 "))
     assert text.count("(and 7 more)") == 3  # steps, operators, kernels
 
 

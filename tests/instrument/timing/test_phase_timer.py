@@ -48,17 +48,6 @@ def test_the_innermost_part_owns_the_time() -> None:
     assert timer.read(timer.cut()).seconds == PhaseSeconds(forward=2.0, backward=4.0, optimizer=9.0)
 
 
-def test_the_next_step_begins_where_the_last_ended() -> None:
-    now, timer = started()
-    now.sleep(1.0)
-    first = timer.cut()
-    now.sleep(2.0)
-    second = timer.cut()
-    assert timer.read(first).seconds.total == 1.0
-    assert timer.read(second).seconds.total == 2.0
-    assert first.stamps[-1] == second.stamps[0]
-
-
 def test_time_inside_a_part_that_is_no_phase_is_left_out_and_named() -> None:
     now, timer = started()
     now.sleep(1.0)
@@ -86,13 +75,6 @@ def test_the_reader_is_timed_on_the_host_and_the_wait_on_the_device() -> None:
     times = timer.read(timer.cut())
     assert times.reader_sec == 2.5
     assert times.seconds.data_wait == 0.5
-
-
-def test_a_leave_too_many_is_harmless() -> None:
-    now, timer = started()
-    timer.leave()
-    now.sleep(1.0)
-    assert timer.read(timer.cut()).seconds == PhaseSeconds(other=1.0)
 
 
 def test_a_claim_names_what_ran_since_the_last_border_unless_it_has_a_name() -> None:
