@@ -197,14 +197,12 @@ class Unrolled(nn.Module):
     """A recurrent cell called once a step from the model's own loop, over zeros, with a classifier at the end."""
 
     def __init__(self, cell: nn.Module, hidden: int, classes: int) -> None:
-        """Unrolls *cell*, whose state has *hidden* numbers."""
         super().__init__()
         self.cell = cell
         self.hidden = hidden
         self.classifier = nn.Linear(hidden, classes)
 
     def forward(self, sequence: Tensor) -> Tensor:
-        """The class scores after the last step of a (steps, batch, inputs) sequence."""
         state = torch.zeros(sequence.shape[1], self.hidden)
         memory = torch.zeros_like(state)
         for step in sequence:
