@@ -125,6 +125,6 @@ def _silence_hook_warning(undo: ExitStack) -> None:
     each of them again. A filter that ignores something needs no forgetting.
     """
     own: Any = ("ignore", _IGNORED, Warning, None, 0)
-    filters: Callable[[], Any] = lambda: warnings.filters  # the user may put others in the place of the list
-    filters().insert(0, own)
-    undo.callback(_take_out, lambda one: filters().remove(one), own)
+    warnings.filters.insert(0, own)  # type: ignore[attr-defined]
+    # The user may put others in the place of the list.
+    undo.callback(_take_out, lambda one: warnings.filters.remove(one), own)  # type: ignore[attr-defined]
