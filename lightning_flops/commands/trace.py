@@ -94,7 +94,7 @@ def _print_trace(options: argparse.Namespace) -> int:
 
 def _trace_files(paths: Sequence[str]) -> list[str]:
     """*paths* with the trace files of each folder in its place; a file given twice would stand for two ranks."""
-    from lightning_flops.sinks.trace_files import traces_in
+    from lightning_flops.sinks.profile_files import traces_in
 
     files = [file for path in paths for file in (traces_in(path) if os.path.isdir(path) else (path,))]
     seen: set[str] = set()
