@@ -11,6 +11,7 @@ from lightning_flops.report.document import (
     NAME_CHARS,
     Column,
     Figure,
+    Item,
     Section,
     Table,
     field,
@@ -63,7 +64,7 @@ def by_key(rows: Sequence[Any] | None) -> dict[Any, Any]:
 
 def flops_section(flops: TraceFlops) -> Section:
     """FLOPs by step and operator, and what was not counted."""
-    items: list[Figure | Table | str] = [*_peaks(flops), _flops_by_step(flops.steps)]
+    items: list[Item] = [*_peaks(flops), _flops_by_step(flops.steps)]
     if flops.operators:
         columns = [
             Column("operator", lambda row: row.name, _operator, "name"),
@@ -169,7 +170,7 @@ def kernel_section(report: TraceReport) -> Section:
         after.append("~: an operator's FLOPs, divided by time among the kernels in it that multiply, is an estimate.")
     if any(one.peak_share is not None and one.peak_share > 1 for one in flops.values()):
         after.append("Above 100%: algorithms such as Winograd's multiply less than the formula of a convolution says.")
-    items: list[Figure | Table | str] = [Figure("kernels", f"{plain(summary.calls)} in {us(summary.total_us)}")]
+    items: list[Item] = [Figure("kernels", f"{plain(summary.calls)} in {us(summary.total_us)}")]
     if names_show:
         items += [
             Figure("time on tensor cores", percent(summary.tensor_core_ratio)),

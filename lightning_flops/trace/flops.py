@@ -132,7 +132,7 @@ class _Calls:
         }
         here = sorted(self.dtypes[index] for index in distinct(self.dtype).tolist())
         self.peaks = {dtype: peak for dtype in here if (peak := self._peak[dtype]) is not None}
-        self.bandwidth = peaks.memory_bytes_per_sec or memory_bytes_per_sec(alike or name)
+        self.bandwidth = peaks.memory_bytes_per_sec or memory_bytes_per_sec(name)
 
     def impossible(self) -> dict[int, str]:
         """Works whose calls would have run beyond what the device can do, and why they cannot have."""

@@ -88,9 +88,9 @@ def test_the_bytes_of_a_linear_layer_are_its_output(tmp_path: Path, monkeypatch:
     tracer.enter("backward")
     loss.backward()
     tracer.leave()
-    tracer.stop(StepSignature(batches=(), forwards=1, backwards=1, updates=1))
-    assert tracer.record is not None and tracer.record.path is not None
-    found = bytes_of(module_memory_table(load_trace(tracer.record.path)))
+    record = tracer.stop(StepSignature(batches=(), forwards=1, backwards=1, updates=1))
+    assert record is not None
+    found = bytes_of(module_memory_table(load_trace(record.path)))
     # float32: the output stays.
     assert found["0"] == (2 * 5 * 4,) * 4
     assert found["1"] == (2 * 7 * 4,) * 4
