@@ -161,8 +161,8 @@ def test_lightnings_log_says_where_the_report_lies_where_the_packages_own_is_not
         logging.getLogger(ROOT).removeHandler(listener)
     profile = profile_of(callback)
     words = headline(profile)
-    assert "FLOPs and " in words and " samples/s, MFU n/a (no dense peak is known for float32 on " in words
-    figures, _, _ = words.partition(", MFU n/a")
+    assert "FLOPs and " in words and " samples/s. n/a: MFU: no dense peak is known for float32 on " in words
+    figures, _, _ = words.partition(". n/a: MFU")
     sentence = f"FLOPs of step 1: {figures}. Page: {tmp_path}/lightning_flops/profile.html"
     assert [said for said in heard if "FLOPs" in said] == ([] if shown else [sentence])
     # Where the package's own log is shown, it has the line and the text; nothing is printed.
