@@ -35,8 +35,7 @@ def collective(number: int, start: float, length: float, *, name: str = "allredu
 
 def compare_ranks(traces: Sequence[Trace]) -> RankComparison:
     marked = all(trace.steps.marked for trace in traces)
-    analyzed = [analyze_one(trace, compared=True).traced for trace in traces]
-    return many.compare_ranks([one for one in analyzed if one is not None], marked=marked)
+    return many.compare_ranks([analyze_one(trace).traced for trace in traces], marked=marked)
 
 
 def of_rank(rank: int, *events: Event) -> Trace:
