@@ -1,6 +1,6 @@
 """An exception at a random line of this package while something trains: training must not notice.
 
-The line is drawn among those that run inside a hook of ours (below ``run.safety.safe``) in the same training. The same
+The line is drawn among those that run inside a hook of ours (below ``run.run.safe``) in the same training. The same
 training without the profiler says what is right: weights and random state to the last bit, nothing raised, nothing left
 on torch, and one warning.
 """
@@ -24,7 +24,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import lightning_flops
-from lightning_flops.run import safety
+from lightning_flops.run.run import safe
 from tests.left_on_torch import torch_state
 
 from .faults import Fault
@@ -68,13 +68,17 @@ class Tripwire:
         return self._line
 
 
+_BOUNDARY = safe(lambda hook: None).__code__
+"""Of every hook's wrapper."""
+
+
 def _is_inside_a_hook(frame: FrameType | None) -> bool:
     """Whether *frame* and all frames up to a ``safe`` hook's boundary are ours: what it raises stops there."""
     while frame is not None and frame.f_code.co_filename.startswith(_FOLDER):
-        if frame.f_code.co_filename == safety.__file__:
+        if frame.f_code is _BOUNDARY:
             return False
         frame = frame.f_back
-        if frame is not None and frame.f_code.co_filename == safety.__file__ and frame.f_code.co_name == "call":
+        if frame is not None and frame.f_code is _BOUNDARY:
             return True
     return False
 

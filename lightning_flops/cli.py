@@ -8,11 +8,12 @@ import itertools
 import re
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 import lightning_flops
-from lightning_flops.commands import compare, formula, peak, report, run, skill, trace
-from lightning_flops.commands.terminal import PROGRAM, complain
+from lightning_flops.commands import compare, formula, peak, report, run, trace
+from lightning_flops.commands.terminal import PROGRAM, complain, print_whole
 from lightning_flops.config import ARGUMENTS
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.text.printable import printable
@@ -61,6 +62,13 @@ def parser() -> argparse.ArgumentParser:
     whole = _Parser(prog=PROGRAM, description="What a PyTorch training run computes and waits for.", allow_abbrev=False)
     whole.add_argument("--version", action="version", version=f"{PROGRAM} {lightning_flops.__version__}")
     commands = whole.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for command in (run, formula, report, trace, compare, peak, skill):
+    for command in (run, formula, report, trace, compare, peak):
         command.add(commands)
+    skill = commands.add_parser("skill", help="print the path of the instructions for coding agents")
+    skill.set_defaults(act=_print_skill)
     return whole
+
+
+def _print_skill(options: argparse.Namespace) -> int:
+    print_whole(f"{Path(__file__).with_name('SKILL.md')}\n")
+    return 0

@@ -31,7 +31,7 @@ from lightning_flops.config import (
 )
 from lightning_flops.run.reports import OUTCOMES
 from lightning_flops.run.results import ProfiledRun
-from lightning_flops.run.safety import safe
+from lightning_flops.run.run import safe
 
 if TYPE_CHECKING:
     from lightning_flops.adapters.lightning import Callback, LightningModule, Trainer

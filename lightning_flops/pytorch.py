@@ -23,9 +23,9 @@ from lightning_flops.instrument.counting.offline import count_on_fake_tensors
 from lightning_flops.instrument.counting.resized import VariedBatch
 from lightning_flops.instrument.module_scope import describe_modules, require_module
 from lightning_flops.run.results import ProfiledRun
-from lightning_flops.run.safety import safe
+from lightning_flops.run.run import safe
 from lightning_flops.sinks.services import is_writer
-from lightning_flops.text.json_text import shown
+from lightning_flops.text.printable import shown
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -123,7 +123,7 @@ def flops_formula(
 def _described_later(model: nn.Module) -> Callable[[], tuple[ModuleRecord, ...]]:
     """Describes the modules when a caller asks, which few do; does not hold the model."""
     reference = weakref.ref(model)
-    return lambda: () if (found := reference()) is None else describe_modules(found, settings=False)
+    return lambda: () if (found := reference()) is None else describe_modules(found)
 
 
 @takes_settings

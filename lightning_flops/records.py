@@ -5,6 +5,8 @@ Nothing here knows torch or a training framework. Counts are ints, seconds are f
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
@@ -189,6 +191,12 @@ class StepSignature:
     backwards: int
     updates: int
 
+    @property
+    def elements(self) -> int:
+        """Elements of all tensors of its batches whose shapes are known; at least 1."""
+        shapes = re.findall(r"\[([\d, ]+)\]", " ".join(self.batches))
+        return max(1, sum(math.prod(map(int, shape.split(","))) for shape in shapes))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
@@ -283,8 +291,7 @@ class OptimizerFacts:
     """How an optimizer updates its parameters."""
 
     type_name: str
-    implementation: Literal["single-tensor", "foreach", "fused"] | None  # None: it does not say
-    faster_with: tuple[str, ...] = ()  # arguments with which it would update many tensors at once on its device
+    faster_with: tuple[str, ...] = ()  # arguments with which it would update many tensors at once, if it does not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,7 +299,6 @@ class RunFacts:
     """How a run is set up, as far as it bears on speed; None where it is unknown."""
 
     compute_capability: tuple[int, int] | None = None  # of the CUDA device
-    device_memory_bytes: int | None = None
     data_parallel_devices: int = 0  # GPUs that torch.nn.DataParallel spreads the batch over; 0 for none
     process_group_backend: str | None = None  # of the default process group, for this device
     nccl: bool | None = None  # whether this torch has NCCL, which none has on Windows
@@ -307,18 +313,9 @@ class TracedStepRecord:
     """Steps that ran under torch.profiler, in one trace file."""
 
     index: int  # steps of this fit before the first of them
-    signature: StepSignature
+    signatures: tuple[StepSignature, ...]  # of each
     process: int  # number of the process
     path: str  # local trace file, plain JSON, there as long as what recorded it
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModuleSecondsRecord:
-    """Forwards of one step that a clock timed at module hooks, where no profiler could run."""
-
-    index: int  # steps of this fit before it
-    signature: StepSignature
-    own_forward_sec: Mapping[str, float]  # of each forward without the modules inside it, by qualified name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -331,10 +328,6 @@ class PhaseMemory:
     """Held when the phase ended."""
     peak_bytes: int | None
     """Most that was held in it; None unless the phase set a new peak of the whole run."""
-    reserved_bytes: int | None
-    """What a caching allocator had taken from the device when the phase ended; None where there is none."""
-    reserved_peak_bytes: int | None
-    """Most that it had taken in the phase; None unless that was a new peak of the whole run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -370,14 +363,8 @@ class ProcessorLoss:
     seconds: float  # wall time, from the first timed step to the end of the last
     batches_sec: tuple[float, ...]  # processor time of this process, all threads together, in each batch
     waited_share: float | None  # of the time that a thread was ready and had no processor: the one that waited most
-    stolen_share: float | None  # of the processor time this machine asked for that its hypervisor gave to others
     idle_cores: float | None = None  # cores of this machine that had nothing to do, on average
     busy_share: float | None = None  # of the processor time that this machine has, what anything used
-
-    @property
-    def lost_share(self) -> float | None:
-        """The larger of the two."""
-        return max((one for one in (self.waited_share, self.stolen_share) if one is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -391,8 +378,6 @@ class GpuRecord:
     highest_clock_mhz: int | None = None  # the highest that this GPU can have
     power_limited_sec: float | None = None  # how long power held the clock down, by the driver's counter
     heat_limited_sec: float | None = None  # how long heat held the clock down
-    reason_readings: int = 0  # how often it was read why the clock is not higher
-    reasons: Mapping[str, int] = field(default_factory=dict)  # in words, and at how many of these readings each held
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -409,7 +394,6 @@ class WindowRecord:
     settle_steps: int = 0
     variable: bool = False  # signatures or FLOPs of steps kept changing: counted and timed ones are different samples
     traces: tuple[TracedStepRecord, ...] = ()  # one record of each traced cycle; if there is none, the notes say why
-    module_seconds: ModuleSecondsRecord | None = None  # what stands in for a trace where none could be taken
     memory: MemoryRecord | None = None  # None if it was not read
     facts: RunFacts | None = None  # how the run is set up; None if it was not read
     processor: ProcessorLoss | None = None  # over the timed steps; None if they were too short
@@ -435,7 +419,6 @@ class BatchTokens(NamedTuple):
 
     processed: int | None  # by shape, padding included
     real: int | None  # without padding
-    trained: int | None  # with a label that the loss counts
     squares: int | None  # the squares of the sequences' lengths, added up: what attention between their tokens goes by
 
     def plus(self, *others: BatchTokens | None) -> BatchTokens:
@@ -446,8 +429,8 @@ class BatchTokens(NamedTuple):
         return BatchTokens._make([None if None in column else sum(one or 0 for one in column) for column in columns])
 
 
-NO_TOKENS = BatchTokens(0, 0, 0, 0)
-UNKNOWN_TOKENS = BatchTokens(None, None, None, None)  # of a batch that does not show them
+NO_TOKENS = BatchTokens(0, 0, 0)
+UNKNOWN_TOKENS = BatchTokens(None, None, None)  # of a batch that does not show them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,6 @@ class FakeGpu:
     millijoules: int | None = 0
     clock_mhz: int | None = 1980
     highest_mhz: int | None = 1980
-    reasons: int | None = 0
     violation_ns: dict[int, int] = field(default_factory=dict)
     """By policy: 0 is power, 1 heat."""
     mig: list[int] | None = None
@@ -79,9 +78,6 @@ class FakeNvml:
         assert kind == 1, "NVML_CLOCK_SM"
         return _known(gpu.highest_mhz)
 
-    def nvmlDeviceGetCurrentClocksEventReasons(self, gpu: FakeGpu) -> int:
-        return self._answer("reasons", gpu.reasons)
-
     def nvmlDeviceGetViolationStatus(self, gpu: FakeGpu, policy: int) -> Any:
         return SimpleNamespace(referenceTime=0, violationTime=self._answer("limits", gpu.violation_ns.get(policy)))
 
@@ -96,12 +92,3 @@ def _known(value: T | None) -> T:
     if value is None:
         raise NVMLError(NOT_SUPPORTED)
     return value
-
-
-class OldNvml(FakeNvml):
-    """With the names that drivers before 535 have."""
-
-    nvmlDeviceGetCurrentClocksEventReasons = None  # type: ignore[assignment]
-
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, gpu: FakeGpu) -> int:
-        return self._answer("reasons", gpu.reasons)

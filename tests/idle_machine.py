@@ -7,5 +7,5 @@ from lightning_flops.instrument.timing.processor_wait import Counters, Processor
 
 def untold() -> ProcessorWatch:
     """In place of what looks at this machine's processors."""
-    unknown = Counters({}, None, None)
+    unknown = Counters({})
     return ProcessorWatch(lambda: unknown, processor_sec=lambda: 0.0)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from lightning_flops.analysis.count_schedule import CountSchedule
-from lightning_flops.analysis.step_flops import StepFlops
+from lightning_flops.analysis.step_flops import CountSchedule, StepFlops
 from lightning_flops.run.worker import Job
 
 

@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from lightning_flops.analysis.count_schedule import CountSchedule
-from lightning_flops.analysis.step_flops import StepFlops
+from lightning_flops.analysis.step_flops import CountSchedule, StepFlops
 from lightning_flops.instrument.tokens import TokenReader
 from lightning_flops.run.monitor import Monitor
 from lightning_flops.run.reports import Reports
@@ -69,7 +68,7 @@ def broken_at(seam: str, *adapters: type, after: int = 0) -> Iterator[Broken]:
     if inner is original:
         replaced: Callable[..., Any] = raising
     else:
-        from lightning_flops.run.safety import safe
+        from lightning_flops.run.run import safe
 
         del raising.__wrapped__
         replaced = safe(raising)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -39,18 +37,13 @@ PAGE = Path(__file__).parent.parent / "docs" / "compare.md"
 SOURCES = ("before/profile.json", "after/profile.json")
 
 
-def test_two_folders_of_logs_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", "before", "after"]) == 0
-    assert capsys.readouterr() == (render_comparison(compare_profiles(A, B, sources=SOURCES)), "")
-
-
 def test_a_page_is_written_beside_what_is_printed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "before", "after", "--html", "new/difference.html"]) == 0
     comparison = compare_profiles(A, B, sources=SOURCES)
     assert capsys.readouterr() == (render_comparison(comparison), "")
     assert (folder / "new" / "difference.html").read_text(encoding="utf-8") == comparison.to_html()
-    assert main(["compare", "before", "after", "--html", "before"]) == 2
-    assert "before" in capsys.readouterr().err
+    assert main(["compare", "--json", *SOURCES]) == 0
+    assert Comparison.from_json(capsys.readouterr().out) == comparison
 
 
 def test_the_page_shows_what_the_command_prints(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -64,15 +57,6 @@ def test_the_page_shows_what_the_command_prints(folder: Path, capsys: pytest.Cap
         PAGE.write_text(text.replace(f"```text\n{shown}```", f"```text\n{printed}```", 1))
         shown = printed
     assert shown == printed
-
-
-def test_the_program_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    program = PAGE.read_text().split("```python\n", 1)[1].split("```", 1)[0]
-    names: dict[str, object] = {}
-    exec(program, names)
-    comparison = names["comparison"]
-    assert isinstance(comparison, Comparison) and comparison.step.causes.details == {"data": 4_000_000}
-    assert capsys.readouterr().out.endswith("act 0\nfc2 0\n(outside) 4000000\n")
 
 
 def test_json_is_the_whole_comparison(capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,10 +104,10 @@ def test_a_starved_run_leaves_conditions_on_the_wall_clock_open(
             "tokens_per_sec cannot be compared: not known in A: how",
         ),
         (
-            ["--fail-if", "speed > 1", "before", "nowhere"],
-            "--fail-if must name one of global_step_sec, samples_per_sec, tokens_per_sec, mfu, hfu, forward_flops, "
-            "backward_flops, hardware_flops, data_wait_ratio, cpu_time_sec, params, exposed_communication_ratio, "
-            "device_memory_peak_bytes, host_memory_peak_bytes, got 'speed'",
+            ["--fail-if", "speed > 1", "before", "after"],
+            "--fail-if speed > 1: speed cannot be compared: it is none of global_step_sec, samples_per_sec, "
+            "tokens_per_sec, mfu, hfu, forward_flops, backward_flops, hardware_flops, data_wait_ratio, cpu_time_sec, "
+            "params\n",
         ),
     ],
 )
@@ -132,36 +116,6 @@ def test_what_cannot_be_compared_ends_with_2_and_the_reason(
 ) -> None:
     assert main(["compare", *arguments]) == 2
     assert message in capsys.readouterr().err
-
-
-def test_what_cannot_be_compared_goes_before_a_condition_that_holds(capsys: pytest.CaptureFixture[str]) -> None:
-    conditions = ["--fail-if", "tokens_per_sec < 1", "--fail-if", "global_step_sec > 1"]
-    assert main(["compare", *conditions, "before", "after"]) == 2
-    assert "'global_step_sec > 1' holds" in capsys.readouterr().err
-
-
-def test_help_has_examples_that_parse(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["compare", "--help"])
-    shown = capsys.readouterr().out
-    examples = [line.strip() for line in shown.splitlines() if line.startswith("  lightning-flops compare")]
-    assert len(examples) == 5
-    assert "exit status: 0: done. 1: a condition of --fail-if holds. 2: something cannot be read or compared" in shown
-
-
-def test_it_loads_no_torch(folder: Path) -> None:
-    program = (
-        "import sys; from lightning_flops.cli import main; status = main(['compare', *sys.argv[1:]]);"
-        " sys.exit(status or 'torch' in sys.modules)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(folder / "before"), str(folder / "after")],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=Path(__file__).parent.parent,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 TRACES = Path(__file__).parent / "data" / "traces"
@@ -198,19 +152,12 @@ def test_two_folders_of_ranks_traces_are_compared(traces: Path, capsys: pytest.C
     )
 
 
-def test_two_traces_are_compared_as_text(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", str(RESNET), str(RESNET)]) == 0
-    out, err = capsys.readouterr()
-    assert (out.splitlines()[0].strip("- "), err) == ("Two traces compared", "")
-    assert "within noise" in out
-
-
 def test_traces_compared_have_a_page(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "ranks", "slow", "--html", "new/difference.html"]) == 0
     page = (traces / "new" / "difference.html").read_text(encoding="utf-8")
     assert "<title>ranks and slow compared</title>" in page
     assert page.count('id="view-0-0"') == 1
-    assert "takes" in capsys.readouterr().out
+    assert "Two traces compared" in capsys.readouterr().out
 
 
 def test_conditions_hold_for_figures_of_traces(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -228,7 +175,7 @@ def test_conditions_hold_for_figures_of_traces(traces: Path, capsys: pytest.Capt
     assert main(["compare", "--fail-if", "global_step_sec > 1", "ranks", "slow"]) == 2
     assert "global_step_sec cannot be compared: single steps are not known, or too few" in capsys.readouterr().err
     assert main(["compare", "--fail-if", "params > 1", "ranks", "slow"]) == 2
-    assert "--fail-if params > 1: params cannot be compared: it is no figure of theirs\n" in capsys.readouterr().err
+    assert "--fail-if params > 1: params cannot be compared: it is none of global_" in capsys.readouterr().err
     assert main(["compare", "--fail-if", "device_memory_peak_bytes > 1", "before", "after"]) == 2
 
 
@@ -257,17 +204,3 @@ def test_traces_that_cannot_be_compared_end_with_2_and_the_reason(
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert message in err
-
-
-def test_a_folder_of_logs_with_profiles_is_compared_by_them(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (traces / "before" / "rank0_step5.pt.trace.json").write_bytes(RANKS[0].read_bytes())
-    assert main(["compare", "before", "after"]) == 0
-    assert "Two runs compared" in capsys.readouterr().out
-    assert main(["compare", "--json", "before/rank0_step5.pt.trace.json", str(RANKS[0])]) == 0
-    assert read(capsys.readouterr().out).step.difference_ns == 0
-
-
-def test_a_profile_of_any_name_is_one(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (traces / "main.json").write_text(A.to_json())
-    assert main(["compare", "main.json", "after"]) == 0
-    assert "Two runs compared" in capsys.readouterr().out

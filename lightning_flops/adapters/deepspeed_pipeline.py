@@ -21,7 +21,7 @@ from lightning_flops.config import ProfilerConfig
 from lightning_flops.instrument.batches import tensor_shapes
 from lightning_flops.records import Shapes, TimePhase
 from lightning_flops.run.output import LoggedOutput
-from lightning_flops.run.safety import safe
+from lightning_flops.run.run import safe
 from lightning_flops.schema.profile import Profile
 
 _PARTS: dict[str, TimePhase] = {  # of a step, by the class of an instruction; any other one is ``other``

@@ -20,10 +20,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from lightning_flops.adapters.loop import LoopRun
 from lightning_flops.adapters.loop_context import frame_of, loop_output
 from lightning_flops.config import ProfilerConfig
-from lightning_flops.instrument.module_hooks import module_hooks
+from lightning_flops.instrument.module_hooks import put_up_hooks
 from lightning_flops.run.reports import OUTCOMES
-from lightning_flops.run.run import Run
-from lightning_flops.run.safety import close_quietly, safe
+from lightning_flops.run.run import Run, close_quietly, safe
 from lightning_flops.schema.profile import Profile
 
 
@@ -50,7 +49,7 @@ class LoopFinder:
     @safe
     def begin(self) -> None:
         """The program begins."""
-        self._undo.enter_context(module_hooks(self._enters, self._leaves))
+        put_up_hooks(self._undo, self._enters, self._leaves)
         self._undo.callback(register_optimizer_step_pre_hook(self._step_begins).remove)
         self._undo.callback(register_optimizer_step_post_hook(self._step_ends).remove)
 

@@ -16,22 +16,21 @@ import torch
 from torch import nn
 
 from lightning_flops.adapters.place import run_context_on
-from lightning_flops.analysis.forward_profile import ForwardMeasurement, build_forward_profile
+from lightning_flops.analysis.forward_profile import build_forward_profile
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.instrument.batches import samples_in, tensor_shapes
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
 from lightning_flops.instrument.deepspeed_groups import ParallelSizes, parallel_sizes
 from lightning_flops.instrument.module_scope import describe_modules, named_modules, require_module
-from lightning_flops.instrument.timing.clocks import Clock, clock_for
+from lightning_flops.instrument.timing.clocks import WallClock, clock_for
 from lightning_flops.instrument.timing.module_timer import ModuleTimer
 from lightning_flops.records import PhaseSeconds, RunContext
 from lightning_flops.report import deepspeed_units as units
 from lightning_flops.report.text import render_aggregated, render_forwards
-from lightning_flops.run.safety import safe
+from lightning_flops.run.run import safe
 from lightning_flops.schema.profile import Profile
 from lightning_flops.sinks.file import write_text_file
-from lightning_flops.text.json_text import shown
-from lightning_flops.text.printable import package_logger
+from lightning_flops.text.printable import package_logger, shown
 
 __all__ = ["FlopsProfiler", "get_model_profile"]
 
@@ -81,18 +80,12 @@ class FlopsProfiler:
         if ignore_list is not None or count:
             self._ignored_types = tuple(ignore_list or ())
         self.started = self._running = True
-        undo = self._undo  # no reference to self: it is closed when no caller has one
-        undo.close()
-
-        def abandon() -> None:
-            undo.close()
-            logger.warning("the model's forward raised: profiling stopped, and what was counted so far is kept")
-
+        self._undo.close()
         with ExitStack() as both:
             counter = both.enter_context(FlopCounter(self.model)) if count else None
-            timer = ModuleTimer(self.model, _clock_of(self.model), abandon=abandon)
+            timer = ModuleTimer(self.model, _clock_of(self.model))
             both.enter_context(timer)  # after the counter, so that its hooks come last
-            undo.enter_context(both.pop_all())
+            self._undo.enter_context(both.pop_all())
         self._timed, self._calls = timer, ((), None)
         if counter is not None:
             self._counter, self._counted = counter, timer
@@ -183,15 +176,11 @@ class FlopsProfiler:
         context, engine_sec = _context(self.ds_engine, device, samples)
         profile = build_forward_profile(
             records=describe_modules(self.model),
-            measurement=ForwardMeasurement(
-                flops=counter.record(),
-                own_sec=timed.seconds(),
-                counted_calls=counted.outermost_calls,
-                timed_calls=timed.outermost_calls,
-                timed_while_counted=timed is counted,
-                calls_sec=calls_sec,
-                samples=context.micro_batch_size,
-            ),
+            flops=counter.record(),
+            own_sec=timed.seconds(),
+            calls=(counted.outermost_calls, timed.outermost_calls),
+            timed_while_counted=timed is counted,
+            calls_sec=calls_sec,
             context=context,
             recompute_fwd_factor=self.recompute_fwd_factor,
             engine_sec=engine_sec,
@@ -284,7 +273,7 @@ def get_model_profile(
     return flops, macs, profiler.get_total_params(as_string)
 
 
-def _seconds_of(call: Callable[[], None], clock: Clock[Any]) -> float:
+def _seconds_of(call: Callable[[], None], clock: WallClock) -> float:
     """How long one *call* takes alone, on an idle device."""
     clock.stamp()
     clock.settle()
@@ -313,7 +302,7 @@ def _devices(model: nn.Module) -> set[torch.device]:
     return {tensor.device for tensors in (model.parameters(), model.buffers()) for tensor in tensors}
 
 
-def _clock_of(model: nn.Module) -> Clock[Any] | None:
+def _clock_of(model: nn.Module) -> WallClock | None:
     """The clock of the device that the model is on; None if it is on several devices other than the CPU."""
     others = {device for device in _devices(model) if device.type != "cpu"}
     if not others and torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]

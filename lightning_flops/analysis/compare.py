@@ -1,43 +1,27 @@
 """Two profiles compared: every nanosecond of the difference of their steps has a cause, by part and by module.
 
 The times of the parts of a step are means over the timed steps, which nothing slowed down. How a part is cut into
-modules, waiting for other ranks and idle time comes from the traced step. ``compare_split`` has the mathematics of a
+modules, waiting for other ranks and idle time comes from the traced steps. ``compare_split`` has the mathematics of a
 difference, ``compare_noise`` that of chance, ``compare_modules`` says which module is which.
 """
 
 from __future__ import annotations
 
-import statistics
+import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, cast, get_args
 
 import numpy as np
 
 from lightning_flops.analysis.compare_modules import match_modules
-from lightning_flops.analysis.compare_noise import (
-    CONFIDENCE,
-    LEAST_STEPS,
-    Floats,
-    noise_interval,
-    ratio_ends,
-    single_step_noise_ns,
-    too_few,
-)
-from lightning_flops.analysis.compare_rules import (
-    EXACT,
-    NO_NOISE,
-    TIMED,
-    TOO_WIDE,
-    figure_difference,
-    setting_differences,
-)
-from lightning_flops.analysis.compare_split import FLOPS_PER_BYTE, CauseSums, Work, apportioned, split, sum_of
+from lightning_flops.analysis.compare_noise import LEAST_STEPS, Floats, noise_interval, too_few
+from lightning_flops.analysis.compare_rules import WALL, figure_difference, setting_differences
+from lightning_flops.analysis.compare_split import CauseSums, Work, apportioned, split
 from lightning_flops.analysis.module_names import parent_name
 from lightning_flops.errors import ComparisonError
-from lightning_flops.records import OUTSIDE, PhaseAmounts, TimePhase
+from lightning_flops.records import OUTSIDE, TimePhase
 from lightning_flops.schema.comparison import (
     SCHEMA_VERSION,
     ComparedRun,
@@ -47,9 +31,10 @@ from lightning_flops.schema.comparison import (
     ModuleSide,
     PartDifference,
 )
+from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import TimingProfile, phases_text
-from lightning_flops.units import percent
+from lightning_flops.units import percent, plural
 
 _PHASES: tuple[TimePhase, ...] = get_args(TimePhase)
 _COMPUTING: tuple[TimePhase, ...] = ("forward", "backward", "optimizer")
@@ -60,10 +45,12 @@ _WAITING: Mapping[TimePhase, str] = {
 """What a part of a step that computes nothing of the model is a wait for."""
 _STARVED = 0.05
 """From this share of lost processor time on, the times of a run say little of its program."""
-_ALIKE = 2.0
-"""A traced step that took so many times as long as the timed ones, or as short, was held up in one place."""
+_ERRORS = 4
+"""So many standard errors of both runs together may separate a module's times by chance."""
 _NOT_OWNED = -1
 _Phases = tuple[TimePhase, ...]
+_Row = tuple[ModuleProfile | None, ModuleProfile | None]
+"""A module in A and in B."""
 
 
 def compare_profiles(a: Profile, b: Profile, *, sources: tuple[str, str] = ("A", "B")) -> Comparison:
@@ -93,7 +80,7 @@ def compare_profiles(a: Profile, b: Profile, *, sources: tuple[str, str] = ("A",
             f"{b.context.loop} loop"
         )
     try:
-        return _Comparing((_Run(a, sources[0]), _Run(b, sources[1]))).result()
+        return _compared((_Run(a, sources[0]), _Run(b, sources[1])))
     except (ArithmeticError, LookupError, ValueError) as error:
         raise ComparisonError(
             "the steps cannot be compared: a profile contradicts itself, or has figures beyond what floats hold"
@@ -115,14 +102,13 @@ class _Run:
 
     def identity(self) -> ComparedRun:
         """Which run it is."""
-        modules, share = self.profile.modules, self.timing.starved_share or 0.0
+        profile, steps, share = self.profile, self.timing.timed_steps, self.timing.starved_share or 0.0
+        model = f"{profile.modules[0].type_name} on " if profile.modules else ""
+        where = f"{model}{profile.context.device_name or 'unknown device'}"
         starved = f"for {percent(share)} of the time in which its steps were timed it was ready to run and had to wait"
         return ComparedRun(
             source=self.source,
-            profile_step=self.profile.profile_step,
-            timed_steps=self.timing.timed_steps,
-            model=modules[0].type_name if modules else "",
-            device=self.profile.context.device_name,
+            about=f"{where}, step {profile.profile_step} counted, {steps} timed {plural('step', steps)}",
             starved=f"{starved} for a processor." if share > _STARVED else "",
         )
 
@@ -135,338 +121,234 @@ class _Run:
         columns = [np.array(part.steps_sec) for part in self.timing.parts if set(part.phases) <= set(phases)]
         return sum(columns, start=np.zeros(len(self.timing.global_step.steps_sec)))
 
-    def work_of_phase(self, phase: TimePhase) -> Work:
-        """FLOPs and bytes of one step in *phase*."""
-        flops, moved, per_step = self.profile.flops_total, self.profile.bytes_total, self.profile.per_step
-        if phase == "backward":
-            return Work(per_step(flops.backward + flops.recompute), per_step(moved.backward + moved.recompute))
-        if phase in _COMPUTING:
-            return Work(per_step(getattr(flops, phase)), per_step(getattr(moved, phase)))
-        return Work()
+    def work(self, phases: _Phases) -> Work:
+        """FLOPs and bytes of one step in *phases*."""
+        flops, moved = (
+            sum(_amount(one, phase) for phase in phases) for one in (self.profile.flops, self.profile.bytes_total)
+        )
+        return Work(flops, self.profile.per_step(moved))
 
-    def work_of_modules(self) -> dict[str, dict[TimePhase, Work]]:
-        """FLOPs and bytes of one step, by module, without those below it."""
-        own_bytes = {module.name: list(_sides(module.total_bytes)) for module in self.profile.modules}
-        for module in self.profile.modules:
-            around = own_bytes[parent_name(module.name)] if module.name else [0, 0]
-            for side, moved in enumerate(_sides(module.total_bytes)):
-                around[side] -= moved
-        per_step = self.profile.per_step
-        return {
-            module.name: {
-                phase: Work(per_step(flops), per_step(moved))
-                for phase, flops, moved in zip(_BY_MODULE, _sides(module.own), own_bytes[module.name], strict=True)
-            }
-            for module in self.profile.modules
-        }
+    def works(self, phase: TimePhase) -> dict[str, Work]:
+        """FLOPs and bytes of one step in *phase*, by module, without those below it."""
+        modules, per_step = self.profile.modules, self.profile.per_step
+        moved = {module.name: _amount(module.total_bytes, phase) for module in modules}
+        for module in modules:
+            if module.name:
+                moved[parent_name(module.name)] -= _amount(module.total_bytes, phase)
+        return {one.name: Work(per_step(_amount(one.own, phase)), per_step(moved[one.name])) for one in modules}
+
+    def strays(self) -> dict[str, float]:
+        """Standard error of each module's own time over the traced steps, divided by that time, where it is known.
+
+        Of steps that took over twice or under half as long as the timed ones, it is all of a module's time.
+        """
+        traced = self.profile.traced
+        if traced is None or traced.tables is None or traced.tables.modules is None:
+            return {}
+        found = {}
+        for row in traced.tables.modules.rows:
+            own_us = row.own_forward_us + row.own_backward_us
+            if row.own_error_us is not None:
+                found[row.name] = 1 / _ERRORS if traced.is_apart else row.own_error_us / own_us if own_us else 0.0
+        return found
+
+    def filled(self) -> tuple[dict[TimePhase, _Filled], str]:
+        """What filled the computing parts of its traced step; empty, and why, if it cannot be said.
+
+        On a device, idle is the time in which nothing runs there. Without a device the host's own time between
+        operators is work as well: it is no module's, or that of the module that runs.
+        """
+        traced = self.profile.traced
+        times = {module.name: module.times for module in self.profile.modules if module.times is not None}
+        if traced is None or not times:
+            return {}, f"{self.source} has no times of modules"
+        walls = {part.name: part for part in traced.parts}
+        idles = {} if traced.filling is None else {part.name: part.idle_ns for part in traced.filling.parts}
+        on_device = next(iter(times.values())).clock == "device"
+        found: dict[TimePhase, _Filled] = {}
+        for phase in _COMPUTING:
+            seconds = {name: getattr(one, f"own_{phase}_sec", 0.0) for name, one in times.items()}
+            if phase not in walls or None in seconds.values():
+                continue
+            modules, scale = {name: _ns(sec) for name, sec in seconds.items()}, getattr(traced, f"{phase}_scale", 1.0)
+            own, communication = sum(modules.values()), _ns(scale * walls[phase].exposed_sec)
+            computing = max(0, _ns(scale * walls[phase].wall_sec) - communication)
+            idle = min(computing, round(scale * idles.get(phase, 0))) if on_device else 0
+            computing -= idle
+            if own > computing:  # a module's time has what ran at once on several streams, and its own communication
+                modules = dict(zip(modules, apportioned(computing, list(modules.values())), strict=True))
+                own = computing
+            found[phase] = modules, (communication, idle, computing - own)
+        return found, ""
 
 
-def _sides(amounts: PhaseAmounts) -> tuple[int, int]:
-    """Forward, and backward with what it repeats of the forward."""
-    return amounts.forward, amounts.backward + amounts.recompute
+_Filled = tuple[Mapping[str, int], tuple[int, int, int]]
+"""Own nanoseconds of each module in a part of a traced step; communication that computation does not hide, the device's
+idle time, and what is no module's."""
+
+
+def _amount(amounts: Any, phase: TimePhase) -> int:
+    """FLOPs or bytes of one phase; the backward has what it repeats of the forward."""
+    repeated: int = amounts.recompute if phase == "backward" else 0
+    return repeated + getattr(amounts, phase) if phase in _COMPUTING else 0
 
 
 def _ns(seconds: float) -> int:
     return round(seconds * 1e9)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Traced:
-    """What filled one part of a traced step, in nanoseconds."""
+def _compared(runs: tuple[_Run, _Run]) -> Comparison:
+    a, b = runs
+    of_a, of_b = ({part.phases for part in run.timing.parts} for run in runs)
+    rest = {phase for phases in of_a ^ of_b for phase in phases}  # what the two separate in other ways is one part
+    joined = tuple(phase for phase in _PHASES if phase in rest)
+    every = sorted([*(of_a & of_b), *([joined] if joined else [])], key=lambda phases: _PHASES.index(phases[0]))
 
-    modules: Mapping[str, int]
-    """Own time of each module; empty where modules have none."""
-    outside: int
-    """Computing that no module owns, or time that nothing known filled."""
-    communication: int = 0
-    """Not hidden by computation."""
-    idle: int = 0
-    """The device had nothing to run."""
+    partners, in_a = match_modules(a.profile.modules, b.profile.modules), {one.name: one for one in a.profile.modules}
+    rows: list[_Row] = [(in_a.get(partners.get(one.name, OUTSIDE)), one) for one in b.profile.modules]
+    taken = set(partners.values())
+    rows += [(module, None) for name, module in in_a.items() if name not in taken]
 
-    @property
-    def whole(self) -> int:
-        """All of it."""
-        return sum(self.modules.values()) + self.outside + self.communication + self.idle
-
-
-def _traced_parts(run: _Run) -> tuple[dict[TimePhase, _Traced], str]:
-    """What filled the computing parts of the run's traced step; empty, and why, if it cannot be said.
-
-    On a device, idle is the time in which nothing runs there. Without a device the host's own time between operators is
-    work as well: it is no module's, or that of the module that runs.
-    """
-    traced = run.profile.traced
-    times = {module.name: module.times for module in run.profile.modules if module.times is not None}
-    if traced is None or not times:
-        return {}, f"{run.source} has no times of modules"
-    if not traced.like_counted:
-        return {}, f"the traced step of {run.source} is not like its counted one"
-    table = None if traced.tables is None else traced.tables.modules
-    walls = {part.name: part for part in traced.parts}
-    fillings = {} if traced.filling is None else {part.name: part for part in traced.filling.parts}
-    on_device = next(iter(times.values())).clock == "device"
-    found: dict[TimePhase, _Traced] = {}
-    for phase in _COMPUTING:
-        seconds = {name: getattr(one, f"own_{phase}_sec", 0.0) for name, one in times.items()}
-        if any(sec is None for sec in seconds.values()):
-            continue  # a clock at module hooks sees the forward alone
-        modules = {name: _ns(sec) for name, sec in seconds.items()}
-        own = sum(modules.values())
-        scale = traced.backward_scale if phase == "backward" else traced.forward_scale if phase == "forward" else 1.0
-        table_us = 0.0 if table is None else scale * getattr(table, f"{phase}_us") / max(1, table.steps)
-        busy = max(own, round(1e3 * table_us))
-        if phase not in walls:
-            if table is None and phase == "forward":
-                busy = max(own, _ns(run.timing.forward_sec or 0.0))  # of the same steps' length, as far as is known
-            found[phase] = _Traced(modules=modules, outside=busy - own)
-            continue
-        communication = _ns(scale * walls[phase].exposed_sec)
-        computing, idle = max(0, _ns(scale * walls[phase].wall_sec) - communication), 0
-        if on_device:
-            idle = min(computing, fillings[phase].idle_ns) if phase in fillings else max(0, computing - busy)
-        computing -= idle
-        if own > computing:  # a module's time has what ran at once on several streams, and its own communication
-            modules = dict(zip(modules, apportioned(computing, list(modules.values())), strict=True))
-            own = computing
-        found[phase] = _Traced(modules=modules, outside=computing - own, communication=communication, idle=idle)
-    return found, ""
+    filled, notes = _comparable_traces(runs)
+    whole, parts = CauseSums(), []
+    of_rows: defaultdict[int, CauseSums] = defaultdict(CauseSums)
+    for phases in every:
+        of_part = CauseSums()
+        for row, wait, (a_ns, b_ns), (work_a, work_b) in _pieces(runs, phases, filled, rows):
+            causes = {wait: b_ns - a_ns} if wait else split(a_ns=a_ns, b_ns=b_ns, a=work_a, b=work_b)
+            for sums in (of_part, whole, of_rows[row]):
+                sums.add(a_ns, b_ns, causes)
+        parts.append(_part(runs, phases_text(phases), phases, of_part))
+    step = tuple(phase for phases in every for phase in phases)
+    return Comparison(
+        schema_version=SCHEMA_VERSION,
+        a=a.identity(),
+        b=b.identity(),
+        settings=setting_differences(a.profile, b.profile),
+        figures=tuple(_figures(runs, step)),
+        step=_part(runs, b.profile.step_name, step, whole),
+        parts=tuple(parts),
+        modules=tuple(_modules(runs, rows, of_rows)),
+        notes=(*notes, *_limits(runs)),
+    )
 
 
-def _common_parts(runs: Sequence[_Run]) -> list[_Phases]:
-    """The finest parts that both runs can separate."""
-    groups: list[frozenset[TimePhase]] = []
-    for one in (frozenset(part.phases) for run in runs for part in run.timing.parts):
-        joined = one.union(*(group for group in groups if group & one))
-        groups = [group for group in groups if not group & one] + [joined]
-    ordered = [tuple(phase for phase in _PHASES if phase in group) for group in groups]
-    return sorted(ordered, key=lambda group: _PHASES.index(group[0]))
+def _comparable_traces(runs: tuple[_Run, _Run]) -> tuple[list[dict[TimePhase, _Filled]], list[str]]:
+    """What filled the parts in both runs; empty where one of them does not know, and a note on that."""
+    found = [run.filled() for run in runs]
+    clocks = {one.times.clock for run in runs for one in run.profile.modules if one.times is not None}
+    why = " and ".join(why for _, why in found if why)
+    if not why and len(clocks) > 1:
+        why = f"their clocks differ ({', '.join(sorted(clocks))})"
+    if not why:
+        return [filled for filled, _ in found], []
+    note = "What the trace shows of waiting inside a part is in its work and efficiency."
+    return [{}, {}], [f"Differences by module are not known: {why}. {note}"]
 
 
 _Piece = tuple[int, str, tuple[int, int], tuple[Work | None, Work | None]]
 """Of a part of the step: whose row, what it is a wait for or empty, its times, and the work in it."""
 
 
-class _Comparing:
-    """Compares two runs, part by part: what fills them, then noise."""
+def _pieces(
+    runs: tuple[_Run, _Run], phases: _Phases, filled: list[dict[TimePhase, _Filled]], rows: list[_Row]
+) -> Iterator[_Piece]:
+    """What a part of the step consists of; its pieces add up to it."""
+    a, b = runs
+    phase = phases[0]
+    if len(phases) == 1 and all(phase in one for one in filled):
+        if phase not in _BY_MODULE:
+            rows = []
+        pieces, works = [], []
+        for side, run in enumerate(runs):
+            own_ns, rest_ns = filled[side][phase]
+            of_modules, names = run.works(phase), [one.name if (one := row[side]) else None for row in rows]
+            pieces.append(apportioned(run.ns(phases), [*(own_ns.get(str(name), 0) for name in names), *rest_ns]))
+            known = [None if name is None else of_modules[name] for name in names]
+            owned = [sum(column) for column in zip(Work(), *(one for one in known if one is not None), strict=True)]
+            left = Work(*(max(0, whole - own) for whole, own in zip(run.work(phases), owned, strict=True)))
+            works.append([*known, None, None, left])
+        owners, waits = [*range(len(rows)), *[_NOT_OWNED] * 3], [*[""] * len(rows), "communication", "idle", ""]
+        yield from zip(owners, waits, zip(*pieces, strict=True), zip(*works, strict=True), strict=True)
+    elif set(phases) <= set(_WAITING):  # of several kinds it counts as a wait for the loop
+        kinds = {_WAITING[phase] for phase in phases}
+        wait = kinds.pop() if len(kinds) == 1 else "loop"
+        yield _NOT_OWNED, wait, (a.ns(phases), b.ns(phases)), (None, None)
+    else:
+        yield _NOT_OWNED, "", (a.ns(phases), b.ns(phases)), (a.work(phases), b.work(phases))
 
-    def __init__(self, runs: tuple[_Run, _Run]) -> None:
-        self._runs = runs
-        self._notes: list[str] = []
-        a, b = (run.profile for run in runs)
-        partners = match_modules(a.modules, b.modules)
-        taken = set(partners.values())
-        self._rows: list[tuple[str | None, str | None]] = [(partners.get(one.name), one.name) for one in b.modules]
-        self._rows += [(module.name, None) for module in a.modules if module.name not in taken]
-        self._sums: defaultdict[int, CauseSums] = defaultdict(CauseSums)
-        """Of each module, by its row."""
-        self._works = tuple(run.work_of_modules() for run in runs)
-        self._traced = self._comparable_traces()
-        self._flops_per_byte = _flops_per_byte(a, b)
-        counts = [len(run.timing.global_step.steps_sec) for run in runs]
-        self._with_noise = min(counts) >= LEAST_STEPS
-        for run, count in zip(runs, counts, strict=True):
-            if count < LEAST_STEPS:
-                self._notes.append(too_few(run.source, f"{count} timed steps"))
 
-    def result(self) -> Comparison:
-        """The comparison."""
-        a, b = self._runs
-        whole, parts, every = CauseSums(), [], _common_parts(self._runs)
-        for phases in every:
-            sums = CauseSums()
-            for row, wait, (a_ns, b_ns), works in self._pieces(phases):
-                if a_ns or b_ns:
-                    one = {wait: b_ns - a_ns} if wait else self._split(a_ns, b_ns, works)
-                    for of in (sums, whole, self._sums[row]):
-                        of.add(a_ns, b_ns, one)
-            parts.append(self._part(phases_text(phases), phases, sums, self._is_by_module(phases)))
-        step = tuple(phase for phases in every for phase in phases)
-        self._note_limits()
-        return Comparison(
-            schema_version=SCHEMA_VERSION,
-            a=a.identity(),
-            b=b.identity(),
-            step_name=b.profile.step_name,
-            settings=setting_differences(a.profile, b.profile),
-            figures=self._figures(step),
-            step=self._part(b.profile.step_name, step, whole, any(one.by_module for one in parts)),
-            parts=tuple(parts),
-            modules=self._modules(),
-            flops_per_byte=self._flops_per_byte,
-            confidence=CONFIDENCE,
-            notes=tuple(self._notes),
+def _part(runs: tuple[_Run, _Run], name: str, phases: _Phases, sums: CauseSums) -> PartDifference:
+    a, b = (run.steps(phases) for run in runs)
+    causes = sums.causes()
+    return PartDifference(name=name, causes=causes, difference=noise_interval(a, b, value_ns=causes.difference_ns))
+
+
+def _modules(runs: tuple[_Run, _Run], rows: list[_Row], of_rows: Mapping[int, CauseSums]) -> Iterator[ModuleDifference]:
+    """Each row, and last what no module owns."""
+    strays = [run.strays() for run in runs]
+    works = [[run.works(phase) for phase in _BY_MODULE] for run in runs]
+    for place, row in enumerate(rows):
+        own = of_rows.get(place, CauseSums()).causes()
+        noise = 0.0 if own.a_ns or own.b_ns else math.nan
+        sides: list[ModuleSide | None] = []
+        for module, of, ns, by_phase in zip(row, strays, (own.a_ns, own.b_ns), works, strict=True):
+            if module is None:
+                sides.append(None)
+                continue
+            noise = math.hypot(noise, _ERRORS * ns * of.get(module.name, math.nan))
+            flops, moved = (round(sum(one[module.name][kind] for one in by_phase)) for kind in (0, 1))
+            sides.append(ModuleSide(name=module.name, flops=flops, bytes=moved))
+        yield ModuleDifference(
+            a=sides[0],
+            b=sides[1],
+            own=own,
+            noise_ns=None if math.isnan(noise) else math.ceil(noise),
+            beyond_noise=None if math.isnan(noise) else abs(own.difference_ns) > noise,
         )
+    outside = ModuleSide(name=OUTSIDE, flops=0, bytes=0)
+    yield ModuleDifference(a=outside, b=outside, own=of_rows[_NOT_OWNED].causes(), noise_ns=None, beyond_noise=None)
 
-    def _comparable_traces(self) -> tuple[dict[TimePhase, _Traced], ...]:
-        """What filled the parts in both runs; empty where one of them does not know."""
-        found = [_traced_parts(run) for run in self._runs]
-        clocks = {one.times.clock for run in self._runs for one in run.profile.modules if one.times is not None}
-        why = " and ".join(why for _, why in found if why)
-        if not why and len(clocks) > 1:
-            why = f"their clocks differ ({', '.join(sorted(clocks))})"
-        if why:
-            self._notes.append(
-                f"Differences by module are not known: {why}. What the trace shows of waiting inside a part is in its "
-                "work and efficiency."
+
+def _figures(runs: tuple[_Run, _Run], step: _Phases) -> Iterator[FigureDifference]:
+    """Each number of the summary, with the noise of the times that it is made of."""
+
+    def steps(run: _Run, name: str) -> Floats:
+        if name == "cpu_time_sec":
+            return np.array(run.timing.processor_steps_sec)
+        whole = run.steps(step)
+        return run.steps(("data_wait",)) / whole if name == "data_wait_ratio" else whole
+
+    def unknown(run: _Run, name: str) -> str | None:
+        ranks = run.profile.ranks
+        return {**run.profile.unavailable, **(ranks.unavailable if ranks else {})}.get(name)
+
+    a, b = runs
+    of_a, of_b = (cast("dict[str, Any]", run.profile.summary()) for run in runs)
+    for name in of_a:
+        if name != "advice":
+            yield figure_difference(
+                name,
+                (of_a[name], of_b[name]),
+                unknown=(unknown(a, name), unknown(b, name)),
+                steps=(steps(a, name), steps(b, name)) if name in (*WALL, "cpu_time_sec") else None,
             )
-        return tuple({} if why else traced for traced, _ in found)
 
-    def _is_by_module(self, phases: _Phases) -> bool:
-        return len(phases) == 1 and phases[0] in _BY_MODULE and all(phases[0] in traced for traced in self._traced)
 
-    def _split(self, a_ns: int, b_ns: int, works: tuple[Work | None, Work | None]) -> dict[str, int]:
-        return split(a_ns=a_ns, b_ns=b_ns, a=works[0], b=works[1], flops_per_byte=self._flops_per_byte)
-
-    def _pieces(self, phases: _Phases) -> Iterator[_Piece]:
-        """What a part of the step consists of; its pieces add up to it."""
-        times = (self._runs[0].ns(phases), self._runs[1].ns(phases))
-        computing = [phase for phase in phases if phase in _COMPUTING]
-        if not computing:  # a wait; of several kinds it counts as that of the loop
-            kinds = {_WAITING[phase] for phase in phases}
-            yield _NOT_OWNED, kinds.pop() if len(kinds) == 1 else "loop", times, (None, None)
-        elif len(phases) == 1 and all(phases[0] in traced for traced in self._traced):
-            yield from self._traced_pieces(phases[0], times)
-        else:
-            of_a, of_b = (sum_of([run.work_of_phase(phase) for phase in phases]) for run in self._runs)
-            yield _NOT_OWNED, "", times, (of_a, of_b)
-            if len(computing) < len(phases):
-                name = phases_text(phases)
-                self._notes.append(
-                    f"Waiting in {name} cannot be separated from computing there: it is in its work and efficiency."
-                )
-
-    def _traced_pieces(self, phase: TimePhase, times: tuple[int, int]) -> Iterator[_Piece]:
-        by_module = phase in _BY_MODULE
-        rows = self._rows if by_module else []
-        pieces, lefts = [], []
-        for side, (run, traced, ns) in enumerate(zip(self._runs, self._traced, times, strict=True)):
-            here, names = traced[phase], [row[side] for row in rows]
-            own = [0 if name is None else here.modules.get(name, 0) for name in names]
-            pieces.append(apportioned(ns, [*own, here.communication, here.idle, here.outside]))
-            owned = sum_of([work[phase] for work in self._works[side].values()]) if by_module else Work()
-            lefts.append(run.work_of_phase(phase).less(owned))
-        *of_rows, communication, idle, outside = zip(*pieces, strict=True)
-        for place, (names_of, ns_of) in enumerate(zip(rows, of_rows, strict=True)):
-            works = [None if name is None else self._works[side][name][phase] for side, name in enumerate(names_of)]
-            yield place, "", ns_of, (works[0], works[1])
-        yield _NOT_OWNED, "communication", communication, (None, None)
-        yield _NOT_OWNED, "idle", idle, (None, None)
-        yield _NOT_OWNED, "", outside, (lefts[0], lefts[1])
-
-    def _part(self, name: str, phases: _Phases, sums: CauseSums, by_module: bool) -> PartDifference:
-        a, b = (run.steps(phases) for run in self._runs)
-        causes = sums.causes()
-        noise = noise_interval(a, b, value_ns=causes.difference_ns)
-        return PartDifference(name=name, causes=causes, by_module=by_module, difference=noise)
-
-    def _modules(self) -> tuple[ModuleDifference, ...]:
-        """Each row, and last what no module owns."""
-        sides = [_sides_of(run, works) for run, works in zip(self._runs, self._works, strict=True)]
-        noise_of = self._module_noise()
-        rows = []
-        for place, (a, b) in enumerate(self._rows):
-            own = self._sums[place].causes()
-            noise_ns = noise_of(own.a_ns, own.b_ns)
-            rows.append(
-                ModuleDifference(
-                    a=None if a is None else sides[0][a],
-                    b=None if b is None else sides[1][b],
-                    own=own,
-                    noise_ns=noise_ns,
-                    beyond_noise=None if noise_ns is None else abs(own.difference_ns) > noise_ns,
-                )
+def _limits(runs: tuple[_Run, _Run]) -> Iterator[str]:
+    """What limits the comparison, in sentences."""
+    for run in runs:
+        profile, context, steps = run.profile, run.profile.context, len(run.timing.global_step.steps_sec)
+        if steps < LEAST_STEPS:
+            yield too_few(run.source, f"{steps} timed steps")
+        if profile.traced is not None and profile.traced.is_apart:
+            yield (
+                f"The traced steps of {run.source} took over twice or under half as long as its timed ones: which "
+                "module a difference is in is uncertain."
             )
-        outside = ModuleSide(name=OUTSIDE, type_name="", params=0, flops=0, bytes=0)
-        rest = self._sums[_NOT_OWNED].causes()
-        return (*rows, ModuleDifference(a=outside, b=outside, own=rest, noise_ns=None, beyond_noise=None))
-
-    def _module_noise(self) -> Callable[[int, int], int | None]:
-        """How far a module that takes so long in A and in B may stray, known from one traced step."""
-        phases = [phase for phase in _BY_MODULE if self._is_by_module((phase,))]
-        if not phases or not self._with_noise:
-            return lambda a_ns, b_ns: None
-        stray = single_step_noise_ns(*(run.steps(tuple(phases)) for run in self._runs))
-        wholes = [max(1, run.ns(tuple(phases))) for run in self._runs]
-        doubt_ns = 0
-        for run, traced in zip(self._runs, self._traced, strict=True):
-            for phase in phases:
-                timed, seen = max(1, run.ns((phase,))), max(1, traced[phase].whole)
-                if (times := max(timed, seen) / min(timed, seen)) > _ALIKE:
-                    doubt_ns += round(timed * (1 - 1 / times))
-                    self._notes.append(
-                        f"The traced step of {run.source} took {seen / 1e6:.3g} ms in its {phase}, the timed ones "
-                        f"{timed / 1e6:.3g} ms: which module a difference is in is uncertain."
-                    )
-
-        return lambda a_ns, b_ns: doubt_ns + stray(a_ns / wholes[0], b_ns / wholes[1])
-
-    def _figures(self, step: _Phases) -> tuple[FigureDifference, ...]:
-        """Each number of the summary, with the noise of the times that it is made of."""
-        profiles = {"A": self._runs[0].profile, "B": self._runs[1].profile}
-
-        def noise(name: str) -> tuple[float, float] | str:
-            """Factors from a ratio to its ends, or why the noise is not known."""
-            if name not in TIMED:
-                return EXACT
-            if name == "cpu_time_sec":
-                spent = [np.array(run.timing.processor_steps_sec) for run in self._runs]
-                return NO_NOISE if min(map(len, spent)) < LEAST_STEPS else ratio_ends(*spent) or TOO_WIDE
-            if not self._with_noise:
-                return NO_NOISE
-            whole = (self._runs[0].steps(step), self._runs[1].steps(step))
-            if name == "data_wait_ratio":
-                waits = [run.steps(("data_wait",)) for run in self._runs]
-                return ratio_ends(waits[0], waits[1], over=whole) or TOO_WIDE
-            return ratio_ends(*whole) or TOO_WIDE
-
-        def unknown(name: str, which: str) -> str | None:
-            profile = profiles[which]
-            return {**profile.unavailable, **(profile.ranks.unavailable if profile.ranks else {})}.get(name)
-
-        of_a, of_b = (cast("dict[str, Any]", one.summary()) for one in profiles.values())
-        return tuple(
-            figure_difference(name, of_a[name], of_b[name], noise=partial(noise, name), unknown=partial(unknown, name))
-            for name in of_a
-            if name != "advice"
-        )
-
-    def _note_limits(self) -> None:
-        for run in self._runs:
-            profile, context = run.profile, run.profile.context
-            if profile.lower_bound:
-                self._notes.append(
-                    f"FLOPs of {run.source} are lower bounds: what could not be counted is not in its work."
-                )
-            if profile.variable:
-                self._notes.append(
-                    f"Steps of {run.source} have many shapes: counted and timed steps are different samples of them."
-                )
-            if context.world_size > 1:
-                self._notes.append(f"Times of {run.source} are those of rank {context.rank} of {context.world_size}.")
-        for note in dict.fromkeys(note for run in self._runs for note in run.profile.notes):
-            whose = " and ".join(run.source for run in self._runs if note in run.profile.notes)
-            self._notes.append(f"{whose}: {note}")
-
-
-def _flops_per_byte(a: Profile, b: Profile) -> int:
-    """The ridge point of the devices' rooflines in the dtype that has most FLOPs; where two are known, their mean."""
-    ridges = [
-        one.dtypes[0].peak_flops_per_sec / one.memory_bytes_per_sec
-        for one in (a, b)
-        if one.dtypes and one.dtypes[0].peak_flops_per_sec and one.memory_bytes_per_sec
-    ]
-    return max(1, round(statistics.geometric_mean(ridges))) if ridges else FLOPS_PER_BYTE
-
-
-def _sides_of(run: _Run, works: Mapping[str, Mapping[TimePhase, Work]]) -> dict[str, ModuleSide]:
-    found = {}
-    for module in run.profile.modules:
-        work = sum_of(list(works[module.name].values()))
-        found[module.name] = ModuleSide(
-            name=module.name,
-            type_name=module.type_name,
-            params=module.params,
-            flops=round(work.flops),
-            bytes=round(work.bytes),
-        )
-    return found
+        if profile.lower_bound:
+            yield f"FLOPs of {run.source} are lower bounds: what could not be counted is not in its work."
+        if context.world_size > 1:
+            yield f"Times of {run.source} are those of rank {context.rank} of {context.world_size}."
+    for note in dict.fromkeys(note for run in runs for note in run.profile.notes):
+        yield f"{' and '.join(run.source for run in runs if note in run.profile.notes)}: {note}"

@@ -2,42 +2,24 @@
 
 from __future__ import annotations
 
-import math
 import operator
 import re
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from lightning_flops.analysis.compare_noise import LEAST_STEPS, Floats, ratio_ends
 from lightning_flops.errors import ComparisonError, ConfigError
 from lightning_flops.schema.comparison import Comparison, FigureDifference, SettingDifference
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.trace_comparison import TraceComparison
-from lightning_flops.text.json_text import shown
-
-SETTING = "--fail-if"
-"""The option that a wrong condition is named by."""
-
-FIGURES = (
-    "global_step_sec", "samples_per_sec", "tokens_per_sec", "mfu", "hfu", "forward_flops", "backward_flops",
-    "hardware_flops", "data_wait_ratio", "cpu_time_sec", "params",
-)  # fmt: skip
-"""Numbers of ``Profile.summary()``."""
+from lightning_flops.text.printable import shown
 
 WALL = ("global_step_sec", "samples_per_sec", "tokens_per_sec", "mfu", "hfu", "data_wait_ratio")
 """Figures of the wall clock, which say little of a run that was starved of processors."""
 
-TIMED = (*WALL, "cpu_time_sec")
-"""Figures that have noise; the others are exact."""
-
-FIGURES_OF_TRACES = ("exposed_communication_ratio", "device_memory_peak_bytes", "host_memory_peak_bytes")
-"""What traces say of some of these in addition."""
-
-NO_NOISE = "single steps are not known, or too few to say what is noise"
-TOO_WIDE = "its single steps stray so far that zero is within its noise"
-EXACT = (1.0, 1.0)
-"""The noise of a count."""
+_NO_NOISE = "single steps are not known, or too few to say what is noise"
+_TOO_WIDE = "its single steps stray so far that zero is within its noise"
 _SIGNS: Mapping[str, Callable[[float, float], bool]] = {
     ">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le
 }  # fmt: skip
@@ -47,38 +29,36 @@ _SHOWN_CHARS = 60
 
 def figure_difference(
     name: str,
-    a: float | None,
-    b: float | None,
+    values: tuple[float | None, float | None],
     *,
-    noise: Callable[[], tuple[float, float] | str],
-    unknown: Callable[[str], str | None],
+    unknown: tuple[str | None, str | None],
+    steps: tuple[Floats | None, Floats | None] | None = None,
 ) -> FigureDifference:
     """The figure *name* in both runs.
 
     Args:
         name: of the figure.
-        a: its value in run A; None if it is not known.
-        b: its value in run B.
-        noise: factors from the ratio to the ends of its noise, or why that is not known.
-        unknown: why the figure is not known in the run "A" or "B"; None if there are no words for it.
+        values: in run A and in B; None if it is not known there.
+        unknown: why it is not known in A or in B, in words; None if there are none.
+        steps: what it is in each step of both runs, or in proportion to that; None for a count, which is exact.
     """
-    ratio = low = high = None
-    reason = ""
+    (a, b), ratio, ends, reason = values, None, None, ""
     if a is None or b is None:
-        which = "A" if a is None else "B"
-        words = unknown(which)
+        which, words = ("A", unknown[0]) if a is None else ("B", unknown[1])
         reason = f"not known in {which}" + (f": {words}" if words else "")
-    elif not a and b:
+    elif b and not a:
         reason = "0 in A"
-    elif a and abs(b) / sys.float_info.max >= abs(a):
-        reason = "too far apart"
     else:
         ratio = b / a if a else 1.0
-        ends = noise() if ratio != 1.0 or a else EXACT
-        if isinstance(ends, str):
-            reason = ends
+        of_a, of_b = steps or (None, None)
+        if steps is None or not a:
+            ends = (1.0, 1.0)
+        elif of_a is None or of_b is None or min(len(of_a), len(of_b)) < LEAST_STEPS:
+            reason = _NO_NOISE
         else:
-            low, high = ratio * ends[0], ratio * ends[1]
+            ends = ratio_ends(of_a, of_b)
+            reason = "" if ends else _TOO_WIDE
+    low, high = (None, None) if ratio is None or ends is None else (ratio * ends[0], ratio * ends[1])
     return FigureDifference(name=name, a=a, b=b, ratio=ratio, ratio_low=low, ratio_high=high, reason=reason)
 
 
@@ -107,21 +87,16 @@ def parse_condition(text: str) -> Condition:
     """The condition that *text* states.
 
     Raises:
-        ConfigError: it is none; the message names the setting, the rule and the value.
+        ConfigError: it is none; the message names the option, the rule and the value.
     """
     found = _FORM.fullmatch(text)
     if found is None:
         raise ConfigError(
-            f"{SETTING} must be a figure, one of > >= < <=, and a number, as 'global_step_sec > 1.05', "
+            "--fail-if must be a figure, one of > >= < <=, and a number, as 'global_step_sec > 1.05', "
             f"got {shown(text, chars=_SHOWN_CHARS)}"
         )
     figure, sign, number = found.groups()
-    if figure not in (known := (*FIGURES, *FIGURES_OF_TRACES)):
-        raise ConfigError(f"{SETTING} must name one of {', '.join(known)}, got {shown(figure, chars=_SHOWN_CHARS)}")
-    limit = float(number)
-    if not math.isfinite(limit):
-        raise ConfigError(f"{SETTING} must compare with a finite number, got {shown(number, chars=_SHOWN_CHARS)}")
-    return Condition(text.strip(), figure, sign, limit)
+    return Condition(text.strip(), figure, sign, float(number))
 
 
 def judge(comparison: Comparison | TraceComparison, condition: Condition) -> Verdict:
@@ -135,51 +110,40 @@ def judge(comparison: Comparison | TraceComparison, condition: Condition) -> Ver
     """
     figure = next((one for one in comparison.figures if one.name == condition.figure), None)
     if figure is None:
-        raise ComparisonError(f"{condition.text}: {condition.figure} cannot be compared: it is no figure of theirs")
+        names = ", ".join(one.name for one in comparison.figures)
+        raise ComparisonError(f"{condition.text}: {condition.figure} cannot be compared: it is none of {names}")
+    words = "" if figure.ratio is None else f"{figure.name} B/A is {figure.ratio:.4g}"
     starved = [which for which, run in (("A", comparison.a), ("B", comparison.b)) if getattr(run, "starved", "")]
-    if figure.ratio is not None and starved and condition.figure in WALL:
-        waited = f"{' and '.join(starved)} had to wait for processors"
-        return Verdict(False, True, f"{figure.name} B/A is {figure.ratio:.4g}, but {waited}")
-    if figure.ratio is not None and figure.reason == TOO_WIDE:
-        return Verdict(False, True, f"{figure.name} B/A is {figure.ratio:.4g}, but {TOO_WIDE}")
+    if words and starved and condition.figure in WALL:
+        return Verdict(False, True, f"{words}, but {' and '.join(starved)} had to wait for processors")
+    if figure.reason == _TOO_WIDE:
+        return Verdict(False, True, f"{words}, but {_TOO_WIDE}")
     if figure.ratio is None or figure.ratio_low is None or figure.ratio_high is None:
         raise ComparisonError(f"{condition.text}: {figure.name} cannot be compared: {figure.reason}")
-    keeps = _SIGNS[condition.sign]
-    holds = keeps(figure.ratio_low, condition.limit) and keeps(figure.ratio_high, condition.limit)
-    seems = keeps(figure.ratio, condition.limit)
-    words = f"{figure.name} B/A is {figure.ratio:.4g}"
+    holds, seems = (
+        all(_SIGNS[condition.sign](one, condition.limit) for one in ratios)
+        for ratios in ((figure.ratio_low, figure.ratio_high), (figure.ratio,))
+    )
     if figure.ratio_low != figure.ratio_high:
         words += f", by noise between {figure.ratio_low:.4g} and {figure.ratio_high:.4g}"
-    if seems and not holds:
-        words += ": within noise"
-    return Verdict(holds, False, words)
+    return Verdict(holds, False, f"{words}: within noise" if seems and not holds else words)
 
 
-_SETTINGS_FIRST = tuple(
-    "context.device_type context.device_name context.world_size context.micro_batch_size context.accumulate "
-    "micro_steps samples tokens context.precision dtypes context.torch_version context.framework "
-    "context.framework_version params trainable_params".split()
-)
-"""What bears most on speed; whatever else of the context and the settings differs comes after these."""
+_OF_PROFILES = ("micro_steps", "samples", "tokens", "params", "trainable_params")
 
 
 def setting_differences(a: Profile, b: Profile) -> tuple[SettingDifference, ...]:
-    """What is set up differently."""
+    """What is set up differently: context, model and settings."""
     of_a, of_b = _set_up(a), _set_up(b)
-    names = dict.fromkeys((*_SETTINGS_FIRST, *of_b))
-    return tuple(
-        SettingDifference(name=name, a=_as_text(of_a[name]), b=_as_text(of_b[name]))
-        for name in names
-        if of_a[name] != of_b[name]
-    )
+    return tuple(SettingDifference(name=name, a=of_a[name], b=of_b[name]) for name in of_b if of_a[name] != of_b[name])
 
 
-def _set_up(profile: Profile) -> dict[str, Any]:
-    found = {name: getattr(profile, name) for name in _SETTINGS_FIRST if "." not in name}
+def _set_up(profile: Profile) -> dict[str, str]:
+    found = {f"context.{one.name}": getattr(profile.context, one.name) for one in fields(profile.context)}
+    found |= {name: getattr(profile, name) for name in _OF_PROFILES}
     found["dtypes"] = ", ".join(one.dtype for one in profile.dtypes)
-    for above, record in (("context", profile.context), ("settings", profile.settings)):
-        found |= {f"{above}.{one.name}": getattr(record, one.name) for one in fields(record)}
-    return found
+    found |= {f"settings.{one.name}": getattr(profile.settings, one.name) for one in fields(profile.settings)}
+    return {name: _as_text(value) for name, value in found.items()}
 
 
 def _as_text(value: Any) -> str:

@@ -9,9 +9,8 @@ logarithms of their changes add up, and the difference is apportioned to the two
 J. K. Montgomery (1937) and Y. Vartia (Scand. J. Statist. 3, 1976), known as LMDI (B. W. Ang, Energy Policy 33, 2005).
 The two add up to ``t_B - t_A`` identically; with A and B swapped both change their sign.
 
-FLOPs and bytes are both work: ``W = FLOPs + flops_per_byte x bytes`` weighs a byte by the FLOPs that take as long as
-moving it, the ridge point of the roofline (S. Williams, A. Waterman and D. Patterson, Comm. ACM 52, 2009). What only
-one run has, or where only one counted any work, is work; where neither counted any, it is efficiency.
+FLOPs and bytes are both work: ``W = FLOPs + FLOPS_PER_BYTE x bytes``. What only one run has, or where only one counted
+any work, is work; where neither counted any, it is efficiency.
 
 All times are whole nanoseconds: of each difference the work is rounded, and efficiency is the rest, so sums are exact.
 """
@@ -26,7 +25,7 @@ from typing import NamedTuple
 from lightning_flops.schema.comparison import Causes, Detail
 
 FLOPS_PER_BYTE = 10
-"""FLOPs that take as long as moving a byte, where no device figure is known: an A100 does 19.5 TFLOP/s on 2.0 TB/s."""
+"""FLOPs that take as long as moving a byte: an A100 does 19.5 TFLOP/s on 2.0 TB/s."""
 _WORK: tuple[Detail, ...] = ("flops", "bytes", "modules")
 _WAITING: tuple[Detail, ...] = ("data", "communication", "idle", "loop")
 
@@ -37,27 +36,16 @@ class Work(NamedTuple):
     flops: float = 0
     bytes: float = 0
 
-    def less(self, other: Work) -> Work:
-        """What is left; never below zero."""
-        return Work(max(0, self.flops - other.flops), max(0, self.bytes - other.bytes))
 
-
-def sum_of(works: Sequence[Work]) -> Work:
-    """All *works* together."""
-    return Work(sum(one.flops for one in works), sum(one.bytes for one in works))
-
-
-def split(
-    *, a_ns: int, b_ns: int, a: Work | None, b: Work | None, flops_per_byte: int = FLOPS_PER_BYTE
-) -> dict[str, int]:
+def split(*, a_ns: int, b_ns: int, a: Work | None, b: Work | None) -> dict[str, int]:
     """The difference ``b_ns - a_ns`` of one piece of work by cause; *a* or *b* is None in a run that has no such."""
     difference = b_ns - a_ns
     if a is None or b is None:
         return {"modules": difference}
-    flops, moved = b.flops - a.flops, flops_per_byte * (b.bytes - a.bytes)
+    flops, moved = b.flops - a.flops, FLOPS_PER_BYTE * (b.bytes - a.bytes)
     if not flops and not moved:
         return {"efficiency": difference}
-    units_a, units_b = (one.flops + flops_per_byte * one.bytes for one in (a, b))
+    units_a, units_b = (one.flops + FLOPS_PER_BYTE * one.bytes for one in (a, b))
     if not units_a or not units_b:
         flops_ns = round(difference * (flops / (flops + moved)))
         return {"flops": flops_ns, "bytes": difference - flops_ns}
@@ -68,19 +56,17 @@ def split(
 
 def logarithmic_mean(x: float, y: float) -> float:
     """``(y - x) / ln(y / x)`` of two numbers that are not below zero: between them; 0 if one of them is 0."""
-    if x <= 0 or y <= 0:
-        return 0.0
-    off = (y - x) / (x + y)
-    if abs(off) > 0.5:
-        return (y - x) / (math.log(y) - math.log(x))
-    return (x + y) / 2 * (off / math.atanh(off) if abs(off) > 1e-4 else 1 - off * off / 3)
+    low, high = sorted((x, y))
+    if low <= 0 or low == high:
+        return max(0.0, low)
+    return (high - low) / math.log1p((high - low) / low)
 
 
 def apportioned(total_ns: int, weights: Sequence[int]) -> list[int]:
     """*total_ns* in proportion to *weights*, as whole nanoseconds that add up to it; to the last if none is above 0."""
     whole = sum(weights)
     if whole <= 0:
-        return [0] * (len(weights) - 1) + [total_ns] if weights else []
+        return [0] * (len(weights) - 1) + [total_ns]
     pieces, before, running = [], 0, 0
     for weight in weights:
         running += weight
@@ -95,9 +81,7 @@ class CauseSums(Counter[str]):
 
     def add(self, a_ns: int, b_ns: int, by_cause: Mapping[str, int]) -> None:
         """Add a piece that took *a_ns* and *b_ns*, whose difference has these causes."""
-        self["a"] += a_ns
-        self["b"] += b_ns
-        self.update(by_cause)
+        self.update(by_cause, a=a_ns, b=b_ns)
 
     def causes(self) -> Causes:
         """The sums."""

@@ -15,15 +15,14 @@ from typing import Any, get_args
 
 import numpy as np
 
+from lightning_flops.analysis.collectives import refuse_mixed_ranks
 from lightning_flops.analysis.compare_noise import (
-    CONFIDENCE,
     LEAST_STEPS,
     Floats,
     noise_interval,
-    ratio_ends,
     too_few,
 )
-from lightning_flops.analysis.compare_rules import EXACT, NO_NOISE, TOO_WIDE, figure_difference
+from lightning_flops.analysis.compare_rules import figure_difference
 from lightning_flops.analysis.no_mfu import NO_FLOPS, why_no_flops, why_no_mfu
 from lightning_flops.errors import ComparisonError
 from lightning_flops.schema.comparison import FigureDifference
@@ -37,7 +36,6 @@ from lightning_flops.schema.trace_comparison import (
     TraceComparison,
 )
 from lightning_flops.schema.trace_steps import STEP_PARTS
-from lightning_flops.trace.many import refuse_mixed_ranks
 from lightning_flops.trace.report import AnalyzedTrace
 from lightning_flops.trace.tables import StepSums
 from lightning_flops.units import plural
@@ -87,7 +85,6 @@ def compare_traces(
         parts=tuple(parts),
         tables=tuple(tables),
         figures=tuple(_figures(runs)),
-        confidence=CONFIDENCE,
         notes=tuple(_notes(*runs)),
     )
 
@@ -196,24 +193,26 @@ def _figures(runs: tuple[_Run, _Run]) -> Iterator[FigureDifference]:
     """Step time and rates with the noise of the times that they are made of, counts, and the most memory."""
     walls = (runs[0].part("wall_us"), runs[1].part("wall_us"))
 
-    def figure(name: str, values: Sequence[Any], why: Sequence[str | None], noise: Any = EXACT) -> FigureDifference:
-        unknown = dict(zip("AB", why, strict=True))
-        return figure_difference(name, values[0], values[1], noise=lambda: noise, unknown=unknown.__getitem__)
-
-    def noise(parts: Sequence[Floats | None], over: tuple[Floats, Floats] | None) -> tuple[float, float] | str:
-        a, b = parts
-        if min(map(len, walls)) < LEAST_STEPS or a is None or b is None:
-            return NO_NOISE
-        return ratio_ends(a, b, over=over) or TOO_WIDE
-
-    wholes = [float(wall.mean()) for wall in walls]
+    def figure(
+        name: str,
+        values: Sequence[float | None],
+        why: Sequence[str | None],
+        steps: tuple[Floats | None, Floats | None] | None = None,
+    ) -> FigureDifference:
+        return figure_difference(name, (values[0], values[1]), unknown=(why[0], why[1]), steps=steps)
 
     def share(name: str, parts: Sequence[Floats | None], why: Sequence[str | None]) -> FigureDifference:
-        pairs = zip(parts, wholes, strict=True)
-        values = [None if part is None or not whole else float(part.mean()) / whole for part, whole in pairs]
-        return figure(name, values, why, noise(parts, walls))
+        """A part of the steps, divided by them."""
+        wholes = [float(wall.mean()) for wall in walls]
+        values = [
+            None if part is None or not of else float(part.mean()) / of for part, of in zip(parts, wholes, strict=True)
+        ]
+        steps = [
+            None if part is None or not wall.all() else part / wall for part, wall in zip(parts, walls, strict=True)
+        ]
+        return figure(name, values, why, (steps[0], steps[1]))
 
-    yield figure("global_step_sec", [one / _NS_PER_SEC for one in wholes], (None, None), noise(walls, None))
+    yield figure("global_step_sec", [float(wall.mean()) / _NS_PER_SEC for wall in walls], (None, None), walls)
     for name in ("mfu", "hfu"):
         yield share(name, [run.used_ns(name) for run in runs], [why_no_mfu(run.reports) for run in runs])
     for name, field in _COUNTS.items():

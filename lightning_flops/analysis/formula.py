@@ -59,6 +59,8 @@ class Formula:
     def __init__(self) -> None:
         self.solved: _Solved | None = None
         """None: there is no formula, or none yet."""
+        self.by_tokens = False
+        """FLOPs depend on R or Q, and not on the shapes alone."""
         self.varying: tuple[int, ...] = ()
         """Places of the sizes that vary, among the axes of a batch; axes that were always equal are one size."""
         self.ranges: tuple[range, ...] = ()
@@ -75,11 +77,6 @@ class Formula:
     def checks(self) -> int:
         """Counted steps that the formula agrees with, beyond those that determine it."""
         return 0 if self.solved is None else len(self._rows) - len(self.solved.terms)
-
-    @property
-    def by_tokens(self) -> bool:
-        """Whether FLOPs depend on R or Q, and not on the shapes alone."""
-        return self.solved is not None and any(any(one[-2:]) for one in (*self.solved.terms, *self.solved.dependent))
 
     @property
     def has_batch(self) -> bool:
@@ -166,12 +163,12 @@ class Formula:
             self._refuse()
 
     def _refuse(self) -> None:
-        self.solved, self.refused = None, True
+        self.solved, self.by_tokens, self.refused = None, False, True
         self._rows.clear()
 
     def _fits(self) -> bool:
         """Search for a formula of all counted steps."""
-        self.solved = None
+        self.solved, self.by_tokens = None, False
         rows = list(self._rows)
         batches = [batch for sizes in rows for batch in sizes.batches]
         if len(rows) <= CHECKS or len(set(map(len, batches))) > 1:
@@ -184,7 +181,7 @@ class Formula:
         tokens = all(sizes.real is not None and sizes.squares is not None for sizes in rows)
         for terms in _families(len(self.varying), has_batch=self.has_batch, tokens=tokens):
             if len(terms) <= _MOST_TERMS and (found := _solve(self._rows, self.varying, terms)) is not None:
-                self.solved = found
+                self.solved, self.by_tokens = found, any(any(one[-2:]) for one in (*found.terms, *found.dependent))
                 self.ranges = tuple(_spanning(columns[place]) for place in self.varying)
                 return True
         return False

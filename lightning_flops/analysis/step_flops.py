@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
+import random
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import chain
 from operator import mul, sub
-from typing import Literal, NamedTuple, cast
+from typing import Literal, NamedTuple
 
-from lightning_flops.analysis.count_schedule import CountSchedule
 from lightning_flops.analysis.formula import Formula, Sizes
 from lightning_flops.records import BatchTokens, BucketFlops, Shapes, StepSums, UnprofiledFlops
 
@@ -21,12 +21,21 @@ ENOUGH = 3
 _MOST_SHAPES = 4096
 """More are kept as the sum of what is predicted of them."""
 
-_MOST_NOTED = 256
-"""Steps that are alike are noted as one; this many notes are kept in a run that is not read."""
-
 _MOST_NEAR = 32
 _RECENT = 16
 """Random checks that correct what is logged, which follows a run that changes; all of them correct the run's sum."""
+
+_FREE = 8
+"""Steps that are counted whatever they cost."""
+
+_SHARE = 0.005
+"""Of the run's time, what counting further steps may add."""
+
+_FIRST_GAP, _GROWTH = 4.0, 1.25
+"""Steps between the first, free checks, and the growth of these gaps: six checks in about fifty steps."""
+
+_LEAST_GAP = 0.01
+"""Of the steps so far: cheap checks are no denser, so that there are some hundreds in the longest run."""
 
 _MODEL = ("forward", "backward")
 _T = (4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13, 2.12, 2.11, 2.10, 2.09)
@@ -42,6 +51,8 @@ _Flops = Mapping[tuple[str, str], float]
 """By bucket and dtype."""
 
 _Sums = dict[tuple[str, str], float]
+_How = Literal["counted", "formula", "varied", "nearest"]
+"""By counts of their shape or by a formula; by either, where steps may differ; by the nearest counted shape."""
 
 
 class _Shape(NamedTuple):
@@ -72,14 +83,6 @@ class _Shape(NamedTuple):
     def sizes(self, steps: int, real: int, squares: int) -> Sizes:
         known = self.padded is not None
         return Sizes(tuple(map(_flat, self.batches)), real if known else None, squares if known else None, steps)
-
-
-class _Predicted(NamedTuple):
-    """FLOPs of some steps."""
-
-    flops: _Flops
-    how: Literal["counted", "formula", "varied", "nearest"]
-    """By counts of their shape or by a formula; by either, where steps may differ; by the nearest counted shape."""
 
 
 class _Count(NamedTuple):
@@ -122,31 +125,38 @@ class _Kind:
     """The tokens of each batch are what the axes of a tensor make."""
 
 
+class _Known(NamedTuple):
+    """Counted steps of one shape."""
+
+    kind: _Kind
+    values: Counter[frozenset[tuple[tuple[str, str], int]]]
+    """How often each count was found."""
+
+
 @dataclass(slots=True)
 class _Sum:
-    """FLOPs of unprofiled steps, as they are predicted."""
+    """FLOPs of uncounted steps, as they are predicted."""
 
     flops: _Sums = field(default_factory=dict)
     useful: _Sums | None = field(default_factory=dict)
     """Without padding; None if not known of one."""
-    steps: Counter[str] = field(default_factory=Counter)
-    """By how they are predicted."""
+    steps: Counter[_How] = field(default_factory=Counter)
     estimated: float = 0.0
     """Model FLOPs that are estimates."""
 
-    def add(self, one: _Predicted, useful: BucketFlops | None, *, steps: int, times: int) -> None:
-        for bucket, value in one.flops.items():
-            self.flops[bucket] = self.flops.get(bucket, 0) + times * value
+    def add(self, flops: _Flops, how: _How, useful: BucketFlops | None, *, steps: int, times: int) -> None:
+        _add(self.flops, flops, times)
         self.useful = None if useful is None or self.useful is None else _add(self.useful, useful)
-        self.steps[one.how] += steps
-        if one.how in ("varied", "nearest"):
-            self.estimated += times * _model(one.flops)
+        self.steps[how] += steps
+        if how in ("varied", "nearest"):
+            self.estimated += times * _model(flops)
 
     def corrected(self, missed: Mapping[bool, _Missed]) -> _Sums:
         """The FLOPs, with what they miss on average."""
         flops = dict(self.flops)
         for how, steps in self.steps.items() if missed else ():
-            _add(flops, missed[how == "nearest"].mean, steps)
+            if mean := missed[how == "nearest"].mean:
+                _add(flops, mean, steps)
         return flops
 
     def unprofiled(self, missed: Mapping[bool, _Missed]) -> UnprofiledFlops:
@@ -156,32 +166,31 @@ class _Sum:
         return UnprofiledFlops(flops, None if useful is None else _by_dtype(useful), ratio)
 
 
+@dataclass(slots=True)
+class _Uncounted:
+    """Steps that were not counted: how many of each shape, with their R and Q."""
+
+    groups: dict[_Shape, tuple[int, int, int]] = field(default_factory=dict)
+    folded: _Sum = field(default_factory=_Sum)
+    """What was predicted of steps that are in no group any more."""
+
+
 class StepFlops:
     """FLOPs of all steps of one run, and which steps to count to know them."""
 
     def __init__(self, *, seed: int = 0) -> None:
         self.schedule = CountSchedule(seed)
         self._counts: list[_Count] = []
-        self._values: dict[_Shape, Counter[frozenset[tuple[tuple[str, str], int]]]] = {}
-        """How often each count of a shape was found."""
+        self._known: dict[_Shape, _Known] = {}
         self._kinds: dict[object, _Kind] = {}
         """By form; under None all."""
         self._batches: set[tuple[Shapes, bool | None]] = set()
         """Every batch of a counted step."""
-        self._of_one: dict[_Shape, _Predicted] = {}
-        """What is predicted of one step, until another one is counted."""
+        self._usual, self._slowed, self._unread = _Uncounted(), _Uncounted(), _Uncounted()
+        """All steps but those that the profiler slowed down; these; the usual ones since the last reading."""
         self._missed: dict[bool, _Missed] = {}
         """Corrected by recent checks."""
-        self._groups: dict[tuple[_Shape, bool], list[int]] = {}
-        """Steps that were not counted, with their R and Q; True: the profiler slowed them down."""
-        self._noted: dict[tuple[Batches, Tokens, int, bool], int] = {}
-        """Steps that are in no group yet, by what ``ran`` was given: adding them up would cost each step some time."""
-        self._folded = {profiled: _Sum() for profiled in (False, True)}
-        """Steps that are in no group any more."""
-        self._reading = _Sum()
         self._lower_bound = False
-
-    # ---- the steps
 
     def wants(self, batch: Shapes, tokens: BatchTokens | None) -> bool:
         """Whether to count the step that begins with this batch: its shapes are new, and the run can afford it."""
@@ -207,7 +216,6 @@ class StepFlops:
 
         Where it was *data_dependent*, values in tensors decided sizes, and another step of its shape may cost more.
         """
-        self._add_noted()
         shape, *tokens_of_it = _shape(batches, tokens, updates)
         flops = {bucket: value for bucket, value in flops.items() if value}
         kind = self._kinds.setdefault(shape.form, _Kind())
@@ -218,69 +226,52 @@ class StepFlops:
             for batch, one in zip(batches, tokens, strict=True)
             if one is not None
         )
-        if shape not in self._values:
+        if shape not in self._known:
+            self._known[shape] = _Known(kind, Counter())
             for form, place in shape.places.items():
                 self._kinds.setdefault(form, _Kind()).near.append((place, shape))
-        self._values.setdefault(shape, Counter())[frozenset(flops.items())] += 1
+        self._known[shape].values[frozenset(flops.items())] += 1
         self._counts.append(_Count(shape, flops, self.schedule.stands_for if random else 0))
         self._batches.update((batch, shape.padded) for batch in batches)
         self._lower_bound |= lower_bound
         self.schedule.counted(seconds)
-        self._of_one.clear()
         self._missed = _missed(self._differences(), latest=_RECENT)
-        if len(self._counts) == 1:
-            for (earlier, profiled), group in self._groups.items():
-                if not profiled:
-                    self._predict(self._reading, earlier, *group)
 
     def ran(self, batches: Batches, tokens: Tokens, updates: int, *, seconds: float, profiled: bool = False) -> None:
         """A step ran that was not counted; a *profiled* one was slowed down, and is in no rate."""
-        key = (batches, tokens, updates, profiled)
-        self._noted[key] = self._noted.get(key, 0) + 1
+        shape, real, squares = _shape(batches, tokens, updates)
+        for into in (self._slowed,) if profiled else (self._usual, self._unread):
+            steps, reals, all_squares = into.groups.get(shape, (0, 0, 0))
+            into.groups[shape] = steps + 1, reals + real, all_squares + squares
+            if len(into.groups) > _MOST_SHAPES:
+                into.folded, into.groups = self._sum(into), {}
         if not profiled:
             self.schedule.ran(seconds)
-        if len(self._noted) >= _MOST_NOTED:
-            self._add_noted()
-
-    def _add_noted(self) -> None:
-        noted, self._noted = self._noted, {}
-        for (batches, tokens, updates, profiled), steps in noted.items():
-            shape, real, squares = _shape(batches, tokens, updates)
-            group = self._groups.setdefault((shape, profiled), [0, 0, 0])
-            group[0] += steps
-            group[1] += steps * real
-            group[2] += steps * squares
-            if self._counts and not profiled:
-                self._predict(self._reading, shape, steps, steps * real, steps * squares)
-        if len(self._groups) > _MOST_SHAPES:
-            self._folded = self._sums()
-            self._groups.clear()
 
     # ---- predictions
 
-    def _predict(self, into: _Sum, shape: _Shape, steps: int, real: int, squares: int) -> None:
-        """Add what is predicted of *steps* of one *shape*, with their R and Q."""
-        useful = None
-        if shape.padded is not None:
-            kind, sizes = self._kind(shape), shape.sizes(steps, real, squares)
-            useful = kind.formula.useful(sizes) if kind.grids else None
-            if kind.formula.by_tokens:
-                into.add(self._predicted(shape, sizes), useful, steps=steps, times=1)
-                return
-        if (one := self._of_one.get(shape)) is None:
-            one = self._of_one[shape] = self._predicted(shape, shape.sizes(1, 0, 0))
-        into.add(one, useful, steps=steps, times=steps)
+    def _sum(self, uncounted: _Uncounted) -> _Sum:
+        """What is predicted of these steps."""
+        found = deepcopy(uncounted.folded)
+        for shape, group in uncounted.groups.items():
+            known, useful = self._known.get(shape), None
+            kind = self._kind(shape) if known is None else known.kind
+            if shape.padded is not None and kind.grids:
+                useful = kind.formula.useful(shape.sizes(*group))
+            if known is not None and not kind.formula.by_tokens:
+                how: _How = "counted" if len(known.values) == 1 and not kind.varies else "varied"
+                found.add(_most_frequent(known.values), how, useful, steps=group[0], times=group[0])
+            else:
+                found.add(*self._predicted(shape, kind, shape.sizes(*group)), useful, steps=group[0], times=1)
+        return found
 
-    def _predicted(self, shape: _Shape, sizes: Sizes) -> _Predicted:
-        kind, values = self._kind(shape), self._values.get(shape)
-        formula = kind.formula
-        if values is not None and not formula.by_tokens:
-            return _Predicted(_usual(values), "counted" if len(values) == 1 and not kind.varies else "varied")
-        if (predicted := formula.flops(sizes)) is None:
-            return _Predicted(self._nearest(shape, sizes.steps), "nearest")
-        if shape.form not in self._kinds or not formula.covers(sizes):
-            return _Predicted(predicted, "nearest")
-        return _Predicted(predicted, "varied" if kind.varies and not formula.by_tokens else "formula")
+    def _predicted(self, shape: _Shape, kind: _Kind, sizes: Sizes) -> tuple[_Flops, _How]:
+        """FLOPs of steps whose shape was not counted or does not decide them, and how they are known."""
+        if (predicted := kind.formula.flops(sizes)) is None:
+            return self._nearest(shape, sizes.steps), "nearest"
+        if shape.form not in self._kinds or not kind.formula.covers(sizes):
+            return predicted, "nearest"
+        return predicted, "varied" if kind.varies and not kind.formula.by_tokens else "formula"
 
     def _kind(self, shape: _Shape) -> _Kind:
         """Counted steps of this form; if there are none, those that differ in padding alone.
@@ -296,17 +287,18 @@ class StepFlops:
             near = [one for one in self._kinds.get(form, _Kind()).near if one[1] != but]
             if near:
                 _, other = min(near, key=lambda one: sum(map(abs, map(sub, one[0], place))))
-                elements, of_other = steps * shape.elements, other.elements
-                return {bucket: value * elements / of_other for bucket, value in _usual(self._values[other]).items()}
+                counted, elements = _most_frequent(self._known[other].values), steps * shape.elements
+                return {bucket: value * elements / other.elements for bucket, value in counted.items()}
         return {}
 
     def _differences(self) -> list[_Difference]:
         """Differences of every counted step from its prediction now: a better one leaves nothing of an older one."""
         found = []
         for shape, flops, stands_for in self._counts:
-            values, predicted = self._values[shape], cast("_Flops", flops)
-            if self._kinds[shape.form].formula.solved is None:  # they agree, or it would be no formula
-                predicted = _usual(values) if values.total() > 1 else self._nearest(shape, but=shape)
+            kind, values = self._known[shape]
+            predicted: _Flops = flops
+            if kind.formula.solved is None:  # they agree, or it would be no formula
+                predicted = _most_frequent(values) if values.total() > 1 else self._nearest(shape, but=shape)
             if predicted:
                 off = _add(dict(flops), predicted, -1)
                 found.append(_Difference(off, values.total() == 1 and predicted is not flops, stands_for))
@@ -316,46 +308,114 @@ class StepFlops:
 
     def reading(self) -> UnprofiledFlops | None:
         """The unprofiled steps since the last reading; None before a step was counted."""
-        self._add_noted()
-        reading, self._reading = self._reading, _Sum()
-        return reading.unprofiled(self._missed) if self._counts else None
-
-    def _sums(self) -> dict[bool, _Sum]:
-        """Sums of all uncounted steps; True: the profiler slowed them down."""
-        sums = deepcopy(self._folded)
-        for (shape, profiled), group in self._groups.items():
-            self._predict(sums[profiled], shape, *group)
-        return sums
+        if not self._counts:
+            return None
+        unread, self._unread = self._unread, _Uncounted()
+        return self._sum(unread).unprofiled(self._missed)
 
     def totals(self) -> StepSums | None:
         """All steps of the run; None before a step was counted."""
         if not self._counts:
             return None
-        self._add_noted()
-        sums, differences = self._sums(), self._differences()
-        missed, steps = _missed(differences), sums[False].steps + sums[True].steps
+        usual, slowed, differences = self._sum(self._usual), self._sum(self._slowed), self._differences()
+        missed, steps = _missed(differences), usual.steps + slowed.steps
         whole: _Sums = {}
-        for part in (*(one.corrected(missed) for one in sums.values()), *(one.flops for one in self._counts)):
+        for part in (usual.corrected(missed), slowed.corrected(missed), *(one.flops for one in self._counts)):
             _add(whole, part)
         model, squares = _model(whole), 0.0
-        new = len([1 for shape, _ in self._groups if shape not in self._values]) or 1
+        new = len((self._usual.groups.keys() | self._slowed.groups.keys()) - self._known.keys()) or 1
         for is_new, found in missed.items():
             number = steps["nearest"] if is_new else steps.total() - steps["nearest"]
             # All steps that are predicted by one counted shape share what it has by chance.
             shared = found.checks / min(new, found.checks) if is_new else 0
             squares += (number * found.half_width) ** 2 * (1 + shared)
-        known = bool(missed) or not steps
         return StepSums(
             model_flops=round(model),
             hardware_flops=round(sum(-flops if key[0] == "skipped" else flops for key, flops in whole.items())),
-            unprofiled=sums[False].unprofiled(missed),
-            error=(math.sqrt(squares) / model if model else 0.0) if known else None,
+            unprofiled=usual.unprofiled(missed),
+            error=None if steps and not missed else math.sqrt(squares) / model if model else 0.0,
             steps_counted=steps["counted"] + len(self._counts),
             steps_by_formula=steps["formula"],
             steps_estimated=steps["varied"] + steps["nearest"],
             checks=sum(one.stands_for > 0 for one in differences) if steps else 0,
             lower_bound=self._lower_bound,
         )
+
+
+class CountSchedule:
+    """Draws checks at random, and says when a step of a new shape may be counted, within what counting may cost.
+
+    Args:
+        seed: of a generator of our own.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self._random = random.Random(seed)
+        self.stands_for = 1
+        """Steps since the random check before the latest one, which is the only one of these."""
+        self._steps = self._drawn_at = 0
+        self._gap = _FIRST_GAP
+        self._next_at = self._later(_FIRST_GAP)
+        self._checks = self._learned = 0
+        self._is_paid = False
+        """The running step is counted, and not for free."""
+        self._all_seconds = self._usual_seconds = self._added = 0.0  # added by counting, beyond the free steps
+        self._usual_steps = 0
+        self._costs: deque[float] = deque(maxlen=3)
+        """What the latest counts added; the least is what the next one costs, as torch compiles in some."""
+
+    def draws_check(self) -> bool:
+        """Whether the step that begins now is a random check; called at the start of every step outside windows."""
+        self._steps += 1
+        self._is_paid = False
+        if self._steps < self._next_at:
+            return False
+        if drawn := self._may_count():
+            self._checks += 1
+            self.stands_for, self._drawn_at = self._steps - self._drawn_at, self._steps
+        if self._is_free:
+            self._gap *= _GROWTH
+            self._next_at = self._later(self._gap)
+        else:
+            usual = self._usual_seconds / max(1, self._usual_steps)
+            to_afford = max(0.0, self._missing()) / (_SHARE * usual) if usual > 0 else 0.0
+            self._next_at = self._later(max(to_afford, _FIRST_GAP, _LEAST_GAP * self._steps))
+        return drawn
+
+    def learns(self) -> bool:
+        """Whether to count the running step because its shape is new; no more such steps are counted than checks."""
+        learns = self._learned <= self._checks and self._may_count()
+        self._learned += learns
+        return learns
+
+    def ran(self, seconds: float) -> None:
+        """An unprofiled step took so long."""
+        self._all_seconds += seconds
+        self._usual_seconds += seconds
+        self._usual_steps += 1
+
+    def counted(self, seconds: float) -> None:
+        """A step that was counted took so long, in a window or outside."""
+        self._all_seconds += seconds
+        if self._usual_steps:
+            self._costs.append(max(0.0, seconds - self._usual_seconds / self._usual_steps))
+            if self._is_paid:
+                self._added += self._costs[-1]
+
+    @property
+    def _is_free(self) -> bool:
+        return self._checks + self._learned < _FREE
+
+    def _may_count(self) -> bool:
+        self._is_paid = not self._is_free
+        return self._is_free or self._missing() <= 0
+
+    def _missing(self) -> float:
+        """Seconds that the next count would add beyond what it may."""
+        return self._added + min(self._costs, default=0.0) - _SHARE * self._all_seconds
+
+    def _later(self, gap: float) -> int:
+        return self._steps + 1 + int(gap * self._random.uniform(0.5, 1.5))
 
 
 def _missed(differences: Sequence[_Difference], *, latest: int = 0) -> dict[bool, _Missed]:
@@ -413,12 +473,8 @@ def _shape(batches: Batches, tokens: Tokens, updates: int) -> tuple[_Shape, int,
     return _Shape(batches, updates, padded), real, squares
 
 
-def _usual(values: Counter[frozenset[tuple[tuple[str, str], int]]]) -> BucketFlops:
-    """The most frequent count.
-
-    The checks' mean difference corrects a sum of any such value. This one makes it exact where others are rare, as the
-    count of a first step that also logs a picture.
-    """
+def _most_frequent(values: Counter[frozenset[tuple[tuple[str, str], int]]]) -> BucketFlops:
+    """The most frequent count, which is exact where others are rare, as of a first step that also logs a picture."""
     return dict(values.most_common(1)[0][0])
 
 

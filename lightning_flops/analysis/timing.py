@@ -7,7 +7,6 @@ all parts, so the parts still add up. One hiccup of the machine is in none of th
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 from typing import get_args
@@ -78,8 +77,6 @@ def build_timing(
         typical_sec=math.fsum(part.typical_sec for part in parts),
     )
     return TimingProfile(
-        timed_steps=len(seconds),
-        typical_steps=len(middle),
         stalls=_stalls(parts, step, middle),
         parts=parts,
         global_step=step,
@@ -87,7 +84,7 @@ def build_timing(
         reader_sec=None if "data_wait" in mixed else _mean([step.reader_sec for step in steps]),
         excluded_sec=_excluded(steps),
         processor_steps_sec=() if processor is None else _by_step(processor.batches_sec, len(seconds)),
-        starved_share=None if processor is None else processor.lost_share,
+        starved_share=None if processor is None else processor.waited_share,
         cpu_system_ratio=None if processor is None else processor.busy_share,
     )
 
@@ -103,10 +100,6 @@ def _part(phases: tuple[TimePhase, ...], times: Sequence[float], middle: Sequenc
         phases=phases,
         mean_sec=math.fsum(times) / len(times),
         typical_sec=math.fsum(times[place] for place in middle) / len(middle),
-        minimum_sec=min(times),
-        median_sec=statistics.median(times),
-        maximum_sec=max(times),
-        deviation_sec=statistics.stdev(times) if len(times) > 1 else 0.0,
         steps_sec=tuple(times),
     )
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from lightning_flops.commands.terminal import AS_WRITTEN, PROGRAM, Commands, print_whole
 from lightning_flops.errors import LightningFlopsError
-from lightning_flops.text.json_text import shown
+from lightning_flops.text.printable import shown
 
 
 def add(commands: Commands) -> None:
@@ -54,10 +54,8 @@ def _varying(text: str) -> tuple[str | int, dict[int, str] | list[int]]:
     tensor, _, axes = text.partition("=")
     found = [part.partition(":") for part in axes.split(",")]
     try:
-        key = int(tensor) if tensor.isdecimal() else tensor
-        if any(colon for _, colon, _ in found):
-            return key, {int(axis): name for axis, _, name in found if name}
-        return key, [int(axis) for axis, _, _ in found]
+        named = {int(axis): name for axis, _, name in found if name}
+        return int(tensor) if tensor.isdecimal() else tensor, named or [int(axis) for axis, _, _ in found]
     except ValueError:
         raise argparse.ArgumentTypeError(f"must be a tensor, = and axes, got {shown(text)}") from None
 
@@ -66,14 +64,13 @@ def _sizes(text: str) -> dict[str, int]:
     try:
         return {name: int(size) for name, size in (part.split("=") for part in text.split(","))}
     except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"must be names and sizes, as batch=8,sequence=512, got {shown(text)}"
-        ) from None
+        words = f"must be names and sizes, as batch=8,sequence=512, got {shown(text)}"
+        raise argparse.ArgumentTypeError(words) from None
 
 
 def _print_formula(options: argparse.Namespace) -> int:
     from lightning_flops.pytorch import flops_formula
-    from lightning_flops.report.formula_text import render_formula
+    from lightning_flops.report.text import render_text
 
     model, batch = _example(options.example)
     formula = flops_formula(model, batch, vary=dict(options.vary), causal_attention=options.causal_attention)
@@ -82,7 +79,7 @@ def _print_formula(options: argparse.Namespace) -> int:
             formula(**sizes)
         except TypeError as error:
             raise LightningFlopsError(f"--at: {error}") from error
-    print_whole(formula.to_json() if options.json else render_formula(formula.report()))
+    print_whole(formula.to_json() if options.json else render_text(formula))
     return 0
 
 
@@ -93,14 +90,9 @@ def _example(where: str) -> tuple[Any, Any]:
         LightningFlopsError: there is no such function, or it returns something else.
     """
     source, _, name = where.rpartition(":")
-    if not source:
-        raise LightningFlopsError(f"the example must be FILE.py:FUNCTION or MODULE:FUNCTION, got {shown(where)}")
     try:
-        if source.endswith(".py"):
-            found = runpy.run_path(source)
-        else:
-            sys.path.insert(0, os.getcwd())
-            found = vars(importlib.import_module(source))
+        sys.path.insert(0, os.getcwd())
+        found = runpy.run_path(source) if source.endswith(".py") else vars(importlib.import_module(source))
     except Exception as error:  # of the user's program
         raise LightningFlopsError(f"{source} cannot be run: {type(error).__name__}: {error}") from error
     if not callable(function := found.get(name)):

@@ -9,8 +9,7 @@ import platform
 from lightning_flops.commands.terminal import Commands, complain, print_whole
 from lightning_flops.units import si
 
-_STARVED = 0.05
-_USELESS = 0.5
+_STARVED, _USELESS = 0.05, 0.5
 """Shares of the time that this process waits for processors: what it measures is too low, or far too low."""
 
 
@@ -30,12 +29,9 @@ def add(commands: Commands) -> None:
 
 
 def _measure(options: argparse.Namespace) -> int:
-    try:
-        import torch
-    except ImportError:
-        complain("peak needs torch")
-        return 2
-    from lightning_flops.analysis.measured_peaks import COPY, measured_file, read_measured
+    import torch
+
+    from lightning_flops.analysis.peak_flops import COPY, measured_file, read_measured
     from lightning_flops.instrument.peaks import measure
     from lightning_flops.instrument.timing.processor_wait import ProcessorWatch
     from lightning_flops.sinks.file import write_text_file
@@ -45,15 +41,15 @@ def _measure(options: argparse.Namespace) -> int:
     devices = {platform.machine(): torch.device("cpu")}
     if torch.cuda.is_available():
         devices[torch.cuda.get_device_name()] = torch.device("cuda")
-    found, lines = read_measured(host), []
+    found = read_measured(host)
     for name, device in devices.items():
         products, copy = measure(device)
         found[name] = {**products, COPY: copy}
         threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else ""
-        lines.append(f"{name}{threads}, measured:\n")
-        for what, rate in found[name].items():
-            lines.append(f"  {what:<10}{si(rate, 'B/s' if what == COPY else 'FLOP/s'):>16}\n")
-    print_whole("".join(lines))
+        rates = (
+            f"  {what:<10}{si(one, 'B/s' if what == COPY else 'FLOP/s'):>16}\n" for what, one in found[name].items()
+        )
+        print_whole(f"{name}{threads}, measured:\n{''.join(rates)}")
     loss = watch.loss()
     waited = 0.0 if loss is None else loss.waited_share or 0.0
     if waited > _STARVED:

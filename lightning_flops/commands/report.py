@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
-import sys
 
 from lightning_flops.commands.terminal import Commands, print_whole, say
 from lightning_flops.commands.traces import add_peaks, held_against
@@ -64,13 +62,13 @@ def _write_page(options: argparse.Namespace) -> int:
     write_text_file(output, render_page(shown))
     for problem in problems:
         say(problem)
-    with contextlib.suppress(BrokenPipeError):
-        sys.stdout.write(f"{printable(output)}\n")
+    print_whole(f"{printable(output)}\n")
     return 0
 
 
 def _page_of(path: str) -> str:
     """Where the page of what lies at *path* goes by default: never to another machine, nor beside a pipe."""
-    if "://" in path or "::" in path or not (os.path.isfile(path) or os.path.isdir(path)) or path.startswith("/dev/"):
-        return "profile.html"
-    return os.path.join(path, "profile.html") if os.path.isdir(path) else f"{os.path.splitext(path)[0]}.html"
+    if os.path.isdir(path):
+        return os.path.join(path, "profile.html")
+    beside = os.path.isfile(path) and not path.startswith("/dev/")
+    return f"{os.path.splitext(path)[0]}.html" if beside else "profile.html"

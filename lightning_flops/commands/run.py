@@ -10,8 +10,7 @@ import os
 import runpy
 import sys
 import zipfile
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,6 @@ from lightning_flops.errors import ConfigError
 
 if TYPE_CHECKING:
     from lightning_flops.adapters.run_program import LoopFinder
-    from lightning_flops.run.reports import Outcomes
 
 _SETTING = "setting:"
 
@@ -34,7 +32,9 @@ _WHAT_TO_WRITE = (
 
 
 def add(commands: Commands) -> None:
-    """Add the command to *commands*."""
+    """Add the command, with an option for each setting that can be written on a command line, to *commands*."""
+    from lightning_flops.config import ARGUMENTS, SETTINGS
+
     run = commands.add_parser(
         "run",
         help="run a training program unchanged, profiled",
@@ -59,7 +59,10 @@ def add(commands: Commands) -> None:
     run.add_argument(
         "--log-dir", metavar="DIR", help="folder for TensorBoard and files, if the loggers of a framework have none"
     )
-    _add_settings(run)
+    group = run.add_argument_group("settings")
+    for name in ARGUMENTS:
+        words = SETTINGS[name].help.replace("``", "").replace("%", "%%")
+        group.add_argument(_option(name), dest=f"{_SETTING}{name}", metavar="VALUE", type=_value, help=words)
     run.add_argument(
         "program",
         nargs=argparse.PARSER,
@@ -68,22 +71,8 @@ def add(commands: Commands) -> None:
     )
 
 
-def _add_settings(parser: argparse.ArgumentParser) -> None:
-    """Add an option for each setting that can be written on a command line."""
-    from lightning_flops.config import ARGUMENTS
-    from lightning_flops.config import SETTINGS as KNOWN
-
-    group = parser.add_argument_group("settings")
-    for name in ARGUMENTS:
-        option = f"--{name.replace('_', '-')}"
-        group.add_argument(
-            option, dest=f"{_SETTING}{name}", metavar="VALUE", type=_value, help=_plain(KNOWN[name].help)
-        )
-
-
-def _plain(text: str) -> str:
-    """*text* of a docstring as a terminal shows it."""
-    return text.replace("``", "").replace("%", "%%")
+def _option(setting: str) -> str:
+    return f"--{setting.replace('_', '-')}"
 
 
 def _value(text: str) -> object:
@@ -94,37 +83,16 @@ def _value(text: str) -> object:
         return {"True": True, "False": False}.get(text, text)
 
 
-def _settings_in(options: argparse.Namespace) -> dict[str, object]:
-    """The settings among *options*.
-
-    Raises:
-        ConfigError: one breaks its rule.
-    """
-    from lightning_flops.config import BLOCK, config_from
-
+def profile_program(options: argparse.Namespace, program: Sequence[str]) -> int:
+    """Run *program*, which is its name and its arguments; returns the exit status. What it raises is raised here."""
+    target, is_module = program[0], bool(options.module)
     given = {
         name.removeprefix(_SETTING): value
         for name, value in vars(options).items()
         if name.startswith(_SETTING) and value is not None
     }
     try:
-        config_from(given, owner="run")
-    except ConfigError as error:
-        words = str(error)
-        for name in given:
-            words = words.replace(f"{BLOCK}.{name} ", f"--{name.replace('_', '-')} ", 1)
-        raise ConfigError(words) from None
-    return given
-
-
-def profile_program(options: argparse.Namespace, program: Sequence[str]) -> int:
-    """Run *program*, which is its name and its arguments; returns the exit status. What it raises is raised here."""
-    from lightning_flops import entry_points
-
-    target, is_module = program[0], bool(options.module)
-    try:
-        given = _settings_in(options)
-        profiled = _Profiled({**entry_points.settings(), **given}, log_dir=options.log_dir)
+        profiled = _Profiled(given, log_dir=options.log_dir)
     except ConfigError as wrong:
         complain(f"error: {wrong}", command="run")
         return 2
@@ -133,15 +101,14 @@ def profile_program(options: argparse.Namespace, program: Sequence[str]) -> int:
         return 1 if is_module else 2
     sys.argv = list(program)
     error: BaseException | None = None
-    with ExitStack() as undo:
-        try:
-            profiled.begin(given, undo)
-            _run(target, is_module=is_module)
-        except BaseException as raised:
-            error = raised
-            raise
-        finally:
-            profiled.end(error)
+    try:
+        profiled.begin()
+        _run(target, is_module=is_module)
+    except BaseException as raised:
+        error = raised
+        raise
+    finally:
+        profiled.end(error)
     return 0
 
 
@@ -175,28 +142,36 @@ class _Profiled:
     """Has the program's training profiled. No framework is loaded before the program loads it.
 
     Args:
-        settings: of the profilers.
+        given: settings of the profilers, which win over those in the environment.
         log_dir: a folder for the reports of a training whose framework has none for them.
+
+    Raises:
+        ConfigError: a setting breaks its rule.
     """
 
-    def __init__(self, settings: Mapping[str, Any], *, log_dir: str | None) -> None:
-        self._settings = settings
+    def __init__(self, given: dict[str, Any], *, log_dir: str | None) -> None:
+        from lightning_flops import entry_points
+        from lightning_flops.config import BLOCK, config_from
+
+        self._settings = {**entry_points.settings(), **given}
         self._log_dir = log_dir
         self._finder: LoopFinder | None = None
+        try:
+            self._config = config_from(dict(self._settings), owner="run")
+        except ConfigError as error:
+            words = str(error)
+            for name in given:
+                words = words.replace(f"{BLOCK}.{name} ", f"{_option(name)} ", 1)
+            raise ConfigError(words) from None
 
-    def begin(self, given: Mapping[str, object], undo: ExitStack) -> None:
-        """The program begins; it and what it starts see our environment, which *undo* makes as it was."""
+    def begin(self) -> None:
+        """The program begins; it and what it starts see our environment, in which a value that is there stays."""
         from lightning_flops import entry_points
         from lightning_flops.adapters.when_imported import when_imported
         from lightning_flops.config import OWN_FOLDER
 
-        before = {
-            name: os.environ.get(name) for name in (entry_points.SWITCH, entry_points.SETTINGS, entry_points.LOG_DIR)
-        }
-        undo.callback(_set_variables, before)
-        if given:
-            os.environ[entry_points.SETTINGS] = json.dumps(self._settings)
-        os.environ.setdefault(entry_points.SWITCH, "1")  # a value that is there is the user's
+        os.environ[entry_points.SETTINGS] = json.dumps(self._settings)
+        os.environ.setdefault(entry_points.SWITCH, "1")
         if self._log_dir is not None:
             os.environ[entry_points.LOG_DIR] = self._log_dir
         os.environ.setdefault(entry_points.LOG_DIR, OWN_FOLDER)
@@ -213,9 +188,8 @@ class _Profiled:
 
     def _find_loop(self, torch: ModuleType) -> None:
         from lightning_flops.adapters.run_program import LoopFinder
-        from lightning_flops.config import config_from
 
-        self._finder = LoopFinder(config_from(dict(self._settings), owner="run"), log_dir=self._log_dir)
+        self._finder = LoopFinder(self._config, log_dir=self._log_dir)
         self._finder.begin()
 
     def end(self, error: BaseException | None) -> None:
@@ -226,11 +200,11 @@ class _Profiled:
             of_engines.end_all()  # a report that is being written counts, too
         rank = next((os.environ[name] for name in _RANKS_OF_LAUNCHERS if name in os.environ), "0")
         reports = sys.modules.get("lightning_flops.run.reports")  # not imported here: it would import torch
-        outcomes: Outcomes | None = None if reports is None else reports.OUTCOMES
+        outcomes = None if reports is None else reports.OUTCOMES
         if rank == "0" and (outcomes is None or not (outcomes.profiles or outcomes.warned)):
             say(f"nothing was profiled: {self._reason(outcomes)}")
 
-    def _reason(self, outcomes: Outcomes | None) -> str:
+    def _reason(self, outcomes: Any) -> str:
         """Why nothing was profiled, and what to write."""
         if (switch := os.environ.get("LIGHTNING_FLOPS")) != "1":
             return f"LIGHTNING_FLOPS is {switch} in the environment"
@@ -248,12 +222,3 @@ def _install(deepspeed: ModuleType) -> None:
     from lightning_flops.deepspeed import install
 
     install()
-
-
-def _set_variables(values: Mapping[str, str | None]) -> None:
-    """Give variables of the environment these values; None: there is none."""
-    for name, value in values.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value

@@ -22,8 +22,7 @@ AS_WRITTEN = argparse.RawDescriptionHelpFormatter
 
 def complain(words: str, *, command: str = "") -> None:
     """Say on standard error what is wrong."""
-    who = f"{PROGRAM} {command}".rstrip()
-    sys.stderr.write(f"{who}: {printable(words)}\n")
+    sys.stderr.write(f"{f'{PROGRAM} {command}'.rstrip()}: {printable(words)}\n")
 
 
 def print_whole(text: str) -> None:

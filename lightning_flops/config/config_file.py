@@ -1,8 +1,9 @@
-"""Reads the file of a DeepSpeed config as DeepSpeed does, but within bounds."""
+"""Reads the file of a DeepSpeed config as DeepSpeed does, up to a length."""
 
 from __future__ import annotations
 
 import importlib
+import json
 import os
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_flops.errors import ConfigError
-from lightning_flops.text.json_text import JsonTextError, read_json, shown
+from lightning_flops.text.printable import shown
 
 _LONGEST_CONFIG = 1 << 20
 """Bytes. A DeepSpeed config has some thousand."""
@@ -43,9 +44,20 @@ def read_config(path: str | Path) -> Mapping[str, Any]:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise ConfigError(f"cannot read the DeepSpeed config {path}: {reason}") from error
     try:
-        value = read_json(text, most_chars=_LONGEST_CONFIG, constants=True)
-    except JsonTextError as error:
-        raise ConfigError(f"the DeepSpeed config {path} {error}") from error
+        value = json.loads(text, object_pairs_hook=_object_of_keys)
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno} column {error.colno}: {error.msg}"
+        raise ConfigError(f"the DeepSpeed config {path} is not valid JSON: {where}") from error
+    except (ValueError, RecursionError) as error:  # a key given twice, or brackets or digits beyond Python's bounds
+        raise ConfigError(f"the DeepSpeed config {path} cannot be read: {error}") from error
     if not isinstance(value, dict):
         raise ConfigError(f"the DeepSpeed config {path} must hold a JSON object, got {shown(value, chars=80)}")
     return value
+
+
+def _object_of_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of *pairs*; a key that is given twice is an error, as for DeepSpeed."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key is given twice in one object")
+    return found

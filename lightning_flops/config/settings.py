@@ -14,7 +14,7 @@ from lightning_flops.config.config_file import read_config
 from lightning_flops.config.rules import clipped, nearest, refuse_unknown
 from lightning_flops.config.values import BLOCK, AdviceThresholds, TraceSchedule
 from lightning_flops.errors import ConfigError
-from lightning_flops.text.json_text import shown
+from lightning_flops.text.printable import shown
 
 _T = TypeVar("_T")
 F = TypeVar("F", bound=Callable[..., Any])

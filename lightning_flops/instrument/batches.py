@@ -10,14 +10,9 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
-from lightning_flops.instrument.random_state import random_state_kept
 from lightning_flops.instrument.torch_private.dispatch import modes_off
-from lightning_flops.instrument.torch_private.tensors import nested_sizes
 from lightning_flops.records import Shapes
-from lightning_flops.text.json_text import is_too_long, shown
-
-UNKNOWN = (-1,)
-"""Stands for the shape of a tensor that has none."""
+from lightning_flops.text.printable import shown
 
 _FROM_LOADER = -2
 """Begins a shape that is no tensor's: it says which of several data loaders the batch is from."""
@@ -27,11 +22,12 @@ _PACKED = -4
 tensor that is jagged."""
 
 HIDDEN_SHAPE = (-10,) * 65
-"""Stands for a batch in which no tensor was found, but something else, whose sizes are unknown; no tensor has so many
-axes."""
+"""Stands for a batch in which nothing with a shape was found, but something else, whose sizes are unknown; no tensor
+has so many axes."""
 
 _hidden_so_far = itertools.count(1)
 
+_NO_NUMBER_IN_A_BATCH = 2**63
 _MAX_DEPTH = 16  # a batch that nests deeper, or contains itself, is described down to here
 
 
@@ -40,58 +36,30 @@ def tensor_shapes(batch: Any) -> Shapes:
 
     ``HIDDEN_SHAPE`` if there are none, but other things, as texts or a class of the user's, whose sizes are not seen.
     """
-    try:
-        # By far the most common batches, asked at every step: the fewer functions, the quicker.
-        kind = type(batch)
-        if kind is torch.Tensor:
-            return (batch.shape,)
-        items = batch if kind in (list, tuple) else batch.values() if kind is dict else None
-        if items is None and isinstance(batch, Mapping):  # such as a tokenizer makes
-            items = tuple(batch.values())
-        if items is not None:
-            shapes: list[tuple[int, ...]] = []
-            for item in items:
-                if type(item) is not torch.Tensor:
-                    break
-                shapes.append(item.shape)
-            else:
-                return tuple(shapes)
-    except RuntimeError:  # one of them has no shape
-        pass
     leaves = list(_leaves(batch, _MAX_DEPTH))
-    found = tuple(
-        shape for leaf in leaves if isinstance(leaf, (torch.Tensor, PackedSequence)) for shape in _shapes_of(leaf)
-    )
+    found = tuple(shape for leaf in leaves for shape in _shapes_of(leaf))
     return found or ((HIDDEN_SHAPE,) if leaves else ())
 
 
-def _shapes_of(tensor: torch.Tensor | PackedSequence) -> Shapes:
-    if isinstance(tensor, PackedSequence):
-        sizes = tensor.batch_sizes
-        with modes_off():
-            return (_PACKED, int(sizes[0])), tuple(tensor.data.shape), tuple(sizes.shape)
-    if tensor.layout is torch.jagged:  # one of its sizes is no number, and another one in each batch
-        with modes_off():
-            return (_PACKED, int(tensor.shape[0])), tuple(tensor.values().shape)
-    try:
-        return (tuple(tensor.shape),)
-    except RuntimeError:
-        # A nested tensor with strides. Its rows distinguish it from another; how many samples they are is not known.
+def _shapes_of(leaf: Any) -> Shapes:
+    if isinstance(leaf, PackedSequence):
         with modes_off():  # not counted: we ask
-            return (UNKNOWN, *nested_sizes(tensor))
+            return (_PACKED, int(leaf.batch_sizes[0])), tuple(leaf.data.shape), tuple(leaf.batch_sizes.shape)
+    if not isinstance(leaf, torch.Tensor):
+        return ()
+    if leaf.layout is torch.jagged:  # one of its sizes is no number, and another one in each batch
+        with modes_off():
+            return (_PACKED, int(leaf.shape[0])), tuple(leaf.values().shape)
+    try:
+        return (tuple(leaf.shape),)
+    except RuntimeError:  # a nested tensor with strides has no shape
+        return ()
 
 
 def shapes_text(shapes: Shapes) -> str:
     """*shapes* as a report prints them: ``[32, 1, 8, 8] [32]``."""
-    return " ".join(map(_shape_text, shapes))
-
-
-def _shape_text(shape: tuple[int, ...]) -> str:
-    if shape[:1] == (_FROM_LOADER,):
-        return f"loader {shape[1]}:"
-    if shape[:1] == (_PACKED,):
-        return f"{shape[1]} packed:"
-    return "[?]" if shape in (UNKNOWN, HIDDEN_SHAPE) else str(list(shape))
+    special = {_FROM_LOADER: "loader {}:", _PACKED: "{} packed:", HIDDEN_SHAPE[0]: "[?]"}
+    return " ".join(special.get(one[0], str(list(one))).format(*one[1:]) if one else "[]" for one in shapes)
 
 
 def from_loader(shapes: Shapes, index: int) -> Shapes:
@@ -112,12 +80,9 @@ def samples_in(shapes: Shapes) -> int | None:
     Returns:
         None where the tensors disagree or there is none: a guess would make every samples/s a guess.
     """
-    leading = {shape[0] for shape in shapes if shape}
-    if len(leading) == 1 and min(leading) >= 0:
-        return leading.pop()  # most batches
     leading = {shape[1] for shape in shapes if shape[:1] == (_PACKED,)}
-    leading = leading or {shape[0] for shape in shapes if shape and shape[0] not in (_FROM_LOADER, HIDDEN_SHAPE[0])}
-    return leading.pop() if len(leading) == 1 and UNKNOWN not in shapes else None
+    leading = leading or {shape[0] for shape in shapes if shape and shape[0] >= 0}
+    return leading.pop() if len(leading) == 1 else None
 
 
 class BatchMeter:
@@ -139,7 +104,6 @@ class BatchMeter:
         self._tokens_per_sample = tokens_per_sample
         self._note = note
         self._declared = declared
-        self._last: tuple[Shapes, int | None] | None = None
 
     def samples(self, batch: Any, shapes: Shapes) -> int | None:
         """Samples in *batch*, whose tensors have these *shapes*; None if that is not known."""
@@ -147,12 +111,9 @@ class BatchMeter:
             return self._batch_size
         if self._batch_size is not None:
             return self._ask("batch_size", self._batch_size, batch)
-        if self._last is not None and self._last[0] == shapes:  # asked after every batch of a run: mostly the same
-            return self._last[1]
         samples = samples_in(shapes)
         if samples is None and self._declared is not None:
             samples = int(self._declared())
-        self._last = (shapes, samples)
         if samples is None:
             self._note(
                 "The batch size could not be read from the batch, whose tensors have different first dimensions or "
@@ -172,12 +133,11 @@ class BatchMeter:
     def _ask(self, setting: str, function: Callable[[Any], int], batch: Any) -> int | None:
         """What the user's *function* says of *batch*; if it fails, its figure is gone, not the run."""
         try:
-            with random_state_kept():
-                answer = int(function(batch))
+            answer = int(function(batch))
         except Exception as error:  # a user's function in the middle of training: whatever it raises stays here
             self._note(f"{setting} raised {type(error).__name__}: {error}; what needs it is n/a.")
             return None
-        if answer <= 0 or is_too_long(answer):
+        if not 0 < answer < _NO_NUMBER_IN_A_BATCH:
             self._note(f"{setting} must return a number > 0, got {shown(answer)}; what needs it is n/a.")
             return None
         return answer
@@ -186,11 +146,7 @@ class BatchMeter:
 def _leaves(value: Any, depth: int) -> Iterator[Any]:
     """Every tensor and packed sequence in *value*, and everything else in it that is not None."""
     inside: Any = None
-    if (
-        depth == 0
-        or isinstance(value, torch.Tensor)
-        or (isinstance(value, PackedSequence) and _is_on_host(value.batch_sizes))
-    ):
+    if depth == 0 or isinstance(value, (torch.Tensor, PackedSequence)):
         pass
     elif isinstance(value, Mapping):
         inside = value.values()
@@ -203,7 +159,3 @@ def _leaves(value: Any, depth: int) -> Iterator[Any]:
             yield from _leaves(item, depth - 1)
     elif value is not None:
         yield value
-
-
-def _is_on_host(tensor: Any) -> bool:
-    return type(tensor) is torch.Tensor and tensor.device.type == "cpu" and tensor.ndim == 1 and len(tensor) > 0

@@ -32,26 +32,16 @@ class ParallelSizes:
 def parallel_sizes(engine: Any) -> ParallelSizes:
     """Sizes of *engine*'s groups.
 
-    DeepSpeed's own ``dp_world_size`` is not asked where there are groups: with a unit for sequence parallelism it is
-    None, and without one it counts ranks that share a sequence. Where there are none, in a process that has left its
-    groups or with a stand-in for an engine, the engine's own words are all there is.
+    DeepSpeed's own ``dp_world_size`` is not asked: with a unit for sequence parallelism it is None, and without one it
+    counts ranks that share a sequence.
     """
-
-    def said(name: str) -> int | None:
-        size = getattr(engine, name, None)
-        return size if isinstance(size, int) else None
-
     mpu, module = getattr(engine, "mpu", None), getattr(engine, "module", None)
     tp_size = tensor_parallel_size(mpu)
     pp_size = _first_size(mpu, "get_pipeline_model_parallel_world_size", "get_pipe_parallel_world_size")
     cp_size = _first_size(mpu, "get_context_parallel_world_size")
-    sp_size = said("sequence_parallel_size") or 1
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        dp_size = torch.distributed.get_world_size() // (tp_size * pp_size * cp_size * sp_size)
-    else:
-        tp_size = tp_size if mpu is not None else said("mp_world_size") or 1
-        # The second is the size of data and sequences together.
-        dp_size = said("dp_world_size") or (said("seq_dp_world_size") or 1) // sp_size
+    sp_size = getattr(engine, "sequence_parallel_size", None) or 1
+    has_groups = torch.distributed.is_available() and torch.distributed.is_initialized()
+    dp_size = torch.distributed.get_world_size() // (tp_size * pp_size * cp_size * sp_size) if has_groups else 1
     parameters = module.parameters() if isinstance(module, torch.nn.Module) else ()
     return ParallelSizes(
         dp_size=max(1, dp_size),

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from lightning_flops.instrument.optimizer_hooks import with_inner
-from lightning_flops.instrument.torch_private.tensors import on_this_rank
+from lightning_flops.instrument.torch_private.modules import on_this_rank
 from lightning_flops.records import MemoryRecord, PhaseMemory
 
 try:
@@ -35,11 +35,10 @@ _PHASES = ("forward", "backward", "optimizer")
 
 
 class MemoryReading(NamedTuple):
-    """Memory held now, and the most that ever was, in bytes; None if it is not known."""
+    """Memory held now, the most that ever was, and the most that an allocator ever took, in bytes; None: not known."""
 
     current: int | None
     peak: int | None
-    reserved: int | None = None
     reserved_peak: int | None = None
 
 
@@ -53,10 +52,13 @@ class MemoryWatch:
         self._root = root
         self._read = read
         self._on_device = on_device
-        self._open: list[tuple[str, MemoryReading]] = []
+        self._open: list[tuple[str, int | None]] = []
+        """Each part that is running, and what was held when it began."""
         self._last: MemoryReading | None = None
-        self._phases: dict[str, MemoryReading] = {}
-        """What each phase held when it ended, and the new peaks that it set."""
+        self._held: dict[str, int | None] = {}
+        """What each phase held when it ended."""
+        self._new_peaks: dict[str, int | None] = {}
+        """The new peak that a phase has set."""
         self._peak: int | None = None
         self._reserved_peak: int | None = None
         self._kept: int | None = None
@@ -64,39 +66,31 @@ class MemoryWatch:
 
     def enter(self, part: str) -> None:
         """*part* begins, inside whatever part is running."""
-        self._open.append((part, self._border()))
+        self._open.append((part, self._look().current))
 
     def leave(self) -> None:
         """The part entered last ends."""
         if not self._open:
             return
-        now = self._border()
+        now = self._look().current
         part, before = self._open.pop()
-        self._add(part, MemoryReading(now.current, None, now.reserved))
-        if part == "forward" and self._on_device and now.current is not None and before.current is not None:
-            self._kept = _larger(self._kept, now.current - before.current)
+        self._held[part] = _larger(self._held.get(part), now)
+        if part == "forward" and self._on_device and now is not None and before is not None:
+            self._kept = _larger(self._kept, now - before)
         if part == "backward":
             self._gradients = max(self._gradients, _bytes(one.grad for one in self._root.parameters()))
 
-    def _border(self) -> MemoryReading:
-        """Read the memory; a new peak since the last reading belongs to the part that was running."""
-        now, last = self._look(), self._last
-        self._last = now
-        if self._on_device and last is not None and self._open:
-            peak, reserved_peak = _if_risen(last.peak, now.peak), _if_risen(last.reserved_peak, now.reserved_peak)
-            self._add(self._open[-1][0], MemoryReading(None, peak, None, reserved_peak))
-        return now
-
-    def _add(self, part: str, reading: MemoryReading) -> None:
-        if part in _PHASES:
-            known = self._phases.get(part, reading)
-            self._phases[part] = MemoryReading._make(map(_larger, known, reading))
-
     def _look(self) -> MemoryReading:
-        """Read the memory, and keep the highest peaks, because the user may reset the allocator's."""
-        now = self._read()
-        self._peak = _larger(self._peak, now.peak)
-        self._reserved_peak = _larger(self._reserved_peak, now.reserved_peak)
+        """Read the memory; a new peak since the last reading belongs to the part that was running.
+
+        The highest peaks are kept, because the user may reset the allocator's.
+        """
+        now, last = self._read(), self._last
+        self._last = now
+        self._peak, self._reserved_peak = _larger(self._peak, now.peak), _larger(self._reserved_peak, now.reserved_peak)
+        if self._on_device and last is not None and self._open and (now.peak or 0) > (last.peak or 0):
+            part = self._open[-1][0]
+            self._new_peaks[part] = _larger(self._new_peaks.get(part), now.peak)
         return now
 
     def record(self, *, optimizers: Iterable[Any] | None) -> MemoryRecord | None:
@@ -110,15 +104,9 @@ class MemoryWatch:
         return MemoryRecord(
             kind="allocated" if self._on_device else "resident",
             phases=tuple(
-                PhaseMemory(
-                    name=name,
-                    current_bytes=held.current,
-                    peak_bytes=held.peak,
-                    reserved_bytes=held.reserved,
-                    reserved_peak_bytes=held.reserved_peak,
-                )
+                PhaseMemory(name=name, current_bytes=self._held[name], peak_bytes=self._new_peaks.get(name))
                 for name in _PHASES
-                if (held := self._phases.get(name)) is not None
+                if name in self._held
             ),
             run_peak_bytes=self._peak,
             run_reserved_peak_bytes=self._reserved_peak,
@@ -133,21 +121,14 @@ class MemoryWatch:
 def memory_reader(device: torch.device) -> Callable[[], MemoryReading]:
     """A function that reads the memory that this process uses for training on *device*."""
     if device.type == "cuda":
-        return lambda: _of_allocator(torch.cuda.memory_stats_as_nested_dict(device))
+        return lambda: _of_allocator(torch.cuda.memory_stats(device))
     return _of_process
 
 
 def _of_allocator(stats: Mapping[str, Any]) -> MemoryReading:
-    def of(kind: str, what: str) -> int | None:
-        value = stats.get(kind, {}).get("all", {}).get(what)
-        return value if isinstance(value, int) else None
-
-    return MemoryReading(
-        current=of("allocated_bytes", "current"),
-        peak=of("allocated_bytes", "peak"),
-        reserved=of("reserved_bytes", "current"),
-        reserved_peak=of("reserved_bytes", "peak"),
-    )
+    """Of an allocator that is not torch's own, the statistics may be empty."""
+    names = ("allocated_bytes.all.current", "allocated_bytes.all.peak", "reserved_bytes.all.peak")
+    return MemoryReading(*map(stats.get, names))
 
 
 def _of_process() -> MemoryReading:
@@ -165,13 +146,7 @@ def _of_process() -> MemoryReading:
 
 
 def _larger(one: int | None, other: int | None) -> int | None:
-    if one is None or other is None:
-        return other if one is None else one
-    return max(one, other)
-
-
-def _if_risen(before: int | None, now: int | None) -> int | None:
-    return now if before is not None and now is not None and now > before else None
+    return max((value for value in (one, other) if value is not None), default=None)
 
 
 # ---- bytes of tensors

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from typing import Any
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from typing import Any, cast
 
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from lightning_flops.instrument.error_boundary import Failed
 from lightning_flops.instrument.torch_private.compiler import compiler_callbacks, hide
+from lightning_flops.signals import words_of
 from lightning_flops.text.printable import package_logger
 
 logger = package_logger(__name__)
+
+Failed = Callable[[str, Exception], None]
+"""Gets the place where something of ours failed, and the error; it never raises."""
 
 EnterHook = Callable[[nn.Module, Any], None]
 LeaveHook = Callable[[nn.Module, Any, Any], None]
@@ -24,40 +27,37 @@ _IGNORED = re.compile(r"Using `torch.compile\(module\)` when there are global ho
 """What torch warns users of ``torch.compile(module)`` about hooks that are not theirs."""
 
 
-@contextmanager
-def module_hooks(on_enter: EnterHook, on_leave: LeaveHook) -> Iterator[None]:
-    """The hooks of ``put_up_hooks`` inside; what fails in one of the two is said once in the log."""
-    said: list[str] = []
-
-    def say(where: str, error: Exception) -> None:
-        if not said:
-            said.append(where)
-            logger.warning("profiling failed in %s", where, exc_info=error)
-
-    with ExitStack() as undo:
-        put_up_hooks(undo, on_enter, on_leave, lambda: None, failed=say)
-        yield
-
-
 def put_up_hooks(
-    undo: ExitStack, on_enter: EnterHook, on_leave: LeaveHook, on_compiled: Callable[[], None], *, failed: Failed
-) -> Callable[[], bool]:
+    undo: ExitStack,
+    on_enter: EnterHook,
+    on_leave: LeaveHook,
+    on_compiled: Callable[[], None] = lambda: None,
+    *,
+    failed: Failed | None = None,
+) -> None:
     """Calls *on_enter* before every module's forward and *on_leave* after it, also after one that raised.
 
-    They run in the user's step: what one of them raises goes to *failed*, with the place.
+    They run in the user's step: what one of them raises goes to *failed*, with the place, or once to the log.
 
     While torch compiles something the hooks are down: compiled code that had seen them would break its graph at them,
     and would be compiled again as soon as they are gone.
 
-    *undo* takes them down again. *on_compiled* is called when torch has compiled something. What is returned says
-    whether *on_leave* is the last of torch's hooks: only then may it be removed from inside of itself.
+    *undo* takes them down again. *on_compiled* is called when torch has compiled something.
     """
+    said: list[str] = []
+
+    def has_failed(where: str, error: Exception) -> None:
+        if failed is not None:
+            failed(where, error)
+        elif not said:
+            said.append(where)
+            logger.warning("profiling failed in %s: %s", where, words_of(error), exc_info=error)
 
     def enters(module: nn.Module, args: Any) -> None:
         try:
             on_enter(module, args)
         except Exception as error:
-            failed("a module's forward pre-hook", error)
+            has_failed("a module's forward pre-hook", error)
 
     def leaves(module: nn.Module, args: Any, output: Any) -> None:
         try:
@@ -66,7 +66,7 @@ def put_up_hooks(
             # There is no room for us after a forward that found none, nor for words about it.
             return
         except Exception as error:
-            failed("a module's forward hook", error)
+            has_failed("a module's forward hook", error)
 
     for function in (enters, leaves):
         hide(function)
@@ -90,7 +90,7 @@ def put_up_hooks(
         try:
             on_compiled()
         except Exception as error:
-            failed("code that was just compiled", error)
+            has_failed("code that was just compiled", error)
 
     _silence_hook_warning(undo)
     undo.callback(take_down)
@@ -99,7 +99,6 @@ def put_up_hooks(
         hide(callback)
     around_compilations(undo, compiles, compiled)
     put_up()
-    return lambda: bool(handles) and next(reversed(handles[-1].hooks_dict_ref())) == handles[-1].id
 
 
 def around_compilations(undo: ExitStack, begins: Callable[[Any], None], ends: Callable[[Any], None]) -> None:
@@ -125,11 +124,8 @@ def _silence_hook_warning(undo: ExitStack) -> None:
     functions of ``warnings`` that change filters make Python forget which warnings it has shown: the user would see
     each of them again. A filter that ignores something needs no forgetting.
     """
-    own, filters = ("ignore", _IGNORED, Warning, None, 0), warnings.filters
-
-    def remove() -> None:
-        # The user may have put others in the place of the list.
-        warnings.filters[:] = [one for one in warnings.filters if one is not own]  # type: ignore[index]
-
-    filters.insert(0, own)  # type: ignore[attr-defined]
-    undo.callback(remove)
+    own: Any = ("ignore", _IGNORED, Warning, None, 0)
+    all_filters: Any = warnings.filters
+    all_filters.insert(0, own)
+    # The user may put others in the place of the list.
+    undo.callback(_take_out, lambda one: cast("Any", warnings.filters).remove(one), own)

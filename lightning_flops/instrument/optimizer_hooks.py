@@ -7,8 +7,7 @@ something of ours fails there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -45,17 +44,19 @@ class OptimizerHooks:
     Args:
         begins: is called before the step.
         ends: is called after it, if it has returned.
-        failed: gets what these two raised, and what was raised here; it never raises an ``Exception``.
+        failed: gets what these two raised; it never raises an ``Exception``.
     """
 
     def __init__(self, begins: OnStep, ends: OnStep, *, failed: Callable[[Exception], None]) -> None:
-        self._calls: list[OnStep | None] = [begins, ends]
+        self._calls = (begins, ends)
         self._failed = failed
         self._handles: list[Any] = []
+        self._is_up = False
 
     def put_up(self) -> None:
         """Call us from here on."""
         remove_retired()
+        self._is_up = True
         self._handles = [
             register_optimizer_step_pre_hook(self._before),
             register_optimizer_step_post_hook(self._after),
@@ -67,42 +68,34 @@ class OptimizerHooks:
         If torch goes through its hooks now, ours do nothing any more, and are removed at a later step, or when hooks of
         ours are put up or removed.
         """
-        if self._calls[0] is not None:
-            self._calls = [None, None]
+        if self._is_up:
+            self._is_up = False
             _retired.extend(self._handles)
         remove_retired()
 
-    def _before(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._run(0, optimizer, args, kwargs)
+    def _before(self, *step: Any) -> None:
+        self._run(0, *step)
 
-    def _after(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._run(1, optimizer, args, kwargs)
+    def _after(self, *step: Any) -> None:
+        self._run(1, *step)
 
     def _run(self, place: int, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         leave_compiled_code()  # a step that is compiled has our hooks in it
-        with calling(self._handles[place]):
-            try:
-                call = self._calls[place]
-                if call is None:
-                    remove_retired()
-                else:
-                    call(optimizer, args, kwargs)
-            except Exception as error:
-                self._failed(error)
+        handle = self._handles[place]
+        _running.append(handle)
+        try:
+            if self._is_up:
+                self._calls[place](optimizer, args, kwargs)
+            else:
+                remove_retired()
+        except Exception as error:
+            self._failed(error)
+        finally:
+            _running.remove(handle)
 
 
 hide(OptimizerHooks._before)
 hide(OptimizerHooks._after)
-
-
-@contextmanager
-def calling(handle: Any) -> Iterator[None]:
-    """Inside, torch calls the hook of *handle*, and goes through a table of hooks, which none is removed from."""
-    _running.append(handle)
-    try:
-        yield
-    finally:
-        _running.remove(handle)
 
 
 def remove_retired() -> None:

@@ -10,6 +10,7 @@ counted, which are timed, and when the window is over::
 
 from __future__ import annotations
 
+import math
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -26,9 +27,8 @@ from lightning_flops.instrument.counting.flop_counter import FlopCounter
 from lightning_flops.instrument.counting.part_counter import PartCounter
 from lightning_flops.instrument.module_scope import describe_modules
 from lightning_flops.instrument.notes import Notes, notes_on_times
-from lightning_flops.instrument.timing.clocks import Clock
-from lightning_flops.instrument.timing.phase_timer import Mark, PhaseTimer, StepMarks
-from lightning_flops.instrument.torch_private.profiling import profiler_is_recording
+from lightning_flops.instrument.timing.clocks import WallClock
+from lightning_flops.instrument.timing.phase_timer import PhaseTimer, StepMarks
 from lightning_flops.instrument.tracing.trace_cycles import TraceCycles
 from lightning_flops.records import (
     BucketFlops,
@@ -43,15 +43,12 @@ from lightning_flops.records import (
 
 _TIME_PHASES: tuple[TimePhase, ...] = get_args(TimePhase)
 
-_SEEN_BY_PROFILER = (
-    "Another profiler recorded the counted step: its trace has the counter's own work in that step, which takes longer "
-    "there than the others."
-)
+_LEAST_WATCHED = 10
+"""Signatures "keep changing" when none of as many steps as are to be timed, and at least so many, has the counted
+step's, or when twice as many steps did not have enough of them."""
 
-_FEW_MATCHES = 10
-"""Signatures "keep changing" when fewer than one in this many of the steps that were watched has the counted step's.
-That is asked whenever as many more were watched as are to be timed, and at least so many. So it is known at the latest
-when this many times ``timing_steps`` were watched."""
+
+_LEAST_SETTLE_STEPS = 2
 
 
 class Phase(Enum):
@@ -68,11 +65,14 @@ class Phase(Enum):
     TRACING = "tracing"
     CLOSED = "closed"
 
-    def __init__(self, word: str) -> None:
-        # Plain attributes, because these are asked at every step of a run.
-        self.idle = word in ("waiting", "settling")
-        """Whether steps pass by, neither counted, timed nor traced."""
-        self.counts = word in ("counting", "sampling")
+
+def steps_to_settle(*, batches_ahead: int, batches_a_step: int) -> int:
+    """Steps to leave alone after a counted one, until the *batches_ahead* that a loader fetches meanwhile are used up.
+
+    While a step is counted, the loader's workers run ahead, and the next steps find batches ready. If those were timed,
+    they would show less waiting than there is in the long run.
+    """
+    return max(_LEAST_SETTLE_STEPS, math.ceil(batches_ahead / batches_a_step))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +144,7 @@ class _Measured:
         """Whether a step of this signature can be compared with what was counted."""
         return self.variable or signature == self.counted[0].signature
 
-    def timed(self, clock: Clock[Any] | None) -> tuple[StepRecord, ...]:
+    def timed(self, clock: WallClock | None) -> tuple[StepRecord, ...]:
         """The steps that can be compared with what was counted, with their seconds."""
         if clock is None or self.timer is None or not self.watched:
             return ()
@@ -182,7 +182,7 @@ class Recorder:
         *,
         timing_steps: int,
         settle_steps: int,
-        clock: Clock[Any] | None,
+        clock: WallClock | None,
         new_counter: Callable[[nn.Module], FlopCounter],
         notes: Notes,
         tracing: TraceCycles | None = None,
@@ -193,7 +193,7 @@ class Recorder:
         self._root, self._whole, self._new_counter = root, whole, new_counter
         self._timing_steps, self._clock, self._now = timing_steps, clock, now
         self._notes, self._tell_counted = notes, counted
-        self._traces = TraceCycles((), TraceSchedule()) if tracing is None else tracing
+        self._traces = TraceCycles(None, TraceSchedule()) if tracing is None else tracing
         self._settle_steps = min(settle_steps, timing_steps)
         self.state = Phase.WAITING
         self._step = _RunningStep()
@@ -203,7 +203,6 @@ class Recorder:
         self._counter: PartCounter | None = None
         """Counts the running step, where one is counted."""
         self._sampler: PartCounter | None = None
-        self._seen_by_profiler = False
         self._measured: _Measured | None = None
         self._unseen: set[TimePhase] = set()
         self._slowed_batches, self._slowed_sec = 0, 0.0
@@ -215,7 +214,12 @@ class Recorder:
     @property
     def counting(self) -> bool:
         """Whether the running step is counted; its time is then not usable."""
-        return self.state.counts
+        return self.state in (Phase.COUNTING, Phase.SAMPLING)
+
+    @property
+    def idle(self) -> bool:
+        """Whether steps pass by, neither counted, timed nor traced."""
+        return self.state in (Phase.WAITING, Phase.SETTLING)
 
     @property
     def timer(self) -> PhaseTimer | None:
@@ -280,8 +284,7 @@ class Recorder:
         slowed = state is Phase.COUNTING or self.tracing
         with self._scope:
             if counter is not None:
-                self._seen_by_profiler = profiler_is_recording()
-                self._scope.enter_context(counter.on())
+                self._scope.enter_context(counter.counter)
             elif state is Phase.TRACING:
                 self._traces.batch_begins(self._steps_done)
             yield
@@ -289,7 +292,7 @@ class Recorder:
             self._slowed_sec += self._now() - began
         if self.closed:
             if counter is not None:
-                counter.sweep()
+                counter.counter.sweep()
         elif counter is not None:
             self._counted_batch_ends(counter)
         elif state is Phase.TRACING and self._ended is not None:
@@ -302,7 +305,7 @@ class Recorder:
         says whether it is a forward, a backward or an update by itself, and not only a part of one.
         """
         if (timer := self.timer) is not None:
-            timer.enter(Mark(part, counts))
+            timer.enter(part, counts=counts)
             return
         if self.counting and self._counter is not None:
             self._counter.enter(part)
@@ -328,7 +331,7 @@ class Recorder:
 
     def optimizer_work(self) -> AbstractContextManager[Any]:
         """Inside, what is counted is the optimizer's, whatever part of the step is running."""
-        return self._counter.in_optimizer() if self.counting and self._counter is not None else nullcontext()
+        return self._counter.counter.in_optimizer() if self.counting and self._counter is not None else nullcontext()
 
     def cannot_tell_apart(self, phases: Iterable[TimePhase]) -> None:
         """These phases are not seen apart in this run: their seconds are known as one sum."""
@@ -364,8 +367,6 @@ class Recorder:
     def _counted_batch_ends(self, counter: PartCounter) -> None:
         """The scope of a counted batch was left: if its step is over, too, take what was counted."""
         in_window = self.state is Phase.COUNTING
-        if in_window and (self._seen_by_profiler or profiler_is_recording()):
-            self._notes.add(_SEEN_BY_PROFILER)
         ended, self._ended = self._ended, None
         if ended is None:
             return
@@ -414,9 +415,13 @@ class Recorder:
         measured.watched.append((record, marks))
         measured.matches += measured.is_comparable(record.signature)
         wanted, watched = self._timing_steps, len(measured.watched)
+        enough = max(wanted, _LEAST_WATCHED)
         if measured.matches >= wanted:
             self._traces_or_closes(measured)
-        elif watched % max(wanted, _FEW_MATCHES) == 0 and measured.matches * _FEW_MATCHES < watched:
+        elif watched == enough and measured.matches:
+            counted = measured.counted[0].index
+            self._notes.say(f"Waiting for steps like step {counted}: {measured.matches} of {watched} were.")
+        elif watched in (enough, 2 * enough):
             measured.variable = True
             del measured.watched[:-wanted]
             if len(measured.counted) < len(measured.watched):
@@ -476,8 +481,7 @@ class Recorder:
             timing_steps=self._timing_steps,
             settle_steps=self._settle_steps,
             variable=measured.variable,
-            traces=traces.traces,
-            module_seconds=traces.module_seconds,
+            traces=tuple(traces.traces),
             mixed_phases=_in_order(mixed | self._unseen),
             slowed_batches=self._slowed_batches,
             slowed_sec=self._slowed_sec,

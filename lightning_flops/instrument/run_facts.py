@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import distributed, nn
@@ -29,16 +29,13 @@ def gather_run_facts(
 
     The optimizers are torch's, or wrappers with an ``optimizer`` or ``param_groups``; the rest is passed on.
     """
-    capability, memory_bytes = None, None
-    if device.type == "cuda" and torch.cuda.is_available():
-        properties = torch.cuda.get_device_properties(device)
-        memory_bytes = int(properties.total_memory)
-        if torch.version.hip is None:  # ROCm's numbers are no compute capabilities
-            capability = (int(properties.major), int(properties.minor))
+    capability = None
+    # ROCm's numbers are no compute capabilities.
+    if device.type == "cuda" and torch.cuda.is_available() and torch.version.hip is None:
+        capability = torch.cuda.get_device_capability(device)
     return RunFacts(
         padding_ratio=padding_ratio,
         compute_capability=capability,
-        device_memory_bytes=memory_bytes,
         data_parallel_devices=max(
             (len(module.device_ids) for module in root.modules() if isinstance(module, nn.DataParallel)), default=0
         ),
@@ -79,34 +76,21 @@ def _optimizer_facts(optimizer: Any, device: torch.device) -> OptimizerFacts:
     every = with_inner(optimizer)
     torchs = (one for one in every if isinstance(one, torch.optim.Optimizer) and "foreach" in one.defaults)
     inner = next(torchs, every[-1])
-    return OptimizerFacts(
-        type_name=type(inner).__name__,
-        implementation=_implementation(inner, device),
-        faster_with=_faster_with(inner, device),
-    )
+    return OptimizerFacts(type_name=type(inner).__name__, faster_with=_faster_with(inner, device))
 
 
 def _faster_with(optimizer: Any, device: torch.device) -> tuple[str, ...]:
-    """As torch's documentation of each optimizer has it; nothing for a device of which it says nothing."""
-    defaults = getattr(optimizer, "defaults", None)
-    if not isinstance(defaults, dict) or defaults.get("differentiable"):
+    """Nothing for an optimizer that is not torch's, or that updates many tensors at once already.
+
+    As torch's documentation of each optimizer has it; nothing for a device of which it says nothing.
+    """
+    defaults, groups = getattr(optimizer, "defaults", None), getattr(optimizer, "param_groups", None) or ()
+    if not isinstance(defaults, dict) or "foreach" not in defaults or defaults.get("differentiable"):
         return ()
-    on_cpu_alone = isinstance(optimizer, torch.optim.Adagrad)
-    fused = device.type == "cpu" or (device.type == "cuda" and not on_cpu_alone)
-    # On a CPU foreach updates tensor by tensor all the same.
-    ways = {"fused": fused, "foreach": device.type == "cuda"}
+    on_cuda = device.type == "cuda"
+    # On a GPU foreach is torch's own choice. On a CPU it updates tensor by tensor all the same.
+    if any(one.get("fused") or one.get("foreach") or (on_cuda and one.get("foreach") is None) for one in groups):
+        return ()
+    fused = device.type == "cpu" or (on_cuda and not isinstance(optimizer, torch.optim.Adagrad))
+    ways = {"fused": fused, "foreach": on_cuda}
     return tuple(f"{name}=True" for name, helps in ways.items() if helps and name in defaults)
-
-
-def _implementation(optimizer: Any, device: torch.device) -> Literal["single-tensor", "foreach", "fused"] | None:
-    defaults = getattr(optimizer, "defaults", None)
-    groups = getattr(optimizer, "param_groups", None)
-    if not isinstance(defaults, dict) or "foreach" not in defaults or not groups:
-        return None  # no optimizer of torch's: it has its own way
-    if any(group.get("fused") for group in groups):
-        return "fused"
-    if any(group.get("foreach") for group in groups):
-        return "foreach"
-    if any(group.get("foreach") is None for group in groups) and device.type == "cuda":
-        return "foreach"  # torch's own choice on a GPU
-    return "single-tensor"

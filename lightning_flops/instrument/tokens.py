@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import is_dataclass
 from typing import Any, TypeGuard
 
 import torch
@@ -26,11 +25,6 @@ _BATCHES_WITHOUT_TOKENS = 10
 ON_DEVICE = (
     "Tokens without padding are n/a: the batch is on the device before it can be read without waiting for the device. "
     "tokens_per_sample=... may give them."
-)
-
-TOKEN_OR_PADDING = (
-    "Tokens without padding are n/a: a row of packed sequences begins or ends with one of a single token, which may be "
-    "padding as well. tokens_per_sample=... may give them."
 )
 
 
@@ -62,7 +56,7 @@ class TokenReader:
     def of(self, batch: Any) -> BatchTokens | None:
         """The tokens of *batch*; None if it does not show them."""
         try:
-            tokens = tokens_in(batch, note=self._note)
+            tokens = tokens_in(batch)
         except OnDeviceError:
             if not self._has_read:  # of batches on the host; else this is what a model gets of them
                 self.reads = False
@@ -81,7 +75,7 @@ class TokenReader:
         return tokens
 
 
-def tokens_in(batch: Any, *, note: Callable[[str], object] = str) -> BatchTokens | None:
+def tokens_in(batch: Any) -> BatchTokens | None:
     """The tokens of *batch*; None if nothing in it shows tokens.
 
     A batch can show its tokens in three ways:
@@ -91,41 +85,32 @@ def tokens_in(batch: Any, *, note: Callable[[str], object] = str) -> BatchTokens
     - the offsets of packed sequences: ``cu_seqlens``, or ``position_ids`` that begin anew;
     - a PackedSequence, or a nested tensor that is jagged.
 
-    Of an encoder's and a decoder's tokens in one dict those of the encoder count. ``labels`` of -100 are not trained
-    on; they do not show padding, because a prompt has them, too. If nothing else does and every token has a label,
-    none is padding. Several batches in one, as of two loaders, are added up; of several PackedSequences the first is
-    used, as the others may be its targets. *note* gets a sentence if what is there can be read in two ways.
+    Of an encoder's and a decoder's tokens in one dict those of the encoder count. ``labels`` of -100 do not show
+    padding, because a prompt has them, too; if nothing else does and every token has a label, none is padding. Several
+    batches in one, as of two loaders, are added up; of several PackedSequences the first is used, as the others may be
+    its targets.
 
     Raises:
         OnDeviceError: its values are on a device.
     """
     if _is_packed(batch):
         return _packed(batch)
-    fields = _fields_of(batch)
-    if fields is not None and (found := _named(fields, note)) is not None:
-        return found
-    items: Iterable[Any] = fields.values() if fields is not None else batch if isinstance(batch, (tuple, list)) else ()
+    items: Iterable[Any] = batch if isinstance(batch, (tuple, list)) else ()
+    if isinstance(batch, Mapping):
+        if (found := _named(batch)) is not None:
+            return found
+        items = batch.values()
     parts = []
     for item in items:
         if _is_packed(item):
             return _packed(item)
         if isinstance(item, Mapping):
-            found = _named(item, note)
+            found = _named(item)
             if found is not None:
                 parts.append(found)
             elif "input_ids" in item:  # the tokens of the others alone would be too few
                 return None
     return parts[0].plus(*parts[1:]) if parts else None
-
-
-def _fields_of(batch: Any) -> Mapping[Any, Any] | None:
-    """What *batch* holds, by name; None if that has no names."""
-    if isinstance(batch, Mapping):
-        return batch
-    if isinstance(batch, tuple):
-        names = getattr(type(batch), "__match_args__", ())  # those of a named tuple's fields
-        return dict(zip(names, batch, strict=False)) if names else None
-    return vars(batch) if is_dataclass(batch) and hasattr(batch, "__dict__") else None
 
 
 def _is_packed(value: Any) -> TypeGuard[PackedSequence | torch.Tensor]:
@@ -139,15 +124,14 @@ def _packed(batch: PackedSequence | torch.Tensor) -> BatchTokens:
             processed, offsets, lengths = int(jagged.values().shape[0]), jagged.offsets(), jagged.lengths()
         with out_of_sight():
             sequence_lengths = _on_host(offsets).diff() if lengths is None else _on_host(lengths)
-            return _of_lengths(sequence_lengths.tolist(), processed, None)
-    # Of each time step so many sequences are in it; their numbers are always on the host.
+            return _of_lengths(sequence_lengths.tolist(), processed)
+    # So many sequences go on at each time step, and one of length n is in n of them: their squares are the sum of the
+    # odd numbers. They are always on the host.
     sizes = batch.batch_sizes.tolist()
-    ends = [now - then for now, then in zip(sizes, [*sizes[1:], 0], strict=True)]
-    lengths = [length for length, ending in enumerate(ends, 1) for _ in range(ending)]
-    return _of_lengths(lengths, int(batch.data.shape[0]), None)
+    return BatchTokens(sum(sizes), sum(sizes), sum((2 * step + 1) * size for step, size in enumerate(sizes)))
 
 
-def _named(batch: Mapping[Any, Any], note: Callable[[str], object]) -> BatchTokens | None:
+def _named(batch: Mapping[Any, Any]) -> BatchTokens | None:
     if not isinstance(batch, dict):  # in what a tokenizer makes, names are looked up by Python code
         batch = dict(batch.items())
     ids, mask, labels, places = map(batch.get, ("input_ids", "attention_mask", "labels", "position_ids"))
@@ -156,76 +140,49 @@ def _named(batch: Mapping[Any, Any], note: Callable[[str], object]) -> BatchToke
     grid = ids if _is_grid(ids) else mask if _is_grid(mask) else None
     if grid is None:
         return None
-    processed, trained = grid.numel(), None
-    counts: torch.Tensor | None = None
-    rows: list[list[int]] | None = None
+    processed, lengths = grid.numel(), None
     with out_of_sight():  # not counted: we ask
-        if _is_grid(labels) and labels.shape == grid.shape:
-            counts = _on_host(labels) != _IGNORED
-            trained = int(torch.count_nonzero(counts))
-        offsets = next((one for name in _OFFSETS if _are_offsets(one := batch.get(name))), None)
+        offsets = next((one for name in _OFFSETS if isinstance(one := batch.get(name), torch.Tensor)), None)
         if offsets is not None:
-            rows = _between(_on_host(offsets), grid.shape)
+            lengths = _between(_on_host(offsets), processed)
         elif _is_grid(mask):
-            return _of_lengths(_lengths_in(_on_host(mask)), processed, trained) if mask.shape == grid.shape else None
+            return _of_lengths(_lengths_in(_on_host(mask)), processed) if mask.shape == grid.shape else None
         elif _is_grid(places) and places.shape == grid.shape and processed:
-            rows = _counted_up(_on_host(places))
-        if rows is not None and _may_be_padding(rows, processed // len(rows), counts):
-            note(TOKEN_OR_PADDING)
-            rows = None
-    if rows is None:
-        return BatchTokens(processed, processed if trained == processed else None, trained, None)
-    return _of_lengths([length for row in rows for length in row], processed, trained)
+            lengths = _counted_up(_on_host(places))
+        if lengths is not None:
+            return _of_lengths(lengths, processed)
+        all_trained = _is_grid(labels) and labels.shape == grid.shape and bool((_on_host(labels) != _IGNORED).all())
+    return BatchTokens(processed, processed if all_trained else None, None)
 
 
-def _are_offsets(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.ndim in (1, 2) and value.shape[-1] > 1
+def _between(offsets: torch.Tensor, tokens: int) -> list[int] | None:
+    """The lengths of the packed sequences that have these *offsets* among so many *tokens*; None if they are none.
 
-
-def _between(offsets: torch.Tensor, shape: torch.Size) -> list[list[int]] | None:
-    """The lengths of packed sequences by their *offsets*, those of each row of *shape*, or of all rows in one.
-
-    Behind the last offset of a row there may be numbers below 1, which are none. None if these are no offsets.
+    Also None where the first or the last of them has one token and nothing is left for padding: see ``_counted_up``.
     """
-    found = offsets.reshape(-1, offsets.shape[-1]).tolist()
-    if len(found) not in (1, shape[0]):
+    found = offsets.tolist() if offsets.ndim == 1 else []
+    lengths = [end - begin for begin, end in zip(found, found[1:], strict=False)]
+    if not lengths or found[0] != 0 or min(lengths) < 0 or found[-1] > tokens:
         return None
-    rows = []
-    for row in found:
-        after = next((place for place in range(1, len(row)) if row[place] < row[place - 1]), len(row))
-        if row[0] != 0 or row[after - 1] > shape.numel() // len(found) or max(row[after:], default=0) > 0:
-            return None
-        rows.append([row[place] - row[place - 1] for place in range(1, after) if row[place] > row[place - 1]])
-    return rows
+    return None if found[-1] == tokens and 1 in (lengths[0], lengths[-1]) else lengths
 
 
-def _counted_up(places: torch.Tensor) -> list[list[int]] | None:
-    """The lengths of the sequences in each row by the *places* of their tokens, which begin anew in each of them.
+def _counted_up(places: torch.Tensor) -> list[int] | None:
+    """The lengths of the sequences by the *places* of their tokens, which begin anew in each of them.
 
-    None if they do not, or if no row has several sequences: in padded rows of one the places go on in the padding.
+    None if they do not, or if no row has several sequences: in padded rows of one the places go on in the padding. Also
+    None where a row begins or ends with a sequence of one token: collators that pad packed rows give padding the place
+    0, too.
     """
     begins = places == places[0, 0]
     if not (begins[:, 0].all() and (begins[:, 1:] | (places.diff(dim=1) == 1)).all()):
         return None
     if len(places) > 1 and not begins[:, 1:].any():
         return None
-    firsts = [row.nonzero().flatten().tolist() for row in begins]
-    length = places.shape[1]
-    return [[end - begin for begin, end in zip(row, [*row[1:], length], strict=True)] for row in firsts]
-
-
-def _may_be_padding(rows: list[list[int]], length: int, counts: torch.Tensor | None) -> bool:
-    """Whether what looks like a sequence of one token, at the begin or the end of a full row, may be padding.
-
-    Collators that pad packed rows count its places from 0, too, and make a sequence of each. A token that is trained on
-    is no padding: *counts* says, if anything does.
-    """
-    return any(
-        row[end] == 1 and (counts is None or not counts.flatten()[token])
-        for place, row in enumerate(rows)
-        if len(row) > 1 and sum(row) >= length
-        for end, token in ((0, place * length), (-1, (place + 1) * length - 1))
-    )
+    if places.shape[1] > 1 and (begins[:, 1] | begins[:, -1]).any():
+        return None
+    firsts = begins.flatten().nonzero().flatten()
+    return [*firsts.diff().tolist(), places.numel() - int(firsts[-1])]
 
 
 def _lengths_in(mask: torch.Tensor) -> list[int]:
@@ -238,9 +195,8 @@ def _lengths_in(mask: torch.Tensor) -> list[int]:
     return [length for row in mask for length in row[row != 0].unique(return_counts=True)[1].tolist()]
 
 
-def _of_lengths(lengths: Sequence[int], processed: int, trained: int | None) -> BatchTokens:
-    known = [length for length in lengths if length > 0]
-    return BatchTokens(processed, sum(known), trained, sum(length * length for length in known))
+def _of_lengths(lengths: Sequence[int], processed: int) -> BatchTokens:
+    return BatchTokens(processed, sum(lengths), sum(length * length for length in lengths))
 
 
 def _is_grid(value: Any) -> TypeGuard[torch.Tensor]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from lightning_flops.analysis.rank_names import name_files
-from lightning_flops.report.compare_words import Scale, difference_sentence, figures_section
+from lightning_flops.report.compare_text import Scale, difference_sentence, figures_section
 from lightning_flops.report.document import Column, Section, Table, draw, table
 from lightning_flops.report.layout import View, shortened_apart
+from lightning_flops.schema.comparison import CONFIDENCE
 from lightning_flops.schema.trace_comparison import (
     ComparedTraces,
     TableName,
@@ -67,12 +68,7 @@ def _said(comparison: TraceComparison, scale: Scale) -> Iterator[str]:
     """What the difference comes to, and the parts that changed most, each with what in it did, if that is no noise."""
     step = comparison.step
     yield difference_sentence(
-        "One step" if comparison.a.marked else "The whole trace",
-        a_ns=step.a_ns,
-        b_ns=step.b_ns,
-        noise=step.noise,
-        confidence=comparison.confidence,
-        scale=scale,
+        "One step" if comparison.a.marked else "The whole trace", step.a_ns, step.b_ns, step.noise
     )
     words = []
     for part in sorted(filter(_is_beyond, comparison.parts), key=lambda part: -abs(part.difference_ns))[:_NAMED]:
@@ -144,7 +140,7 @@ def _notes(comparison: TraceComparison) -> tuple[str, ...]:
         "Each moment of a step counts under the first part from the top that ran then, so the parts add up to the "
         "step. All other tables are sums of what was launched or began in the step; they may overlap. Longer calls may "
         "have other inputs.",
-        f"Noise is the spread of the traced steps ({plain(100 * comparison.confidence)}% by Welch's t). Of a "
+        f"Noise is the spread of the traced steps ({CONFIDENCE:.0%} by Welch's t). Of a "
         "hundred rows that do not differ, one seems to. What changes from one start of a program to the next is "
         "not in it: compare two traces of A to see that.",
         "Steps under torch.profiler are slower than others, above all on the host, where shapes, memory and Python's "

@@ -10,21 +10,13 @@ from itertools import accumulate
 from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.analysis.module_tree import ModuleNode, build_modules, lower_bound_modules, module_tree
 from lightning_flops.records import OUTSIDE, ModuleRecord, PhaseFlops
-from lightning_flops.report.document import Section, cells, draw
-from lightning_flops.report.layout import View, rule, shortened, some_of
-from lightning_flops.text.printable import page
+from lightning_flops.report.document import Section, cells
+from lightning_flops.report.layout import shortened, some_of
 from lightning_flops.units import NOT_AVAILABLE, bytes_by_dtype, plain, plural, si
 
 _ROWS = 200
 _NAME_CHARS = 60
 _SHAPES_SHOWN = 4
-
-ABOUT = "Of each module with those inside it; a multiply-add is two FLOPs."
-
-
-def render_counts(counts: FlopCounts) -> str:
-    """*counts* as a table by module, ending in a line break."""
-    return page([*list(draw(counts_section(counts), View(rows=None)))[1:], rule()])
 
 
 def counts_section(counts: FlopCounts, *, most: int = _ROWS) -> Section:
@@ -35,44 +27,37 @@ def counts_section(counts: FlopCounts, *, most: int = _ROWS) -> Section:
     record = counts.record
     records = [replace(one, extra_repr=_shapes(one)) for one in counts.modules]
     counts = FlopCounts(record)  # of one moment, also while counting goes on
-    modules = build_modules(records, counts)
-    outside = counts.own_by_module().get(OUTSIDE, PhaseFlops())
-    total = counts.total
-    phases = [("forward", "FLOPs forward"), ("backward", "FLOPs backward")]
-    phases += [("recompute", "FLOPs recomputed")] if total.recompute else []
-    phases += [("optimizer", "FLOPs optimizer")] if total.optimizer else []
+    total, outside = counts.total, counts.own_by_module().get(OUTSIDE, PhaseFlops())
+    phases = {"forward": "FLOPs forward", "backward": "FLOPs backward"}
+    phases |= {"recompute": "FLOPs recomputed"} if total.recompute else {}
+    phases |= {"optimizer": "FLOPs optimizer"} if total.optimizer else {}
 
-    def flops(amounts: PhaseFlops) -> tuple[str, ...]:
-        return tuple(si(getattr(amounts, phase)) for phase, _ in phases)
+    def flops(amounts: PhaseFlops) -> list[str]:
+        return [si(getattr(amounts, phase)) for phase in phases]
 
-    rows: list[tuple[str, ...]] = []
+    root = module_tree(build_modules(records, counts), lower_bound_modules(record.uncounted))
+    nodes = [] if root is None else list(_nodes(root))
+    at_depth = accumulate(count for _, count in sorted(Counter(node.module.depth for node in nodes).items()))
+    deepest = max(1, sum(rows_down_to <= most for rows_down_to in at_depth) - 1)
+    rows = []
+    for node in [node for node in nodes if node.module.depth <= deepest][:most]:
+        module = node.module
+        name = "  " * module.depth + shortened(_name(node), chars=_NAME_CHARS)
+        known = [si(module.params), module.extra_repr] if module.type_name else [NOT_AVAILABLE] * 2
+        rows.append([name, *known, *flops(module.total)])
     remarks = []
-    root = module_tree(modules, lower_bound_modules(record.uncounted))
-    if root is not None:
-        nodes = list(_nodes(root))
-        at_depth = accumulate(count for _, count in sorted(Counter(node.module.depth for node in nodes).items()))
-        deepest = max(1, sum(rows_down_to <= most for rows_down_to in at_depth) - 1)
-        for node in [node for node in nodes if node.module.depth <= deepest][:most]:
-            described = bool(node.module.type_name)
-            rows.append(
-                (
-                    "  " * node.module.depth + shortened(_name(node), chars=_NAME_CHARS),
-                    si(node.module.params) if described else NOT_AVAILABLE,
-                    node.module.extra_repr if described else NOT_AVAILABLE,
-                    *flops(node.module.total),
-                )
-            )
-        left_out = len(nodes) - len(rows)
-        if left_out > 0:
-            remarks.append(f"And {plain(left_out)} more {plural('row', left_out)}; by_module() has every module.")
-        sizes = next((one.parameter_bytes for one in records if not one.name), {})
-        if sizes:
-            remarks.append(f"Parameters: {bytes_by_dtype(sizes)}.")
+    if left_out := len(nodes) - len(rows):
+        remarks.append(f"And {plain(left_out)} more {plural('row', left_out)}; by_module() has every module.")
+    if sizes := next((one.parameter_bytes for one in records if not one.name), {}):
+        remarks.append(f"Parameters: {bytes_by_dtype(sizes)}.")
+    if names := sorted(counts.uncounted):
+        bound = ": these figures are lower bounds" if counts.is_lower_bound else ""
+        remarks.append(f"Not counted: {some_of(names, most=_SHAPES_SHOWN)}{bound}.")
     if outside.total:
-        rows.append((OUTSIDE, "", "", *flops(outside)))
-    head = ("module", "params", "weight shapes", *(words for _, words in phases))
-    shown = cells(head, rows, left=(0, 2), least_width=6)
-    return Section("FLOPs by module", ABOUT, [shown, *remarks, *_not_counted(counts), *record.notes])
+        rows.append([OUTSIDE, "", "", *flops(outside)])
+    shown = cells(["module", "params", "weight shapes", *phases.values()], rows, left=(0, 2), least_width=6)
+    about = "Of each module with those inside it; a multiply-add is two FLOPs."
+    return Section("FLOPs by module", about, [shown, *remarks, *record.notes])
 
 
 def _name(node: ModuleNode) -> str:
@@ -93,14 +78,6 @@ def _shapes(record: ModuleRecord) -> str:
 
 
 def _nodes(node: ModuleNode) -> Iterator[ModuleNode]:
-    waiting = [node]
-    while waiting:
-        yield (one := waiting.pop())
-        waiting.extend(reversed(one.children))
-
-
-def _not_counted(counts: FlopCounts) -> Iterator[str]:
-    names = sorted(counts.uncounted)
-    if names:
-        bound = ": these figures are lower bounds" if counts.is_lower_bound else ""
-        yield f"Not counted: {some_of(names, most=_SHAPES_SHOWN)}{bound}."
+    yield node
+    for child in node.children:
+        yield from _nodes(child)

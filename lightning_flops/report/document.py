@@ -5,12 +5,12 @@ from __future__ import annotations
 import html
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
-from lightning_flops.report import layout
-from lightning_flops.report.layout import View
+from lightning_flops.report.layout import VIEW, View, shortened_apart, shortened_inside
 from lightning_flops.schema.trace_steps import Durations
-from lightning_flops.text.printable import printable
+from lightning_flops.text.printable import page, printable
 from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain
 
 NAME_CHARS = 56
@@ -48,15 +48,8 @@ class Table:
     """What rows are sorted by that no column has."""
     whole: bool = False
     """Show all rows, however many were asked for."""
-    more: bool = True
-    """Say how many rows are not shown."""
-    only: Callable[[Any], bool] | None = None
-    """Of the rows that would be shown, those that are."""
-    below: Callable[[Any], Iterable[Sequence[str]]] | None = None
-    """Cells of lines below a row."""
-    top: Sequence[Sequence[str]] = ()
-    """Cells of lines above all rows, as ``foot`` below them."""
     foot: Sequence[Sequence[str]] = ()
+    """Cells of lines below all rows."""
     least_width: int = 10
     note: str = ""
     """A paragraph before it."""
@@ -72,13 +65,17 @@ class Figure:
     value: str
 
 
+Item = Figure | Table | str
+"""Text is a paragraph."""
+
+
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A part of a report; text in it is a paragraph."""
+    """A part of a report."""
 
     title: str
     note: str
-    items: Sequence[Figure | Table | str]
+    items: Sequence[Item]
 
 
 def table(rows: Sequence[Any] | None, columns: Sequence[Column], /, **settings: Any) -> Table:
@@ -91,11 +88,7 @@ def cells(
     head: Sequence[str], rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,), least_width: int = 10
 ) -> Table:
     """The table of rows that are text already."""
-
-    def column(at: int, label: str) -> Column:
-        return Column(label, lambda row: row[at], str, left=at in left)
-
-    columns = [column(at, label) for at, label in enumerate(head)]
+    columns = [Column(label, itemgetter(at), str, left=at in left) for at, label in enumerate(head)]
     return table(rows, columns, whole=True, least_width=least_width)
 
 
@@ -116,14 +109,25 @@ def statistics(
     ]
 
 
+def at(path: str) -> Callable[[Any], Any]:
+    """Finds what a row has at ``attribute.of_it``; None where it lacks either."""
+
+    def of(row: Any) -> Any:
+        for name in path.split("."):
+            row = getattr(row, name, None)
+        return row
+
+    return of
+
+
 def field(label: str, name: str, show: Callable[[Any], str] = plain, sort: str = "") -> Column:
-    """The column of a row's attribute."""
-    return Column(label, lambda row: getattr(row, name), show, sort)
+    """The column of what a row has at *name*."""
+    return Column(label, at(name), show, sort)
 
 
 def named(label: str) -> Column:
     """The column of a row's name, cut."""
-    return Column(label, lambda row: row.name, short, "name")
+    return Column(label, at("name"), short, "name")
 
 
 CALLS = field("calls", "calls", sort="calls")
@@ -147,7 +151,7 @@ def us(time_us: float | None) -> str:
 
 def short(name: str) -> str:
     """A name cut to a column."""
-    return layout.shortened_inside(name, chars=NAME_CHARS)
+    return shortened_inside(name, chars=NAME_CHARS)
 
 
 def place(of: str | None, *, chars: int = 36) -> str:
@@ -157,8 +161,8 @@ def place(of: str | None, *, chars: int = 36) -> str:
     return of if len(of) <= chars else f"…{of[len(of) - chars + 1 :]}"
 
 
-def draw(section: Section, view: View) -> Iterator[str]:
-    """The lines of *section*."""
+def draw(section: Section, view: View = VIEW) -> Iterator[str]:
+    """The lines of *section*, the first of them empty."""
     yield from ["", view.title(section.title), *view.paragraph(section.note)]
     for index, item in enumerate(section.items):
         if isinstance(item, Figure):
@@ -167,7 +171,12 @@ def draw(section: Section, view: View) -> Iterator[str]:
             yield from view.paragraph(item, rest=_hanging(item)) or [""]
         else:
             yield from [""] if index else []
-            yield from draw_table(item, view)
+            yield from _draw_table(item, view)
+
+
+def draw_all(sections: Iterable[Section], view: View = VIEW) -> str:
+    """*sections* as a report of their own, ending in a line break."""
+    return page([*[line for section in sections for line in draw(section, view)][1:], view.rule()])
 
 
 def _hanging(item: str) -> str:
@@ -176,36 +185,36 @@ def _hanging(item: str) -> str:
     return " " * (len(mark) + 1) if mark == "-" or mark.rstrip(".").isdecimal() else ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Laid:
-    """A table whose rows are chosen and in order."""
+def _draw_table(shown: Table, view: View) -> Iterator[str]:
+    _, head, lines = _lay(shown, view)
+    left = [0, *(index for index, column in enumerate(shown.columns) if column.left)]
+    yield from view.paragraph(shown.note)
+    yield from view.table(head, [*lines, *shown.foot], least_width=shown.least_width, left=left)
+    for words in (*([] if shown.whole else view.more(shown.rows)), *shown.after):
+        yield from view.paragraph(words)
 
-    rows: Sequence[Any]
-    head: Sequence[str]
-    cells: Sequence[list[str]]
 
-
-def _lay(shown: Table, view: View) -> _Laid:
+def _lay(shown: Table, view: View) -> tuple[Sequence[Any], list[str], list[tuple[str, ...]]]:
+    """The rows to show in their order, the labels of the columns, and the text of each cell."""
     columns = shown.columns
     keys = {column.sort: column.of for column in reversed(columns) if column.sort} | dict(shown.keys)
     rows = view.sorted(shown.rows, **keys)[: None if shown.whole else view.rows]
-    rows = rows if shown.only is None else list(filter(shown.only, rows))
     values = [[column.of(row) for row in rows] for column in columns]
-    head = [column.label for column in columns]
-    texts: list[Sequence[str]] = []
-    for at, column in enumerate(columns):
+    largest: dict[str, float] = {}
+    for column, found in zip(columns, values, strict=True):
         if column.unit:
-            alike = [
-                one for other, found in zip(columns, values, strict=True) if other.unit == column.unit for one in found
-            ]
-            prefixed, size = _fitting(column.unit, max((abs(one) for one in alike if one is not None), default=0.0))
-            head[at] = f"{column.label}, {prefixed}" if column.label else prefixed
-            texts.append([_significant(value, size) for value in values[at]])
-        elif column.chars:
-            texts.append(layout.shortened_apart([column.show(value) for value in values[at]], chars=column.chars))
-        else:
-            texts.append([column.show(value) for value in values[at]])
-    return _Laid(rows, head, [list(line) for line in zip(*texts, strict=True)])
+            known = [abs(value) for value in found if value is not None]
+            largest[column.unit] = max([largest.get(column.unit, 0.0), *known])
+    head, texts = [], []
+    for column, found in zip(columns, values, strict=True):
+        label, texts_of = column.label, [column.show(value) for value in found] if not column.unit else []
+        if column.unit:
+            prefixed, size = _fitting(column.unit, largest[column.unit])
+            label = f"{label}, {prefixed}" if label else prefixed
+            texts_of = [_significant(value, size) for value in found]
+        head.append(label)
+        texts.append(shortened_apart(texts_of, chars=column.chars) if column.chars else texts_of)
+    return rows, head, list(zip(*texts, strict=True))
 
 
 _PREFIXES = {"s": (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))}
@@ -227,23 +236,9 @@ def _significant(value: float | None, size: float) -> str:
     return "0" if not value else f"{scaled:,.{digits}f}"
 
 
-def draw_table(shown: Table, view: View) -> Iterator[str]:
-    """The lines of a table: its rows in the order and number that were asked for."""
-    laid = _lay(shown, view)
-    lines = [*shown.top]
-    for row, line in zip(laid.rows, laid.cells, strict=True):
-        lines += [line, *(shown.below(row) if shown.below is not None else ())]
-    left = [0, *(index for index, column in enumerate(shown.columns) if column.left)]
-    yield from view.paragraph(shown.note) if shown.note else ()
-    yield from view.table(laid.head, [*lines, *shown.foot], least_width=shown.least_width, left=left)
-    if shown.more and not shown.whole:
-        yield from view.more(shown.rows)
-    for words in shown.after:
-        yield from view.paragraph(words)
-
-
 _PAGE = View(rows=1000)
 """What a page has of long tables."""
+_LARGEST = 1e300
 
 
 def as_data(section: Section) -> dict[str, Any]:
@@ -251,23 +246,24 @@ def as_data(section: Section) -> dict[str, Any]:
     return {"title": section.title, "note": printable(section.note), "items": [_item(one) for one in section.items]}
 
 
-def _item(item: Figure | Table | str) -> dict[str, Any]:
+def _item(item: Item) -> dict[str, Any]:
     if isinstance(item, str):
         return {"text": printable(item)}
     if isinstance(item, Figure):
         return {"label": printable(item.label), "value": printable(item.value)}
-    laid, columns = _lay(item, _PAGE), item.columns
-    rows = [[[printable(text), ""] for text in line] for line in item.top]
-    for row, line in zip(laid.rows, laid.cells, strict=True):
-        rows.append([_cell(text, column.of(row)) for text, column in zip(line, columns, strict=True)])
-        rows += [[[printable(text)] for text in below] for below in (item.below(row) if item.below is not None else ())]
-    rows += [[[printable(text)] for text in line] for line in item.foot]
+    columns, (rows, head, lines) = item.columns, _lay(item, _PAGE)
     return {
         "head": [
             {"label": label, "left": not at or column.left, "bar": column.bar}
-            for at, (label, column) in enumerate(zip(laid.head, columns, strict=True))
+            for at, (label, column) in enumerate(zip(head, columns, strict=True))
         ],
-        "rows": rows,
+        "rows": [
+            *(
+                [_cell(text, column.of(row)) for text, column in zip(line, columns, strict=True)]
+                for row, line in zip(rows, lines, strict=True)
+            ),
+            *([[printable(text)] for text in line] for line in item.foot),
+        ],
         "note": printable(item.note),
         "after": [printable(words) for words in (*item.after, *([] if item.whole else _PAGE.more(item.rows)))],
     }
@@ -279,32 +275,22 @@ def _cell(text: str, value: Any) -> list[Any]:
     return [text, value] if known else [printable(text)]
 
 
-_LARGEST = 1e300
-
-
 def as_html(sections: Iterable[Section], headline: Sequence[str]) -> str:
     """Plain tables for a notebook, with its own style: words are text, never markup."""
     words = [f"<p>{html.escape(printable(line))}</p>" for line in headline]
     for section in map(as_data, sections):
         words.append(f"<b>{html.escape(section['title'])}</b>")
         for item in section["items"]:
-            if "text" in item:
-                words.append(f"<p>{html.escape(item['text'])}</p>")
-            elif "label" in item:
-                words.append(f"<p>{html.escape(item['label'])}: {html.escape(item['value'])}</p>")
+            if "head" in item:
+                rows = [_html_row(item["head"], [cell[0] for cell in row], "td") for row in item["rows"]]
+                head = _html_row(item["head"], [column["label"] for column in item["head"]], "th")
+                words.append(f"<table><thead>{head}</thead>\n<tbody>{chr(10).join(rows)}</tbody></table>")
             else:
-                words.append(_html_table(item))
+                words.append(f"<p>{html.escape(': '.join(item.values()))}</p>")
     return f'<div class="lightning-flops">\n{chr(10).join(words)}\n</div>\n'
 
 
-def _html_table(item: Mapping[str, Any]) -> str:
-    def line(cells: Iterable[str], tag: str) -> str:
-        sides = ["left" if column["left"] else "right" for column in item["head"]]
-        return "".join(
-            f'<{tag} style="text-align: {side}; white-space: pre">{html.escape(text)}</{tag}>'
-            for text, side in zip(cells, sides, strict=True)
-        )
-
-    head = line((column["label"] for column in item["head"]), "th")
-    body = "\n".join(f"<tr>{line((cell[0] for cell in row), 'td')}</tr>" for row in item["rows"])
-    return f"<table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table>"
+def _html_row(head: Sequence[Mapping[str, Any]], cells: Sequence[str], tag: str) -> str:
+    styles = [f"text-align: {'left' if column['left'] else 'right'}; white-space: pre" for column in head]
+    texts = [f'<{tag} style="{style}">{html.escape(text)}</{tag}>' for text, style in zip(cells, styles, strict=True)]
+    return f"<tr>{''.join(texts)}</tr>"

@@ -5,34 +5,36 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
-from lightning_flops.report.layout import paragraph, rule, table, title
-from lightning_flops.schema.formula import FormulaReport, FormulaSize, FormulaSum, FormulaTerm
-from lightning_flops.text.printable import page
+from lightning_flops.report.document import Item, Section, cells
+from lightning_flops.schema.formula import FormulaReport, FormulaSize, FormulaTerm
 from lightning_flops.units import plain, plural
 
 _RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 _LETTERS = {"batch": "B", "sequence": "S", "height": "H", "width": "W"}
 
 
-def render_formula(report: FormulaReport) -> str:
-    """*report* as text, ending in a line break."""
-    lines = [title("FLOPs by size")]
-    if report.holds:
+def formula_section(report: FormulaReport) -> Section:
+    """The formula, the sizes that it holds for, and what was asked of it."""
+    items: list[Item] = [f"No formula: {report.reason}."]
+    if report.reason is None:
         letters = {one.name: _LETTERS.get(one.name, one.name) for one in report.sizes}
-        lines += [line for one in _formulas(report.sums, letters) for line in paragraph(one, rest="    ")]
-        meanings = [f"{letter} is {name}" for name, letter in letters.items() if letter != name]
-        lines += paragraph(
-            f"{', '.join(meanings)}{'. ' if meanings else ''}A multiply-add is two FLOPs. Counted on fake tensors for "
+        several = len({one.dtype for one in report.sums}) > 1
+        items = [
+            f"{one.bucket.replace('_', ' ')}{f' ({one.dtype})' if several else ''} = {_sum(one.terms, letters)}"
+            for one in report.sums
+        ]
+        meanings = ", ".join(f"{letter} is {name}" for name, letter in letters.items() if letter != name)
+        items.append(
+            f"{meanings}{'. ' if meanings else ''}A multiply-add is two FLOPs. Counted on fake tensors for "
             f"{plain(report.counted)} {plural('batch', report.counted)} of different sizes, {plain(report.checks)} of "
             "which the others predict to the last FLOP. Used for "
             f"{' and '.join(map(_range, report.sizes)) or 'the counted sizes'}; other sizes are counted by themselves."
         )
-    else:
-        lines += paragraph(f"No formula: {report.reason}.")
     if report.lower_bound:
-        lines += paragraph("An operator that may have FLOPs could not be counted: every figure is a lower bound.")
+        items.append("An operator that may have FLOPs could not be counted: every figure is a lower bound.")
     if report.asked:
         names = list(report.asked[0].sizes)
+        head = [*names, "forward", "backward", "recompute", "model FLOPs", "hardware FLOPs", "from"]
         rows = [
             [
                 *(plain(one.sizes[name]) for name in names),
@@ -41,38 +43,24 @@ def render_formula(report: FormulaReport) -> str:
             ]
             for one in report.asked
         ]
-        head = [*names, "forward", "backward", "recompute", "model FLOPs", "hardware FLOPs", "from"]
-        lines += table(head, rows, left=())
-    return page([*lines, rule()])
-
-
-def _formulas(sums: Sequence[FormulaSum], letters: Mapping[str, str]) -> list[str]:
-    """One line for each of *sums*: ``forward = B·(1,024·S + 64·S²)``."""
-    several = len({one.dtype for one in sums}) > 1
-    return [
-        f"{one.bucket.replace('_', ' ')}{f' ({one.dtype})' if several else ''} = {_sum(one.terms, letters)}"
-        for one in sums
-    ]
+        items.append(cells(head, rows))
+    return Section("FLOPs by size", "", items)
 
 
 def _sum(terms: Sequence[FormulaTerm], letters: Mapping[str, str]) -> str:
-    """The terms with the batch before a bracket, and those without it."""
+    """The terms with the batch before a bracket, and those without it: ``B·(1,024·S + 64·S²) + 8``."""
     groups: dict[int, list[str]] = {}
     for term in terms:
+        value = Fraction(term.numerator, term.denominator)
+        number = plain(value.numerator) if value.denominator == 1 else f"{value.numerator:,}/{value.denominator:,}"
         factors = [_power(letters[name], power) for name, power in term.powers.items() if name != "batch"]
-        groups.setdefault(term.powers.get("batch", 0), []).append("·".join([_number(term), *factors]))
+        groups.setdefault(term.powers.get("batch", 0), []).append("·".join([number, *factors]))
     parts = []
     for power, products in sorted(groups.items(), reverse=True):
         inside = " + ".join(products)
-        if power and len(products) > 1:
-            inside = f"({inside})"
-        parts.append(f"{_power('B', power)}·{inside}" if power else inside)
+        bracket = f"({inside})" if len(products) > 1 else inside
+        parts.append(f"{_power('B', power)}·{bracket}" if power else inside)
     return " + ".join(parts).replace("+ -", "- ") or "0"
-
-
-def _number(term: FormulaTerm) -> str:
-    value = Fraction(term.numerator, term.denominator)
-    return plain(value.numerator) if value.denominator == 1 else f"{value.numerator:,}/{value.denominator:,}"
 
 
 def _power(letter: str, power: int) -> str:

@@ -1,21 +1,24 @@
-"""What a report says first: the answer in at most twelve lines, or in one."""
+"""What a report says first: the answer in a few sentences and a bar, or in one line."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
-from fractions import Fraction
 
-from lightning_flops.report.layout import TITLE_WIDTH, cut, wrapped
-from lightning_flops.report.profile_document import NO_ADVICE, no_advice, saving, top_modules
+from lightning_flops.report.document import at
+from lightning_flops.report.layout import VIEW, View, some_of
+from lightning_flops.report.profile_document import (
+    NO_ADVICE,
+    ORIGIN_WORDS,
+    missing_rates,
+    saving,
+    top_modules,
+)
 from lightning_flops.schema.advice import Advice
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.throughput import ThroughputSummary
 from lightning_flops.text.printable import printable
-from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, plural, run_text, runs_of, si
-
-MOST_LINES = 12
-"""Lines of the answer, whatever the model, the job and the advice are called."""
+from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, plural, runs_of, si, step_numbers
 
 _BAR_COLUMNS = 80
 """The bar is not to be broken by a narrow terminal."""
@@ -23,11 +26,12 @@ _BAR_COLUMNS = 80
 _CELLS = 40
 """Width of a step's bar, all its parts together."""
 
+_LEAST_SHARE = 0.0005
+"""Of a part in the bar: what would print as 0.0% is not in it."""
+
 _BLOCK = "█"
 _NAME_CHARS = 44
-_DEVICES_SHOWN = 2
 _MODULES = 3
-_ADVICE = 3
 
 _WIDTH = 200
 """Characters of a headline, if its figures leave room for the advice."""
@@ -36,61 +40,36 @@ _LEAST_ADVICE = 120
 """Characters of an advice that are shown in any case."""
 
 
-def answer_lines(profile: Profile, *, advice: bool = True, bar: bool = True, whole: bool = False) -> list[str]:
-    """The summary in plain words: what ran where, a step's time and its parts, MFU, FLOPs, the top modules, advice.
+def answer(profile: Profile) -> list[str]:
+    """The summary in plain words: what ran where, a step's time and MFU, stalls, FLOPs, and the top modules."""
+    sentences = (
+        f"{_what(profile)} {_when(profile)}",
+        f"{_step(profile)} {_utilization(profile)}".rstrip(),
+        _stalls(profile),
+        _flops(profile),
+        _longest(profile),
+    )
+    return [printable(words) for words in sentences if words]
 
-    At most ``MOST_LINES`` lines of ``layout.TITLE_WIDTH`` columns, names of the user's apart; with *whole* a line for
-    each part, however long, where something else breaks the lines; without the *bar* where a picture stands for it.
-    """
-    lines = [
-        *(line for sentences in opening(profile) for line in _sentences(sentences, whole=whole)),
-        *(_bar(step_parts(profile)) if bar else ()),
-        *_sentences(stalls_words(profile), whole=whole),
-        *_sentences(_flops(profile), whole=whole),
-        *_sentences(_longest(profile), whole=whole),
-    ]
+
+def answer_lines(profile: Profile) -> list[str]:
+    """The answer, two lines for each part of it, with a bar of the step's parts."""
+    first, step, *others = [VIEW.paragraph(words, rest="  ", most=2) for words in answer(profile)]
+    return [*first, *step, *_bar(step_parts(profile)), *(line for lines in others for line in lines)]
+
+
+def try_first(advice: Sequence[Advice], view: View) -> Iterator[str]:
+    """The first three of *advice* without their rules: fact and remedy of each, the largest saving first."""
     if not advice:
-        return lines
-    room, nothing = MOST_LINES - len(lines), no_advice(profile)
-    return [*lines, *try_first(profile.advice[:_ADVICE], room=room, width=TITLE_WIDTH, nothing=nothing)][:MOST_LINES]
-
-
-def try_first(advice: Sequence[Advice], *, room: int, width: int, nothing: str = NO_ADVICE) -> Iterator[str]:
-    """*advice* without its rules, fact and remedy of each: as many pieces as *room* lines hold, the first in any case.
-
-    Args:
-        advice: the largest saving first.
-        room: lines.
-        width: columns.
-        nothing: what to say without advice.
-    """
-    if not advice:
-        yield nothing
-    for index, one in enumerate(advice):
-        first = "Then: " if index else "Try first: "
-        lines = wrapped(f"{one.fact} {one.remedy}{saving(one)}", width=width, first=first, rest="  ")
-        if index and len(lines) > room:
-            return
-        lines = cut(lines, most=max(1, room), width=width)
-        room -= len(lines)
-        yield from lines
-
-
-def opening(profile: Profile) -> tuple[str, str]:
-    """What ran where and when; a step's time, its rates and utilization."""
-    return f"{_what(profile)} {_when(profile)}", f"{_step(profile)} {_utilization(profile)}".rstrip()
+        yield NO_ADVICE
+    for one, first in zip(advice, ("Try first: ", "Then: ", "Then: "), strict=False):
+        yield from view.paragraph(f"{one.fact} {one.remedy}{saving(one)}", first=first, rest="  ", most=3)
 
 
 def step_parts(profile: Profile) -> list[tuple[str, float]]:
     """Seconds of each part of a typical step that took any, the longest first; they add up to it."""
     parts = () if profile.timing is None else profile.timing.parts
     return sorted(((one.name, one.typical_sec) for one in parts if one.typical_sec > 0), key=lambda one: -one[1])
-
-
-def _sentences(text: str, *, whole: bool) -> list[str]:
-    if whole:
-        return [printable(text)] if text else []
-    return cut(wrapped(text, width=TITLE_WIDTH, first="", rest="  "), most=2, width=TITLE_WIDTH)
 
 
 def _what(profile: Profile) -> str:
@@ -117,18 +96,15 @@ def _where(profile: Profile) -> str:
         return device
     if ranks is None:
         return f"{device}, rank {plain(context.rank)} of {plain(context.world_size)}"
-    groups = [f"{plain(one.ranks)} x {one.device_name or 'unknown device'}" for one in ranks.devices]
-    more = len(groups) - _DEVICES_SHOWN
-    shown = f"{', '.join(groups[:_DEVICES_SHOWN])}" + (f" and {more} more kinds" if more > 0 else "")
+    devices = some_of([f"{plain(one.ranks)} x {one.device_name or 'unknown device'}" for one in ranks.devices], most=2)
     missing = f", {plain(ranks.world_size - ranks.answered)} ranks did not answer" if ranks.absences else ""
-    return f"{shown}{missing}, times of rank {plain(context.rank)}"
+    return f"{devices}{missing}, times of rank {plain(context.rank)}"
 
 
 def _when(profile: Profile) -> str:
     word = profile.context.step_word
-    counted = _indexes(word, profile.counted_steps) if profile.counted_steps else f"No whole {word}"
     timed = _indexes(word, profile.timed_steps).lower() if profile.timed_steps else f"no {word}"
-    return f"{counted} counted, {timed} timed."
+    return f"{_indexes(word, profile.counted_steps) or f'No whole {word}'} counted, {timed} timed."
 
 
 def _indexes(word: str, steps: Sequence[int]) -> str:
@@ -136,7 +112,7 @@ def _indexes(word: str, steps: Sequence[int]) -> str:
     runs = runs_of(steps)
     if len(runs) > 2:
         return f"{plain(len(steps))} {plural(word, 2)} of {min(steps)}-{max(steps)}"
-    return f"{plural(word, len(steps)).title()} {', '.join(map(run_text, runs))}"
+    return f"{plural(word, len(steps)).title()} {step_numbers(steps)}" if runs else ""
 
 
 def _step(profile: Profile) -> str:
@@ -164,48 +140,30 @@ def _utilization(profile: Profile) -> str:
         known = "" if mfu is None else f"MFU {percent(mfu)}, "
         return f"{known}{'MFU and HFU' if mfu is None else 'HFU'} {NOT_AVAILABLE}: {reason}."
     least = "at least " if profile.lower_bound else ""
-    values = f"MFU {least}{percent(mfu)}, HFU {least}{percent(hfu)}"
-    given = ", as given" if profile.settings.peak_given else ", measured" if profile.settings.measured else ""
+    given = ORIGIN_WORDS[profile.settings.peaks_from]
     if profile.ranks is not None:
-        return f"{values} of {si(profile.ranks.peak_flops_per_sec, 'FLOP/s')} of all ranks{given}."
-    known_peaks = [(one.peak_flops_per_sec, one.dtype) for one in profile.dtypes if one.peak_flops_per_sec]
-    peaks = [f"{si(peak, 'FLOP/s')} ({dtype})" for peak, dtype in known_peaks]
-    return f"{values} of {', '.join(peaks)}{given}."
+        peaks = f"{si(profile.ranks.peak_flops_per_sec, 'FLOP/s')} of all ranks"
+    else:
+        of_dtypes = profile.peaks_flops_per_sec
+        spending = [one.dtype for one in profile.dtypes if one.dtype in of_dtypes]
+        peaks = ", ".join(f"{si(of_dtypes[dtype], 'FLOP/s')} ({dtype})" for dtype in spending)
+    return f"MFU {least}{percent(mfu)}, HFU {least}{percent(hfu)} of {peaks}{given}."
 
 
-def _bar(parts: Sequence[tuple[str, float]]) -> Iterator[str]:
-    """Each part's share, which add up to 100%, and blocks of that length."""
-    if not parts:
-        return
-    shares = _apportioned(parts, among=1000)
-    cells = _apportioned(parts, among=_CELLS)
-    pieces = [
-        f"{name} {share / 10:.1f}%{' ' if cells[name] else ''}{_BLOCK * cells[name]}"
-        for name, share in shares.items()
-        if share
-    ]
-    line = ""
-    for piece in pieces:
-        if line and len(line) + 2 + len(piece) > _BAR_COLUMNS:
-            yield line
-            line = ""
-        line += f"{'  ' if line else ''}{piece}"
-    yield line
+def _bar(parts: Sequence[tuple[str, float]]) -> list[str]:
+    """Each part's share, and blocks of that length."""
+    whole, lines = sum(seconds for _, seconds in parts), [""]
+    for name, seconds in parts:
+        piece = f"{name} {seconds / whole:.1%} {_BLOCK * round(_CELLS * seconds / whole)}".rstrip()
+        if len(lines[-1]) + 2 + len(piece) > _BAR_COLUMNS:
+            lines.append("")
+        if seconds >= _LEAST_SHARE * whole:
+            lines[-1] += f"  {piece}" if lines[-1] else piece
+    return list(filter(None, lines))
 
 
-def _apportioned(parts: Sequence[tuple[str, float]], *, among: int) -> dict[str, int]:
-    """*among* whole units over *parts* by their sizes: each at most one unit off, and none lost (largest remainder)."""
-    whole = sum(Fraction(size) for _, size in parts)
-    exact = {name: Fraction(size) * among / whole for name, size in parts}
-    units = {name: int(one) for name, one in exact.items()}
-    left = among - sum(units.values())
-    for name in sorted(exact, key=lambda name: units[name] - exact[name])[:left]:
-        units[name] += 1
-    return units
-
-
-def stalls_words(profile: Profile) -> str:
-    """Steps that took much longer than a typical one, in a sentence; empty if none did."""
+def _stalls(profile: Profile) -> str:
+    """Steps that took much longer than a typical one."""
     timing = profile.timing
     if timing is None or timing.stalls is None:
         return ""
@@ -231,45 +189,38 @@ def _flops(profile: Profile) -> str:
 
 
 def _longest(profile: Profile) -> str:
-    found, of = top_modules(profile)
-    if not found:
-        return ""
+    found, timed = top_modules(profile)
     shown = ", ".join(
         f"{f'{group.size} x ' if group.size > 1 else ''}{_module(group.name)} {100 * (part or 0.0):.1f}%"
         for group, part in found[:_MODULES]
     )
-    if of == "FLOPs":
+    if not found:
+        return ""
+    if not timed:
         of_what = " of those that could be counted" if profile.lower_bound else ""
         return f"Top modules by FLOPs of their own: {shown}{of_what}."
-    whole = "a typical step" if of == "step" else "all modules' forwards"
-    if profile.traced is not None and profile.traced.is_apart:
-        whole += " (rough: traced steps took far longer, or shorter)"
-    return f"Top modules by self time: {shown} of {whole}."
+    apart = " (rough: traced steps took far longer, or shorter)" if at("traced.is_apart")(profile) else ""
+    return f"Top modules by self time: {shown} of a typical step{apart}."
 
 
 def _module(name: str) -> str:
     """*name*; of a long one, the end."""
     name = printable(name)
-    if len(name) <= _NAME_CHARS:
-        return name
-    kept = ""
-    for part in reversed(name.split(".")):
-        if kept and len(kept) + len(part) + 4 > _NAME_CHARS:
-            break
-        kept = f".{part}{kept}"
-    return f"..{kept[-_NAME_CHARS:]}"
+    return name if len(name) <= _NAME_CHARS else f"..{name[-_NAME_CHARS:].partition('.')[2] or name[-_NAME_CHARS:]}"
 
 
 def headline(profile: Profile) -> str:
     """One line of whole sentences: FLOPs and time of a step, samples/s, MFU or why there is none, the first advice."""
-    sentences = f"{figures(profile)}."
+    unknown = {rate: profile.job_unavailable.get(rate) for rate in ("samples_per_sec", "mfu")}
+    sentences = [f"{figures(profile)}.", *missing_rates({rate: why for rate, why in unknown.items() if why})]
     if profile.advice:
-        first = profile.advice[0]
-        opening = f"{sentences} First advice: "
-        words = printable(f"{first.fact} {first.remedy}")
-        room = max(_LEAST_ADVICE, _WIDTH - len(opening))
-        sentences = opening + textwrap.shorten(words, room, placeholder=" …")
-    return printable(sentences)
+        first, room = (
+            profile.advice[0],
+            max(_LEAST_ADVICE, _WIDTH - len(printable(" ".join(sentences))) - len(" First advice: ")),
+        )
+        words = textwrap.shorten(printable(f"{first.fact} {first.remedy}"), room, placeholder=" …")
+        sentences.append(f"First advice: {words}")
+    return printable(" ".join(sentences))
 
 
 def counted(profile: Profile) -> str:
@@ -277,35 +228,27 @@ def counted(profile: Profile) -> str:
     return _indexes(profile.context.step_word, profile.counted_steps or (profile.profile_step,)).lower()
 
 
-def figures(profile: Profile, *, reasons: bool = True) -> str:
-    """FLOPs and time of a step, samples/s, and MFU or why there is none, in one line; without *reasons*, not why."""
-    context, ranks, rates, timing = profile.context, profile.ranks, profile.job_rates, profile.timing
+def figures(profile: Profile) -> str:
+    """FLOPs and time of a step, samples/s and MFU, as far as they are known, in one line."""
+    context, rates, timing = profile.context, profile.job_rates, profile.timing
     of_rank = in_all = of_whom = ""
     if context.world_size > 1:
         of_rank, in_all = f" on rank {context.rank} of {context.world_size}", " in all"
-        of_whom = " of this rank" if ranks is None else " of all ranks"
+        of_whom = " of this rank" if profile.ranks is None else " of all ranks"
     least = "at least " if profile.lower_bound else ""
     took = "" if timing is None else f" and {duration(timing.global_step.typical_sec)}"
     known = [f"{least}{si(profile.flops.model, 'FLOPs')}{took} a {context.step_word}{of_rank}"]
-    missing: dict[str, list[str]] = {}  # by reason
     if rates.samples_per_sec is not None:
         known.append(f"{plain(rates.samples_per_sec)} samples/s{in_all}")
-    else:
-        missing.setdefault(profile.job_unavailable.get("samples_per_sec", ""), []).append("samples/s")
     if rates.mfu is not None:
         known.append(f"MFU {least}{percent(rates.mfu)}{of_whom}")
-    else:
-        missing.setdefault(profile.job_unavailable.get("mfu", ""), []).append("MFU")
-    for reason, names in missing.items() if reasons else ():
-        known.append(f"{' and '.join(names)} {NOT_AVAILABLE}" + (f" ({reason})" if reason else ""))
     return ", ".join(known)
 
 
 def throughput_headline(summary: ThroughputSummary) -> str:
     """The averages of a run in one line."""
     ips = NOT_AVAILABLE if summary.ips is None else plain(summary.ips.average)
-    waiting = NOT_AVAILABLE if summary.reader_ratio is None else percent(summary.reader_ratio)
     return (
         f"{plain(summary.batches)} {plural('batch', summary.batches)}, {ips} {summary.ips_unit}, "
-        f"{duration(summary.batch_cost_sec.average)} a batch, of it in the data loader {waiting}"
+        f"{duration(summary.batch_cost_sec.average)} a batch, of it in the data loader {percent(summary.reader_ratio)}"
     )

@@ -13,7 +13,7 @@ import hashlib
 import html
 import json
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -35,6 +35,11 @@ from lightning_flops.text.printable import printable
 BUNDLE = files("lightning_flops.report") / "page"
 """What ``web/`` builds: ``page.js``, ``style.css``."""
 
+_Window = tuple[Mapping[str, Any], bytes]
+"""Figures of a view that can be chosen, and the view, compressed."""
+_Run = tuple[str, Sequence[_Window], Sequence[str]]
+"""Name, windows, and what could not be read."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownRun:
@@ -48,25 +53,13 @@ class ShownRun:
     """What could not be read, in sentences."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Packed:
-    """Pages that one can be chosen from: figures of each, and its view, compressed."""
-
-    name: str
-    windows: Sequence[tuple[Mapping[str, Any], bytes]]
-    problems: Sequence[str] = ()
-
-
 def render_page(runs: Sequence[ShownRun]) -> str:
     """The page of *runs*, whole: it needs no network, and opens from disk.
 
     Raises:
         ProfileFormatError: a number of a profile is not finite.
     """
-    shown = [
-        _Packed(run.name, [(window_figures(one), packed_view(profile_view(one))) for one in run.windows], run.problems)
-        for run in runs
-    ]
+    shown = [(run.name, [_window(one) for one in run.windows], run.problems) for run in runs]
     return _page(_title([profile for run in runs for profile in run.windows]), shown)
 
 
@@ -86,60 +79,54 @@ def render_trace_comparison_page(comparison: TraceComparison, *, sources: tuple[
 
 def render_traces_page(report: TracesReport) -> str:
     """The page of traces: it shows one of them at a time, and what they say together."""
-    views = traces_views(report)
-    shown = [_Packed(name, [({"label": ""}, packed_view(view))]) for name, view in views]
+    views, named = traces_views(report), all(trace.rank is not None for trace in report.traces)
     title = views[0][1]["title"] if len(views) == 1 else f"{len(views)} traces"
-    return _page(title, shown, pick="Rank" if all(trace.rank is not None for trace in report.traces) else "Trace")
+    return _page(title, [_alone(name, view) for name, view in views], pick="Rank" if named else "Trace")
 
 
 def _page_of(view: View) -> str:
-    return _page(view["title"], [_Packed("", [({"label": ""}, packed_view(view))])])
+    return _page(view["title"], [_alone("", view)])
 
 
-def _page(title: str, runs: Sequence[_Packed], *, pick: str = "Run") -> str:
+def _alone(name: str, view: View) -> _Run:
+    return name, [({"label": ""}, packed_view(view))], ()
+
+
+def _page(title: str, runs: Sequence[_Run], *, pick: str = "Run") -> str:
+    """The page of *runs*, of which one is shown at a time."""
     document = {
         "written_by": package_version(),
         "pick": pick,
         "runs": [
             {
-                "name": printable(run.name),
-                "windows": [figures for figures, _ in run.windows],
-                "problems": [printable(problem) for problem in run.problems],
+                "name": printable(name),
+                "windows": [figures for figures, _ in windows],
+                "problems": [*map(printable, problems)],
             }
-            for run in runs
+            for name, windows, problems in runs
         ],
     }
-    data = {
-        f"view-{at}-{number}": content for at, run in enumerate(runs) for number, (_, content) in enumerate(run.windows)
-    }
-    return "".join(_pieces(printable(title), document, data))
-
-
-def _pieces(title: str, document: Mapping[str, Any], data: Mapping[str, bytes]) -> Iterator[str]:
-    script, style = bundled("page.js"), bundled("style.css")
-    policy = "; ".join(
-        [
-            "default-src 'none'",
-            f"script-src '{_digest(script)}'",
-            f"style-src '{_digest(style)}'",
-            "base-uri 'none'",
-            "form-action 'none'",
-        ]
+    views = "".join(
+        f'<script type="text/plain" id="view-{place}-{number}">{base64.b64encode(view).decode("ascii")}</script>\n'
+        for place, (_, windows, _) in enumerate(runs)
+        for number, (_, view) in enumerate(windows)
     )
-    yield (
+    script, style = bundled("page.js"), bundled("style.css")
+    policy = (
+        f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; base-uri 'none'; "
+        "form-action 'none'"
+    )
+    # A name cannot end the element: a reader of JSON takes an escape for the sign itself.
+    data = json.dumps(document, ensure_ascii=True, allow_nan=False).replace("<", "\\u003c")
+    return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{html.escape(title)}</title>\n<style>{style}</style>\n</head>\n<body>\n"
+        f"<title>{html.escape(printable(title))}</title>\n<style>{style}</style>\n</head>\n<body>\n"
         '<div id="app"><noscript>This page shows figures with a script; the JSON that it was made from has them all.'
-        "</noscript></div>\n"
+        f'</noscript></div>\n<script type="application/json" id="document">{data}</script>\n{views}'
+        f"<script>{script}</script>\n</body>\n</html>\n"
     )
-    text = json.dumps(document, ensure_ascii=True, allow_nan=False)
-    # A name cannot end the element: a reader of JSON takes an escape for the sign itself.
-    yield f'<script type="application/json" id="document">{text.replace("<", chr(92) + "u003c")}</script>\n'
-    for name, content in data.items():
-        yield f'<script type="text/plain" id="{name}">{base64.b64encode(content).decode("ascii")}</script>\n'
-    yield f"<script>{script}</script>\n</body>\n</html>\n"
 
 
 class RunPages:
@@ -150,7 +137,7 @@ class RunPages:
     """
 
     def __init__(self, most: int) -> None:
-        self._windows: deque[tuple[Mapping[str, Any], bytes]] = deque(maxlen=most)
+        self._windows: deque[_Window] = deque(maxlen=most)
 
     def add(self, profile: Profile) -> str:
         """The page when *profile* is the latest window.
@@ -158,8 +145,12 @@ class RunPages:
         Raises:
             ProfileFormatError: a number of the profile is not finite.
         """
-        self._windows.append((window_figures(profile), packed_view(profile_view(profile))))
-        return _page(_title([profile]), [_Packed("", list(self._windows))])
+        self._windows.append(_window(profile))
+        return _page(_title([profile]), [("", self._windows, ())])
+
+
+def _window(profile: Profile) -> _Window:
+    return window_figures(profile), packed_view(profile_view(profile))
 
 
 def packed(profile: Profile) -> bytes:

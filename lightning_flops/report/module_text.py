@@ -12,16 +12,16 @@ from lightning_flops.analysis.module_tree import (
     module_tree,
 )
 from lightning_flops.analysis.rates import ratio
-from lightning_flops.analysis.traced_step import mean_times
-from lightning_flops.report.layout import TITLE_WIDTH, title, wrapped
+from lightning_flops.report.document import at
+from lightning_flops.report.layout import TITLE_WIDTH, VIEW
 from lightning_flops.schema.modules import ModuleProfile, ModuleTimes
 from lightning_flops.schema.profile import Profile
 from lightning_flops.text.printable import printable, printable_lines
 from lightning_flops.units import duration, percent, plural, si
 
-_STEP = "  "
 _NOT_DESCRIBED = "(not described)"
 """Stands for the class of a module that did work but that the model does not list."""
+_PHASES = {"forward": "fwd", "backward": "bwd", "recompute": "recomputed", "optimizer": "optimizer"}
 
 
 def aggregated_lines(profile: Profile) -> list[str]:
@@ -29,44 +29,45 @@ def aggregated_lines(profile: Profile) -> list[str]:
     top, limit, modules = profile.settings.top_modules, profile.settings.module_depth, profile.modules
     if not modules:
         return []
-    columns: list[tuple[str, Callable[[float], str], Callable[[ModuleProfile], float]]] = [
-        ("params", si, lambda module: module.params if module.alias_of is None else 0),
-        ("MACs", lambda macs: si(macs, "MACs"), lambda module: profile.per_step(module.total.forward) / 2),
-    ]
-    terms = "params, MACs"
+    columns: dict[str, tuple[Callable[[float], str], Callable[[ModuleProfile], float]]] = {
+        "params": (si, lambda module: module.params if module.alias_of is None else 0),
+        "MACs": (lambda macs: si(macs, "MACs"), lambda module: profile.per_step(module.total.forward) / 2),
+    }
     if profile.has_backward:
-        columns.append(("bwd FLOPs", si, lambda module: profile.per_step(module.total.backward)))
-        terms += ", bwd FLOPs"
-    times = [module.times for module in modules if module.times is not None]
-    if times:
-        columns.append(("fwd latency", duration, lambda module: module.times.forward_sec if module.times else 0.0))
-        terms += f", latency (of the traced {profile.context.step_word})"
-    if any(one.backward_sec is not None for one in times):
-        columns.append(("bwd latency", duration, lambda module: (module.times and module.times.backward_sec) or 0.0))
+        columns["bwd FLOPs"] = (si, lambda module: profile.per_step(module.total.backward))
+    for phase in ("forward", "backward"):
+        if any(at(f"times.{phase}_sec")(module) is not None for module in modules):
+            columns[f"{_PHASES[phase]} latency"] = (duration, _seconds(phase))
+    terms = ", ".join(columns)
+    bound = "; FLOPs and MACs are lower bounds" if profile.lower_bound else ""
     lines = [
-        title(f"Aggregated Profile per {profile.context.device_word}"),
-        *_paragraph(
+        VIEW.title(f"Aggregated Profile per {profile.context.device_word}"),
+        *VIEW.paragraph(
             f"Top {top} modules in terms of {' or '.join(terms.rsplit(', ', 1))} at different model depths, modules of "
-            f"one class at one depth added up{'; FLOPs and MACs are lower bounds' if profile.lower_bound else ''}:"
+            f"one class at one depth added up{bound}:"
         ),
     ]
     shown, deepest = depth_shown(modules, limit=limit), depth_shown(modules, limit=-1)
     for depth in range(shown + 1):
         lines.append(f"depth {depth}:")
-        for label, words, weight in columns:
+        for label, (words, weight) in columns.items():
             found = heaviest_types(modules, depth=depth, weight=weight)
             entries = ", ".join(f"'{name or _NOT_DESCRIBED}': '{words(value)}'" for name, value in found[:top])
             text = f"{{{entries}}}" + (f" and {len(found) - top} more" if len(found) > top else "")
-            lines += _paragraph(text if found else "none", first=f"    {label:<11} - ", rest=" " * 19)
+            lines += VIEW.paragraph(text if found else "none", first=f"    {label:<11} - ", rest=" " * 19)
     if shown == limit < deepest:
         levels = f"{deepest} {plural('level', deepest)}"
         lines.append(f"(module_depth is {limit}; the model has {levels} below the root)")
     return lines
 
 
+def _seconds(phase: str) -> Callable[[ModuleProfile], float]:
+    return lambda module: at(f"times.{phase}_sec")(module) or 0.0
+
+
 def detailed_lines(profile: Profile) -> list[str]:
     """The tree of modules with the figures of each."""
-    lines = [title(f"Detailed Profile per {profile.context.device_word}")]
+    lines = [VIEW.title(f"Detailed Profile per {profile.context.device_word}")]
     lower_bounds = lower_bound_modules(profile.uncounted)
     root = module_tree(profile.modules, lower_bounds)
     if root is None:
@@ -80,32 +81,21 @@ def detailed_lines(profile: Profile) -> list[str]:
     )
     if lower_bounds:
         about += " Lower bound: figures of a module in which something could not be counted."
-    lines += [*_paragraph(about), "", *_Tree(profile, lower_bounds).lines(root, names=[""], indent="")]
+    lines += [*VIEW.paragraph(about), "", *_Tree(profile, lower_bounds).lines(root, names=[""], indent="")]
     if profile.outside.total:
-        spent = [(word, getattr(profile.outside, phase)) for phase, word in _PHASES.items()]
-        figures = ", ".join(f"{name} {si(profile.per_step(flops))}" for name, flops in spent if flops)
+        spent = {word: getattr(profile.outside, phase) for phase, word in _PHASES.items()}
+        figures = ", ".join(f"{name} {si(profile.per_step(flops))}" for name, flops in spent.items() if flops)
         lines.append(f"FLOPs outside the model: {figures}")
     return lines
 
 
-_PHASES = {"forward": "fwd", "backward": "bwd", "recompute": "recomputed", "optimizer": "optimizer"}
-
-
 def _about_times(profile: Profile) -> str:
     """What the times in the tree are; nothing without any."""
-    clock = next((module.times.clock for module in profile.modules if module.times is not None), None)
-    if clock is None:
+    if all(module.times is None for module in profile.modules):
         return ""
-    what = {
-        "device": "time its kernels occupy the device",
-        "host": "time on the host",
-        "borders": "time between its hooks",
-    }[clock]
     return (
-        f"In angle brackets, from the traced {profile.context.step_word}: fwd latency, percentage of all modules' fwd "
-        "latency, fwd FLOP/s and percentage of the peak where it is known"
-        + (", and the same of the bwd" if clock != "borders" and profile.has_backward else "")
-        + f"; a module's latency is the {what}. "
+        f"In angle brackets, from the traced {profile.context.step_word}, on the device where there is one: latency, "
+        "percentage of all modules' latency, FLOP/s and percentage of the peak where it is known. "
     )
 
 
@@ -131,18 +121,17 @@ class _Tree:
         name = f"({module.short_name}): " if module.name else ""
         if node.last is not None:
             name = f"({module.short_name}-{node.last.short_name}): {node.count} x "
-        opening = printable(f"{indent}{name}{module.type_name or _NOT_DESCRIBED}(")
+        opening = f"{name}{module.type_name or _NOT_DESCRIBED}("
         extra = " ".join(printable_lines(module.extra_repr).split())
-        figures = printable(self._figures(node))
         times = self._times_text([self._times.get(one) for one in names])
-        parts = [part for part in (figures, times, extra) if part]
+        parts = [part for part in (self._figures(node), times, extra) if part]
         if not node.children:
-            yield from _leaf_lines(opening, parts, indent=indent)
+            yield from _leaf_lines(printable(f"{indent}{opening}"), [*map(printable, parts)], indent=indent)
             return
-        inside = indent + _STEP
-        yield opening
+        inside = f"{indent}  "
+        yield printable(f"{indent}{opening}")
         for part in parts:
-            yield from _wrapped(part, indent=inside)
+            yield from VIEW.paragraph(part, first=inside, rest=inside)
         if module.depth >= self._depth_shown:
             yield f"{inside}... {node.size - 1} modules inside, deeper than module_depth"
         else:
@@ -152,15 +141,19 @@ class _Tree:
 
     def _times_text(self, all_times: Sequence[ModuleTimes | None]) -> str:
         """Times of one module, or the means of several and how far they differ."""
-        times = mean_times(all_times)
-        if times is None or self._root.times is None:
+        known = [one for one in all_times if one is not None]
+        if len(known) < len(all_times) or self._root.times is None:
             return ""
         parts = []
         for name, phase in (("fwd", "forward"), ("bwd", "backward")):
-            seconds, rate, share = (getattr(times, f"{phase}_{of}") for of in ("sec", "flops_per_sec", "utilization"))
-            if seconds is None:
+            each = [getattr(one, f"{phase}_sec") for one in known]
+            if None in each:
                 continue
-            each = [getattr(one, f"{phase}_sec") or 0.0 for one in all_times]
+            seconds = sum(each) / len(each)
+            rate, share = (
+                _over_all([getattr(one, f"{phase}_{of}") for one in known], each)
+                for of in ("flops_per_sec", "utilization")
+            )
             part = f"{name} latency {duration(seconds)}"
             if duration(min(each)) != duration(max(each)):
                 part += f" ({duration(min(each))} to {duration(max(each))})"
@@ -177,42 +170,31 @@ class _Tree:
             parts.append(f"the same module as {module.alias_of or 'the root'}")
         elif not node.called:
             parts.append("no call seen")
-        at_least = module.name in self._lower_bounds
+        parts.append("no params")
         if module.params or total.total:
-            parts += [si(module.params), f"{percent(ratio(part=module.params, whole=root.params))} Params"]
-        else:
-            parts.append("no params")
+            parts[-1:] = [si(module.params), f"{percent(ratio(part=module.params, whole=root.params))} Params"]
         if total.total:
-            spent = total.total - total.optimizer
-            root_spent = root.total.total - root.total.optimizer
-            parts += [
-                si(per_step(total.forward) / 2, "MACs"),
-                f"{percent(ratio(part=total.forward, whole=root.total.forward))} MACs",
-                *(
-                    f"{word} {si(per_step(getattr(total, phase)))}"
-                    for phase, word in _PHASES.items()
-                    if getattr(total, phase)
-                    or phase == "forward"
-                    or (phase == "backward" and self._profile.has_backward)
-                ),
-                f"{percent(ratio(part=spent, whole=root_spent))} FLOPs",
-            ]
-        else:
-            parts.append("no FLOPs counted" if at_least else "no FLOPs")
-        if at_least and total.total:
-            parts.append("lower bound")
+            macs = percent(ratio(part=total.forward, whole=root.total.forward))
+            parts += [si(per_step(total.forward) / 2, "MACs"), f"{macs} MACs"]
+            always = ("forward", "backward") if self._profile.has_backward else ("forward",)
+            for phase, word in _PHASES.items():
+                if (flops := getattr(total, phase)) or phase in always:
+                    parts.append(f"{word} {si(per_step(flops))}")
+            spent, of = (one.total - one.optimizer for one in (total, root.total))
+            parts.append(f"{percent(ratio(part=spent, whole=of))} FLOPs")
+        at_least = module.name in self._lower_bounds
+        if at_least or not total.total:
+            parts.append("lower bound" if total.total else "no FLOPs counted" if at_least else "no FLOPs")
         calls = per_step(module.calls)
         if module.calls and calls != self._profile.micro_steps:
             parts.append(f"{si(calls)} {plural('call', calls)}")
         return ", ".join(parts)
 
 
-def _names_below(names: Sequence[str], child: ModuleNode) -> list[str]:
-    """Qualified names of all modules that *child* stands for, below each of *names*."""
-    short = [child.module.short_name]
-    if child.last is not None:
-        short = [str(number) for number in range(int(short[0]), int(child.last.short_name) + 1)]
-    return [f"{name}.{one}" if name else one for name in names for one in short]
+def _over_all(rates: Sequence[float | None], seconds: Sequence[float]) -> float | None:
+    """A rate of all modules together; None if that of one of them is not known."""
+    done = [rate * sec for rate, sec in zip(rates, seconds, strict=True) if rate is not None]
+    return ratio(part=sum(done), whole=sum(seconds)) if len(done) == len(rates) else None
 
 
 def _leaf_lines(opening: str, parts: Sequence[str], *, indent: str) -> Iterator[str]:
@@ -225,14 +207,12 @@ def _leaf_lines(opening: str, parts: Sequence[str], *, indent: str) -> Iterator[
     fits = len(opening) + len(first) <= TITLE_WIDTH
     yield f"{opening}{first}" if fits else opening
     for part in rest if fits else (first, *rest):
-        yield from _wrapped(part, indent=indent + 2 * _STEP)
+        yield from VIEW.paragraph(part, first=f"{indent}    ", rest=f"{indent}    ")
 
 
-def _wrapped(text: str, *, indent: str) -> list[str]:
-    # Deep in a tree, half the width is kept for the text, even if the line gets too long.
-    width = max(TITLE_WIDTH, len(indent) + TITLE_WIDTH // 2)
-    return wrapped(text, width=width, first=indent, rest=indent)
-
-
-def _paragraph(text: str, *, first: str = "", rest: str = "") -> list[str]:
-    return wrapped(text, width=TITLE_WIDTH, first=first, rest=rest)
+def _names_below(names: Sequence[str], child: ModuleNode) -> list[str]:
+    """Qualified names of all modules that *child* stands for, below each of *names*."""
+    short = [child.module.short_name]
+    if child.last is not None:
+        short = [str(number) for number in range(int(short[0]), int(child.last.short_name) + 1)]
+    return [f"{name}.{one}" if name else one for name in names for one in short]

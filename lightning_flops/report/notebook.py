@@ -8,38 +8,33 @@ from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.report.compare_text import comparison_headline
 from lightning_flops.report.counts_text import counts_section
 from lightning_flops.report.document import as_html
-from lightning_flops.report.headline import answer_lines, counted, headline, throughput_headline
+from lightning_flops.report.headline import answer, counted, headline, throughput_headline
 from lightning_flops.report.html_page import ShownRun, render_comparison_page, render_page
 from lightning_flops.report.profile_document import short_sections
-from lightning_flops.report.text import render_text
+from lightning_flops.report.text import Renderable, render_text
 from lightning_flops.schema.comparison import Comparison
-from lightning_flops.schema.formula import FormulaReport
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.throughput import ThroughputSummary
 
-_Shown = Profile | ThroughputSummary | FlopCounts
 
-
-def line(report: _Shown | Comparison) -> str:
+def line(report: Profile | ThroughputSummary | Comparison) -> str:
     """*report* in one line, for ``repr``."""
     if isinstance(report, Profile):
         return f"<Profile of {counted(report)}: {headline(report)}>"
     if isinstance(report, ThroughputSummary):
         return f"<ThroughputSummary: {throughput_headline(report)}>"
-    if isinstance(report, Comparison):
-        return f"<Comparison: {comparison_headline(report)}>"
-    return repr(report)
+    return f"<Comparison: {comparison_headline(report)}>"
 
 
-def text(report: _Shown | Comparison | FormulaReport) -> str:
+def text(report: Renderable) -> str:
     """*report* as text; of a profile, the short one."""
     return render_text(report, detailed=False)
 
 
-def html(report: _Shown) -> str:
+def html(report: Profile | ThroughputSummary | FlopCounts) -> str:
     """The short report on a profile, and counts, as plain tables; of anything else, its text."""
     if isinstance(report, Profile):
-        return as_html(short_sections(report), answer_lines(report, advice=False, whole=True))
+        return as_html(short_sections(report), answer(report))
     if isinstance(report, FlopCounts):
         return as_html([counts_section(report)], [])
     return f"<pre>{markup.escape(render_text(report))}</pre>\n"

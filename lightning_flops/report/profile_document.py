@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from statistics import median
+from typing import Any
 
+from lightning_flops.analysis.advice import ROWS_OF_RULE
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.analysis.step_rates import RATES_OF_TRAINING
-from lightning_flops.report.document import Column, Figure, Section, Table, field, quantity, share, table
+from lightning_flops.report.document import Column, Figure, Item, Section, at, quantity, share, table
 from lightning_flops.report.layout import some_of
 from lightning_flops.schema.advice import Advice
-from lightning_flops.schema.budget import BudgetKey
 from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.ranks import RanksProfile
-from lightning_flops.schema.step import FEW_STEPS, OperatorProfile
+from lightning_flops.schema.step import FEW_STEPS, Budget, BudgetKey
 from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, plural, si
 
 NO_ADVICE = "Nothing that was measured is above its threshold."
@@ -26,23 +27,22 @@ _NAME_CHARS = 40
 _CLASS_CHARS = 18
 _NS = 1e-9
 
-RATE_WORDS = {
+ORIGIN_WORDS = {"vendor": "", "given": ", as given", "measured": ", measured"}
+"""Whose a figure of the device is."""
+
+_RATE_WORDS = {
     "forward_flops_per_sec": "fwd FLOP/s",
     "backward_flops_per_sec": "bwd FLOP/s",
-    "backward_flops_per_sec_estimated": "bwd FLOP/s",
     "forward_backward_flops_per_sec": "fwd+bwd FLOP/s",
-    "forward_backward_flops_per_sec_estimated": "fwd+bwd FLOP/s",
     "iter_flops_per_sec": "FLOP/s",
-    "iter_flops_per_sec_estimated": "FLOP/s",
     "samples_per_sec": "samples/second",
     "iter_samples_per_sec": "samples/second",
     "tokens_per_sec": "tokens/second",
-    "tokens_per_sec_per_device": "tokens/second",
     "mfu": "MFU",
     "hfu": "HFU",
     "data_wait_ratio": "data wait",
 }
-"""How a report names a rate that has no value."""
+"""How a report names a rate that has no value, measured or estimated."""
 
 
 def short_sections(
@@ -51,7 +51,7 @@ def short_sections(
     """What every report shows below its summary."""
     yield times_section(profile)
     if profile.budget is not None:
-        yield breakdown_section(profile)
+        yield breakdown_section(profile, profile.budget)
     yield modules_section(profile, most=modules)
     yield advice_section(profile.advice, most=advice, nothing=no_advice(profile))
     if profile.notes:
@@ -72,21 +72,21 @@ def times_section(profile: Profile, *, spread: bool = False) -> Section:
     title = f"Time of a {'' if spread else 'typical '}{profile.step_name}"
     if timing is None:
         return Section(title, "", [f"No {word} was timed."])
-    parts = [part for part in timing.parts if part.maximum_sec]
+    parts = [part for part in timing.parts if any(part.steps_sec)]
     columns = [
         Column("", lambda part: profile.step_name if part is timing.global_step else part.name, str),
-        quantity("typical", lambda part: part.typical_sec, "s"),
+        quantity("typical", at("typical_sec"), "s"),
         share("share", lambda part: ratio(part=part.typical_sec, whole=timing.global_step.typical_sec)),
     ]
     if spread:
         columns[2:] = [
-            quantity("mean", lambda part: part.mean_sec, "s"),
-            quantity("min", lambda part: part.minimum_sec, "s"),
-            quantity("median", lambda part: part.median_sec, "s"),
-            quantity("max", lambda part: part.maximum_sec, "s"),
+            quantity("mean", at("mean_sec"), "s"),
+            quantity("min", lambda part: min(part.steps_sec), "s"),
+            quantity("median", lambda part: median(part.steps_sec), "s"),
+            quantity("max", lambda part: max(part.steps_sec), "s"),
         ]
     words = f"Over {plain(timing.timed_steps)} timed {plural(word, timing.timed_steps)}"
-    words += "." if spread else f"; typical is the mean of the middle {plain(timing.typical_steps)} by wall time."
+    words += "." if spread else "; typical is the mean of the middle half by wall time."
     if timing.reader_sec is not None:
         words += f" The data loader ran {duration(timing.reader_sec)} per {word}, whether other work hid it or not."
     if spread and timing.cpu_process_ratio is not None:
@@ -105,26 +105,24 @@ _ROWS: Mapping[BudgetKey, str] = {
     "data": "data wait and transfer",
     "other": "other: callbacks, logging, schedulers",
 }
-_UNDIVIDED = "forward, backward and optimizer beyond these"  # ``compute`` where no trace divides it
-_WITHOUT_BACKWARD = {_ROWS["other_flops"]: "less skipped FLOPs at the peak", _UNDIVIDED: "forward beyond these"}
+_OF_TRACE: tuple[BudgetKey, ...] = ("operators", "communication", "idle")
+_UNDIVIDED = "all phases beyond these"  # ``compute`` where no trace divides it
 
 
-def breakdown_section(profile: Profile) -> Section:
+def breakdown_section(profile: Profile, budget: Budget) -> Section:
     """What the time of a step went to; the rows add up to the step."""
-    budget = profile.budget
-    if budget is None:
-        return Section("Step time breakdown", "", [f"{NOT_AVAILABLE}: no step was timed."])
-    number = {one.rule: place for place, one in enumerate(profile.advice, start=1)}
-    undivided = any(row.time_ns is None for row in budget.rows if row.key == "operators")
+    undivided = budget.rows_ns["operators"] is None
     rows: list[tuple[str, int | None, str]] = []
-    for one in budget.rows:
-        links = ", ".join(str(number[rule]) for rule in one.advice if rule in number)
-        label = _UNDIVIDED if one.key == "compute" and undivided else _ROWS[one.key]
-        if not profile.context.trains:
-            label = _WITHOUT_BACKWARD.get(label, label)
-        rows.append((label, one.time_ns, links))
-        if one.memory_ns:
-            rows.append(("  of it moving bytes at the memory's bandwidth, at most", one.memory_ns, ""))
+    for key, label in _ROWS.items():
+        lowered = {key, *(_OF_TRACE if key == "compute" and undivided else ())} if budget.rows_ns[key] else set()
+        numbers = [
+            str(number)
+            for number, one in enumerate(profile.advice, start=1)
+            if lowered & ROWS_OF_RULE.get(one.rule, frozenset())
+        ]
+        rows.append((_UNDIVIDED if key == "compute" and undivided else label, budget.rows_ns[key], ", ".join(numbers)))
+        if key == "operators" and budget.memory_ns:
+            rows.append(("  of it moving bytes at the memory's bandwidth, at most", budget.memory_ns, ""))
     rows.append((profile.step_name, budget.wall_ns, ""))
     columns = [
         Column("", lambda row: row[0], str),
@@ -132,32 +130,42 @@ def breakdown_section(profile: Profile) -> Section:
         share("share", lambda row: None if row[1] is None else row[1] / budget.wall_ns),
         *([Column("advice", lambda row: row[2], str, left=True)] if any(row[2] for row in rows) else []),
     ]
-    word, traced = profile.context.step_word, profile.traced
     about = []
-    if traced is not None and budget.traced_step is not None:
-        about.append(f"Phases are divided as in the traced {traced.named(word)}.")
-    beside = [f"{one.label} {duration(one.time_ns * _NS)}" for one in budget.run]
+    if profile.traced is not None and profile.traced.filling is not None:
+        about.append(f"Phases are divided as in the traced {profile.traced.named(profile.context.step_word)}.")
+    beside = [f"{label} {duration(time_ns * _NS)}" for label, time_ns in budget.run_ns.items()]
     if len(beside) > 1:
         about.append(f"Other time during profiling: {', '.join(beside[1:])}.")
-    if budget.rows[0].time_ns is None and "mfu" in profile.unavailable:
+    if budget.rows_ns["model"] is None and "mfu" in profile.unavailable:
         about.append(f"FLOPs at the peak are {NOT_AVAILABLE}: {profile.unavailable['mfu']}.")
-    after = " ".join((*about, *budget.notes))
-    return Section("Step time breakdown", "", [table(rows, columns, whole=True, after=[after] if after else [])])
+    after = [" ".join((*about, *budget.notes))]
+    return Section("Step time breakdown", "", [table(rows, columns, whole=True, after=after)])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _Group:
     """Modules of one class at one place in equal layers, added up, without the modules inside them."""
 
     name: str
     kind: str
-    size: int
-    forward_sec: float | None
-    backward_sec: float | None
-    self_sec: float
-    flops: int
-    of_peak: float | None
-    """None where a module's FLOPs are not all its own, or its peak is not known."""
+    members: Sequence[ModuleProfile]
+
+    @property
+    def size(self) -> int:
+        return len(self.members)
+
+    def seconds(self, phase: str) -> float | None:
+        """Own time in this phase; None where it is not known of any."""
+        known = [sec for one in self.members if (sec := at(f"times.own_{phase}_sec")(one)) is not None]
+        return math.fsum(known) if known else None
+
+    @property
+    def self_sec(self) -> float:
+        return (self.seconds("forward") or 0.0) + (self.seconds("backward") or 0.0)
+
+    @property
+    def flops(self) -> int:
+        return sum(one.own.total for one in self.members)
 
 
 def _groups(modules: Sequence[ModuleProfile]) -> list[_Group]:
@@ -167,84 +175,62 @@ def _groups(modules: Sequence[ModuleProfile]) -> list[_Group]:
         if module.alias_of is None:
             pattern = ".".join("*" if part.isdecimal() else part for part in module.name.split("."))
             alike.setdefault((pattern, module.type_name, module.extra_repr), []).append(module)
-    found = []
-    for (pattern, kind, _), members in alike.items():
-        times = [one.times for one in members if one.times is not None]
-        backward = [one.own_backward_sec for one in times if one.own_backward_sec is not None]
-        forward_sec = math.fsum(one.own_forward_sec for one in times) if times else None
-        backward_sec = math.fsum(backward) if backward else None
-        many = f"{len(members)} x " if len(members) > 1 else ""
-        group = _Group(
-            name=(pattern if many else members[0].name) or "(root)",
-            kind=f"{many}{kind or '(not described)'}",
-            size=len(members),
-            forward_sec=forward_sec,
-            backward_sec=backward_sec,
-            self_sec=(forward_sec or 0.0) + (backward_sec or 0.0),
-            flops=sum(one.own.total for one in members),
-            of_peak=share_of_peak(members) if all(one.own == one.total for one in members) else None,
-        )
-        found.append(group)
-    return found
+    return [
+        _Group(pattern if len(found) > 1 else found[0].name or "(root)", kind or "(not described)", found)
+        for (pattern, kind, _), found in alike.items()
+    ]
 
 
 def share_of_peak(modules: Sequence[ModuleProfile]) -> float | None:
     """Share of the peak that *modules* reach, over the phases that have FLOPs; None where one of them is not known."""
-    reached = seconds = 0.0
-    for one in modules:
-        times, forward = one.times, one.total.forward
-        if times is None:
-            return None
-        sides = (
-            (forward, times.forward_sec, times.forward_utilization),
-            (one.total.backward + one.total.recompute, times.backward_sec, times.backward_utilization),
-        )
-        for flops, spent, part in sides:
-            if flops and (spent is None or part is None):
-                return None
-            if flops and spent is not None and part is not None:
-                reached, seconds = reached + spent * part, seconds + spent
-    return ratio(part=reached, whole=seconds) if reached else None
+    phases = [
+        (at(f"times.{phase}_sec")(one), at(f"times.{phase}_utilization")(one))
+        for one in modules
+        for phase, flops in (("forward", one.total.forward), ("backward", one.total.backward + one.total.recompute))
+        if flops
+    ]
+    if any(spent is None or part is None for spent, part in phases):
+        return None
+    return ratio(part=sum(spent * part for spent, part in phases), whole=sum(spent for spent, _ in phases))
 
 
-Whole = Literal["step", "forward", "FLOPs"]
-"""What modules' shares are of: a typical step, all modules' forwards as a clock at their hooks has them, all FLOPs."""
+def top_modules(profile: Profile) -> tuple[list[tuple[_Group, float | None]], bool]:
+    """The modules with most self time and their shares of a typical step, repeated layers added up, and True.
 
-
-def top_modules(profile: Profile) -> tuple[list[tuple[_Group, float | None]], Whole]:
-    """The modules with most self time, or FLOPs where none was timed, and their shares; repeated layers added up."""
-    groups, traced, timing = _groups(profile.modules), profile.traced, profile.timing
-    of: Whole = "forward"
+    Where none was timed, those with most FLOPs and their shares of all, and False.
+    """
+    groups, tables = _groups(profile.modules), None if profile.traced is None else profile.traced.tables
     weights: list[float] = [group.self_sec for group in groups]
-    whole = math.fsum(weights)
-    if not whole:
+    if timed := tables is not None and any(weights):
+        whole = at("timing.global_step.typical_sec")(profile) or at("step_times.mean.wall_us")(tables) * 1e-6
+    else:
         weights = [group.flops for group in groups]
-        of, whole = "FLOPs", sum(weights) + profile.outside.total
-    elif traced is not None and traced.tables is not None:
-        traced_sec = traced.tables.step_times.mean.wall_us * 1e-6
-        of, whole = "step", traced_sec if timing is None else timing.global_step.typical_sec
+        whole = sum(weights) + profile.outside.total
     found = sorted(zip(groups, weights, strict=True), key=lambda item: -item[1])
-    return [(group, ratio(part=weight, whole=whole)) for group, weight in found if weight], of
+    return [(group, ratio(part=weight, whole=whole)) for group, weight in found if weight], timed
 
 
 def modules_section(profile: Profile, *, most: int | None = MODULES_SHOWN) -> Section:
     """The top modules as a table."""
-    found, of = top_modules(profile)
-    title = "Top modules by FLOPs of their own" if of == "FLOPs" else "Top modules by self time"
+    found, timed = top_modules(profile)
+    title = "Top modules by self time" if timed else "Top modules by FLOPs of their own"
     if not found:
         return Section(title, "", [f"{NOT_AVAILABLE}: no module was seen to have FLOPs."])
 
-    def of_group(name: str) -> Any:
-        return lambda item: getattr(item[0], name)
+    def many(group: _Group) -> str:
+        return f"{group.size} x " if group.size > 1 else ""
+
+    def reached(members: Sequence[ModuleProfile]) -> float | None:
+        return share_of_peak(members) if all(one.own == one.total for one in members) else None
 
     columns = [
-        Column("module", of_group("name"), str, chars=_NAME_CHARS),
-        Column("class", of_group("kind"), str, left=True, chars=_CLASS_CHARS),
-        quantity("fwd", of_group("forward_sec"), "s"),
-        quantity("bwd", of_group("backward_sec"), "s"),
+        Column("module", lambda item: item[0].name, str, chars=_NAME_CHARS),
+        Column("class", lambda item: many(item[0]) + item[0].kind, str, left=True, chars=_CLASS_CHARS),
+        quantity("fwd", lambda item: item[0].seconds("forward"), "s"),
+        quantity("bwd", lambda item: item[0].seconds("backward"), "s"),
         share("share", lambda item: item[1]),
         quantity("", lambda item: profile.per_step(item[0].flops), "FLOPs"),
-        share("of peak", of_group("of_peak")),
+        share("of peak", lambda item: reached(item[0].members)),
     ]
     columns = [column for column in columns if any(column.of(item) is not None for item in found)]
     more = len(found) - len(found[:most])
@@ -294,10 +280,8 @@ def missing_rates(unavailable: Mapping[str, str]) -> list[str]:
     """Why some rates, by their fields' names, are not known; one sentence for each reason."""
     reasons: dict[str, list[str]] = {}
     for rate, reason in unavailable.items():
-        words = reasons.setdefault(reason, [])
-        if RATE_WORDS[rate] not in words:
-            words.append(RATE_WORDS[rate])
-    return [f"{NOT_AVAILABLE}: {', '.join(words)}: {reason}." for reason, words in reasons.items()]
+        reasons.setdefault(reason, []).append(_RATE_WORDS[rate.removesuffix("_estimated")])
+    return [f"{NOT_AVAILABLE}: {', '.join(dict.fromkeys(words))}: {reason}." for reason, words in reasons.items()]
 
 
 def whose(ranks: RanksProfile) -> str:
@@ -305,9 +289,12 @@ def whose(ranks: RanksProfile) -> str:
     return f"{plain(ranks.answered)} of {plain(ranks.world_size)} ranks" if ranks.absences else ""
 
 
+_PHASES = {"forward": "fwd", "backward": "bwd", "recompute": "recomputed"}
+
+
 def flops_section(profile: Profile) -> Section:
-    """Every bucket of FLOPs, to the last one."""
-    mean, total = profile.flops, profile.flops_total
+    """Every bucket of FLOPs that has any, to the last one."""
+    mean = profile.flops
     half = profile.settings.causal_attention == "half"
     factor = f"{2 + profile.settings.recompute_fwd_factor:g}"
     rows: list[tuple[str, str]] = [
@@ -321,78 +308,62 @@ def flops_section(profile: Profile) -> Section:
         ("model FLOPs = fwd + bwd", "model"),
         ("hardware FLOPs = all of these phases - skipped", "hardware"),
     ]
-    if not profile.has_backward:
-        rows = [("fwd = model FLOPs", "forward"), rows[6], ("hardware FLOPs = fwd - skipped", "hardware")]
-
-    several, moved = len(profile.counted_steps) > 1, profile.bytes_total
-    steps = f"{len(profile.counted_steps)} {plural(profile.context.step_word, 2)}"
+    rows = [row for row in rows if row[1] in ("forward", "model", "hardware") or getattr(mean, row[1])]
+    moved = profile.bytes_total
     columns = [
         Column("", lambda row: row[0], str),
         Column("FLOPs", lambda row: getattr(mean, row[1]), si),
-        Column(f"all {steps}" if several else "exact", lambda row: getattr(total, row[1])),
+        Column("exact", lambda row: getattr(mean, row[1])),
     ]
-    if profile.ranks is not None:
-        of_all, of_model = profile.ranks.flops, profile.ranks.flops_of_model
-        columns += [
-            Column(whose(profile.ranks) or "all ranks", lambda row: getattr(of_all, row[1]), si),
-            Column("of model", lambda row: None if of_model is None else getattr(of_model, row[1]), si),
-        ]
-    if moved.total:
-        bytes_of = {name: profile.per_step(getattr(moved, name)) for name in ("forward", "backward", "recompute")}
-        bytes_of["optimizer"] = profile.per_step(moved.optimizer)
-        columns.append(
-            Column("bytes", lambda row: bytes_of.get(row[1]), lambda value: "" if value is None else si(value, "B"))
-        )
-    attention = (
-        "Attention that is flagged causal counts half the score matrix."
+    note = "Matrix products, convolutions, attention and recurrent layers, two FLOPs a multiply-add. Attention " + (
+        "that is flagged causal counts half the score matrix."
         if half
-        else "Attention counts the full score matrix, causal or not."
+        else "counts the full score matrix, causal or not."
     )
-    note = f"Matrix products, convolutions, attention and recurrent layers, two FLOPs a multiply-add. {attention}"
     if moved.total:
+        bytes_of = {name: si(profile.per_step(getattr(moved, name)), "B") for name in (*_PHASES, "optimizer")}
+        columns.append(Column("bytes", lambda row: bytes_of.get(row[1], ""), str))
         note += " Bytes are what all operators read and write, elementwise ones included."
-    if profile.ranks is not None:
+    if (ranks := profile.ranks) is not None:
+        columns.append(Column(whose(ranks) or "all ranks", lambda row: getattr(ranks.flops, row[1]), si))
+        columns.append(Column("of model", lambda row: at(row[1])(ranks.flops_of_model), si))
         note += " Of model: of one copy of it."
     if profile.lower_bound:
-        note += f" {lower_bound_words(profile)}"
+        note += f" {_lower_bound_words(profile)}"
     title = f"FLOPs of a {profile.step_name} per {profile.context.device_word}"
     return Section(title, note, [table(rows, columns, whole=True)])
 
 
 def throughput_section(profile: Profile) -> Section:
     """What the run achieves, and what share of the device's peak that is."""
-    rates, job, name = profile.rates, profile.job_rates, profile.step_name
-    context, device = profile.context, profile.context.device_word
-    latency = "iter latency (as DeepSpeed)" if context.trains else "fwd latency"
-
-    def utilization(value: float | None) -> str:
-        return f"{percent(value)}{' (lower bound)' if profile.lower_bound and value is not None else ''}"
-
+    rates, job, name, context = profile.rates, profile.job_rates, profile.step_name, profile.context
+    device, bound = context.device_word, " (lower bound)" if profile.lower_bound else ""
     whole = sum(one.model for one in profile.dtypes)
-    items: list[Figure | Table | str] = [
-        Figure(f"MFU = model FLOPs per {device} / peak FLOP/s / {name} time", utilization(rates.mfu)),
-        Figure(f"HFU = hardware FLOPs per {device} / peak FLOP/s / {name} time", utilization(rates.hfu)),
-        *(
-            Figure(
-                f"  peak for {one.dtype}, {percent(ratio(part=one.model, whole=whole))} of the model FLOPs",
-                si(one.peak_flops_per_sec, "FLOP/s"),
-            )
-            for one in profile.dtypes
+    figures = {}
+    for what, value in (("MFU = model", rates.mfu), ("HFU = hardware", rates.hfu)):
+        shown = f"{percent(value)}{'' if value is None else bound}"
+        figures[f"{what} FLOPs per {device} / peak FLOP/s / {name} time"] = shown
+    for one in profile.dtypes:
+        label = f"  peak for {one.dtype}, {percent(ratio(part=one.model, whole=whole))} of the model FLOPs"
+        figures[label] = si(profile.peaks_flops_per_sec.get(one.dtype), "FLOP/s")
+    ranks = context.world_size if profile.ranks is None else profile.ranks.answered
+    figures |= {
+        f"samples/second over the {name}": plain(job.samples_per_sec),
+        f"samples/second over the {'iter' if context.trains else 'fwd'} latency (as DeepSpeed)": plain(
+            job.iter_samples_per_sec
         ),
-        Figure(f"samples/second over the {name}", plain(job.samples_per_sec)),
-        Figure(f"samples/second over the {latency}", plain(job.iter_samples_per_sec)),
-        Figure(f"tokens/second over the {name}", plain(job.tokens_per_sec)),
-        Figure(f"tokens/second per {device}", plain(job.tokens_per_sec_per_device)),
-        Figure(f"data wait, share of the {name}", percent(rates.data_wait_ratio)),
-    ]
-    if context.world_size > 1 and profile.ranks is not None:
-        answered = whose(profile.ranks) or "all ranks"
-        items.append(f"MFU, HFU and times are those of rank {context.rank}; samples and tokens those of {answered}.")
-    elif context.world_size > 1:
-        together = "that all ranks work on together"
-        if context.dp_size > 1:
-            together = f"of all {context.dp_size} ranks that see different data, as {context.dp_size} times this rank's"
-        items.append(f"MFU, HFU and times are those of rank {context.rank}; samples and tokens are those {together}.")
+        f"tokens/second over the {name}": plain(job.tokens_per_sec),
+        f"tokens/second per {device}": plain(ratio(part=job.tokens_per_sec, whole=ranks)),
+        f"data wait, share of the {name}": percent(rates.data_wait_ratio),
+    }
+    items: list[Item] = [Figure(label, value) for label, value in figures.items()]
+    if context.world_size > 1:
+        of = (
+            f"{context.dp_size} times this rank's"
+            if profile.ranks is None
+            else f"those of {whose(profile.ranks) or 'all ranks'}"
+        )
+        items.append(f"MFU, HFU and times are those of rank {context.rank}; samples and tokens are {of}.")
     unavailable = profile.unavailable
     if not profile.has_backward:
         unavailable = {rate: why for rate, why in unavailable.items() if rate not in RATES_OF_TRAINING}
@@ -400,67 +371,30 @@ def throughput_section(profile: Profile) -> Section:
 
 
 def operators_section(profile: Profile) -> Section | None:
-    """Every operator with FLOPs, the most first, and what could be reached with its bytes."""
+    """Every operator with FLOPs, the most first."""
     spending = [operator for operator in profile.operators if operator.flops.total]
     if not spending:
         return None
-    whole, per_step, word = (
-        sum(operator.flops.total for operator in spending),
-        profile.per_step,
-        profile.context.step_word,
-    )
-    total = profile.flops_total
-    phases = {"fwd": "forward"} | ({"bwd": "backward"} if profile.has_backward else {})
-    rarer = {"recomputed": "recompute", "optimizer": "optimizer"}
-    phases |= {label: phase for label, phase in rarer.items() if getattr(total, phase)}
+    whole = sum(operator.flops.total for operator in spending)
 
-    def of(phase: str) -> Any:
-        return lambda one: per_step(getattr(one.flops, phase))
+    def per_step(path: str) -> Any:
+        return lambda one: profile.per_step(at(path)(one))
 
+    phases = [
+        quantity(label, per_step(f"flops.{phase}"), "FLOPs")
+        for phase, label in (*_PHASES.items(), ("optimizer", "optimizer"))
+        if getattr(profile.flops, phase)
+    ]
     columns = [
-        field("operator", "operator", str),
-        Column("calls", lambda one: per_step(one.calls), si),
-        *(quantity(label, of(phase), "FLOPs") for label, phase in phases.items()),
+        Column("operator", at("operator"), str, chars=_NAME_CHARS),
+        Column("calls", per_step("calls"), si),
+        *phases,
         share("share", lambda one: ratio(part=one.flops.total, whole=whole)),
         Column("dtype", lambda one: ", ".join(one.dtypes), str, left=True),
-        *_roofline_columns(spending),
     ]
-    note = ""
-    if any(one.roofline is not None and one.roofline.flops_per_byte is not None for one in spending):
-        note = f"Achieved: FLOPs of the counted {word} over the time of the traced one. {_attainable(profile)}"
     after = ["Shares are of what was counted, a lower bound."] if profile.lower_bound else []
     title = f"Operators with most FLOPs in a {profile.step_name}"
-    return Section(title, note, [table(spending, columns, least_width=5, after=after)])
-
-
-def _roofline_columns(rows: Sequence[OperatorProfile]) -> Iterator[Column]:
-    """The columns of their rooflines that some of *rows* have a figure for."""
-
-    def of(name: str) -> Any:
-        return lambda one: None if one.roofline is None else getattr(one.roofline, name)
-
-    for column in (
-        Column("FLOP/byte", of("flops_per_byte")),
-        quantity("achieved", of("achieved_flops_per_sec"), "FLOP/s"),
-        quantity("attainable", of("attainable_flops_per_sec"), "FLOP/s"),
-    ):
-        if any(column.of(row) is not None for row in rows):
-            yield column
-
-
-def _attainable(profile: Profile) -> str:
-    bandwidth = profile.memory_bytes_per_sec
-    if bandwidth is None:
-        return (
-            "What is attainable is n/a: the memory's bandwidth is not known for this device; run "
-            "`lightning-flops peak`, or set memory_bytes_per_sec."
-        )
-    given = profile.settings
-    origin = ", as given" if given.memory_given else ", measured" if given.measured else ""
-    return (
-        f"Attainable: the least of the peak and FLOP/byte x {si(bandwidth, 'B/s')}, the memory's bandwidth"
-        f"{origin}; what stays in a cache or is fused can be faster."
-    )
+    return Section(title, "", [table(spending, columns, least_width=5, after=after)])
 
 
 def uncounted_section(profile: Profile) -> Section:
@@ -476,24 +410,17 @@ def uncounted_section(profile: Profile) -> Section:
         Column("", lambda row: "may have FLOPs" if row[1].heavy else "", str, left=True),
         Column("modules", lambda row: some_of(row[1].modules, most=2), str, left=True),
     ]
-    note = " ".join((lower_bound_words(profile), *_how_to_teach(profile))) if profile.lower_bound else ""
+    note = ""
+    if profile.lower_bound:
+        teach = "lightning_flops.register_flop_formula has an operator counted, by a formula or as 0."
+        note = f"{_lower_bound_words(profile)} {teach}"
     return Section("Not counted", note, [table(ordered, columns, whole=True, least_width=0)])
 
 
-def lower_bound_words(profile: Profile) -> str:
+def _lower_bound_words(profile: Profile) -> str:
     """Which figures are lower bounds, and because of which operators."""
     heavy = sorted(name for name, operator in profile.uncounted.items() if operator.heavy)
     return (
         f"LOWER BOUND: {', '.join(heavy)} may have FLOPs and could not be counted, so FLOPs, MACs, FLOP/s, MFU and HFU "
         "are at least what is printed."
     )
-
-
-def _how_to_teach(profile: Profile) -> Iterator[str]:
-    """How to have the first of these operators counted; nothing where only kernels without an operator are not."""
-    for name, operator in sorted(profile.uncounted.items()):
-        namespace, _, short = name.partition(".")
-        if operator.heavy and namespace not in ("cuda", "inductor", "triton") and short and "." not in short:
-            call = f'lightning_flops.register_flop_formula("{namespace}::{short}", formula)'
-            yield f"{call} has an operator counted; 0 in place of the formula says that it has none."
-            return

@@ -1,30 +1,29 @@
-"""All ranks of a job, and traces of several ranks side by side: as long for thousands of ranks as for four."""
+"""What several ranks did together, how much they differ, and who is waited for: of a job, and of traces."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
 from statistics import median
 from typing import Any
 
-from lightning_flops.analysis.rank_names import name_ranks
+from lightning_flops.analysis.rank_names import RankSpread, name_ranks, part_names, spread_over
 from lightning_flops.analysis.rates import sum_if_all_known
-from lightning_flops.analysis.spreads import spread_over
-from lightning_flops.analysis.straggler_words import straggler_evidence
-from lightning_flops.analysis.stragglers import are_compared, longest_own_time
-from lightning_flops.report.document import Column, Figure, Section, Table, quantity, table, us
+from lightning_flops.analysis.stragglers import are_compared, longest_own_time, straggler_evidence
+from lightning_flops.report.document import Column, Figure, Item, Section, Table, at, field, quantity, table, us
 from lightning_flops.report.profile_document import missing_rates, whose
-from lightning_flops.schema.communication import RankCollectiveRow, RankComparison, RankRow
+from lightning_flops.schema.communication import RankCollectiveRow, RankComparison
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.ranks import RankFigures, RankSpread, RanksProfile, StageProfile
-from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, si
+from lightning_flops.schema.ranks import RanksProfile, StageProfile
+from lightning_flops.units import NOT_AVAILABLE, percent, plain, si
 
 _REASONS_SHOWN = 3
 _DEVICES_SHOWN = 4
 _STRAGGLERS_SHOWN = 3
 _NOTES_SHOWN = 3
 
-Items = Iterator[Figure | Table | str]
+Items = Iterator[Item]
 
 
 def ranks_section(profile: Profile) -> Section | None:
@@ -32,78 +31,67 @@ def ranks_section(profile: Profile) -> Section | None:
     ranks = profile.ranks
     if ranks is None:
         return None
-    items: list[Figure | Table | str] = [
-        *_who(profile, ranks),
+    items: list[Item] = [
+        *_who(ranks),
         *_stragglers(ranks),
         *_rates(profile, ranks),
         *_spreads(profile, ranks),
-        *_stages(ranks),
+        *([_stages(ranks)] if ranks.stages else []),
         *([] if ranks.communication is None else _communication(ranks.communication)),
-        *_left_out(profile, ranks),
+        *_first([f"Left out of the record of {sentence}." for sentence in ranks.left_out]),
     ]
     return Section("All ranks", "", items)
 
 
-def _who(profile: Profile, ranks: RanksProfile) -> Items:
-    waited = (
-        f"Rank {profile.context.rank} waited {duration(ranks.waited_sec)} for the others' records after its own window."
-    )
+def _who(ranks: RanksProfile) -> Items:
     if not ranks.absences:
-        yield f"All {plain(ranks.world_size)} ranks answered. {waited}"
+        yield f"All {plain(ranks.world_size)} ranks answered."
         return
-    yield f"{whose(ranks).upper()} ANSWERED, and every figure here is of those. {waited}"
+    yield f"{whose(ranks).upper()} ANSWERED, and every figure here is of those."
     by_reason: defaultdict[str, list[int]] = defaultdict(list)
     for absence in ranks.absences:
         by_reason[absence.reason].append(absence.rank)
     reasons = sorted(by_reason, key=lambda reason: (-len(by_reason[reason]), by_reason[reason][0]))
     for reason in reasons[:_REASONS_SHOWN]:
         yield f"- {name_ranks(by_reason[reason]).capitalize()}: {reason}."
-    rest = [rank for reason in reasons[_REASONS_SHOWN:] for rank in by_reason[reason]]
-    if rest:
+    if rest := [rank for reason in reasons[_REASONS_SHOWN:] for rank in by_reason[reason]]:
         yield f"- {name_ranks(rest).capitalize()}: for other reasons."
 
 
 def _stragglers(ranks: RanksProfile) -> Items:
-    """Whom the others wait for."""
-    if ranks.answered < 2 or ranks.global_step is None:
+    """Whom the others wait for, or in which parts of the step it is known that there is no such rank."""
+    if ranks.answered < 2 or not any(one.parts_sec for one in ranks.ranks):
         return
-    if not ranks.stragglers:
-        yield f"Straggler: {_no_straggler(ranks)}."
-    shown = ranks.stragglers[:_STRAGGLERS_SHOWN]
-    for straggler in shown:
-        yield f"STRAGGLER: {straggler_evidence(straggler)}"
-    rest = [straggler.rank for straggler in ranks.stragglers[len(shown) :]]
-    if rest:
-        yield f"And {len(rest)} more, less late: {name_ranks(rest)}."
-
-
-def _no_straggler(ranks: RanksProfile) -> str:
-    """In which parts of the step it is known that there is none."""
-    stages: defaultdict[int, list[RankFigures]] = defaultdict(list)
+    stages: defaultdict[int, list[bool]] = defaultdict(list)
     for one in ranks.ranks:
-        if one.global_step_sec is not None:
-            stages[one.stage].append(one)
-    alike = [one for peers in stages.values() if len(peers) > 1 for one in peers]
+        if one.parts_sec:
+            stages[one.stage].append(one.traced)
+    alike = [traced for peers in stages.values() if len(peers) > 1 for traced in peers]
     if not alike:
-        return "n/a, no two of the ranks that timed their steps do the same work"
-    if not all(one.traced for one in alike):
-        return (
-            "none is late in data wait or transfer; in the other parts, work cannot be separated from waiting for "
-            "other ranks without a traced step of each"
+        yield "Straggler: n/a, no two of the ranks that timed their steps do the same work."
+    elif not ranks.stragglers and all(alike):
+        yield "Straggler: none, every rank keeps pace with the others."
+    elif not ranks.stragglers:
+        yield (
+            "Straggler: none is late in data wait or transfer; in the other parts, work cannot be separated from "
+            "waiting for other ranks without a traced step of each."
         )
-    return "none, every rank keeps pace with the others"
+    for straggler in ranks.stragglers[:_STRAGGLERS_SHOWN]:
+        yield f"STRAGGLER: {straggler_evidence(straggler)}"
+    if rest := [straggler.rank for straggler in ranks.stragglers[_STRAGGLERS_SHOWN:]]:
+        yield f"And {len(rest)} more, less late: {name_ranks(rest)}."
 
 
 def _rates(profile: Profile, ranks: RanksProfile) -> Items:
     rates, name = ranks.rates, profile.step_name
     mark = f" ({whose(ranks)})" if ranks.absences else ""
-    bound = " (lower bound)" if ranks.lower_bound else ""
+    bound = f" (lower bound){mark}" if ranks.lower_bound else mark
 
-    def marked(text: str, *marks: str) -> str:
-        return text if text == NOT_AVAILABLE else "".join((text, *marks))
+    def marked(text: str, mark: str) -> str:
+        return text if text == NOT_AVAILABLE else f"{text}{mark}"
 
-    yield Figure(f"MFU of all ranks = model FLOPs / (peaks * {name} times)", marked(percent(rates.mfu), bound, mark))
-    yield Figure(f"HFU of all ranks = hardware FLOPs / (peaks * {name} times)", marked(percent(rates.hfu), bound, mark))
+    yield Figure(f"MFU of all ranks = model FLOPs / (peaks * {name} times)", marked(percent(rates.mfu), bound))
+    yield Figure(f"HFU of all ranks = hardware FLOPs / (peaks * {name} times)", marked(percent(rates.hfu), bound))
     yield Figure("  peak FLOP/s of all devices", marked(si(ranks.peak_flops_per_sec, "FLOP/s"), mark))
     for one in ranks.devices[:_DEVICES_SHOWN]:
         peak = f"{plain(one.ranks)} x {si(one.peak_flops_per_sec, 'FLOP/s')}"
@@ -115,28 +103,35 @@ def _rates(profile: Profile, ranks: RanksProfile) -> Items:
 
 def _spreads(profile: Profile, ranks: RanksProfile) -> Items:
     """Each figure of a rank over the ranks."""
-    parts = [(part.name, part.seconds) for part in ranks.parts]
-    if ranks.global_step is not None:
-        parts.append((profile.step_name, ranks.global_step.seconds))
+    timed = [one for one in ranks.ranks if one.parts_sec]
+    parts: dict[str, RankSpread | None] = {}
+    for name in part_names(timed):
+        known = [one for one in timed if name in (*one.parts_sec, "bubble")]
+        parts[name] = spread_over({one.rank: one.parts_sec.get(name, 0.0) for one in known})
+    if timed:
+        parts[profile.step_name] = spread_over({one.rank: sum(one.parts_sec.values()) for one in timed})
         yield _spread_table(f"of each rank, a {profile.step_name}", parts, of=ranks.answered, unit="s")
+
+    def over_ranks(name: str) -> RankSpread | None:
+        known = {one.rank: getattr(one, name) for one in ranks.ranks}
+        return spread_over({rank: value for rank, value in known.items() if value is not None})
+
     kind = "" if profile.memory is None else f" ({profile.memory.kind})"
     others = {
-        "model FLOPs": ranks.model_flops,
-        "params on the rank": ranks.local_params,
-        f"peak memory{kind}, B": ranks.peak_memory_bytes,
+        "model FLOPs": over_ranks("model_flops"),
+        "params on the rank": over_ranks("local_params"),
+        f"peak memory{kind}, B": over_ranks("peak_memory_bytes"),
     }
-    yield _spread_table("of each rank", list(others.items()), of=ranks.answered)
-    if ranks.global_step is None:
+    yield _spread_table("of each rank", others, of=ranks.answered)
+    if not timed:
         yield "No rank timed a step."
 
 
-def _spread_table(head: str, rows: Sequence[tuple[str, RankSpread | None]], *, of: int, unit: str = "") -> Table:
+def _spread_table(head: str, rows: dict[str, RankSpread | None], *, of: int, unit: str = "") -> Table:
     """The least, median and greatest of figures over ranks, all of one *unit*, or each with its own prefix."""
 
     def number(label: str, name: str) -> Column:
-        if unit:
-            return quantity(label, lambda row: getattr(row[1], name), unit)
-        return Column(label, lambda row: getattr(row[1], name), si)
+        return Column(label, lambda row: getattr(row[1], name), si, unit=unit)
 
     def rank(name: str) -> Column:
         def which(row: tuple[str, RankSpread]) -> str:
@@ -150,50 +145,49 @@ def _spread_table(head: str, rows: Sequence[tuple[str, RankSpread | None]], *, o
         number("median", "median"),
         *(number("max", "greatest"), rank("greatest_rank")),
     ]
-    return table([row for row in rows if row[1] is not None], columns, whole=True, least_width=6)
+    known = [row for row in rows.items() if row[1] is not None]
+    return table(known, columns, whole=True, least_width=6)
 
 
-def _stages(ranks: RanksProfile) -> Items:
+def _stages(ranks: RanksProfile) -> Table:
     """The stages of a pipeline."""
-    if not ranks.stages:
-        return
 
-    def median_sec(stage: StageProfile, name: str) -> float | None:
-        return next((part.seconds.median for part in stage.parts if part.name == name), None)
+    def median_of(part: str) -> Callable[[StageProfile], float | None]:
+        def seconds(stage: StageProfile) -> float | None:
+            known = [one.parts_sec[part] for one in ranks.ranks if one.stage == stage.stage and part in one.parts_sec]
+            return median(known) if known else None
+
+        return seconds
 
     columns = [
-        Column("stage", lambda stage: plain(stage.stage), str),
-        Column("ranks", lambda stage: stage.answered),
-        Column("params", lambda stage: stage.params, si),
-        quantity("fwd", lambda stage: stage.flops.forward, "FLOPs"),
-        quantity("bwd", lambda stage: stage.flops.backward, "FLOPs"),
-        quantity("forward", lambda stage: median_sec(stage, "forward"), "s"),
-        quantity("backward", lambda stage: median_sec(stage, "backward"), "s"),
-        quantity("bubble", lambda stage: median_sec(stage, "bubble"), "s"),
+        field("stage", "stage"),
+        Column("ranks", lambda stage: sum(one.stage == stage.stage for one in ranks.ranks)),
+        field("params", "params", si),
+        quantity("fwd", at("flops.forward"), "FLOPs"),
+        quantity("bwd", at("flops.backward"), "FLOPs"),
+        *(quantity(part, median_of(part), "s") for part in ("forward", "backward", "bubble")),
     ]
     words = "FLOPs and params are of one copy of the model; times are medians of the stage's ranks."
-    yield table(ranks.stages, columns, least_width=6, after=[words])
+    return table(ranks.stages, columns, least_width=6, after=[words])
 
 
 def _communication(comparison: RankComparison) -> Items:
     """What the traced steps say of communication: what was hidden, and what was waiting."""
-
-    def over_ranks(time_us: Callable[[RankRow], float | None]) -> RankSpread | None:
-        known = {row.rank or 0: (value, row.steps) for row in comparison.ranks if (value := time_us(row)) is not None}
-        return spread_over({rank: value * 1e-6 / steps for rank, (value, steps) in known.items()})
-
-    rows = [
-        ("wall time", over_ranks(lambda row: row.overlap.wall_us)),
-        ("computation", over_ranks(lambda row: row.overlap.computation_us)),
-        ("communication", over_ranks(lambda row: row.overlap.communication_us)),
-        ("  not hidden by computation", over_ranks(lambda row: row.overlap.exposed_us)),
-        ("transfer", over_ranks(lambda row: row.transfer_us)),
-        ("waiting for other ranks", over_ranks(lambda row: row.wait_us)),
-    ]
+    figures = {
+        "wall time": "overlap.wall_us",
+        "computation": "overlap.computation_us",
+        "communication": "overlap.communication_us",
+        "  not hidden by computation": "overlap.exposed_us",
+        "transfer": "transfer_us",
+        "waiting for other ranks": "wait_us",
+    }
+    rows = {}
+    for label, path in figures.items():
+        known = [(row, value) for row in comparison.ranks if (value := at(path)(row)) is not None]
+        rows[label] = spread_over({row.rank or 0: value * 1e-6 / row.steps for row, value in known})
     ranks = len(comparison.ranks)
     yield _spread_table(f"of the traced step of {plain(ranks)} ranks", rows, of=ranks, unit="s")
-    hidden = [row.overlap.overlap_ratio for row in comparison.ranks if row.overlap.overlap_ratio is not None]
-    if hidden:
+    if hidden := [ratio for row in comparison.ranks if (ratio := row.overlap.overlap_ratio) is not None]:
         yield Figure("communication that computation hides, median of the ranks", percent(median(hidden)))
     yield _collectives(comparison, [f"rank {row.rank}" for row in comparison.ranks])
     yield from _first(comparison.notes)
@@ -205,58 +199,41 @@ def _collectives(comparison: RankComparison, names: Sequence[str]) -> Table:
     for name, rank in zip(names, comparison.ranks, strict=True):
         for one in rank.collectives:
             by_name[one.name].append((name, rank.steps, one))
-
-    def over_ranks(name: str, figure: str) -> dict[str, float]:
-        known = [(rank, steps, getattr(one, figure)) for rank, steps, one in by_name[name]]
-        return {rank: value * 1e-6 / steps for rank, steps, value in known if value is not None}
-
-    def typical(figure: str) -> Callable[[str], float | None]:
-        return lambda name: median(found.values()) if (found := over_ranks(name, figure)) else None
-
-    def total(figure: str) -> Callable[[str], int | None]:
-        return lambda name: sum_if_all_known(getattr(one, figure) for _, _, one in by_name[name])
-
-    def longest(name: str) -> str:
-        found = over_ranks(name, "wait_us")
-        return max(found, key=lambda rank: found[rank]) if len(set(found.values())) > 1 else ""
-
+    rows: list[dict[str, Any]] = []
+    for name, found in by_name.items():
+        row: dict[str, Any] = {"name": name, "all": sum(one.latency_us for _, _, one in found)}
+        for figure in ("calls", "matched_calls", "bytes"):
+            row[figure] = sum_if_all_known(getattr(one, figure) for _, _, one in found)
+        for figure in ("latency_us", "transfer_us", "wait_us"):
+            values = [(getattr(one, figure), steps) for _, steps, one in found]
+            known = [value * 1e-6 / steps for value, steps in values if value is not None]
+            row[figure] = median(known) if known else None
+        waits = {rank: one.wait_us * 1e-6 / steps for rank, steps, one in found if one.wait_us is not None}
+        row["most"] = max(waits.values(), default=None)
+        row["rank"] = max(waits, key=waits.__getitem__) if len(set(waits.values())) > 1 else ""
+        rows.append(row)
     columns = [
-        Column("collective", lambda name: name, str, "name", chars=32),
-        Column("calls", total("calls"), sort="calls"),
-        Column("matched", total("matched_calls")),
-        quantity("", total("bytes"), "B"),
-        quantity("latency", typical("latency_us"), "s"),
-        quantity("transfer", typical("transfer_us"), "s"),
-        quantity("wait", typical("wait_us"), "s"),
-        quantity("max wait", lambda name: max(over_ranks(name, "wait_us").values(), default=None), "s"),
-        Column("", longest, str, left=True, chars=32),
+        Column("collective", itemgetter("name"), str, "name", chars=32),
+        Column("calls", itemgetter("calls"), sort="calls"),
+        Column("matched", itemgetter("matched_calls")),
+        quantity("", itemgetter("bytes"), "B"),
+        *(quantity(label, itemgetter(f"{label}_us"), "s") for label in ("latency", "transfer", "wait")),
+        quantity("max wait", itemgetter("most"), "s"),
+        Column("", itemgetter("rank"), str, left=True, chars=32),
     ]
     words = (
         "Matched: the i-th call of each rank of a process group. Transfer: the shortest of the ranks for each call; "
         "wait: the rest, until the last rank came. Times are medians of the ranks, in one step."
     )
-    if any(total("bytes")(name) is None for name in by_name):
+    if any(row["bytes"] is None for row in rows):
         words += " Bytes are n/a where the traces do not say them; gloo's do with record_shapes=True."
-    ordered = sorted(by_name, key=lambda name: (-sum(one.latency_us for _, _, one in by_name[name]), name))
-    return table(ordered, columns, least_width=5, after=[words])
+    return table(sorted(rows, key=lambda row: (-row["all"], row["name"])), columns, least_width=5, after=[words])
 
 
 def _first(notes: Sequence[str]) -> Items:
     yield from (f"- {note}" for note in notes[:_NOTES_SHOWN])
     if len(notes) > _NOTES_SHOWN:
         yield f"- And {len(notes) - _NOTES_SHOWN} more such notes, in profile.json."
-
-
-def _left_out(profile: Profile, ranks: RanksProfile) -> Items:
-    """What is missing here: what did not fit into the ranks' records, and notes of their own reports."""
-    yield from _first([f"Left out of the record of {sentence}." for sentence in ranks.left_out])
-    noting = [one.rank for one in ranks.ranks if one.notes > len(profile.notes)]
-    if noting:
-        have = "has" if len(noting) == 1 else "have"
-        yield (
-            f"- {name_ranks(noting).capitalize()} {have} more notes than this report; with all_ranks=True every rank "
-            "writes its own."
-        )
 
 
 def rank_section(comparison: RankComparison, *, straggles: bool) -> Section:
@@ -266,28 +243,20 @@ def rank_section(comparison: RankComparison, *, straggles: bool) -> Section:
         "A straggler is a rank that the others wait for: without communication that no computation hides, its step is "
         "longer than theirs by more than the advice's thresholds."
     )
-    listed = list(zip(names, comparison.ranks, strict=True))
-
-    def of_rank(label: str, of: Callable[[Any], Any], show: Callable[[Any], str] = us, sort: str = "") -> Column:
-        return Column(label, lambda one: of(one[1]), show, sort)
-
-    def over_median(value: float | None) -> str:
-        return NOT_AVAILABLE if value is None else f"{value:.3f}"
-
     columns = [
         # Ranks are in order.
-        Column("rank", lambda one: one[0], str),
-        of_rank("steps", lambda row: row.steps, plain),
-        of_rank("wall", lambda row: row.overlap.wall_us, sort="total"),
-        of_rank("compute", lambda row: row.overlap.computation_us),
-        of_rank("comm", lambda row: row.overlap.communication_us),
-        of_rank("overlap", lambda row: row.overlap.overlap_us),
-        of_rank("of comm", lambda row: row.overlap.overlap_ratio, percent),
-        of_rank("transfer", lambda row: row.transfer_us),
-        of_rank("wait", lambda row: row.wait_us),
-        of_rank("compute/median", lambda row: row.compute_over_median, over_median),
+        field("rank", "rank", str),
+        field("steps", "steps"),
+        field("wall", "overlap.wall_us", us, "total"),
+        field("compute", "overlap.computation_us", us),
+        field("comm", "overlap.communication_us", us),
+        field("overlap", "overlap.overlap_us", us),
+        field("of comm", "overlap.overlap_ratio", percent),
+        field("transfer", "transfer_us", us),
+        field("wait", "wait_us", us),
+        field("compute/median", "compute_over_median"),
     ]
-    items: list[Figure | Table | str] = [table(listed, columns, whole=True, least_width=6)]
+    items: list[Item] = [table(comparison.ranks, columns, whole=True, least_width=6)]
     if any(rank.collectives for rank in comparison.ranks):
         items.append(_collectives(comparison, [f"rank {name}" for name in names]))
     longest = straggler = NOT_AVAILABLE

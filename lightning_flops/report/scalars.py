@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from lightning_flops.analysis.rates import mean
+from lightning_flops.analysis.rates import ratio
+from lightning_flops.report.document import at
 from lightning_flops.schema.profile import Profile
 
 PROFILE_PREFIX = "flops_profiler"
@@ -22,6 +23,37 @@ _OF_TRAINING = (
 )
 """Tags that a loop without training does not have; its rates of a backward are n/a."""
 
+_PATHS = {
+    "fwd_flops": "flops.forward",
+    "bwd_flops": "flops.backward",
+    "bwd_flops_estimated": "flops.backward_estimated",
+    "recompute_flops": "flops.recompute",
+    "iter_flops": "flops.hardware",
+    "fwd_flops_per_sec": "rates.forward_flops_per_sec",
+    "bwd_flops_per_sec": "rates.backward_flops_per_sec",
+    "bwd_flops_per_sec_estimated": "rates.backward_flops_per_sec_estimated",
+    "fwd_bwd_flops_per_sec": "rates.forward_backward_flops_per_sec",
+    "iter_flops_per_sec": "rates.iter_flops_per_sec",
+    "fwd_latency_sec": "timing.forward_sec",
+    "bwd_latency_sec": "timing.backward_sec",
+    "step_latency_sec": "timing.optimizer_sec",
+    "iter_latency_sec": "timing.iter_sec",
+    "data_wait_sec": "timing.data_wait_sec",
+    "global_step_sec": "timing.global_step_sec",
+    "samples_per_sec": "job_rates.samples_per_sec",
+    "iter_samples_per_sec": "job_rates.iter_samples_per_sec",
+    "tokens_per_sec": "job_rates.tokens_per_sec",
+    "mfu": "job_rates.mfu",
+    "hfu": "job_rates.hfu",
+    "power_watts": "energy.watts",
+    "joules_per_step": "energy.joules_per_step",
+    "clock_mhz": "energy.clock_mhz",
+    "power_limited_ratio": "energy.power_limited_share",
+    "heat_limited_ratio": "energy.heat_limited_share",
+    "params": "job_params",
+}
+"""Where a profile has what is logged under each tag."""
+
 
 def profile_scalars(profile: Profile, *, prefix: str = PROFILE_PREFIX) -> dict[str, float]:
     """One value for each tag, of one global step and one device unless the tag says more; what is n/a is left out.
@@ -31,51 +63,18 @@ def profile_scalars(profile: Profile, *, prefix: str = PROFILE_PREFIX) -> dict[s
     Units: FLOPs, FLOP/s, seconds, samples or tokens per second, fractions of one (mfu, hfu, …_ratio), parameters; where
     a GPU's counters were read, watts, joules, FLOPs per joule, MHz.
     """
-    flops, rates, timing, job = profile.flops_total, profile.rates, profile.timing, profile.job_rates
-    energy = profile.energy
-
-    def per_step(total: int) -> float | None:
-        return mean(total=total, steps=max(1, len(profile.counted_steps)))
-
-    values = _known(
-        prefix,
-        {
-            "fwd_flops": per_step(flops.forward),
-            "bwd_flops": per_step(flops.backward),
-            "bwd_flops_estimated": per_step(flops.backward_estimated),
-            "recompute_flops": per_step(flops.recompute),
-            "iter_flops": per_step(flops.hardware),
-            "fwd_flops_per_sec": rates.forward_flops_per_sec,
-            "bwd_flops_per_sec": rates.backward_flops_per_sec,
-            "bwd_flops_per_sec_estimated": rates.backward_flops_per_sec_estimated,
-            "fwd_bwd_flops_per_sec": rates.forward_backward_flops_per_sec,
-            "iter_flops_per_sec": rates.iter_flops_per_sec,
-            "fwd_latency_sec": timing.forward_sec if timing else None,
-            "bwd_latency_sec": timing.backward_sec if timing else None,
-            "step_latency_sec": timing.optimizer_sec if timing else None,
-            "iter_latency_sec": timing.iter_sec if timing else None,
-            "data_wait_sec": timing.data_wait_sec if timing else None,
-            "global_step_sec": timing.global_step_sec if timing else None,
-            "samples_per_sec": job.samples_per_sec,
-            "iter_samples_per_sec": job.iter_samples_per_sec,
-            "tokens_per_sec": job.tokens_per_sec,
-            "mfu": job.mfu,
-            "hfu": job.hfu,
-            "power_watts": energy.watts if energy else None,
-            "joules_per_step": energy.joules_per_step if energy else None,
-            "joules_per_sample": energy.joules_per_sample if energy else None,
-            "flops_per_joule": energy.flops_per_joule if energy else None,
-            "clock_mhz": energy.clock_mhz if energy else None,
-            "power_limited_ratio": energy.power_limited_share if energy else None,
-            "heat_limited_ratio": energy.heat_limited_share if energy else None,
-            "params": profile.params if profile.ranks is None else profile.ranks.params,
-            # This tag exists only when FLOPs, and so MFU, HFU and FLOP/s, are lower bounds.
-            "heavy_operators_uncounted": sum(one.heavy for one in profile.uncounted.values()) or None,
-        },
-    )
-    if profile.context.trains:
-        return values
-    return {tag: value for tag, value in values.items() if tag.rpartition("/")[2] not in _OF_TRAINING}
+    values = {tag: at(path)(profile) for tag, path in _PATHS.items()}
+    joules = values["joules_per_step"]
+    values["joules_per_sample"] = ratio(part=joules, whole=profile.samples)
+    values["flops_per_joule"] = ratio(part=profile.flops.hardware, whole=joules)
+    # This tag exists only when FLOPs, and so MFU, HFU and FLOP/s, are lower bounds.
+    values["heavy_operators_uncounted"] = sum(one.heavy for one in profile.uncounted.values()) or None
+    without = () if profile.context.trains else _OF_TRAINING
+    return {
+        f"{prefix}/{tag}": float(value)
+        for tag, value in values.items()
+        if value is not None and value < _MOST and tag not in without
+    }
 
 
 def monitor_scalars(
@@ -128,7 +127,3 @@ def monitor_scalars(
         if share is not None:
             scalars[f"{prefix}/{tag}"] = float(share)
     return scalars
-
-
-def _known(prefix: str, values: dict[str, float | None]) -> dict[str, float]:
-    return {f"{prefix}/{tag}": float(value) for tag, value in values.items() if value is not None}

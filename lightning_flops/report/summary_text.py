@@ -1,4 +1,4 @@
-"""The block of DeepSpeed's Flops Profiler as text: its summary lines, labels and order.
+"""The block of DeepSpeed's Flops Profiler: its summary lines, labels and order.
 
 Its users search these lines: a label is DeepSpeed's to the letter, and a value ends its line. What has to be said of a
 value, that it is estimated, say, stands before it; what DeepSpeed does not print has lines of its own.
@@ -7,18 +7,20 @@ value, that it is estimated, say, stands before it; what DeepSpeed does not prin
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator
 
-from lightning_flops.report.layout import TITLE_WIDTH, line, marked_before, title, wrapped
+from lightning_flops.analysis.rates import ratio
+from lightning_flops.report.document import Figure, Item, Section
 from lightning_flops.report.profile_document import whose
 from lightning_flops.schema.profile import Profile
-from lightning_flops.units import duration, plain, plural, run_text, runs_of, si
+from lightning_flops.units import duration, plain, plural, si, step_numbers
 
 _NOTATIONS = (
     # No label is followed by a colon: a search for "data parallel size:" finds the line with its value.
-    "dp_size (data parallel size, ranks that see different data), mp_size (model parallel size, tensor-parallel "
-    "ranks), params (number of parameters), MACs (number of multiply-adds of matmul-like operators), flops (number of "
-    "floating-point operations, two a MAC), FLOPS (floating-point operations per second), fwd latency (forward pass)"
+    "Notations: dp_size (data parallel size, ranks that see different data), mp_size (model parallel size, "
+    "tensor-parallel ranks), params (number of parameters), MACs (number of multiply-adds of matmul-like operators), "
+    "flops (number of floating-point operations, two a MAC), FLOPS (floating-point operations per second), fwd latency "
+    "(forward pass)"
 )
 _NOTATIONS_OF_TRAINING = (
     f"{_NOTATIONS}, bwd latency (backward pass), step latency (optimizer), iter latency (sum of fwd, bwd and step "
@@ -27,119 +29,120 @@ _NOTATIONS_OF_TRAINING = (
 )
 
 
-def summary_lines(profile: Profile, *, of_run: bool = True) -> list[str]:
+def summary_section(profile: Profile, *, of_run: bool = True) -> Section:
     """DeepSpeed's lines, labels and order; between them the measured lines and the trainable parameters.
 
     Args:
         profile: what was measured.
         of_run: say of which steps of which run the figures are.
     """
-    context, flops, rates, timing = profile.context, profile.flops, profile.rates, profile.timing
-    factor = f"{2 + profile.settings.recompute_fwd_factor:g}"
-    bwd_flops = f"{factor} * fwd flops per GPU"
-    fwd_bwd_flops = f"{3 + profile.settings.recompute_fwd_factor:g} * fwd flops per GPU"
-    if flops.without_backward:  # DeepSpeed's formulas would not give these figures
-        bwd_flops, fwd_bwd_flops = f"{factor} * fwd flops with bwd", f"(fwd + {factor} * fwd with bwd)"
-    params_lines, forward_line = _model_lines(profile)
-
-    def rate(value: float | None, *words: str) -> str:
-        return marked_before(si(value, "FLOPS"), *words, *_bound(profile)) if value is not None else si(None)
-
-    def count(text: str) -> str:
-        return marked_before(text, *_bound(profile))
-
-    lines = [
-        title("Flops Profiler"),
+    context, flops, timing = profile.context, profile.flops, profile.timing
+    items: list[Item] = [
         f"Profile Summary at {context.step_word if of_run else 'step'} {profile.profile_step}:",
-        *([*_when_lines(profile), *_where_lines(profile), *_paragraph(_about_rates(profile))] if of_run else []),
-        *_paragraph(_NOTATIONS_OF_TRAINING if context.trains else f"{_NOTATIONS}.", first="Notations: "),
+        *([_when(profile), _where(profile), _about_rates(profile)] if of_run else []),
+        _NOTATIONS_OF_TRAINING if context.trains else f"{_NOTATIONS}.",
         "",
-        line("world size", plain(context.world_size)),
-        line("data parallel size", plain(context.dp_size)),
-        line("model parallel size", plain(context.tp_size)),
-        line("batch size per GPU", plain(context.micro_batch_size)),
-        *_micro_step_lines(profile),
-        line("params per GPU", si(profile.local_params)),
-        *params_lines,
-        line("fwd MACs per GPU", count(si(flops.forward / 2, "MACs"))),
-        line("fwd flops per GPU", count(si(flops.forward))),
-        forward_line,
-        line("fwd latency", duration(timing.forward_sec if timing else None)),
-        line("fwd FLOPS per GPU = fwd flops per GPU / fwd latency", rate(rates.forward_flops_per_sec)),
+        Figure("world size", plain(context.world_size)),
+        Figure("data parallel size", plain(context.dp_size)),
+        Figure("model parallel size", plain(context.tp_size)),
+        Figure("batch size per GPU", plain(context.micro_batch_size)),
+        *_micro_steps(profile),
+        Figure("params per GPU", si(profile.local_params)),
+        *_model(profile),
+        Figure("fwd latency", duration(timing.forward_sec if timing else None)),
+        _rate(profile, "fwd FLOPS per GPU = fwd flops per GPU / fwd latency", profile.rates.forward_flops_per_sec),
     ]
-    if not context.trains:
-        measured = (("bwd", flops.backward), ("recomputed", flops.recompute))
-        lines += [line(f"{name} flops per GPU", count(f"(measured) {si(spent)}")) for name, spent in measured if spent]
-        return [*lines, line("samples/second", _samples_per_sec(profile))]
-    return [
-        *lines,
-        line("bwd latency", duration(timing.backward_sec if timing else None)),
-        line(
-            f"bwd FLOPS per GPU = {bwd_flops} / bwd latency",
-            rate(rates.backward_flops_per_sec_estimated, "estimated"),
-        ),
-        line(
-            f"bwd FLOPS per GPU = {'bwd+recomputed flops' if flops.recompute else 'bwd flops per GPU'} / bwd latency",
-            rate(rates.backward_flops_per_sec, "measured"),
-        ),
-        line(
-            f"fwd+bwd FLOPS per GPU = {fwd_bwd_flops} / (fwd+bwd latency)",
-            rate(rates.forward_backward_flops_per_sec_estimated, "estimated"),
-        ),
-        line(
-            "fwd+bwd FLOPS per GPU = "
-            + ("fwd+bwd+recomputed flops" if flops.recompute else "fwd+bwd flops per GPU")
-            + " / (fwd+bwd latency)",
-            rate(rates.forward_backward_flops_per_sec, "measured"),
-        ),
-        line("step latency", duration(timing.optimizer_sec if timing else None)),
-        line("iter latency", duration(timing.iter_sec if timing else None)),
-        line(
-            f"FLOPS per GPU = {fwd_bwd_flops} / iter latency",
-            rate(rates.iter_flops_per_sec_estimated, "estimated"),
-        ),
-        line("FLOPS per GPU = hardware flops per GPU / iter latency", rate(rates.iter_flops_per_sec, "measured")),
-        line("samples/second", _samples_per_sec(profile)),
-    ]
+    if context.trains:
+        items += _training(profile)
+    else:
+        measured = {"bwd": flops.backward, "recomputed": flops.recompute}
+        items += [
+            Figure(f"{name} flops per GPU", _marked(si(spent), *_bound(profile), "measured"))
+            for name, spent in measured.items()
+            if spent
+        ]
+    rate = profile.job_rates.iter_samples_per_sec
+    return Section(
+        "Flops Profiler", "", [*items, Figure("samples/second", plain(None) if rate is None else f"{rate:.2f}")]
+    )
 
 
-def _model_lines(profile: Profile) -> tuple[list[str], str]:
+def _training(profile: Profile) -> Iterator[Figure]:
+    """The lines on the backward and the optimizer."""
+    flops, rates, timing = profile.flops, profile.rates, profile.timing
+    factor = profile.settings.recompute_fwd_factor
+    bwd_flops, fwd_bwd_flops = f"{2 + factor:g} * fwd flops per GPU", f"{3 + factor:g} * fwd flops per GPU"
+    if flops.without_backward:  # DeepSpeed's formulas would not give these figures
+        bwd_flops, fwd_bwd_flops = f"{2 + factor:g} * fwd flops with bwd", f"(fwd + {2 + factor:g} * fwd with bwd)"
+    ran = "bwd+recomputed flops" if flops.recompute else "bwd flops per GPU"
+
+    spent = flops.forward + flops.backward_estimated
+    both = ratio(part=spent, whole=timing.forward_backward_sec if timing else None)
+    whole = ratio(part=spent, whole=timing.iter_sec if timing else None)
+
+    lines = {
+        f"bwd FLOPS per GPU = {bwd_flops} / bwd latency": rates.backward_flops_per_sec_estimated,
+        f"bwd FLOPS per GPU = {ran} / bwd latency": rates.backward_flops_per_sec,
+        f"fwd+bwd FLOPS per GPU = {fwd_bwd_flops} / (fwd+bwd latency)": both,
+        f"fwd+bwd FLOPS per GPU = fwd+{ran} / (fwd+bwd latency)": rates.forward_backward_flops_per_sec,
+        f"FLOPS per GPU = {fwd_bwd_flops} / iter latency": whole,
+        "FLOPS per GPU = hardware flops per GPU / iter latency": rates.iter_flops_per_sec,
+    }
+    shown = [
+        _rate(profile, label, value, "measured" if place % 2 else "estimated")
+        for place, (label, value) in enumerate(lines.items())
+    ]
+    yield Figure("bwd latency", duration(timing.backward_sec if timing else None))
+    yield from shown[:4]
+    yield Figure("step latency", duration(timing.optimizer_sec if timing else None))
+    yield Figure("iter latency", duration(timing.iter_sec if timing else None))
+    yield from shown[4:]
+
+
+def _rate(profile: Profile, label: str, value: float | None, *marks: str) -> Figure:
+    return Figure(label, si(None) if value is None else _marked(si(value, "FLOPS"), *marks, *_bound(profile)))
+
+
+def _marked(text: str, *words: str) -> str:
+    """*words* in brackets, if there are any, and then *text*, so that it ends its line: ``(measured) 6.28 G``."""
+    return f"({', '.join(words)}) {text}" if words else text
+
+
+def _bound(profile: Profile) -> list[str]:
+    return ["lower bound"] if profile.lower_bound else []
+
+
+def _model(profile: Profile) -> Iterator[Figure]:
     """Parameters and forward of the whole model, or of a pipeline's stage where the other stages are not known."""
     context, ranks, words = profile.context, profile.ranks, "of model"
     params, trainable = profile.params, profile.trainable_params
-    marks: tuple[str, ...] = ()
-    forward: int | None
+    marks: list[str] = []
     if ranks is not None:
-        marks = (whose(ranks),) if ranks.absences else ()
+        marks = [whose(ranks)] if ranks.absences else []
         params, trainable = ranks.params, ranks.trainable_params
     elif context.pp_size > 1:
-        words, marks = "of stage", (f"stage {context.pp_rank} of {context.pp_size}",)
-    label = f"params {words}"
-    if profile.local_params is not None and params == profile.local_params * context.tp_size:
-        label += " = params per GPU * mp_size"
-    sizes = {"cp_size": context.cp_size, "sp_size": context.sp_size}
-    factors = {"mp_size": context.tp_size} | {word: size for word, size in sizes.items() if size > 1}
-    forward = profile.flops.forward * math.prod(factors.values())
-    forward_words = f"fwd flops per GPU * {' * '.join(factors)}"
+        words, marks = "of stage", [f"stage {context.pp_rank} of {context.pp_size}"]
+    whole = profile.local_params is not None and params == profile.local_params * context.tp_size
+    yield Figure(f"params {words}{' = params per GPU * mp_size' if whole else ''}", _marked(si(params), *marks))
+    yield Figure(f"trainable params {words}", _marked(si(trainable), *marks))
+    factors = {"mp_size": context.tp_size, "cp_size": context.cp_size, "sp_size": context.sp_size}
+    factors = {word: size for word, size in factors.items() if size > 1 or word == "mp_size"}
+    forward: int | None = profile.flops.forward * math.prod(factors.values())
+    label = f"fwd flops per GPU * {' * '.join(factors)}"
     if ranks is not None:
         of_model = None if ranks.flops_of_model is None else ranks.flops_of_model.forward
         if of_model != forward:  # ranks differ: stages, or uneven batches
-            forward, forward_words = of_model, "fwd flops of all GPUs / dp_size"
-    params_lines = [
-        line(label, marked_before(si(params), *marks)),
-        line(f"trainable params {words}", marked_before(si(trainable), *marks)),
-    ]
-    text = marked_before(si(forward), *marks, *_bound(profile))
-    return params_lines, line(f"fwd flops {words} = {forward_words}", text)
+            forward, label = of_model, "fwd flops of all GPUs / dp_size"
+    yield Figure("fwd MACs per GPU", _marked(si(profile.flops.forward / 2, "MACs"), *_bound(profile)))
+    yield Figure("fwd flops per GPU", _marked(si(profile.flops.forward), *_bound(profile)))
+    yield Figure(f"fwd flops {words} = {label}", _marked(si(forward), *marks, *_bound(profile)))
 
 
 def _about_rates(profile: Profile) -> str:
     """What a reader who knows the figures above must know of those below."""
     latency = "iter latency" if profile.context.trains else "fwd latency"
-    job = profile.job_rates
-    wall = (
-        "" if job.samples_per_sec is None else f": over the wall clock they are {plain(job.samples_per_sec)} a second"
-    )
+    rate = profile.job_rates.samples_per_sec
+    wall = "" if rate is None else f": over the wall clock they are {plain(rate)} a second"
     return (
         f"As DeepSpeed prints it, under its labels: GPU is whatever device the run is on, FLOPS a rate (FLOP/s), and "
         f"samples/second are over the {latency}{wall}. Counts are those of one counted {profile.step_name}, latencies "
@@ -147,61 +150,39 @@ def _about_rates(profile: Profile) -> str:
     )
 
 
-def _when_lines(profile: Profile) -> list[str]:
-    word = profile.context.step_word
+def _when(profile: Profile) -> str:
+    word, timed = profile.context.step_word, profile.timed_steps
     many = plural(word, 2)
-    timing = f"no {word}"
-    if profile.timed_steps:
-        timing = f"{len(profile.timed_steps)} of {profile.settings.timing_steps} {many}, {_ranges(profile.timed_steps)}"
+    timing = f"{len(timed)} {many}, {step_numbers(timed)}" if timed else f"no {word}"
     counted = f"no whole {word}"
     if profile.counted_steps:
-        counted = f"{plural(word, len(profile.counted_steps))} {_ranges(profile.counted_steps)}"
-    return _paragraph(
+        counted = f"{plural(word, len(profile.counted_steps))} {step_numbers(profile.counted_steps)}"
+    return (
         f"The report came out at {word} {profile.report_step}. Counted: {counted}. Timed: {timing}. ({many.title()} of "
         f"this {profile.context.run_word}; the first is 0.)"
     )
 
 
-def _where_lines(profile: Profile) -> list[str]:
+def _where(profile: Profile) -> str:
     context = profile.context
     sizes = {name: getattr(context, f"{name}_size") for name in ("dp", "tp", "pp", "cp", "sp", "ep")}
-    parallel = [f"{name} {size}" for name, size in sizes.items() if size != 1]
+    parallel = ", ".join(f"{name} {size}" for name, size in sizes.items() if size != 1)
     parts = [
-        f"{context.device_name or 'unknown device'} ({context.device_type})",
-        *([f"precision {context.precision}"] if context.precision else []),
-        *([f"strategy {context.strategy}"] if context.strategy else []),
-        f"rank {context.rank} of {context.world_size}" + (f" ({', '.join(parallel)})" if parallel else ""),
+        f"On: {context.device_name or 'unknown device'} ({context.device_type})",
+        f"precision {context.precision}" if context.precision else "",
+        f"strategy {context.strategy}" if context.strategy else "",
+        f"rank {context.rank} of {context.world_size}" + (f" ({parallel})" if parallel else ""),
         f"{context.framework} {context.framework_version}",
-        *([f"torch {context.torch_version}"] if context.framework != "torch" else []),
+        f"torch {context.torch_version}" if context.framework != "torch" else "",
     ]
-    return _paragraph(", ".join(parts), first="On: ", rest="    ")
+    return ", ".join(filter(None, parts))
 
 
-def _micro_step_lines(profile: Profile) -> list[str]:
+def _micro_steps(profile: Profile) -> Iterator[Figure]:
     """How many batches and samples a step has, where it is not one batch of the size above."""
-    size, trains = profile.context.micro_batch_size, profile.context.trains
-    lines = []
-    if profile.micro_steps != 1 and trains:
-        lines.append(line("micro-steps of a global step", plain(profile.micro_steps)))
+    size = profile.context.micro_batch_size
+    if profile.micro_steps != 1 and profile.context.trains:
+        yield Figure("micro-steps of a global step", plain(profile.micro_steps))
     if size is not None and profile.samples is not None and (profile.micro_steps != 1 or profile.samples != size):
         about = ", on average" if profile.variable else ""
-        lines.append(line(f"samples per GPU in a {profile.step_name}{about}", plain(profile.samples)))
-    return lines
-
-
-def _bound(profile: Profile) -> list[str]:
-    return ["lower bound"] if profile.lower_bound else []
-
-
-def _samples_per_sec(profile: Profile) -> str:
-    value = profile.job_rates.iter_samples_per_sec
-    return plain(value) if value is None else f"{value:.2f}"
-
-
-def _ranges(steps: Sequence[int]) -> str:
-    """Indexes, with runs joined: 3, 4, 5, 9 is "3-5, 9"."""
-    return ", ".join(map(run_text, runs_of(steps)))
-
-
-def _paragraph(text: str, *, first: str = "", rest: str = "") -> list[str]:
-    return wrapped(text, width=TITLE_WIDTH, first=first, rest=rest)
+        yield Figure(f"samples per GPU in a {profile.step_name}{about}", plain(profile.samples))

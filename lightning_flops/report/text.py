@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.analysis.offline_formula import FlopsFormula
 from lightning_flops.report.compare_text import render_comparison
-from lightning_flops.report.counts_text import render_counts
+from lightning_flops.report.counts_text import counts_section
 from lightning_flops.report.device_document import energy_section, memory_section, traced_section
-from lightning_flops.report.document import Section, draw
-from lightning_flops.report.formula_text import render_formula
+from lightning_flops.report.document import Section, draw, draw_all
+from lightning_flops.report.formula_text import formula_section
 from lightning_flops.report.headline import answer_lines
-from lightning_flops.report.layout import TITLE_WIDTH, View
+from lightning_flops.report.layout import VIEW, WHOLE
 from lightning_flops.report.module_text import aggregated_lines, detailed_lines
 from lightning_flops.report.profile_document import (
-    MODULES_SHOWN,
     advice_section,
     flops_section,
     notes_section,
@@ -26,8 +26,8 @@ from lightning_flops.report.profile_document import (
     uncounted_section,
 )
 from lightning_flops.report.ranks_document import ranks_section
-from lightning_flops.report.summary_text import summary_lines
-from lightning_flops.report.throughput_text import render_throughput
+from lightning_flops.report.summary_text import summary_section
+from lightning_flops.report.throughput_text import run_section
 from lightning_flops.report.trace_document import MEMORY_TITLES, trace_sections
 from lightning_flops.schema.advice import Advice
 from lightning_flops.schema.comparison import Comparison
@@ -36,11 +36,8 @@ from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.throughput import ThroughputSummary
 from lightning_flops.text.printable import page
 
-VIEW = View(rows=8, width=TITLE_WIDTH)
-"""What of a profile is drawn as text."""
-
-MOST_LINES = 60
-"""Lines of the short report."""
+_MOST_LINES = 59
+"""Lines of the short report above the rule that ends it."""
 
 Renderable = Profile | ThroughputSummary | FlopCounts | FlopsFormula | FormulaReport | Comparison
 
@@ -55,16 +52,16 @@ def render_text(profile: Renderable, *, detailed: bool | None = None) -> str:
             of modules; None: as the profile's settings say.
 
     Raises:
-        TypeError: there is no report on such an object, as on the ``profile`` of a run that was too short to have one.
+        TypeError: *profile* is nothing that there is a report on.
     """
     if isinstance(profile, Comparison):
         return render_comparison(profile)
     if isinstance(profile, FlopCounts):
-        return render_counts(profile)
+        return draw_all([counts_section(profile)], WHOLE)
     if isinstance(profile, ThroughputSummary):
-        return render_throughput(profile)
+        return draw_all([run_section(profile)], WHOLE)
     if isinstance(profile, FlopsFormula | FormulaReport):
-        return render_formula(profile.report() if isinstance(profile, FlopsFormula) else profile)
+        return draw_all([formula_section(profile.report() if isinstance(profile, FlopsFormula) else profile)], WHOLE)
     if not isinstance(profile, Profile):
         raise TypeError(
             "render_text takes a Profile, a ThroughputSummary, or what count_flops, flops_formula or compare_profiles "
@@ -72,43 +69,32 @@ def render_text(profile: Renderable, *, detailed: bool | None = None) -> str:
         )
     lines = _short_lines(profile)
     if profile.settings.detailed if detailed is None else detailed:
-        lines += ["", *summary_lines(profile)]
-        for section in (*detailed_sections(profile), *_traced(profile)):
-            lines += draw(section, VIEW)
+        for section in (summary_section(profile), *detailed_sections(profile), *_traced(profile)):
+            lines += draw(section)
         lines += ["", *aggregated_lines(profile), "", *detailed_lines(profile)]
     return page([*lines, VIEW.rule()])
 
 
-_SIZES = (
-    *((MODULES_SHOWN, 4, 2), (MODULES_SHOWN, 3, 1), (8, 3, 1), (8, 2, 1)),
-    *((6, 2, 1), (4, 2, 0), (2, 2, 0), (2, 1, 0)),
-)
-"""Modules, pieces of advice and notes of the short report, in the order in which they are tried.
-
-The second advice stays longer than notes: on a busy machine the first one is about the machine, not the program.
-"""
-
-
 def _short_lines(profile: Profile) -> list[str]:
-    """At most 59 lines: of many long names, fewer modules and less advice are shown."""
+    """The short report: of many long names, fewer modules, pieces of advice and notes are shown."""
     lines: list[str] = []
-    for modules, advice, notes in _SIZES:
-        lines = answer_lines(profile, advice=False)
+    for modules, advice, notes in ((10, 4, 2), (10, 3, 1), (8, 2, 1), (6, 2, 1), (4, 2, 0), (2, 1, 0)):
+        lines = answer_lines(profile)
         for section in short_sections(profile, modules=modules, advice=advice, notes=notes):
-            lines += draw(section, VIEW)
-        if len(lines) < MOST_LINES:
+            lines += draw(section)
+        if len(lines) <= _MOST_LINES:
             break
-    return lines[: MOST_LINES - 1]
+    return lines[:_MOST_LINES]
 
 
 def render_forwards(profile: Profile, *, detailed: bool) -> str:
     """The forwards of one model under DeepSpeed's labels, beginning with an empty line and ending in a line break."""
-    lines = ["", *summary_lines(profile, of_run=False)]
+    lines = list(draw(summary_section(profile, of_run=False)))
     if profile.timing is not None and profile.timing.timed_steps > 1:
-        lines += draw(times_section(profile, spread=True), VIEW)
+        lines += draw(times_section(profile, spread=True))
     lines += ["", *aggregated_lines(profile), *(["", *detailed_lines(profile)] if detailed else ())]
-    lines += draw(uncounted_section(profile), VIEW) if profile.uncounted else ()
-    lines += draw(notes_section(profile.notes), VIEW) if profile.notes else ()
+    lines += draw(uncounted_section(profile)) if profile.uncounted else ()
+    lines += draw(notes_section(profile.notes)) if profile.notes else ()
     return page([*lines, VIEW.rule()])
 
 
@@ -119,7 +105,13 @@ def render_aggregated(profile: Profile) -> str:
 
 def render_advice(advice: Sequence[Advice]) -> str:
     """The *advice* with its rules, ending in a line break."""
-    return page(list(draw(advice_section(advice, rules=True), VIEW))[2:])
+    return page(list(draw(advice_section(advice, rules=True)))[2:])
+
+
+def fenced(text: str) -> str:
+    """*text* as Markdown: in a code block whose fence is longer than any run of backticks in it."""
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{fence}\n{text}{'' if text.endswith(chr(10)) else chr(10)}{fence}\n"
 
 
 _TRACED = ("Step time", "Devices", "Modules", "Communication", "Idle", *MEMORY_TITLES)
@@ -134,13 +126,10 @@ def _traced(profile: Profile) -> Iterator[Section]:
 
 def detailed_sections(profile: Profile) -> Iterator[Section]:
     """What is not in the short report."""
-    if profile.timing is not None:
-        yield times_section(profile, spread=True)
-    if profile.advice:
-        yield advice_section(profile.advice, rules=True)
-    if profile.notes:
-        yield notes_section(profile.notes)
     sections = (
+        None if profile.timing is None else times_section(profile, spread=True),
+        advice_section(profile.advice, rules=True) if profile.advice else None,
+        notes_section(profile.notes) if profile.notes else None,
         flops_section(profile),
         throughput_section(profile),
         energy_section(profile),

@@ -1,44 +1,36 @@
-"""The summary of a run's throughput as text, in the form of the benchmark summary of Paddle's profiler."""
+"""The throughput of a run as a section, in the form of the benchmark summary of Paddle's profiler."""
 
 from __future__ import annotations
 
-from lightning_flops.report.layout import paragraph, rule, table, title
+from collections.abc import Iterator
+
+from lightning_flops.report.document import Item, Section, cells
 from lightning_flops.schema.throughput import Spread, ThroughputSummary
-from lightning_flops.text.printable import page
 from lightning_flops.units import NOT_AVAILABLE, percent, plain, plural
 
 
-def render_throughput(summary: ThroughputSummary) -> str:
-    """The table of *summary*, ending in a line break."""
+def run_section(summary: ThroughputSummary) -> Section:
+    """What a run's batches cost, and the FLOPs and tokens of all of them."""
 
     def row(name: str, spread: Spread | None) -> list[str]:
-        if spread is None:
-            return [name, *[NOT_AVAILABLE] * 3]
-        return [name, *(f"{value:.6f}" for value in (spread.average, spread.maximum, spread.minimum))]
+        values = (None,) * 3 if spread is None else (spread.average, spread.maximum, spread.minimum)
+        return [name, *(NOT_AVAILABLE if value is None else f"{value:.6f}" for value in values)]
 
-    lines = [
-        title("Throughput of the run"),
+    costs = {"reader_cost": summary.reader_cost_sec, "batch_cost": summary.batch_cost_sec, "ips": summary.ips}
+    about = (
+        f"Over {plain(summary.batches)} {plural('batch', summary.batches)} of this rank. ips is this rank's, times "
+        "the number of ranks that see different data, as if all were as fast. An average is a total divided by a "
+        "total. Left out: batches that were counted or traced, validation, checkpoints and what lies between epochs."
+    )
+    items: list[Item] = [
         f"Reader Ratio: {percent(summary.reader_ratio)}",
         f"Time Unit: s, IPS Unit: {summary.ips_unit}",
-        *table(
-            ["", "avg", "max", "min"],
-            [
-                row("reader_cost", summary.reader_cost_sec),
-                row("batch_cost", summary.batch_cost_sec),
-                row("ips", summary.ips),
-            ],
-        ),
-        *paragraph(
-            f"Over {plain(summary.batches)} {plural('batch', summary.batches)} of this rank. ips is this rank's, times "
-            "the number of ranks that see different data, as if all were as fast. An average is a total divided by a "
-            "total. Left out: batches that were counted or traced, validation, checkpoints and what lies between "
-            "epochs."
-        ),
-        *_flops_lines(summary),
-        *_token_lines(summary),
-        rule(),
+        cells(["", "avg", "max", "min"], [row(name, spread) for name, spread in costs.items()]),
+        about,
+        *_flops(summary),
+        *_tokens(summary),
     ]
-    return page(lines)
+    return Section("Throughput of the run", "", items)
 
 
 def estimate_text(value: float | None, error: float | None) -> str:
@@ -48,32 +40,27 @@ def estimate_text(value: float | None, error: float | None) -> str:
     return f"≈ {percent(value)} " + ("(unchecked)" if error is None else f"± {percent(value * error)}")
 
 
-def _flops_lines(summary: ThroughputSummary) -> list[str]:
+def _flops(summary: ThroughputSummary) -> Iterator[str]:
     """FLOPs of the run's steps, and how they are known."""
     if summary.model_flops is None:
-        return []
+        return
     bound = " (lower bound)" if summary.lower_bound else ""
     about = "" if summary.flops_error == 0.0 else "≈ "
-    lines = [
+    yield (
         f"Model FLOPs: {about}{plain(summary.model_flops)}{bound}, hardware FLOPs: {about}"
         f"{plain(summary.hardware_flops)}{bound}, MFU: {estimate_text(summary.mfu, summary.flops_error)}{bound}"
-    ]
+    )
     if reason := summary.unavailable.get("mfu"):
-        lines += paragraph(f"MFU is {NOT_AVAILABLE}: {reason}.")
-    for note in summary.notes:
-        lines += paragraph(note)
-    steps = summary.steps_counted + summary.steps_by_formula + summary.steps_estimated
-    shares = [
-        f"{percent(number / steps)} {words}"
-        for number, words in (
-            (summary.steps_counted, "of shapes that were counted"),
-            (summary.steps_by_formula, "by an exact formula of the batch's sizes"),
-            (summary.steps_estimated, "estimated"),
-        )
-        if number
-    ]
-    known = f"FLOPs are of all {plain(steps)} {plural('step', steps)}: {', '.join(shares)}."
-    return [*lines, *paragraph(f"{known} {_checked(summary)}")]
+        yield f"MFU is {NOT_AVAILABLE}: {reason}."
+    yield from summary.notes
+    numbers = {
+        "of shapes that were counted": summary.steps_counted,
+        "by an exact formula of the batch's sizes": summary.steps_by_formula,
+        "estimated": summary.steps_estimated,
+    }
+    steps = sum(numbers.values())
+    shares = ", ".join(f"{percent(number / steps)} {words}" for words, number in numbers.items() if number)
+    yield f"FLOPs are of all {plain(steps)} {plural('step', steps)}: {shares}. {_checked(summary)}"
 
 
 def _checked(summary: ThroughputSummary) -> str:
@@ -89,20 +76,15 @@ def _checked(summary: ThroughputSummary) -> str:
     return f"{checks} agreed to the last FLOP: at most {differ} of the steps differ, with 95% confidence."
 
 
-def _token_lines(summary: ThroughputSummary) -> list[str]:
+def _tokens(summary: ThroughputSummary) -> Iterator[str]:
     if summary.tokens is None:
-        per_sec = summary.tokens_per_sec
-        return [] if per_sec is None else [f"tokens/s, by tokens_per_sample: {plain(per_sec)}"]
-    words = f"Tokens: {plain(summary.tokens)} processed, {plain(summary.real_tokens)} without padding"
-    if summary.trained_tokens is not None:
-        words += f", {plain(summary.trained_tokens)} trained on"
+        if summary.tokens_per_sec is not None:
+            yield f"tokens/s, by tokens_per_sample: {plain(summary.tokens_per_sec)}"
+        return
+    yield f"Tokens: {plain(summary.tokens)} processed, {plain(summary.real_tokens)} without padding"
     reason = summary.unavailable.get("useful_mfu") if summary.useful_mfu is None else None
-    because = f" ({reason})" if reason else ""
-    return [
-        words,
-        *paragraph(
-            f"Padding: {percent(summary.padding_ratio)}; "
-            f"useful MFU, of the FLOPs without it: {estimate_text(summary.useful_mfu, summary.flops_error)}{because}; "
-            f"tokens/s without padding: {plain(summary.tokens_per_sec)}"
-        ),
-    ]
+    yield (
+        f"Padding: {percent(summary.padding_ratio)}; "
+        f"useful MFU, of the FLOPs without it: {estimate_text(summary.useful_mfu, summary.flops_error)}"
+        f"{f' ({reason})' if reason else ''}; tokens/s without padding: {plain(summary.tokens_per_sec)}"
+    )

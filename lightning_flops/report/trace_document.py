@@ -20,13 +20,7 @@ from lightning_flops.report.document import (
     us,
 )
 from lightning_flops.report.layout import shortened
-from lightning_flops.report.work_document import (
-    by_key,
-    flops_section,
-    joined,
-    kernel_section,
-    operator_section,
-)
+from lightning_flops.report.work_document import flops_section, kernel_section, operator_section, rates
 from lightning_flops.schema.trace import TraceReport
 from lightning_flops.schema.trace_events import KERNEL_GAP_LIMIT_US, HeldMemory, MemoryCurve, MemoryRow
 from lightning_flops.schema.trace_steps import STEP_PARTS, StepTime
@@ -140,7 +134,6 @@ def _phases(report: TraceReport) -> Section:
 def _modules(report: TraceReport) -> Section:
     modules = report.modules
     assert modules is not None  # asked before
-    flops = by_key(report.flops.modules if report.flops else None)
     columns = [
         Column("module", lambda row: row.name or "(root)", short, "name"),
         CALLS,
@@ -151,12 +144,7 @@ def _modules(report: TraceReport) -> Section:
     ]
     if modules.clock == "device":
         columns += [field("fwd kernels", "forward_kernels"), field("bwd kernels", "backward_kernels")]
-    if flops:
-        columns += [
-            joined("FLOPs", flops, lambda one: one.counted, si, "flops"),
-            joined("FLOP/s", flops, lambda one: one.flops_per_sec, si, "rate"),
-            joined("of peak", flops, lambda one: one.peak_share, percent),
-        ]
+    columns += rates(report.flops.modules if report.flops is not None else None)
 
     def own(row: Any) -> float:
         return float(row.own_forward_us + row.own_backward_us)

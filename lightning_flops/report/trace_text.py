@@ -23,8 +23,6 @@ TOP_ROWS = 20
 _TRACES = 4
 _PARTS = 4
 _KERNELS = 3
-_ADVICE = 3
-_ADVICE_LINES = 9
 
 
 def render_traces(
@@ -75,7 +73,7 @@ def answer_lines(report: TracesReport, files: Sequence[str], view: View) -> list
         if alone and trace.kernels:
             lines += view.paragraph(_kernels(trace), rest="  ")
     lines += and_more(len(report.traces) - _TRACES)
-    return [*lines, *try_first(report.advice[:_ADVICE], room=_ADVICE_LINES, width=view.text_width)]
+    return [*lines, *try_first(report.advice, view)]
 
 
 def name_of(trace: TraceReport, file: str) -> str:

@@ -17,10 +17,8 @@ from dataclasses import KW_ONLY, dataclass
 from lightning_flops.config import OWN_FOLDER, ProfilerConfig
 from lightning_flops.report.headline import figures
 from lightning_flops.report.html_page import RunPages, packed, window_figures
-from lightning_flops.report.markdown import fenced
 from lightning_flops.report.scalars import MONITOR_PREFIX, profile_scalars
-from lightning_flops.report.text import render_advice, render_text
-from lightning_flops.report.throughput_text import render_throughput
+from lightning_flops.report.text import fenced, render_advice, render_text
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.throughput import ThroughputSummary
 from lightning_flops.sinks.console import to_log
@@ -163,7 +161,7 @@ class LoggedOutput:
         paths = self.files.write_profile(profile, text, keep_text=self.text_file and not board)
         scalars, advice = profile_scalars(profile, prefix=self.prefix), fenced(render_advice(profile.advice))
         whose = "" if context.trains else f" of the {context.run_word}"
-        sentence = f"FLOPs of {context.step_word} {profile.profile_step}{whose}: {figures(profile, reasons=False)}"
+        sentence = f"FLOPs of {context.step_word} {profile.profile_step}{whose}: {figures(profile)}"
 
         def show(step: int) -> None:
             tag = f"{self.prefix}/profile"
@@ -188,7 +186,7 @@ class LoggedOutput:
     def summary(self, summary: ThroughputSummary) -> Callable[[int], None]:
         """Write the file of the run's *summary*; what is returned shows it everywhere else, given the run's step."""
         self.files.summary(summary)
-        text, tag = render_throughput(summary), f"{self.monitor_prefix}/summary"
+        text, tag = render_text(summary), f"{self.monitor_prefix}/summary"
 
         def show(step: int) -> None:
             self.loggers.write_text(tag, fenced(text), step=step)

@@ -5,31 +5,36 @@ There is one path, in a window and outside of it: an adapter calls the methods o
 
 from __future__ import annotations
 
+import functools
+import logging
 import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from lightning_flops.analysis.step_flops import StepFlops
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.instrument.batches import BatchMeter
 from lightning_flops.instrument.notes import Notes
 from lightning_flops.instrument.recorder import CountedStep
-from lightning_flops.instrument.timing.gpu_counters import open_meter
+from lightning_flops.instrument.timing.gpu_counters import open_nvml
 from lightning_flops.instrument.tokens import TokenReader
 from lightning_flops.instrument.torch_private.profiling import profiler_is_recording
 from lightning_flops.records import BatchTokens, RunContext, Shapes, TimePhase
 from lightning_flops.run.adapter import Facts
 from lightning_flops.run.monitor import Monitor
 from lightning_flops.run.reports import Reports
-from lightning_flops.run.safety import close_quietly
 from lightning_flops.run.window import Window, new_window
 from lightning_flops.schema.profile import Profile
+from lightning_flops.signals import words_of
 from lightning_flops.text.printable import package_logger
 
 logger = package_logger(__name__)
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @dataclass(slots=True)
@@ -78,7 +83,7 @@ class Run:
     def begin(self) -> None:
         """The run begins; the adapter's own hooks are in place."""
         self.notes.goes_on(self.reports.warn)
-        self._gpu_meter = open_meter(self.facts.device, self.undo)
+        self._nvml = open_nvml(self.facts.device, self.undo)
         self.reports.begin()
         self._await_window(self.facts.profile_step)
         self.monitor.go_on()
@@ -94,7 +99,7 @@ class Run:
                 run._step.counted = step
 
         self.window = new_window(
-            step, facts=self.facts, config=self.config, notes=self.notes, gpu_meter=self._gpu_meter, counted=was_counted
+            step, facts=self.facts, config=self.config, notes=self.notes, nvml=self._nvml, counted=was_counted
         )
         self._open_if_due()
 
@@ -329,3 +334,40 @@ class Run:
             if hasattr(self, "window"):
                 self.undo.callback(self.window.abandon)
             close_quietly(self.undo)
+
+
+def safe(hook: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R | None]:
+    """A method of an object that has a ``run``: its first ``Exception`` ends our part of the run with one warning.
+
+    After the run is closed the hook does nothing. ``KeyboardInterrupt`` and the like pass through, as does an exception
+    that a signal handler of the user's raised while our code ran.
+    """
+
+    @functools.wraps(hook)
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R | None:
+        run = self.run
+        if run is not None and run.closed:
+            return None
+        try:
+            return hook(self, *args, **kwargs)
+        except Exception as error:
+            failed(self.run, error)
+            return None
+
+    return call
+
+
+def failed(run: Run | None, error: Exception) -> None:
+    """Our side raised *error*: close *run*, and say so once."""
+    words, shown = words_of(error), error if logger.isEnabledFor(logging.DEBUG) else None
+    if run is not None:
+        run.fail(words)
+    logger.warning("the FLOPs profiler failed and is off; the program goes on: %s", words, exc_info=shown)
+
+
+def close_quietly(undo: ExitStack) -> None:
+    """Run every undo of *undo*; one that raises is a warning, and the others still run."""
+    try:
+        undo.close()
+    except Exception as error:
+        logger.warning("something of the FLOPs profiler could not be removed: %s", words_of(error), exc_info=error)

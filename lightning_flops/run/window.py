@@ -12,8 +12,7 @@ from lightning_flops.instrument.memory import MemoryWatch, memory_reader
 from lightning_flops.instrument.notes import Notes
 from lightning_flops.instrument.recorder import CountedStep, Recorder
 from lightning_flops.instrument.timing.clocks import clock_for
-from lightning_flops.instrument.timing.gpu_counters import GpuMeter, GpuWatch
-from lightning_flops.instrument.timing.module_timer import ForwardTimer
+from lightning_flops.instrument.timing.gpu_counters import Ask, GpuWatch
 from lightning_flops.instrument.timing.processor_wait import ProcessorWatch
 from lightning_flops.instrument.tracing.step_tracer import StepTracer
 from lightning_flops.instrument.tracing.trace_cycles import TraceCycles
@@ -50,10 +49,9 @@ class Window:
     def follow(self, mark_parts: Callable[[ExitStack], None], *, outside: bool) -> None:
         """Have in place what the next batch needs: *mark_parts*, a scope unless it is *outside* of steps, watches."""
         recorder = self.recorder
-        timer, self.is_idle = recorder.timer, recorder.state.idle and not self.is_open
+        timer, self.is_idle = recorder.timer, recorder.idle and not self.is_open
         self.processors.follow(timed=timer is not None)
-        if self.gpu.follow(timed=timer is not None) and timer is not None:
-            timer.go_on()  # what the watch has just read is in no step
+        self.gpu.follow(timed=timer is not None)
         if not recorder.marking:
             self.unmark()
         elif self.marks is None:
@@ -62,8 +60,7 @@ class Window:
         if not outside:
             self.enter_scope()
         if timer is not None:
-            self.gpu.between_steps()
-            timer.go_on()
+            timer.go_on()  # what was read and put in place here is in no step
 
     def enter(self, part: TimePhase | str, *, counts: bool) -> None:
         """*part* of the step begins."""
@@ -97,8 +94,7 @@ class Window:
 
     def watched(self, record: WindowRecord) -> WindowRecord:
         """*record* with what the watches have seen."""
-        notes = (*record.notes, *self.processors.sentences())
-        return replace(record, notes=notes, processor=self.processors.loss(), gpu=self.gpu.record())
+        return replace(record, processor=self.processors.loss(), gpu=self.gpu.record())
 
     def end(self) -> None:
         """The window is over: its watches and marks are."""
@@ -120,7 +116,7 @@ def new_window(
     facts: Facts,
     config: ProfilerConfig,
     notes: Notes,
-    gpu_meter: GpuMeter | None,
+    nvml: Ask | None,
     counted: Callable[[CountedStep], None],
 ) -> Window:
     """A window that opens before *step*, or never; *counted* gets each step that was counted."""
@@ -137,10 +133,10 @@ def new_window(
         counted=counted,
     )
     memory = MemoryWatch(facts.root, read=memory_reader(device), on_device=device.type == "cuda")
-    return Window(step, recorder, memory, ProcessorWatch(), GpuWatch(gpu_meter))
+    return Window(step, recorder, memory, ProcessorWatch(), GpuWatch(nvml))
 
 
 def _tracing(facts: Facts, config: ProfilerConfig) -> TraceCycles:
     asked = {name: getattr(config, name) for name in ("record_shapes", "profile_memory", "with_stack")}
     tracer = StepTracer(facts.root, device=facts.device, **asked)
-    return TraceCycles([tracer, ForwardTimer(facts.root, clock_for(facts.device))], config.trace_schedule)
+    return TraceCycles(tracer, config.trace_schedule)

@@ -8,8 +8,11 @@ from typing import Literal
 
 from lightning_flops.schema import codec, shown
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Version of the JSON that ``Comparison.to_json`` writes; it goes up whenever a field changes."""
+
+CONFIDENCE = 0.99
+"""Of noise intervals. A step has some thirty parts and kernels: at 95% one or two would seem to differ in any runs."""
 
 Detail = Literal["flops", "bytes", "modules", "data", "communication", "idle", "loop"]
 """What work and waiting consist of. Work: FLOPs changed, bytes changed, modules are new or gone. Waiting: for the next
@@ -32,13 +35,13 @@ class Causes:
     difference_ns: int
     """B - A."""
     work_ns: int
-    """More work: other counts of FLOPs or bytes, and modules that only one of the runs has."""
+    """More work."""
     efficiency_ns: int
-    """Worse efficiency: the same work, slower."""
+    """The same work, slower."""
     waiting_ns: int
-    """More waiting: for data, for other ranks, for the host, and for the loop around the model."""
+    """More waiting."""
     details: Mapping[Detail, int]
-    """What work and waiting consist of, without what is zero; adds up to both together."""
+    """What work and waiting consist of, without what is zero."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +64,6 @@ class PartDifference:
     """Name as in ``PartTiming``; parts that one of the runs cannot separate stand together."""
     causes: Causes
     """Means over the timed steps, and the difference by cause."""
-    by_module: bool
-    """Whether the rows of modules hold this part: they and ``(outside)`` then add up to it, less its waiting."""
     difference: NoiseInterval | None
     """Of the whole difference. None if single steps are not known or are too few."""
 
@@ -73,10 +74,6 @@ class ModuleSide:
 
     name: str
     """Qualified name; the root is ``""``, what no module owns ``(outside)``."""
-    type_name: str
-    """Class of the module."""
-    params: int
-    """Unique parameters of the module and all below it."""
     flops: int
     """Forward, backward and recomputation."""
     bytes: int
@@ -95,8 +92,9 @@ class ModuleDifference:
     own: Causes
     """Its time, forward and backward, without the modules below it; all zero where times of modules are not known."""
     noise_ns: int | None
-    """How far its own difference may be chance: by its own times in the traced steps if at least four were traced in
-    both runs, else its share of how far single steps stray. None if neither is known."""
+    """How far its own difference may be chance: four standard errors of its own times over the traced steps of both
+    runs, or its whole time in a run whose traced steps took over twice or under half as long as the timed ones. None if
+    fewer than four were traced."""
     beyond_noise: bool | None
     """Whether the own difference is more than that."""
 
@@ -144,14 +142,8 @@ class ComparedRun:
 
     source: str
     """File, folder or URL it was read from, or ``A`` and ``B``."""
-    profile_step: int
-    """Of its profile."""
-    timed_steps: int
-    """How many steps its times are means over."""
-    model: str
-    """Class of its root module; empty if it was not described."""
-    device: str
-    """Name of its device."""
+    about: str
+    """Its model, device, counted and timed steps, in words."""
     starved: str
     """What was measured if it had too little processor time, so that its times say little; empty if it had enough."""
 
@@ -166,27 +158,21 @@ class Comparison:
     """What is compared with."""
     b: ComparedRun
     """What is compared."""
-    step_name: str
-    """What a step is: ``global step``, or ``batch`` in runs that do not train."""
     settings: tuple[SettingDifference, ...]
-    """Device, ranks, batch, versions and settings that differ; what bears most on speed first."""
+    """Versions, device, ranks, batch and settings that differ."""
     figures: tuple[FigureDifference, ...]
     """Each number of ``Profile.summary()``."""
     step: PartDifference
-    """The whole step: the sum of its parts."""
+    """The whole step, ``global step``, or ``batch`` in runs that do not train: the sum of its parts."""
     parts: tuple[PartDifference, ...]
     """Every part of a step."""
     modules: tuple[ModuleDifference, ...]
     """In B's tree order, the root first, each module that is gone behind those of B; last what no module owns."""
-    flops_per_byte: int
-    """FLOPs that one byte weighs in the sum that work is measured by: the devices' peak ÷ memory bandwidth, or 10."""
-    confidence: float
-    """Of the noise intervals."""
     notes: tuple[str, ...]
     """What is not known, or was joined to something else, in sentences."""
 
     def __repr__(self) -> str:
-        """The difference in one line; ``to_json`` has every field."""
+        """The difference in one line."""
         return shown.find().line(self)
 
     def __str__(self) -> str:

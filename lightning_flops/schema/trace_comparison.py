@@ -81,8 +81,6 @@ class TraceComparison:
     """By kernel, operator and collective, as far as one of the runs shows them."""
     figures: tuple[FigureDifference, ...]
     """Step time, MFU, FLOPs, waiting and memory."""
-    confidence: float
-    """Of the noise intervals."""
     notes: tuple[str, ...]
     """What is not known, in sentences."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import secrets
 import shutil
@@ -13,9 +12,6 @@ from pathlib import Path
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
-
-_SPARE_BYTES = 1024 * 1024
-"""Left to the run's own writers, some of which end the training where a disk is full."""
 
 
 def write_text_file(path: str | Path, text: str) -> None:
@@ -147,10 +143,6 @@ def _write_remote(path: str | Path, content: bytes) -> None:
 def _draft(path: Path, content: Iterable[bytes]) -> Iterator[Path]:
     """A whole file beside *path* with *content*, which is removed at the end, unless it was renamed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    size = sum(map(len, content)) if isinstance(content, Sequence) else 0
-    disk = shutil.disk_usage(path.parent)
-    if disk.total and disk.free < size + _SPARE_BYTES:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
     # No one can guess the name, and "x" follows no link. It is short: the name of the file may be as long as may be.
     draft = path.with_name(f".{secrets.token_hex(8)}.draft")
     try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import html
 import importlib
-import logging
 import math
 import os
 import sys
@@ -45,11 +44,7 @@ class Services:
 
     def write_scalars(self, scalars: Mapping[str, float], *, step: int) -> None:
         """Write all *scalars* at *step* of the run's own x-axis, in one call per service."""
-        for service in self._services:
-            try:
-                _write_scalars(service, dict(scalars), step)  # a dict of its own: some change it in place
-            except Exception as error:  # of the user's, in the middle of training: whatever it raises stays here
-                self._refuses(service, error)
+        self._each(lambda service: _write_scalars(service, dict(scalars), step))  # some change it in place
 
     def write_text(self, tag: str, text: str, *, step: int) -> bool:
         """Show *text*, which is Markdown, wherever a text can be shown; returns whether any service took it."""
@@ -75,20 +70,13 @@ class Services:
         for service in self._services:
             try:
                 taken |= ask(service) is True
-            except Exception as error:
-                self._refuses(service, error)
+            except Exception as error:  # of the user's, in the middle of training: whatever it raises stays here
+                words = words_of(error)
+                if id(service) not in self._refused:
+                    self._refused.add(id(service))
+                    name = _kinds(service)[0]
+                    logger.warning("%s did not take the FLOPs report, the others did not notice: %s", name, words)
         return taken
-
-    def _refuses(self, service: Any, error: Exception) -> None:
-        words = words_of(error)
-        if id(service) not in self._refused:
-            self._refused.add(id(service))
-            # Our own files, which lie in the same folder, have said so.
-            expected = isinstance(service, TensorBoardFiles) and isinstance(error, OSError)
-            level = logging.DEBUG if expected else logging.WARNING
-            logger.log(
-                level, "%s did not take the FLOPs report, the others did not notice: %s", _kinds(service)[0], words
-            )
 
 
 class TrainerLog(Services):

@@ -1,1 +1,1 @@
-"""Reads text from outside within bounds, and makes text for people safe to show."""
+"""Makes text for people safe to show."""

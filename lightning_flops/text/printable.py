@@ -34,6 +34,15 @@ def page(lines: Iterable[str]) -> str:
     return "".join(f"{printable(line)}\n" for line in lines)
 
 
+def shown(value: object, *, chars: int = 500) -> str:
+    """*value* as Python writes it, for a message: cut short, and only its type if Python cannot write it."""
+    try:
+        text = repr(value)
+    except Exception:  # nested too deep, a whole number of thousands of digits, or a class whose repr raises
+        return f"a value of type {type(value).__name__}"
+    return text if len(text) <= chars else text[: chars - 1] + "…"
+
+
 def package_logger(name: str) -> logging.Logger:
     """The logger of the module *name*. Every record of it is one line of printable text.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -31,12 +31,9 @@ from lightning_flops.trace.intervals import (
 from lightning_flops.trace.names import (
     Kind,
     computes_on_host,
-    is_backward,
-    is_data_loader,
-    is_forward,
-    is_optimizer,
     may_use_tensor_cores,
     multiplies,
+    phase_of,
     step_number,
 )
 from lightning_flops.trace.structure import launched_at
@@ -161,7 +158,7 @@ def step_times(trace: Trace) -> StepTimes:
         "memset_us": kind == Kind.MEMSET,
         "communication_us": collective,
         "runtime_us": kind == Kind.RUNTIME,
-        "data_loader_us": trace.where(is_data_loader, Kind.ANNOTATION),
+        "data_loader_us": trace.where(lambda name: phase_of(name) == "data loader", Kind.ANNOTATION),
         "cpu_us": kind == Kind.OPERATOR,
     }
     for name, rows in by_priority.items():
@@ -210,10 +207,7 @@ def find_phases(trace: Trace) -> dict[str, PhaseSpans]:
     By its operators, a forward goes from the first to the last operator with gradients on before a backward. A backward
     goes from the first to the last operator that autograd ran, until something else follows.
     """
-    named = {
-        "data loader": is_data_loader, "forward": is_forward, "backward": is_backward, "optimizer": is_optimizer
-    }  # fmt: skip
-    found = {name: _by_scopes(trace, is_phase) for name, is_phase in named.items()}
+    found = {name: _by_scopes(trace, name) for name in ("data loader", "forward", "backward", "optimizer")}
     if found["forward"] is None or found["backward"] is None:
         runs = _by_operators(trace, found["data loader"], found["optimizer"])
         found |= {name: found[name] or run for name, run in zip(("forward", "backward"), runs, strict=True)}
@@ -237,8 +231,8 @@ def in_steps(trace: Trace, rows: Ints) -> Ints:
     return trace.by_start(rows[trace.steps.of(trace.start_ns[rows]) >= 0])
 
 
-def _by_scopes(trace: Trace, is_phase: Callable[[str], bool]) -> PhaseSpans | None:
-    rows = in_steps(trace, np.flatnonzero(trace.where(is_phase, Kind.ANNOTATION)))
+def _by_scopes(trace: Trace, phase: str) -> PhaseSpans | None:
+    rows = in_steps(trace, np.flatnonzero(trace.where(lambda name: phase_of(name) == phase, Kind.ANNOTATION)))
     if not len(rows):
         return None
     # A scope inside one of the same phase, such as a wrapper's forward in a training step, is no call of its own.

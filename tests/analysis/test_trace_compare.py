@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from lightning_flops.analysis.compare_noise import noise_interval
-from lightning_flops.analysis.compare_rules import FIGURES, FIGURES_OF_TRACES
 from lightning_flops.analysis.compare_traces import compare_traces
 from lightning_flops.errors import ComparisonError
 from lightning_flops.instrument.counting.recorded_calls import recorded_work
@@ -252,10 +251,3 @@ def test_collectives_are_compared_also_where_one_run_has_none() -> None:
     figure = next(one for one in comparison.figures if one.name == "exposed_communication_ratio")
     assert (figure.a, figure.b) == (None, 0.15)
     assert figure.reason == "not known in A: the trace has no collectives"
-
-
-def test_every_figure_can_stand_in_a_condition() -> None:
-    comparison = compare_traces([A], [A])
-    names = {one.name for one in comparison.figures} | {"exposed_communication_ratio"}
-    assert names <= {*FIGURES, *FIGURES_OF_TRACES}
-    assert {*FIGURES_OF_TRACES} <= names

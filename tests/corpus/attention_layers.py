@@ -30,19 +30,14 @@ def multi_head_attention_with_weights() -> Network:
             self.attention = nn.MultiheadAttention(hidden, num_heads=3, batch_first=True)
 
         def forward(self, x: Tensor) -> Tensor:
-            result: Tensor = self.attention(x, x, x)[0]
-            return result
+            return self.attention(x, x, x)[0]
 
     forward = 4 * projection + 2 * scores
     # The input needs no gradient: the 3 input projections have their weights' alone.
     backward = 3 * projection + 2 * projection + 4 * scores
     return Network(
-        build=lambda: Example(model=SelfAttention(), args=(torch.randn(batch, sequence, hidden),)),
-        expected=Expected(
-            forward=forward,
-            backward=backward,
-            by_module={"attention": PhaseFlops(forward=forward, backward=backward)},
-        ),
+        build=lambda: Example(SelfAttention(), torch.randn(batch, sequence, hidden)),
+        expected=Expected(forward, backward, by_module={"attention": (forward, backward)}),
     )
 
 
@@ -63,19 +58,17 @@ def multi_head_cross_attention() -> Network:
     scores = 2 * batch * queries * keys * hidden
     return Network(
         build=lambda: Example(
-            model=nn.MultiheadAttention(hidden, 3, batch_first=True, kdim=key_width, vdim=value_width),
-            args=(
-                torch.randn(batch, queries, hidden),
-                torch.randn(batch, keys, key_width),
-                torch.randn(batch, keys, value_width),
-            ),
+            nn.MultiheadAttention(hidden, 3, batch_first=True, kdim=key_width, vdim=value_width),
+            torch.randn(batch, queries, hidden),
+            torch.randn(batch, keys, key_width),
+            torch.randn(batch, keys, value_width),
             kwargs={"need_weights": False},
             step=without_weights,
         ),
         expected=Expected(
-            forward=query_projection + key_projection + value_projection + 2 * scores + out_projection,
-            backward=query_projection + key_projection + value_projection + 4 * scores + 2 * out_projection,
-            recompute=scores,
+            query_projection + key_projection + value_projection + 2 * scores + out_projection,
+            query_projection + key_projection + value_projection + 4 * scores + 2 * out_projection,
+            scores,
         ),
     )
 
@@ -95,12 +88,11 @@ def multi_head_attention_with_extra_keys() -> Network:
             )
 
         def forward(self, x: Tensor) -> Tensor:
-            result: Tensor = self.attention(x, x, x)[0]
-            return result
+            return self.attention(x, x, x)[0]
 
     return Network(
-        build=lambda: Example(model=SelfAttention(), args=(torch.randn(batch, sequence, hidden, requires_grad=True),)),
-        expected=Expected(forward=4 * projection + 2 * scores, backward=8 * projection + 4 * scores),
+        build=lambda: Example(SelfAttention(), torch.randn(batch, sequence, hidden, requires_grad=True)),
+        expected=Expected(4 * projection + 2 * scores, 8 * projection + 4 * scores),
     )
 
 
@@ -113,11 +105,9 @@ def multi_head_attention_on_its_fast_path() -> Network:
 
     def build() -> Example:
         x = torch.randn(batch, sequence, hidden)
-        return Example(
-            model=nn.MultiheadAttention(hidden, 2, batch_first=True).eval(), args=(x, x, x), step=forward_without_grad
-        )
+        return Example(nn.MultiheadAttention(hidden, 2, batch_first=True).eval(), x, x, x, step=forward_without_grad)
 
-    return Network(build=build, expected=Expected(forward=4 * projection + 2 * scores))
+    return Network(build=build, expected=Expected(4 * projection + 2 * scores))
 
 
 @FAMILY.network
@@ -131,17 +121,17 @@ def transformer_encoder_layer() -> Network:
     attention_backward = 8 * projection + 4 * scores
     return Network(
         build=lambda: Example(
-            model=nn.TransformerEncoderLayer(hidden, 3, intermediate, dropout=0.0, batch_first=True),
-            args=(torch.randn(batch, sequence, hidden, requires_grad=True),),
+            nn.TransformerEncoderLayer(hidden, 3, intermediate, dropout=0.0, batch_first=True),
+            torch.randn(batch, sequence, hidden, requires_grad=True),
         ),
         expected=Expected(
-            forward=attention_forward + 2 * linear,
-            backward=attention_backward + 4 * linear,
-            recompute=scores,
+            attention_forward + 2 * linear,
+            attention_backward + 4 * linear,
+            scores,
             by_module={
-                "self_attn": PhaseFlops(forward=attention_forward, backward=attention_backward, recompute=scores),
-                "linear1": PhaseFlops(forward=linear, backward=2 * linear),
-                "linear2": PhaseFlops(forward=linear, backward=2 * linear),
+                "self_attn": (attention_forward, attention_backward, scores),
+                "linear1": (linear, 2 * linear),
+                "linear2": (linear, 2 * linear),
             },
         ),
     )
@@ -157,18 +147,15 @@ def transformer_encoder_layer_on_its_fast_path() -> Network:
     layer = 4 * projection + 2 * scores + 2 * linear
     return Network(
         build=lambda: Example(
-            model=nn.Sequential(
+            nn.Sequential(
                 nn.TransformerEncoderLayer(hidden, 2, intermediate, batch_first=True), nn.Linear(hidden, 5)
             ).eval(),
-            args=(torch.randn(batch, sequence, hidden),),
+            torch.randn(batch, sequence, hidden),
             step=forward_without_grad,
         ),
         expected=Expected(
-            forward=layer + 2 * batch * sequence * hidden * 5,
-            by_module={
-                "0": PhaseFlops(forward=layer),
-                "1": PhaseFlops(forward=2 * batch * sequence * hidden * 5),
-            },
+            layer + 2 * batch * sequence * hidden * 5,
+            by_module={"0": (layer,), "1": (2 * batch * sequence * hidden * 5,)},
         ),
     )
 
@@ -190,18 +177,14 @@ def transformer_encoder_over_nested_samples() -> Network:
             nn.TransformerEncoderLayer(hidden, 2, intermediate, batch_first=True), num_layers=layers
         )
         return Example(
-            model=encoder.eval(),
-            args=(torch.randn(batch, longest, hidden),),
+            encoder.eval(),
+            torch.randn(batch, longest, hidden),
             kwargs={"src_key_padding_mask": padding},
             step=forward_without_grad,
         )
 
     return Network(
-        build=build,
-        expected=Expected(
-            forward=layers * layer,
-            by_module={"layers.0": PhaseFlops(forward=layer), "layers.1": PhaseFlops(forward=layer)},
-        ),
+        build=build, expected=Expected(layers * layer, by_module={"layers.0": (layer,), "layers.1": (layer,)})
     )
 
 
@@ -223,8 +206,7 @@ def transformer_decoder_layer() -> Network:
             self.causal: Tensor = nn.Transformer.generate_square_subsequent_mask(target)
 
         def forward(self, x: Tensor, context: Tensor) -> Tensor:
-            result: Tensor = self.layer(x, context, tgt_mask=self.causal, tgt_is_causal=True)
-            return result
+            return self.layer(x, context, tgt_mask=self.causal, tgt_is_causal=True)
 
     self_attention = PhaseFlops(
         forward=4 * own_projection + 2 * own_scores,
@@ -237,13 +219,11 @@ def transformer_decoder_layer() -> Network:
         recompute=cross_scores,
     )
     return Network(
-        build=lambda: Example(
-            model=Decoder(), args=(torch.randn(batch, target, hidden), torch.randn(batch, memory, hidden))
-        ),
+        build=lambda: Example(Decoder(), torch.randn(batch, target, hidden), torch.randn(batch, memory, hidden)),
         expected=Expected(
-            forward=self_attention.forward + cross_attention.forward + 2 * linear,
-            backward=self_attention.backward + cross_attention.backward + 4 * linear,
-            recompute=own_scores + cross_scores,
+            self_attention.forward + cross_attention.forward + 2 * linear,
+            self_attention.backward + cross_attention.backward + 4 * linear,
+            own_scores + cross_scores,
             skipped=(2 + 4 + 1) * own_skipped,
             by_module={"layer.self_attn": self_attention, "layer.multihead_attn": cross_attention},
         ),
@@ -262,21 +242,13 @@ def linear_over_jagged_rows() -> Network:
             self.projection = nn.Linear(inputs, outputs)
 
         def forward(self, samples: Tensor) -> Tensor:
-            result: Tensor = self.projection(samples).values()
-            return result
+            return self.projection(samples).values()
 
     def build() -> Example:
         samples = [torch.randn(length, inputs) for length in lengths]
-        return Example(model=OverRows(), args=(torch.nested.nested_tensor(samples, layout=torch.jagged),))
+        return Example(OverRows(), torch.nested.nested_tensor(samples, layout=torch.jagged))
 
-    return Network(
-        build=build,
-        expected=Expected(
-            forward=product,
-            backward=product,
-            by_module={"projection": PhaseFlops(forward=product, backward=product)},
-        ),
-    )
+    return Network(build=build, expected=Expected(product, product, by_module={"projection": (product, product)}))
 
 
 @FAMILY.network
@@ -297,18 +269,15 @@ def attention_over_jagged_samples() -> Network:
             query, key, value = (part.unflatten(-1, (heads, head_dim)).transpose(1, 2) for part in projected)
             with sdpa_kernel(SDPBackend.MATH):
                 mixed = nn.functional.scaled_dot_product_attention(query, key, value)
-            result: Tensor = mixed.transpose(1, 2).values()
-            return result
+            return mixed.transpose(1, 2).values()
 
     def build() -> Example:
         samples = [torch.randn(length, hidden) for length in lengths]
-        return Example(model=SelfAttention(), args=(torch.nested.nested_tensor(samples, layout=torch.jagged),))
+        return Example(SelfAttention(), torch.nested.nested_tensor(samples, layout=torch.jagged))
 
     return Network(
         build=build,
         expected=Expected(
-            forward=3 * projection + 2 * scores,
-            backward=3 * projection + 4 * scores,
-            by_module={"key": PhaseFlops(forward=projection, backward=projection)},
+            3 * projection + 2 * scores, 3 * projection + 4 * scores, by_module={"key": (projection, projection)}
         ),
     )

@@ -15,7 +15,7 @@ one for each factor that needs a gradient. Biases, norms, activations, softmax, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,40 +26,64 @@ from lightning_flops.records import PhaseFlops
 SEED = 20_240_229
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """What a network's run costs, by hand."""
+    """What a network's run costs, by hand.
 
-    forward: int
-    backward: int = 0
-    recompute: int = 0
-    optimizer: int = 0
-    skipped: int = 0
-    """What fused masked attention does not execute: for every head, the scores above the diagonal."""
-    without_backward: int | None = None
-    """What of the forward no backward can follow, because nothing in it needed a gradient; None is not compared."""
-    by_module: Mapping[str, PhaseFlops] = field(default_factory=dict)
-    """The modules worth naming, what is below them included; every one listed is compared in all four phases."""
+    Args:
+        forward: FLOPs in forwards.
+        backward: in what autograd ran, less *recompute*.
+        recompute: in what the backward repeats of the forward.
+        optimizer: in the optimizer's steps.
+        skipped: what fused masked attention does not execute: for every head, the scores above the diagonal.
+        without_backward: what of the forward no backward can follow, because nothing in it needed a gradient; None is
+            not compared.
+        by_module: the same four of the modules worth naming, what is below them included; zeros may be left out.
+    """
 
-    @property
-    def phases(self) -> PhaseFlops:
-        """The four buckets of the whole run."""
-        return PhaseFlops(
-            forward=self.forward, backward=self.backward, recompute=self.recompute, optimizer=self.optimizer
-        )
+    def __init__(
+        self,
+        forward: int,
+        backward: int = 0,
+        recompute: int = 0,
+        *,
+        optimizer: int = 0,
+        skipped: int = 0,
+        without_backward: int | None = None,
+        by_module: Mapping[str, tuple[int, ...] | PhaseFlops] | None = None,
+    ) -> None:
+        self.forward, self.backward = forward, backward
+        self.phases = _phases(forward, backward, recompute, optimizer)
+        self.skipped, self.without_backward = skipped, without_backward
+        self.by_module = {
+            name: one if isinstance(one, PhaseFlops) else _phases(*one) for name, one in (by_module or {}).items()
+        }
 
 
-@dataclass(slots=True, kw_only=True)
+def _phases(forward: int, backward: int = 0, recompute: int = 0, optimizer: int = 0) -> PhaseFlops:
+    return PhaseFlops(forward=forward, backward=backward, recompute=recompute, optimizer=optimizer)
+
+
 class Example:
-    """A network, built, with the inputs its truth is for."""
+    """A network, built, with the inputs its truth is for.
 
-    model: nn.Module
-    args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    step: Callable[[Example], None] | None = None
-    """What is counted; by default one forward and a backward from the sum of its outputs."""
-    teardown: Callable[[], None] = lambda: None
-    """Undoes what building set up outside the model, such as a process group."""
+    Args:
+        model: the network.
+        args: what it is called with; *kwargs* by name.
+        kwargs: see *args*.
+        step: what is counted; by default one forward and a backward from the sum of its outputs.
+        teardown: undoes what building set up outside the model, such as a process group.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *args: Any,
+        kwargs: Mapping[str, Any] | None = None,
+        step: Callable[[Example], None] | None = None,
+        teardown: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.model, self.args, self.kwargs = model, args, kwargs or {}
+        self.step, self.teardown = step, teardown
 
     def forward(self) -> Any:
         """The model's output on the example's inputs."""
@@ -97,9 +121,19 @@ class Family:
         self.name = name
         self.networks: list[Network] = []
 
+    def add(
+        self, name: str, build: Callable[[], Example], forward: int, backward: int = 0, recompute: int = 0, **more: Any
+    ) -> None:
+        """Adds a network of which a line says all; *more* are those of ``Expected``."""
+        self.put(name, Network(build=build, expected=Expected(forward, backward, recompute, **more)))
+
+    def put(self, name: str, network: Network) -> None:
+        """Adds a network that a function has made."""
+        self.networks.append(replace(network, name=name, family=self.name))
+
     def network(self, define: Callable[[], Network]) -> Callable[[], Network]:
         """Decorates a function that returns a network; the function's name becomes the network's."""
-        self.networks.append(replace(define(), name=define.__name__, family=self.name))
+        self.put(define.__name__, define())
         return define
 
 

@@ -46,8 +46,7 @@ class Checkpointed(nn.Module):
         x = self.stem(x)
         for block in self.blocks:
             x = checkpoint(block, x, use_reentrant=self.reentrant)
-        result: Tensor = self.head(x)
-        return result
+        return self.head(x)
 
 
 def block_of(inputs: int, hidden: int, outputs: int, *last: nn.Module) -> nn.Module:
@@ -68,43 +67,33 @@ def checkpointed_blocks(*, reentrant: bool, last: tuple[Callable[[], nn.Module],
     def build() -> Example:
         blocks = [block_of(width, hidden, width, *(make() for make in last)) for _ in range(2)]
         model = Checkpointed(nn.Linear(inputs, width), blocks, nn.Linear(width, classes), reentrant=reentrant)
-        return Example(model=model, args=(torch.randn(batch, inputs),))
+        return Example(model, torch.randn(batch, inputs))
 
     return Network(
         build=build,
         expected=Expected(
-            forward=stem + 2 * (first + second) + head,
+            stem + 2 * (first + second) + head,
+            stem + 2 * 2 * (first + second) + 2 * head,
+            2 * repeated,
             without_backward=0,
-            backward=stem + 2 * 2 * (first + second) + 2 * head,
-            recompute=2 * repeated,
             by_module={
-                "stem": PhaseFlops(forward=stem, backward=stem),
+                "stem": (stem, stem),
                 "blocks.0": block,
                 "blocks.1": block,
-                "blocks.1.0": PhaseFlops(forward=first, backward=2 * first, recompute=first),
-                "blocks.1.2": PhaseFlops(forward=second, backward=2 * second, recompute=repeated - first),
-                "head": PhaseFlops(forward=head, backward=2 * head),
+                "blocks.1.0": (first, 2 * first, first),
+                "blocks.1.2": (second, 2 * second, repeated - first),
+                "head": (head, 2 * head),
             },
         ),
     )
 
 
-@FAMILY.network
-def reentrant_blocks() -> Network:
-    """The first forward runs without gradients and counts like any other; the backward repeats both products."""
-    return checkpointed_blocks(reentrant=True)
-
-
-@FAMILY.network
-def blocks_that_end_in_a_product() -> Network:
-    """Not reentrant: the last product of each block is not repeated."""
-    return checkpointed_blocks(reentrant=False)
-
-
-@FAMILY.network
-def blocks_that_end_in_an_activation() -> Network:
-    """Not reentrant: the sigmoid at the end saves its result, so both products are repeated."""
-    return checkpointed_blocks(reentrant=False, last=(nn.Sigmoid,))
+# The first forward runs without gradients and counts like any other; the backward repeats both products.
+FAMILY.put("reentrant_blocks", checkpointed_blocks(reentrant=True))
+# Not reentrant: the last product of each block is not repeated.
+FAMILY.put("blocks_that_end_in_a_product", checkpointed_blocks(reentrant=False))
+# Not reentrant: the sigmoid at the end saves its result, so both products are repeated.
+FAMILY.put("blocks_that_end_in_an_activation", checkpointed_blocks(reentrant=False, last=(nn.Sigmoid,)))
 
 
 @FAMILY.network
@@ -128,21 +117,20 @@ def checkpointed_sequence() -> Network:
             )
 
         def forward(self, x: Tensor) -> Tensor:
-            result: Tensor = checkpoint_sequential(  # type: ignore[no-untyped-call]
+            return checkpoint_sequential(  # type: ignore[no-untyped-call]
                 self.layers, 2, x, use_reentrant=False
             )
-            return result
 
     return Network(
-        build=lambda: Example(model=Sequence(), args=(torch.randn(batch, inputs),)),
+        build=lambda: Example(Sequence(), torch.randn(batch, inputs)),
         expected=Expected(
-            forward=first + second + third,
-            backward=first + 2 * second + 2 * third,
-            recompute=first,
+            first + second + third,
+            first + 2 * second + 2 * third,
+            first,
             by_module={
-                "layers.0": PhaseFlops(forward=first, backward=first, recompute=first),
-                "layers.2": PhaseFlops(forward=second, backward=2 * second),
-                "layers.4": PhaseFlops(forward=third, backward=2 * third),
+                "layers.0": (first, first, first),
+                "layers.2": (second, 2 * second),
+                "layers.4": (third, 2 * third),
             },
         ),
     )
@@ -165,16 +153,12 @@ def checkpointed_function() -> Network:
             return torch.tanh(x @ self.first) @ self.second
 
         def forward(self, x: Tensor) -> Tensor:
-            result: Tensor = checkpoint(self.core, x, use_reentrant=False)
-            return result
+            return checkpoint(self.core, x, use_reentrant=False)
 
     return Network(
-        build=lambda: Example(model=WithFunction(), args=(torch.randn(batch, inputs),)),
+        build=lambda: Example(WithFunction(), torch.randn(batch, inputs)),
         expected=Expected(
-            forward=first + second,
-            backward=first + 2 * second,
-            recompute=first,
-            by_module={"": PhaseFlops(forward=first + second, backward=first + 2 * second, recompute=first)},
+            first + second, first + 2 * second, first, by_module={"": (first + second, first + 2 * second, first)}
         ),
     )
 
@@ -192,19 +176,16 @@ class NestedCheckpoints(nn.Module):
 
     def inside(self, x: Tensor) -> Tensor:
         """The inner checkpoint's content."""
-        result: Tensor = self.c(torch.tanh(self.b(x)))
-        return result
+        return self.c(torch.tanh(self.b(x)))
 
     def around(self, x: Tensor) -> Tensor:
         """The outer checkpoint's content."""
         x = checkpoint(self.inside, torch.tanh(self.a(x)), use_reentrant=self.inner)
-        result: Tensor = self.d(torch.tanh(x))
-        return result
+        return self.d(torch.tanh(x))
 
     def forward(self, x: Tensor) -> Tensor:
         """The whole."""
-        result: Tensor = checkpoint(self.around, self.stem(x), use_reentrant=self.outer)
-        return result
+        return checkpoint(self.around, self.stem(x), use_reentrant=self.outer)
 
 
 def nested(*, outer: bool, inner: bool) -> Network:
@@ -220,47 +201,28 @@ def nested(*, outer: bool, inner: bool) -> Network:
     }
     products = {"a": a, "b": b, "c": c, "d": d}
     return Network(
-        build=lambda: Example(
-            model=NestedCheckpoints(sizes, outer=outer, inner=inner), args=(torch.randn(batch, sizes[0]),)
-        ),
+        build=lambda: Example(NestedCheckpoints(sizes, outer=outer, inner=inner), torch.randn(batch, sizes[0])),
         expected=Expected(
-            forward=stem + a + b + c + d,
+            stem + a + b + c + d,
+            stem + 2 * (a + b + c + d),
+            sum(again.values()),
             without_backward=0,
-            backward=stem + 2 * (a + b + c + d),
-            recompute=sum(again.values()),
             by_module={
-                "stem": PhaseFlops(forward=stem, backward=stem),
-                **{
-                    name: PhaseFlops(forward=product, backward=2 * product, recompute=again[name])
-                    for name, product in products.items()
-                },
+                "stem": (stem, stem),
+                **{name: (product, 2 * product, again[name]) for name, product in products.items()},
             },
         ),
     )
 
 
-@FAMILY.network
-def reentrant_in_reentrant() -> Network:
-    """Everything in the inner checkpoint runs three times."""
-    return nested(outer=True, inner=True)
-
-
-@FAMILY.network
-def reentrant_in_other() -> Network:
-    """The outer stops before d; the inner, reached with its inputs alone, repeats b and c whole."""
-    return nested(outer=False, inner=True)
-
-
-@FAMILY.network
-def other_in_reentrant() -> Network:
-    """The outer repeats all of it; the inner stops before c."""
-    return nested(outer=True, inner=False)
-
-
-@FAMILY.network
-def other_in_other() -> Network:
-    """Both stop early."""
-    return nested(outer=False, inner=False)
+# Everything in the inner checkpoint runs three times.
+FAMILY.put("reentrant_in_reentrant", nested(outer=True, inner=True))
+# The outer stops before d; the inner, reached with its inputs alone, repeats b and c whole.
+FAMILY.put("reentrant_in_other", nested(outer=False, inner=True))
+# The outer repeats all of it; the inner stops before c.
+FAMILY.put("other_in_reentrant", nested(outer=True, inner=False))
+# Both stop early.
+FAMILY.put("other_in_other", nested(outer=False, inner=False))
 
 
 @FAMILY.network
@@ -292,25 +254,22 @@ def selective_checkpoint() -> Network:
             def policy(context: object, operator: object, *args: object, **kwargs: object) -> CheckpointPolicy:
                 return CheckpointPolicy.MUST_SAVE if operator in kept else CheckpointPolicy.PREFER_RECOMPUTE
 
-            result: Tensor = checkpoint(
+            return checkpoint(
                 self.block,
                 self.stem(x),
                 use_reentrant=False,
                 context_fn=partial(create_selective_checkpoint_contexts, policy),
             )
-            return result
 
     return Network(
-        build=lambda: Example(model=Selective(), args=(torch.randn(batch, sequence, hidden),)),
+        build=lambda: Example(Selective(), torch.randn(batch, sequence, hidden)),
         expected=Expected(
-            forward=3 * projection + 2 * scores,
-            backward=projection + 4 * projection + 4 * scores,
-            recompute=2 * scores,
+            3 * projection + 2 * scores,
+            projection + 4 * projection + 4 * scores,
+            2 * scores,
             by_module={
-                "block": PhaseFlops(
-                    forward=2 * projection + 2 * scores, backward=4 * projection + 4 * scores, recompute=2 * scores
-                ),
-                "block.out": PhaseFlops(forward=projection, backward=2 * projection),
+                "block": (2 * projection + 2 * scores, 4 * projection + 4 * scores, 2 * scores),
+                "block.out": (projection, 2 * projection),
             },
         ),
     )
@@ -332,8 +291,7 @@ def gradient_penalty_through_a_checkpoint() -> Network:
             self.head = nn.Linear(hidden, outputs)
 
         def forward(self, x: Tensor) -> Tensor:
-            result: Tensor = self.head(checkpoint(self.block, x, use_reentrant=False))
-            return result
+            return self.head(checkpoint(self.block, x, use_reentrant=False))
 
     def step(example: Example) -> None:
         (x,) = example.args
@@ -342,15 +300,12 @@ def gradient_penalty_through_a_checkpoint() -> Network:
 
     first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
     return Network(
-        build=lambda: Example(model=Model(), args=(torch.randn(batch, inputs, requires_grad=True),), step=step),
+        build=lambda: Example(Model(), torch.randn(batch, inputs, requires_grad=True), step=step),
         expected=Expected(
-            forward=first + second,
-            backward=5 * first + 2 * second,
-            recompute=2 * first,
-            by_module={
-                "block": PhaseFlops(forward=first, backward=5 * first, recompute=2 * first),
-                "head": PhaseFlops(forward=second, backward=2 * second),
-            },
+            first + second,
+            5 * first + 2 * second,
+            2 * first,
+            by_module={"block": (first, 5 * first, 2 * first), "head": (second, 2 * second)},
         ),
     )
 
@@ -372,12 +327,9 @@ def checkpoint_that_does_not_stop_early() -> Network:
 
     first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
     return Network(
-        build=lambda: Example(model=Model(), args=(torch.randn(batch, inputs),)),
+        build=lambda: Example(Model(), torch.randn(batch, inputs)),
         expected=Expected(
-            forward=first + second,
-            backward=first + 2 * second,
-            recompute=first + second,
-            by_module={"block.2": PhaseFlops(forward=second, backward=2 * second, recompute=second)},
+            first + second, first + 2 * second, first + second, by_module={"block.2": (second, 2 * second, second)}
         ),
     )
 
@@ -393,15 +345,15 @@ def checkpoint_with_a_frozen_body() -> Network:
     def build() -> Example:
         block = block_of(inputs, hidden, inputs).requires_grad_(False)
         model = Checkpointed(nn.Identity(), [block], nn.Linear(inputs, classes), reentrant=False)
-        return Example(model=model, args=(torch.randn(batch, inputs),))
+        return Example(model, torch.randn(batch, inputs))
 
     return Network(
         build=build,
         expected=Expected(
-            forward=first + second + head,
+            first + second + head,
+            head,
             without_backward=first + second,
-            backward=head,
-            by_module={"blocks.0": PhaseFlops(forward=first + second), "head": PhaseFlops(forward=head, backward=head)},
+            by_module={"blocks.0": (first + second,), "head": (head, head)},
         ),
     )
 
@@ -444,33 +396,24 @@ def custom_function_in_a_block(*, reentrant: bool) -> Network:
     def build() -> Example:
         block = nn.Sequential(ProductLayer(width, hidden), nn.Linear(hidden, width), nn.Sigmoid())
         model = Checkpointed(nn.Linear(inputs, width), [block], nn.Linear(width, classes), reentrant=reentrant)
-        return Example(model=model, args=(torch.randn(batch, inputs),))
+        return Example(model, torch.randn(batch, inputs))
 
     return Network(
         build=build,
         expected=Expected(
-            forward=stem + first + second + head,
+            stem + first + second + head,
+            stem + 2 * (first + second + head),
+            first + second,
             without_backward=0,
-            backward=stem + 2 * (first + second + head),
-            recompute=first + second,
-            by_module={
-                "blocks.0.0": PhaseFlops(forward=first, backward=2 * first, recompute=first),
-                "blocks.0.1": PhaseFlops(forward=second, backward=2 * second, recompute=second),
-            },
+            by_module={"blocks.0.0": (first, 2 * first, first), "blocks.0.1": (second, 2 * second, second)},
         ),
     )
 
 
-@FAMILY.network
-def custom_function_in_a_reentrant_block() -> Network:
-    """The custom function's product is repeated by a module that the backward calls."""
-    return custom_function_in_a_block(reentrant=True)
-
-
-@FAMILY.network
-def custom_function_in_a_block_that_is_not_reentrant() -> Network:
-    """The same where a saved tensor asks for the repetition."""
-    return custom_function_in_a_block(reentrant=False)
+# The custom function's product is repeated by a module that the backward calls.
+FAMILY.put("custom_function_in_a_reentrant_block", custom_function_in_a_block(reentrant=True))
+# The same where a saved tensor asks for the repetition.
+FAMILY.put("custom_function_in_a_block_that_is_not_reentrant", custom_function_in_a_block(reentrant=False))
 
 
 class CountedProduct(torch.autograd.Function):
@@ -508,20 +451,15 @@ def block_that_ends_in_a_function_with_formulas() -> Network:
             self.weight = nn.Parameter(torch.randn(hidden, outputs))
 
         def block(self, x: Tensor) -> Tensor:
-            result: Tensor = CountedProduct.apply(torch.tanh(self.first(x)), self.weight)  # type: ignore[no-untyped-call]
-            return result
+            return CountedProduct.apply(torch.tanh(self.first(x)), self.weight)  # type: ignore[no-untyped-call]
 
         def forward(self, x: Tensor) -> Tensor:
-            result: Tensor = checkpoint(self.block, x, use_reentrant=False)
-            return result
+            return checkpoint(self.block, x, use_reentrant=False)
 
     first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
     return Network(
-        build=lambda: Example(model=Model(), args=(torch.randn(batch, inputs),)),
+        build=lambda: Example(Model(), torch.randn(batch, inputs)),
         expected=Expected(
-            forward=first + second,
-            backward=first + 2 * second,
-            recompute=first + second,
-            by_module={"first": PhaseFlops(forward=first, backward=first, recompute=first)},
+            first + second, first + 2 * second, first + second, by_module={"first": (first, first, first)}
         ),
     )

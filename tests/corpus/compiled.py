@@ -10,7 +10,7 @@ that are compiled to kernels as well are ``SLOW``, but two.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,11 @@ def warmed_up(example: Example) -> Example:
     return example
 
 
+def compiled(model: nn.Module, *args: Tensor, **options: Any) -> Example:
+    """*model*, compiled as a whole."""
+    return warmed_up(Example(cast("nn.Module", torch.compile(model, **options)), *args))
+
+
 def perceptron(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
     """Two linear layers."""
     return nn.Sequential(nn.Linear(inputs, hidden), nn.GELU(), nn.Linear(hidden, outputs))
@@ -44,36 +49,27 @@ def compiled_perceptron(compiled: Callable[[nn.Module], Any], step: Callable[[Ex
 
     def build() -> Example:
         model = perceptron(inputs, hidden, outputs)
-        return warmed_up(Example(model=compiled(model) or model, args=(torch.randn(batch, inputs),), step=step))
+        return warmed_up(Example(compiled(model) or model, torch.randn(batch, inputs), step=step))
 
-    return Network(
-        build=build,
-        expected=Expected(forward=whole.forward, backward=whole.backward, by_module={"": whole}),
-    )
+    return Network(build=build, expected=Expected(whole.forward, whole.backward, by_module={"": whole}))
 
 
-@FAMILY.network
-def compiled_to_kernels() -> Network:
-    """The default compiler: products become calls that write into given memory."""
-    return compiled_perceptron(torch.compile, forward_and_backward)
-
-
-@FAMILY.network
-def compiled_by_autograd_alone() -> Network:
-    """Traced forward and backward, run operator by operator."""
-    return compiled_perceptron(lambda model: torch.compile(model, backend="aot_eager"), forward_and_backward)
-
-
-@FAMILY.network
-def compiled_in_place() -> Network:
-    """module.compile() leaves the module what it was."""
-    return compiled_perceptron(lambda model: model.compile(backend="aot_eager"), forward_and_backward)
-
-
-@FAMILY.network
-def compiled_without_grad() -> Network:
-    """No backward is traced."""
-    return compiled_perceptron(lambda model: torch.compile(model, backend="aot_eager"), forward_without_grad)
+# The default compiler: products become calls that write into given memory.
+FAMILY.put("compiled_to_kernels", compiled_perceptron(torch.compile, forward_and_backward))
+# Traced forward and backward, run operator by operator.
+FAMILY.put(
+    "compiled_by_autograd_alone",
+    compiled_perceptron(lambda model: torch.compile(model, backend="aot_eager"), forward_and_backward),
+)
+# module.compile() leaves the module what it was.
+FAMILY.put(
+    "compiled_in_place", compiled_perceptron(lambda model: model.compile(backend="aot_eager"), forward_and_backward)
+)
+# No backward is traced.
+FAMILY.put(
+    "compiled_without_grad",
+    compiled_perceptron(lambda model: torch.compile(model, backend="aot_eager"), forward_without_grad),
+)
 
 
 @FAMILY.network
@@ -86,11 +82,9 @@ def compiled_while_it_is_counted() -> Network:
     def build() -> Example:
         model = perceptron(inputs, hidden, outputs)
         model.compile(backend="aot_eager")
-        return Example(model=model, args=(torch.randn(batch, inputs),), teardown=torch._dynamo.reset)
+        return Example(model, torch.randn(batch, inputs), teardown=torch._dynamo.reset)
 
-    return Network(
-        build=build, expected=Expected(forward=whole.forward, backward=whole.backward, by_module={"": whole})
-    )
+    return Network(build=build, expected=Expected(whole.forward, whole.backward, by_module={"": whole}))
 
 
 @FAMILY.network
@@ -107,21 +101,17 @@ def compiled_block_in_an_eager_model() -> Network:
         assert isinstance(compiled, nn.Module)
         return warmed_up(
             Example(
-                model=nn.Sequential(nn.Linear(inputs, inputs), compiled, nn.Linear(outputs, classes)),
-                args=(torch.randn(batch, inputs),),
+                nn.Sequential(nn.Linear(inputs, inputs), compiled, nn.Linear(outputs, classes)),
+                torch.randn(batch, inputs),
             )
         )
 
     return Network(
         build=build,
         expected=Expected(
-            forward=stem + block.forward + head,
-            backward=stem + block.backward + 2 * head,
-            by_module={
-                "0": PhaseFlops(forward=stem, backward=stem),
-                "1": block,
-                "2": PhaseFlops(forward=head, backward=2 * head),
-            },
+            stem + block.forward + head,
+            stem + block.backward + 2 * head,
+            by_module={"0": (stem, stem), "1": block, "2": (head, 2 * head)},
         ),
     )
 
@@ -145,12 +135,8 @@ def compiled_function_in_a_forward() -> Network:
 
     enter, product = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
     return Network(
-        build=lambda: warmed_up(Example(model=WithFunction(), args=(torch.randn(batch, inputs),))),
-        expected=Expected(
-            forward=enter + product,
-            backward=enter + 2 * product,
-            by_module={"enter": PhaseFlops(forward=enter, backward=enter)},
-        ),
+        build=lambda: warmed_up(Example(WithFunction(), torch.randn(batch, inputs))),
+        expected=Expected(enter + product, enter + 2 * product, by_module={"enter": (enter, enter)}),
     )
 
 
@@ -165,16 +151,13 @@ def compiled_common_subexpression() -> Network:
             self.layer = nn.Linear(inputs, outputs)
 
         def forward(self, x: Tensor) -> Tensor:
-            result: Tensor = self.layer(x) + self.layer(x)
-            return result
-
-    def build() -> Example:
-        model = torch.compile(Twice(), backend="aot_eager")
-        assert isinstance(model, nn.Module)
-        return warmed_up(Example(model=model, args=(torch.randn(batch, inputs),)))
+            return self.layer(x) + self.layer(x)
 
     product = 2 * batch * inputs * outputs
-    return Network(build=build, expected=Expected(forward=product, backward=product))
+    return Network(
+        build=lambda: compiled(Twice(), torch.randn(batch, inputs), backend="aot_eager"),
+        expected=Expected(product, product),
+    )
 
 
 @FAMILY.network
@@ -191,16 +174,13 @@ def compiled_around_a_graph_break() -> Network:
         def forward(self, x: Tensor) -> Tensor:
             x = self.first(x)
             torch._dynamo.graph_break()
-            result: Tensor = self.second(torch.relu(x))
-            return result
-
-    def build() -> Example:
-        model = torch.compile(Broken(), backend="aot_eager")
-        assert isinstance(model, nn.Module)
-        return warmed_up(Example(model=model, args=(torch.randn(batch, inputs),)))
+            return self.second(torch.relu(x))
 
     first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
-    return Network(build=build, expected=Expected(forward=first + second, backward=first + 2 * second))
+    return Network(
+        build=lambda: compiled(Broken(), torch.randn(batch, inputs), backend="aot_eager"),
+        expected=Expected(first + second, first + 2 * second),
+    )
 
 
 def compiled_checkpoint_of(
@@ -217,53 +197,27 @@ def compiled_checkpoint_of(
             self.head = nn.Linear(outputs, classes)
 
         def forward(self, x: Tensor) -> Tensor:
-            result: Tensor = self.head(checkpoint(self.block, x, use_reentrant=False))
-            return result
-
-    def build() -> Example:
-        model = torch.compile(Checkpointed(), backend=backend, dynamic=dynamic)
-        assert isinstance(model, nn.Module)
-        return warmed_up(Example(model=model, args=(torch.randn(batch, inputs),)))
+            return self.head(checkpoint(self.block, x, use_reentrant=False))
 
     first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
     head = 2 * batch * outputs * classes
     whole = PhaseFlops(forward=first + second + head, backward=first + 2 * second + 2 * head, recompute=first + second)
     return Network(
-        build=build,
-        expected=Expected(
-            forward=whole.forward, backward=whole.backward, recompute=whole.recompute, by_module={"": whole}
-        ),
+        build=lambda: compiled(Checkpointed(), torch.randn(batch, inputs), backend=backend, dynamic=dynamic),
+        expected=Expected(whole.forward, whole.backward, whole.recompute, by_module={"": whole}),
     )
 
 
-@FAMILY.network
-def compiled_checkpoint() -> Network:
-    """The compiled backward repeats the block as the eager one does: both products, for the sigmoid behind them."""
-    return compiled_checkpoint_of(backend="aot_eager")
-
-
-@FAMILY.network
-def compiled_checkpoint_to_kernels() -> Network:
-    """What the backward repeats is spread among its gradients' kernels."""
-    return compiled_checkpoint_of(backend="inductor")
-
-
-@FAMILY.network
-def compiled_checkpoint_of_squares() -> Network:
-    """Repeated products and gradients have one size: what tells them apart is what they depend on."""
-    return compiled_checkpoint_of(backend="aot_eager", widths=(6, 6, 6))
-
-
-@FAMILY.network
-def compiled_checkpoint_of_any_batch() -> Network:
-    """Compiled for every batch size: the sizes are those of the call."""
-    return compiled_checkpoint_of(backend="inductor", dynamic=True)
-
-
-@FAMILY.network
-def traced_checkpoint_of_any_batch() -> Network:
-    """The same run operator by operator."""
-    return compiled_checkpoint_of(backend="aot_eager", dynamic=True)
+# The compiled backward repeats the block as the eager one does: both products, for the sigmoid behind them.
+FAMILY.put("compiled_checkpoint", compiled_checkpoint_of(backend="aot_eager"))
+# What the backward repeats is spread among its gradients' kernels.
+FAMILY.put("compiled_checkpoint_to_kernels", compiled_checkpoint_of(backend="inductor"))
+# Repeated products and gradients have one size: what tells them apart is what they depend on.
+FAMILY.put("compiled_checkpoint_of_squares", compiled_checkpoint_of(backend="aot_eager", widths=(6, 6, 6)))
+# Compiled for every batch size: the sizes are those of the call.
+FAMILY.put("compiled_checkpoint_of_any_batch", compiled_checkpoint_of(backend="inductor", dynamic=True))
+# The same run operator by operator.
+FAMILY.put("traced_checkpoint_of_any_batch", compiled_checkpoint_of(backend="aot_eager", dynamic=True))
 
 
 @FAMILY.network
@@ -280,18 +234,12 @@ def compiled_checkpoint_that_repeats_less() -> Network:
             self.block = nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, outputs))
 
         def forward(self, x: Tensor) -> Tensor:
-            result: Tensor = checkpoint(self.block, x, use_reentrant=False)
-            return result
-
-    def build() -> Example:
-        model = torch.compile(Checkpointed(), backend="aot_eager")
-        assert isinstance(model, nn.Module)
-        return warmed_up(Example(model=model, args=(torch.randn(batch, inputs),)))
+            return checkpoint(self.block, x, use_reentrant=False)
 
     first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
     return Network(
-        build=build,
-        expected=Expected(forward=first + second, backward=first + 2 * second, recompute=first),
+        build=lambda: compiled(Checkpointed(), torch.randn(batch, inputs), backend="aot_eager"),
+        expected=Expected(first + second, first + 2 * second, first),
     )
 
 
@@ -312,14 +260,13 @@ def compiled_blocks_each_with_a_checkpoint() -> Network:
             return torch.sigmoid(mixed)
 
         def forward(self, x: Tensor) -> Tensor:
-            result: Tensor = checkpoint(self.attend, x, use_reentrant=False) if self.repeat else self.attend(x)
-            return result
+            return checkpoint(self.attend, x, use_reentrant=False) if self.repeat else self.attend(x)
 
     def build() -> Example:
         model = nn.Sequential(Attention(repeat=True), Attention(repeat=False))
         for block in model:
             block.compile(backend="aot_eager")
-        return warmed_up(Example(model=model, args=(torch.randn(batch, heads, sequence, size, requires_grad=True),)))
+        return warmed_up(Example(model, torch.randn(batch, heads, sequence, size, requires_grad=True)))
 
     linear = 2 * batch * heads * sequence * size * size
     scores = 2 * batch * heads * sequence * sequence * size
@@ -329,9 +276,9 @@ def compiled_blocks_each_with_a_checkpoint() -> Network:
     return Network(
         build=build,
         expected=Expected(
-            forward=2 * plain.forward,
-            backward=2 * plain.backward,
-            recompute=2 * plain.recompute + again.recompute,
+            2 * plain.forward,
+            2 * plain.backward,
+            2 * plain.recompute + again.recompute,
             skipped=(2 * (2 + 4 + 1) + 2) * skipped,
             by_module={"0": plain + again, "1": plain},
         ),
@@ -360,36 +307,21 @@ def transformer_layer(*, backend: str) -> Network:
             query, key, value = (part.transpose(1, 2) for part in qkv.unbind(2))
             mixed = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
             x = self.norm(x + self.out(mixed.transpose(1, 2).flatten(2)))
-            return x + self.down(torch.relu(self.up(x)))  # type: ignore[no-any-return]
-
-    def build() -> Example:
-        model = torch.compile(Layer(), backend=backend)
-        assert isinstance(model, nn.Module)
-        return warmed_up(Example(model=model, args=(torch.randn(batch, sequence, hidden, requires_grad=True),)))
+            return x + self.down(torch.relu(self.up(x)))
 
     forward = 4 * projection + 2 * scores + 2 * linear
     return Network(
-        build=build,
+        build=lambda: compiled(Layer(), torch.randn(batch, sequence, hidden, requires_grad=True), backend=backend),
         expected=Expected(
-            forward=forward,
-            backward=2 * forward,
-            recompute=scores,
-            skipped=(2 + 4 + 1) * skipped,
-            by_module={"": PhaseFlops(forward=forward, backward=2 * forward, recompute=scores)},
+            forward, 2 * forward, scores, skipped=(2 + 4 + 1) * skipped, by_module={"": (forward, 2 * forward, scores)}
         ),
     )
 
 
-@FAMILY.network
-def compiled_transformer_layer() -> Network:
-    """Causal self-attention stays one fused kernel."""
-    return transformer_layer(backend="inductor")
-
-
-@FAMILY.network
-def traced_transformer_layer() -> Network:
-    """The same run operator by operator."""
-    return transformer_layer(backend="aot_eager")
+# Causal self-attention stays one fused kernel.
+FAMILY.put("compiled_transformer_layer", transformer_layer(backend="inductor"))
+# The same run operator by operator.
+FAMILY.put("traced_transformer_layer", transformer_layer(backend="aot_eager"))
 
 
 def compiled_block_under_a_checkpoint(*, backend: str, reentrant: bool) -> Network:
@@ -404,46 +336,32 @@ def compiled_block_under_a_checkpoint(*, backend: str, reentrant: bool) -> Netwo
             self.block: Callable[[Tensor], Tensor] = torch.compile(block, backend=backend)
 
         def forward(self, x: Tensor) -> Tensor:
-            result: Tensor = checkpoint(self.block, self.enter(x), use_reentrant=reentrant)
-            return result
+            return checkpoint(self.block, self.enter(x), use_reentrant=reentrant)
 
     enter, block = 2 * batch * inputs * hidden, 2 * batch * hidden * hidden + 2 * batch * hidden * outputs
     return Network(
-        build=lambda: warmed_up(Example(model=UnderCheckpoint(), args=(torch.randn(batch, inputs),))),
+        build=lambda: warmed_up(Example(UnderCheckpoint(), torch.randn(batch, inputs))),
         expected=Expected(
-            forward=enter + block,
-            backward=enter + 2 * block,
-            recompute=block,
-            by_module={
-                "enter": PhaseFlops(forward=enter, backward=enter),
-                "block": PhaseFlops(forward=block, backward=2 * block, recompute=block),
-            },
+            enter + block,
+            enter + 2 * block,
+            block,
+            by_module={"enter": (enter, enter), "block": (block, 2 * block, block)},
         ),
     )
 
 
-@FAMILY.network
-def compiled_block_in_a_reentrant_checkpoint() -> Network:
-    """Compiled to kernels, as long models are trained."""
-    return compiled_block_under_a_checkpoint(backend="inductor", reentrant=True)
-
-
-@FAMILY.network
-def compiled_block_in_a_checkpoint() -> Network:
-    """The same where a saved tensor asks for the repetition."""
-    return compiled_block_under_a_checkpoint(backend="inductor", reentrant=False)
-
-
-@FAMILY.network
-def traced_block_in_a_reentrant_checkpoint() -> Network:
-    """The first run operator by operator, by a module of the compiler's own."""
-    return compiled_block_under_a_checkpoint(backend="aot_eager", reentrant=True)
-
-
-@FAMILY.network
-def traced_block_in_a_checkpoint() -> Network:
-    """The second run operator by operator."""
-    return compiled_block_under_a_checkpoint(backend="aot_eager", reentrant=False)
+# Compiled to kernels, as long models are trained.
+FAMILY.put(
+    "compiled_block_in_a_reentrant_checkpoint", compiled_block_under_a_checkpoint(backend="inductor", reentrant=True)
+)
+# The same where a saved tensor asks for the repetition.
+FAMILY.put("compiled_block_in_a_checkpoint", compiled_block_under_a_checkpoint(backend="inductor", reentrant=False))
+# The first run operator by operator, by a module of the compiler's own.
+FAMILY.put(
+    "traced_block_in_a_reentrant_checkpoint", compiled_block_under_a_checkpoint(backend="aot_eager", reentrant=True)
+)
+# The second run operator by operator.
+FAMILY.put("traced_block_in_a_checkpoint", compiled_block_under_a_checkpoint(backend="aot_eager", reentrant=False))
 
 
 SLOW = frozenset(

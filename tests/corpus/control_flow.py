@@ -15,8 +15,6 @@ from torch._higher_order_ops import scan, while_loop
 from torch._higher_order_ops.map import map as map_over
 from torch.nn.attention.flex_attention import flex_attention
 
-from lightning_flops.records import PhaseFlops
-
 from .case import Example, Expected, Family, Network, forward_only
 
 FAMILY = Family("control_flow")
@@ -36,32 +34,22 @@ def branching(*, taken: bool) -> Network:
             self.short = nn.Linear(WIDTH, WIDTH)
 
         def long_way(self, x: Tensor) -> Tensor:
-            result: Tensor = self.narrow(torch.tanh(self.widen(x)))
-            return result
+            return self.narrow(torch.tanh(self.widen(x)))
 
         def forward(self, x: Tensor) -> Tensor:
-            result: Tensor = torch.cond(x.sum() > 0, self.long_way, lambda x: self.short(x), (x,))
-            return result
+            return torch.cond(x.sum() > 0, self.long_way, lambda x: self.short(x), (x,))
 
     forward = first + second if taken else short
     return Network(
-        build=lambda: Example(
-            model=Branching(), args=(torch.full((ROWS, WIDTH), 1.0 if taken else -1.0, requires_grad=True),)
-        ),
-        expected=Expected(forward=forward, backward=2 * forward, recompute=forward, without_backward=0),
+        build=lambda: Example(Branching(), torch.full((ROWS, WIDTH), 1.0 if taken else -1.0, requires_grad=True)),
+        expected=Expected(forward, 2 * forward, forward, without_backward=0),
     )
 
 
-@FAMILY.network
-def branch_that_is_taken() -> Network:
-    """Both layers, and both again for their gradients."""
-    return branching(taken=True)
-
-
-@FAMILY.network
-def branch_that_is_not_taken() -> Network:
-    """One layer: the other branch does not run."""
-    return branching(taken=False)
+# Both layers, and both again for their gradients.
+FAMILY.put("branch_that_is_taken", branching(taken=True))
+# One layer: the other branch does not run.
+FAMILY.put("branch_that_is_not_taken", branching(taken=False))
 
 
 class Looping(nn.Module):
@@ -90,12 +78,11 @@ def loop_while_there_is_something_to_do() -> Network:
             return step + 1, torch.tanh(x @ weight)
 
         start = torch.tensor(0)
-        result: Tensor = while_loop(lambda step, x: step < STEPS, body, (start, x))[1]  # type: ignore[no-untyped-call]
-        return result
+        return while_loop(lambda step, x: step < STEPS, body, (start, x))[1]  # type: ignore[no-untyped-call]
 
     return Network(
-        build=lambda: Example(model=Looping(loop), args=(torch.randn(ROWS, WIDTH, requires_grad=True),)),
-        expected=Expected(forward=STEPS * STEP, backward=STEPS * 2 * STEP, recompute=STEPS * STEP, without_backward=0),
+        build=lambda: Example(Looping(loop), torch.randn(ROWS, WIDTH, requires_grad=True)),
+        expected=Expected(STEPS * STEP, STEPS * 2 * STEP, STEPS * STEP, without_backward=0),
     )
 
 
@@ -109,12 +96,11 @@ def scan_over_a_sequence() -> Network:
             return carried, carried * 1
 
         carried, _ = scan(step, torch.zeros(ROWS, WIDTH, requires_grad=True), x)
-        result: Tensor = carried
-        return result
+        return carried
 
     return Network(
-        build=lambda: Example(model=Looping(loop), args=(torch.randn(STEPS, ROWS, WIDTH, requires_grad=True),)),
-        expected=Expected(forward=STEPS * STEP, backward=STEPS * 2 * STEP, without_backward=0),
+        build=lambda: Example(Looping(loop), torch.randn(STEPS, ROWS, WIDTH, requires_grad=True)),
+        expected=Expected(STEPS * STEP, STEPS * 2 * STEP, without_backward=0),
     )
 
 
@@ -124,12 +110,11 @@ def map_over_a_batch() -> Network:
 
     def loop(x: Tensor, weight: Tensor) -> Tensor:
         mapped: Any = map_over
-        result: Tensor = mapped(lambda x, weight: torch.tanh(x @ weight), x, weight)
-        return result
+        return mapped(lambda x, weight: torch.tanh(x @ weight), x, weight)
 
     return Network(
-        build=lambda: Example(model=Looping(loop), args=(torch.randn(STEPS, ROWS, WIDTH, requires_grad=True),)),
-        expected=Expected(forward=STEPS * STEP, backward=STEPS * 2 * STEP, recompute=STEPS * STEP, without_backward=0),
+        build=lambda: Example(Looping(loop), torch.randn(STEPS, ROWS, WIDTH, requires_grad=True)),
+        expected=Expected(STEPS * STEP, STEPS * 2 * STEP, STEPS * STEP, without_backward=0),
     )
 
 
@@ -144,25 +129,17 @@ def layers_around_a_branch() -> Network:
             self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH))
 
         def forward(self, x: Tensor) -> Tensor:
-            result: Tensor = torch.cond(
-                x.sum() == x.sum(), lambda x: torch.tanh(x @ self.weight), lambda x: torch.tanh(x), (x,)
-            )
-            return result
+            return torch.cond(x.sum() == x.sum(), lambda x: torch.tanh(x @ self.weight), lambda x: torch.tanh(x), (x,))
 
     return Network(
         build=lambda: Example(
-            model=nn.Sequential(nn.Linear(HIDDEN, WIDTH), Maybe(), nn.Linear(WIDTH, HIDDEN)),
-            args=(torch.randn(ROWS, HIDDEN),),
+            nn.Sequential(nn.Linear(HIDDEN, WIDTH), Maybe(), nn.Linear(WIDTH, HIDDEN)), torch.randn(ROWS, HIDDEN)
         ),
         expected=Expected(
-            forward=enter + inside + leave,
-            backward=enter + 2 * inside + 2 * leave,
-            recompute=inside,
-            by_module={
-                "0": PhaseFlops(forward=enter, backward=enter),
-                "1": PhaseFlops(forward=inside, backward=2 * inside, recompute=inside),
-                "2": PhaseFlops(forward=leave, backward=2 * leave),
-            },
+            enter + inside + leave,
+            enter + 2 * inside + 2 * leave,
+            inside,
+            by_module={"0": (enter, enter), "1": (inside, 2 * inside, inside), "2": (leave, 2 * leave)},
         ),
     )
 
@@ -183,8 +160,7 @@ def attention_with_a_product_in_its_scores() -> Network:
             codes: Any = self.codes
 
             def with_positions(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-                result: Tensor = score + codes[i] @ codes[j]
-                return result
+                return score + codes[i] @ codes[j]
 
             result = flex_attention(query, key, value, score_mod=with_positions)
             assert isinstance(result, Tensor)
@@ -192,9 +168,9 @@ def attention_with_a_product_in_its_scores() -> Network:
 
     return Network(
         build=lambda: Example(
-            model=Attention(),
-            args=tuple(torch.randn(batch, heads, sequence, size) for _ in range(3)),
+            Attention(),
+            *(torch.randn(batch, heads, sequence, size) for _ in range(3)),
             step=forward_only,  # torch differentiates it on other devices only
         ),
-        expected=Expected(forward=attention + positions),
+        expected=Expected(attention + positions),
     )

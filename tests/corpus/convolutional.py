@@ -7,96 +7,110 @@ input gradient of an ordinary one, so its sum runs over *input* positions.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
-
-from lightning_flops.records import PhaseFlops
 
 from .case import Example, Expected, Family, Network, forward_without_grad
 
 FAMILY = Family("convolutional")
 
 
-@FAMILY.network
-def conv1d() -> Network:
-    """Stride 1, no padding: 11 positions and a kernel of 4 leave 8."""
-    batch, channels, filters, length, kernel = 3, 5, 7, 11, 4
-    product = 2 * batch * filters * (length - kernel + 1) * channels * kernel
-    return Network(
-        build=lambda: Example(model=nn.Conv1d(channels, filters, kernel), args=(torch.randn(batch, channels, length),)),
-        expected=Expected(
-            forward=product, backward=product, by_module={"": PhaseFlops(forward=product, backward=product)}
-        ),
+def convolution(
+    name: str, layer: Callable[[], nn.Module], shape: tuple[int, ...], product: int, *, gradients: int = 1
+) -> None:
+    """Adds one layer over an input of this shape; its weight alone has a gradient, or both have."""
+    FAMILY.add(
+        name,
+        lambda: Example(layer(), torch.randn(shape, requires_grad=gradients == 2)),
+        product,
+        gradients * product,
+        by_module={"": (product, gradients * product)},
     )
 
 
-@FAMILY.network
-def strided_and_padded_conv2d() -> Network:
-    """(9 + 2*1 - 3) // 2 + 1 = 5 rows and (12 + 2*2 - 5) // 3 + 1 = 4 columns come out."""
-    batch, channels, filters = 2, 3, 7
-    product = 2 * batch * filters * (5 * 4) * channels * (3 * 5)
-    return Network(
-        build=lambda: Example(
-            model=nn.Conv2d(channels, filters, (3, 5), stride=(2, 3), padding=(1, 2)),
-            args=(torch.randn(batch, channels, 9, 12, requires_grad=True),),
-        ),
-        expected=Expected(forward=product, backward=2 * product),
-    )
-
-
-@FAMILY.network
-def dilated_conv2d() -> Network:
-    """A kernel of 3 with holes of 2 spans 5: 9 - 4 = 5 rows and 11 - 4 = 7 columns; the holes cost nothing."""
-    batch, channels, filters = 2, 3, 5
-    product = 2 * batch * filters * (5 * 7) * channels * (3 * 3)
-    return Network(
-        build=lambda: Example(
-            model=nn.Conv2d(channels, filters, 3, dilation=2, bias=False), args=(torch.randn(batch, channels, 9, 11),)
-        ),
-        expected=Expected(forward=product, backward=product),
-    )
-
-
-@FAMILY.network
-def conv3d() -> Network:
-    """Depth, height and width: 4 x 5 x 7 shrink to 3 x 3 x 6."""
-    batch, channels, filters = 2, 3, 5
-    product = 2 * batch * filters * (3 * 3 * 6) * channels * (2 * 3 * 2)
-    return Network(
-        build=lambda: Example(
-            model=nn.Conv3d(channels, filters, (2, 3, 2)),
-            args=(torch.randn(batch, channels, 4, 5, 7, requires_grad=True),),
-        ),
-        expected=Expected(forward=product, backward=2 * product),
-    )
-
-
-@FAMILY.network
-def grouped_conv2d() -> Network:
-    """Each filter sees 6 / 3 = 2 channels, in the forward and in both gradients."""
-    batch, channels, filters, groups = 2, 6, 9, 3
-    product = 2 * batch * filters * (5 * 7) * (channels // groups) * (3 * 3)
-    return Network(
-        build=lambda: Example(
-            model=nn.Conv2d(channels, filters, 3, padding=1, groups=groups),
-            args=(torch.randn(batch, channels, 5, 7, requires_grad=True),),
-        ),
-        expected=Expected(forward=product, backward=2 * product),
-    )
-
-
-@FAMILY.network
-def depthwise_conv2d() -> Network:
-    """One channel for each filter."""
-    batch, channels = 2, 8
-    product = 2 * batch * channels * (5 * 7) * 1 * (3 * 3)
-    return Network(
-        build=lambda: Example(
-            model=nn.Conv2d(channels, channels, 3, padding=1, groups=channels, bias=False),
-            args=(torch.randn(batch, channels, 5, 7),),
-        ),
-        expected=Expected(forward=product, backward=product),
-    )
+# Stride 1, no padding: 11 positions and a kernel of 4 leave 8.
+convolution("conv1d", lambda: nn.Conv1d(5, 7, 4), (3, 5, 11), 2 * 3 * 7 * (11 - 4 + 1) * 5 * 4)
+# (9 + 2*1 - 3) // 2 + 1 = 5 rows and (12 + 2*2 - 5) // 3 + 1 = 4 columns come out.
+convolution(
+    "strided_and_padded_conv2d",
+    lambda: nn.Conv2d(3, 7, (3, 5), stride=(2, 3), padding=(1, 2)),
+    (2, 3, 9, 12),
+    2 * 2 * 7 * (5 * 4) * 3 * (3 * 5),
+    gradients=2,
+)
+# A kernel of 3 with holes of 2 spans 5: 9 - 4 = 5 rows and 11 - 4 = 7 columns; the holes cost nothing.
+convolution(
+    "dilated_conv2d",
+    lambda: nn.Conv2d(3, 5, 3, dilation=2, bias=False),
+    (2, 3, 9, 11),
+    2 * 2 * 5 * (5 * 7) * 3 * (3 * 3),
+)
+# Depth, height and width: 4 x 5 x 7 shrink to 3 x 3 x 6.
+convolution(
+    "conv3d",
+    lambda: nn.Conv3d(3, 5, (2, 3, 2)),
+    (2, 3, 4, 5, 7),
+    2 * 2 * 5 * (3 * 3 * 6) * 3 * (2 * 3 * 2),
+    gradients=2,
+)
+# Each filter sees 6 / 3 = 2 channels, in the forward and in both gradients.
+convolution(
+    "grouped_conv2d",
+    lambda: nn.Conv2d(6, 9, 3, padding=1, groups=3),
+    (2, 6, 5, 7),
+    2 * 2 * 9 * (5 * 7) * 2 * (3 * 3),
+    gradients=2,
+)
+# One channel for each filter.
+convolution(
+    "depthwise_conv2d",
+    lambda: nn.Conv2d(8, 8, 3, padding=1, groups=8, bias=False),
+    (2, 8, 5, 7),
+    2 * 2 * 8 * (5 * 7) * 1 * (3 * 3),
+)
+# Every one of the 6 input positions is spread over the kernel; how long the output gets does not matter.
+convolution(
+    "transposed_conv1d",
+    lambda: nn.ConvTranspose1d(3, 5, 4, stride=3, output_padding=1),
+    (2, 3, 6),
+    2 * 2 * 3 * 6 * 5 * 4,
+)
+# Each input channel reaches 6 / 2 = 3 filters.
+convolution(
+    "grouped_transposed_conv2d",
+    lambda: nn.ConvTranspose2d(4, 6, (3, 2), stride=2, padding=1, groups=2),
+    (2, 4, 5, 3),
+    2 * 2 * 4 * (5 * 3) * 3 * (3 * 2),
+    gradients=2,
+)
+convolution(
+    "transposed_conv3d",
+    lambda: nn.ConvTranspose3d(3, 4, (2, 2, 3), bias=False),
+    (2, 3, 2, 3, 5),
+    2 * 2 * 3 * (2 * 3 * 5) * 4 * (2 * 2 * 3),
+    gradients=2,
+)
+# An image alone is a batch of one: 6 - 2 = 4 rows, 7 - 2 = 5 columns.
+convolution("unbatched_conv2d", lambda: nn.Conv2d(3, 5, 3), (3, 6, 7), 2 * 1 * 5 * (4 * 5) * 3 * (3 * 3))
+# The padding is copied in beforehand: 10 + 2*2 - 4 = 10 positions come out.
+convolution(
+    "circularly_padded_conv1d",
+    lambda: nn.Conv1d(3, 5, 5, padding=2, padding_mode="circular"),
+    (2, 3, 10),
+    2 * 2 * 5 * 10 * 3 * 5,
+)
+# Channels last, no graph: the same products.
+FAMILY.add(
+    "conv2d_without_grad",
+    lambda: Example(
+        nn.Conv2d(3, 5, 3).to(memory_format=torch.channels_last),  # type: ignore[call-overload]
+        torch.randn(2, 3, 6, 7).contiguous(memory_format=torch.channels_last),
+        step=forward_without_grad,
+    ),
+    2 * 2 * 5 * (4 * 5) * 3 * (3 * 3),
+)
 
 
 @FAMILY.network
@@ -107,104 +121,19 @@ def depthwise_separable_block() -> Network:
     pointwise = 2 * batch * filters * (5 * 7) * (channels * multiplier) * 1
     return Network(
         build=lambda: Example(
-            model=nn.Sequential(
+            nn.Sequential(
                 nn.Conv2d(channels, channels * multiplier, 3, padding=1, groups=channels),
                 nn.BatchNorm2d(channels * multiplier),
                 nn.ReLU(),
                 nn.Conv2d(channels * multiplier, filters, 1),
             ),
-            args=(torch.randn(batch, channels, 5, 7),),
+            torch.randn(batch, channels, 5, 7),
         ),
         expected=Expected(
-            forward=depthwise + pointwise,
-            backward=depthwise + 2 * pointwise,
-            by_module={
-                "0": PhaseFlops(forward=depthwise, backward=depthwise),
-                "3": PhaseFlops(forward=pointwise, backward=2 * pointwise),
-            },
+            depthwise + pointwise,
+            depthwise + 2 * pointwise,
+            by_module={"0": (depthwise, depthwise), "3": (pointwise, 2 * pointwise)},
         ),
-    )
-
-
-@FAMILY.network
-def transposed_conv1d() -> Network:
-    """Every one of the 6 input positions is spread over the kernel; how long the output gets does not matter."""
-    batch, channels, filters, length, kernel = 2, 3, 5, 6, 4
-    product = 2 * batch * channels * length * filters * kernel
-    return Network(
-        build=lambda: Example(
-            model=nn.ConvTranspose1d(channels, filters, kernel, stride=3, output_padding=1),
-            args=(torch.randn(batch, channels, length),),
-        ),
-        expected=Expected(forward=product, backward=product),
-    )
-
-
-@FAMILY.network
-def grouped_transposed_conv2d() -> Network:
-    """Each input channel reaches 6 / 2 = 3 filters."""
-    batch, channels, filters, groups = 2, 4, 6, 2
-    product = 2 * batch * channels * (5 * 3) * (filters // groups) * (3 * 2)
-    return Network(
-        build=lambda: Example(
-            model=nn.ConvTranspose2d(channels, filters, (3, 2), stride=2, padding=1, groups=groups),
-            args=(torch.randn(batch, channels, 5, 3, requires_grad=True),),
-        ),
-        expected=Expected(forward=product, backward=2 * product),
-    )
-
-
-@FAMILY.network
-def transposed_conv3d() -> Network:
-    """The same in three dimensions."""
-    batch, channels, filters = 2, 3, 4
-    product = 2 * batch * channels * (2 * 3 * 5) * filters * (2 * 2 * 3)
-    return Network(
-        build=lambda: Example(
-            model=nn.ConvTranspose3d(channels, filters, (2, 2, 3), bias=False),
-            args=(torch.randn(batch, channels, 2, 3, 5, requires_grad=True),),
-        ),
-        expected=Expected(forward=product, backward=2 * product),
-    )
-
-
-@FAMILY.network
-def unbatched_conv2d() -> Network:
-    """An image alone is a batch of one: 6 - 2 = 4 rows, 7 - 2 = 5 columns."""
-    channels, filters = 3, 5
-    product = 2 * 1 * filters * (4 * 5) * channels * (3 * 3)
-    return Network(
-        build=lambda: Example(model=nn.Conv2d(channels, filters, 3), args=(torch.randn(channels, 6, 7),)),
-        expected=Expected(forward=product, backward=product),
-    )
-
-
-@FAMILY.network
-def conv2d_without_grad() -> Network:
-    """Channels last, no graph: the same products."""
-    batch, channels, filters = 2, 3, 5
-    product = 2 * batch * filters * (4 * 5) * channels * (3 * 3)
-    return Network(
-        build=lambda: Example(
-            model=nn.Conv2d(channels, filters, 3).to(memory_format=torch.channels_last),  # type: ignore[call-overload]
-            args=(torch.randn(batch, channels, 6, 7).contiguous(memory_format=torch.channels_last),),
-            step=forward_without_grad,
-        ),
-        expected=Expected(forward=product),
-    )
-
-
-@FAMILY.network
-def circularly_padded_conv1d() -> Network:
-    """The padding is copied in beforehand: 10 + 2*2 - 4 = 10 positions come out."""
-    batch, channels, filters, kernel = 2, 3, 5, 5
-    product = 2 * batch * filters * 10 * channels * kernel
-    return Network(
-        build=lambda: Example(
-            model=nn.Conv1d(channels, filters, kernel, padding=2, padding_mode="circular"),
-            args=(torch.randn(batch, channels, 10),),
-        ),
-        expected=Expected(forward=product, backward=product),
     )
 
 
@@ -223,18 +152,13 @@ def functional_conv2d_with_a_frozen_kernel() -> Network:
 
         def forward(self, image: Tensor) -> Tensor:
             blurred = nn.functional.conv2d(image, self.kernel, groups=channels)
-            result: Tensor = self.conv(blurred)
-            return result
+            return self.conv(blurred)
 
     blur = 2 * batch * channels * (5 * 6) * 1 * (3 * 3)
     learned = 2 * batch * filters * (4 * 5) * channels * (2 * 2)
     return Network(
-        build=lambda: Example(model=Blurred(), args=(torch.randn(batch, channels, 7, 8),)),
-        expected=Expected(
-            forward=blur + learned,
-            backward=learned,
-            by_module={"conv": PhaseFlops(forward=learned, backward=learned)},
-        ),
+        build=lambda: Example(Blurred(), torch.randn(batch, channels, 7, 8)),
+        expected=Expected(blur + learned, learned, by_module={"conv": (learned, learned)}),
     )
 
 
@@ -254,8 +178,8 @@ def conv_tbc() -> Network:
             return torch.conv_tbc(x, self.weight, self.bias, pad=1)
 
     return Network(
-        build=lambda: Example(model=TimeFirst(), args=(torch.randn(steps, batch, channels, requires_grad=True),)),
-        expected=Expected(forward=product, backward=2 * product),
+        build=lambda: Example(TimeFirst(), torch.randn(steps, batch, channels, requires_grad=True)),
+        expected=Expected(product, 2 * product),
     )
 
 
@@ -274,8 +198,7 @@ def unfolded_convolution() -> Network:
             return self.kernel @ nn.functional.unfold(image, 2)
 
     return Network(
-        build=lambda: Example(model=Unfolded(), args=(torch.randn(batch, channels, 5, 6),)),
-        expected=Expected(forward=product, backward=product),
+        build=lambda: Example(Unfolded(), torch.randn(batch, channels, 5, 6)), expected=Expected(product, product)
     )
 
 
@@ -309,25 +232,25 @@ def residual_network() -> Network:
     block = conv1 + conv2 + shortcut
     return Network(
         build=lambda: Example(
-            model=nn.Sequential(
+            nn.Sequential(
                 nn.Conv2d(channels, width, 3, padding=1),
                 ResidualBlock(width, filters),
                 nn.AdaptiveAvgPool2d(1),
                 nn.Flatten(),
                 nn.Linear(filters, classes),
             ),
-            args=(torch.randn(batch, channels, 8, 10),),
+            torch.randn(batch, channels, 8, 10),
         ),
         expected=Expected(
-            forward=stem + block + classifier,
-            backward=stem + 2 * (block + classifier),
+            stem + block + classifier,
+            stem + 2 * (block + classifier),
             by_module={
-                "0": PhaseFlops(forward=stem, backward=stem),
-                "1": PhaseFlops(forward=block, backward=2 * block),
-                "1.conv1": PhaseFlops(forward=conv1, backward=2 * conv1),
-                "1.conv2": PhaseFlops(forward=conv2, backward=2 * conv2),
-                "1.shortcut": PhaseFlops(forward=shortcut, backward=2 * shortcut),
-                "4": PhaseFlops(forward=classifier, backward=2 * classifier),
+                "0": (stem, stem),
+                "1": (block, 2 * block),
+                "1.conv1": (conv1, 2 * conv1),
+                "1.conv2": (conv2, 2 * conv2),
+                "1.shortcut": (shortcut, 2 * shortcut),
+                "4": (classifier, 2 * classifier),
             },
         ),
     )
@@ -349,23 +272,22 @@ def encoder_decoder_with_skip() -> Network:
         def forward(self, image: Tensor) -> Tensor:
             skipped = torch.relu(self.enter(image))
             raised = self.up(torch.relu(self.down(skipped)))
-            result: Tensor = self.leave(torch.cat([skipped, raised], dim=1))
-            return result
+            return self.leave(torch.cat([skipped, raised], dim=1))
 
     enter = 2 * batch * width * (6 * 8) * channels * (3 * 3)
     down = 2 * batch * deep * (3 * 4) * width * (2 * 2)
     up = 2 * batch * deep * (3 * 4) * width * (2 * 2)
     leave = 2 * batch * channels * (6 * 8) * (2 * width) * 1
     return Network(
-        build=lambda: Example(model=SmallUNet(), args=(torch.randn(batch, channels, 6, 8),)),
+        build=lambda: Example(SmallUNet(), torch.randn(batch, channels, 6, 8)),
         expected=Expected(
-            forward=enter + down + up + leave,
-            backward=enter + 2 * (down + up + leave),
+            enter + down + up + leave,
+            enter + 2 * (down + up + leave),
             by_module={
-                "enter": PhaseFlops(forward=enter, backward=enter),
-                "down": PhaseFlops(forward=down, backward=2 * down),
-                "up": PhaseFlops(forward=up, backward=2 * up),
-                "leave": PhaseFlops(forward=leave, backward=2 * leave),
+                "enter": (enter, enter),
+                "down": (down, 2 * down),
+                "up": (up, 2 * up),
+                "leave": (leave, 2 * leave),
             },
         ),
     )

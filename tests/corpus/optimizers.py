@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_flops.records import PhaseFlops
-
 from .case import Example, Expected, Family, Network, forward_and_backward, total
 
 FAMILY = Family("optimizers")
@@ -30,15 +28,15 @@ def gradient_accumulation() -> Network:
     return Network(
         one_call=False,
         build=lambda: Example(
-            model=nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs)),
-            args=(torch.randn(batch, inputs),),
+            nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs)),
+            torch.randn(batch, inputs),
             step=step,
         ),
         expected=Expected(
-            forward=micro_steps * (first + second),
+            micro_steps * (first + second),
+            micro_steps * (first + 2 * second),
             without_backward=0,
-            backward=micro_steps * (first + 2 * second),
-            by_module={"0": PhaseFlops(forward=micro_steps * first, backward=micro_steps * first)},
+            by_module={"0": (micro_steps * first, micro_steps * first)},
         ),
     )
 
@@ -56,11 +54,11 @@ def autocast() -> Network:
     first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
     return Network(
         build=lambda: Example(
-            model=nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs)),
-            args=(torch.randn(batch, inputs),),
+            nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs)),
+            torch.randn(batch, inputs),
             step=step,
         ),
-        expected=Expected(forward=first + second, backward=first + 2 * second),
+        expected=Expected(first + second, first + 2 * second),
     )
 
 
@@ -84,17 +82,12 @@ def muon_optimizer() -> Network:
     update = newton_schulz(hidden, inputs, 5) + newton_schulz(outputs, hidden, 5)
     return Network(
         build=lambda: Example(
-            model=nn.Sequential(
-                nn.Linear(inputs, hidden, bias=False), nn.ReLU(), nn.Linear(hidden, outputs, bias=False)
-            ),
-            args=(torch.randn(batch, inputs),),
+            nn.Sequential(nn.Linear(inputs, hidden, bias=False), nn.ReLU(), nn.Linear(hidden, outputs, bias=False)),
+            torch.randn(batch, inputs),
             step=step,
         ),
         expected=Expected(
-            forward=first + second,
-            backward=first + 2 * second,
-            optimizer=update,
-            by_module={"": PhaseFlops(forward=first + second, backward=first + 2 * second)},
+            first + second, first + 2 * second, optimizer=update, by_module={"": (first + second, first + 2 * second)}
         ),
     )
 
@@ -139,15 +132,8 @@ def own_optimizer_with_a_closure() -> Network:
     second_moment = 2 * inputs * outputs * inputs
     update = 2 * outputs * inputs * inputs
     return Network(
-        build=lambda: Example(
-            model=nn.Linear(inputs, outputs, bias=False), args=(torch.randn(batch, inputs),), step=step
-        ),
-        expected=Expected(
-            forward=product,
-            backward=product,
-            optimizer=second_moment + update,
-            by_module={"": PhaseFlops(forward=product, backward=product)},
-        ),
+        build=lambda: Example(nn.Linear(inputs, outputs, bias=False), torch.randn(batch, inputs), step=step),
+        expected=Expected(product, product, optimizer=second_moment + update, by_module={"": (product, product)}),
     )
 
 
@@ -167,11 +153,8 @@ def update_under_a_gradient_hook() -> Network:
 
         for parameter in model.parameters():
             parameter.register_post_accumulate_grad_hook(update)  # type: ignore[no-untyped-call]
-        return Example(model=model, args=(torch.randn(batch, inputs),))
+        return Example(model, torch.randn(batch, inputs))
 
     first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
     updates = 2 * (2 * inputs * hidden * inputs) + 2 * (2 * hidden * outputs * hidden)
-    return Network(
-        build=build,
-        expected=Expected(forward=first + second, backward=first + 2 * second, optimizer=updates),
-    )
+    return Network(build=build, expected=Expected(first + second, first + 2 * second, optimizer=updates))

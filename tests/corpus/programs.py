@@ -48,12 +48,10 @@ def adversarial_step() -> Network:
     discriminator = PhaseFlops(forward=3 * (d1 + d2), backward=2 * (d1 + 2 * d2) + 2 * (d1 + d2))
     return Network(
         one_call=False,
-        build=lambda: Example(
-            model=Adversaries(), args=(torch.randn(batch, noise), torch.randn(batch, data)), step=step
-        ),
+        build=lambda: Example(Adversaries(), torch.randn(batch, noise), torch.randn(batch, data), step=step),
         expected=Expected(
-            forward=generator.forward + discriminator.forward,
-            backward=generator.backward + discriminator.backward,
+            generator.forward + discriminator.forward,
+            generator.backward + discriminator.backward,
             by_module={"generator": generator, "discriminator": discriminator},
         ),
     )
@@ -78,10 +76,9 @@ def truncated_backpropagation() -> Network:
 
     return Network(
         one_call=False,
-        build=lambda: Example(model=nn.RNNCell(inputs, hidden), args=(torch.randn(steps, batch, inputs),), step=step),
+        build=lambda: Example(nn.RNNCell(inputs, hidden), torch.randn(steps, batch, inputs), step=step),
         expected=Expected(
-            forward=steps * (from_input + from_state),
-            backward=steps * (from_input + from_state) + (steps - chunks) * from_state,
+            steps * (from_input + from_state), steps * (from_input + from_state) + (steps - chunks) * from_state
         ),
     )
 
@@ -113,21 +110,16 @@ def module_that_raises() -> Network:
                 x = self.fragile(x)
             except ValueError:
                 x = self.instead(x)
-            result: Tensor = self.head(torch.relu(x))
-            return result
+            return self.head(torch.relu(x))
 
     wasted, instead = 2 * batch * hidden * wide, 2 * batch * hidden * hidden
     head = 2 * batch * hidden * classes
     return Network(
-        build=lambda: Example(model=Careful(), args=(torch.randn(batch, hidden),)),
+        build=lambda: Example(Careful(), torch.randn(batch, hidden)),
         expected=Expected(
-            forward=wasted + instead + head,
-            backward=instead + 2 * head,
-            by_module={
-                "fragile": PhaseFlops(forward=wasted),
-                "instead": PhaseFlops(forward=instead, backward=instead),
-                "head": PhaseFlops(forward=head, backward=2 * head),
-            },
+            wasted + instead + head,
+            instead + 2 * head,
+            by_module={"fragile": (wasted,), "instead": (instead, instead), "head": (head, 2 * head)},
         ),
     )
 
@@ -156,14 +148,14 @@ def method_that_is_not_forward() -> Network:
 
     layer, product = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
     return Network(
-        build=lambda: Example(model=Model(), args=(torch.randn(batch, inputs),)),
+        build=lambda: Example(Model(), torch.randn(batch, inputs)),
         expected=Expected(
-            forward=layer + product,
-            backward=layer + 2 * product,
+            layer + product,
+            layer + 2 * product,
             by_module={
-                "": PhaseFlops(forward=layer + product, backward=layer + 2 * product),
-                "encoder": PhaseFlops(forward=layer, backward=layer),
-                "encoder.layer": PhaseFlops(forward=layer, backward=layer),
+                "": (layer + product, layer + 2 * product),
+                "encoder": (layer, layer),
+                "encoder.layer": (layer, layer),
             },
         ),
     )
@@ -181,17 +173,12 @@ def spectral_norm() -> Network:
 
     def build() -> Example:
         layer = nn.utils.parametrizations.spectral_norm(nn.Linear(inputs, outputs))
-        return Example(model=nn.Sequential(layer, nn.ReLU()), args=(torch.randn(batch, inputs),))
+        return Example(nn.Sequential(layer, nn.ReLU()), torch.randn(batch, inputs))
 
     return Network(
         build=build,
         expected=Expected(
-            forward=product + norm,
-            backward=product,
-            by_module={
-                "0": PhaseFlops(forward=product + norm, backward=product),
-                "0.parametrizations.weight.0": PhaseFlops(forward=norm),
-            },
+            product + norm, product, by_module={"0": (product + norm, product), "0.parametrizations.weight.0": (norm,)}
         ),
     )
 
@@ -203,16 +190,10 @@ def lazy_layer() -> Network:
     first, second = 2 * batch * inputs * outputs, 2 * batch * outputs * classes
     return Network(
         build=lambda: Example(
-            model=nn.Sequential(nn.LazyLinear(outputs), nn.ReLU(), nn.LazyLinear(classes)),
-            args=(torch.randn(batch, inputs),),
+            nn.Sequential(nn.LazyLinear(outputs), nn.ReLU(), nn.LazyLinear(classes)), torch.randn(batch, inputs)
         ),
         expected=Expected(
-            forward=first + second,
-            backward=first + 2 * second,
-            by_module={
-                "0": PhaseFlops(forward=first, backward=first),
-                "2": PhaseFlops(forward=second, backward=2 * second),
-            },
+            first + second, first + 2 * second, by_module={"0": (first, first), "2": (second, 2 * second)}
         ),
     )
 
@@ -239,14 +220,13 @@ def ensemble_under_vmap() -> Network:
                 return output
 
             stacked = dict(zip(self.names, self.weights, strict=True))
-            result: Tensor = vmap(one, in_dims=(0, None))(stacked, x)
-            return result
+            return vmap(one, in_dims=(0, None))(stacked, x)
 
     first, second = 2 * members * batch * inputs * hidden, 2 * members * batch * hidden * outputs
     whole = PhaseFlops(forward=first + second, backward=first + 2 * second)
     return Network(
-        build=lambda: Example(model=Ensemble(), args=(torch.randn(batch, inputs),)),
-        expected=Expected(forward=whole.forward, backward=whole.backward, by_module={"": whole}),
+        build=lambda: Example(Ensemble(), torch.randn(batch, inputs)),
+        expected=Expected(whole.forward, whole.backward, by_module={"": whole}),
     )
 
 
@@ -269,14 +249,11 @@ def data_dependent_routing() -> Network:
 
     left, right = 2 * rows_left * inputs * wide, 2 * (batch - rows_left) * inputs * narrow
     return Network(
-        build=lambda: Example(model=Routed(), args=(torch.randn(batch, inputs), torch.arange(batch) < rows_left)),
+        build=lambda: Example(Routed(), torch.randn(batch, inputs), torch.arange(batch) < rows_left),
         expected=Expected(
-            forward=2 * left + 2 * right,
-            backward=3 * left + 3 * right,
-            by_module={
-                "left": PhaseFlops(forward=2 * left, backward=3 * left),
-                "right": PhaseFlops(forward=2 * right, backward=3 * right),
-            },
+            2 * left + 2 * right,
+            3 * left + 3 * right,
+            by_module={"left": (2 * left, 3 * left), "right": (2 * right, 3 * right)},
         ),
     )
 
@@ -294,19 +271,13 @@ def layer_made_in_the_forward() -> Network:
 
         def forward(self, x: Tensor) -> Tensor:
             self.grown.append(nn.Linear(hidden, outputs))
-            result: Tensor = self.grown[0](self.first(x))
-            return result
+            return self.grown[0](self.first(x))
 
     first, grown = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
     return Network(
-        build=lambda: Example(model=Growing(), args=(torch.randn(batch, inputs),)),
+        build=lambda: Example(Growing(), torch.randn(batch, inputs)),
         expected=Expected(
-            forward=first + grown,
-            backward=first + 2 * grown,
-            by_module={
-                "first": PhaseFlops(forward=first, backward=first),
-                "grown.0": PhaseFlops(forward=grown, backward=2 * grown),
-            },
+            first + grown, first + 2 * grown, by_module={"first": (first, first), "grown.0": (grown, 2 * grown)}
         ),
     )
 
@@ -321,18 +292,13 @@ def hooks_of_the_users_own() -> Network:
         for layer in model:
             layer.register_forward_hook(lambda module, args, output: output * 2)
             layer.register_full_backward_hook(lambda module, inputs, outputs: None)
-        return Example(model=model, args=(torch.randn(batch, inputs, requires_grad=True),))
+        return Example(model, torch.randn(batch, inputs, requires_grad=True))
 
     first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
     return Network(
         build=build,
         expected=Expected(
-            forward=first + second,
-            backward=2 * first + 2 * second,
-            by_module={
-                "0": PhaseFlops(forward=first, backward=2 * first),
-                "2": PhaseFlops(forward=second, backward=2 * second),
-            },
+            first + second, 2 * first + 2 * second, by_module={"0": (first, 2 * first), "2": (second, 2 * second)}
         ),
     )
 
@@ -358,8 +324,8 @@ def product_in_a_gradient_hook() -> Network:
     layer, rotation = 2 * batch * inputs * hidden, 2 * batch * hidden * hidden
     return Network(
         one_call=False,
-        build=lambda: Example(model=Rotated(), args=(torch.randn(batch, inputs),)),
-        expected=Expected(forward=layer, backward=layer + rotation),
+        build=lambda: Example(Rotated(), torch.randn(batch, inputs)),
+        expected=Expected(layer, layer + rotation),
     )
 
 
@@ -371,28 +337,17 @@ def as_scripted_block(script: Callable[[nn.Module, Tensor], Any]) -> Network:
     def build() -> Example:
         x = torch.randn(batch, inputs)
         block = nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU())
-        return Example(model=nn.Sequential(script(block, x), nn.Linear(hidden, outputs)), args=(x,))
+        return Example(nn.Sequential(script(block, x), nn.Linear(hidden, outputs)), x)
 
     return Network(
         build=build,
         expected=Expected(
-            forward=first + second,
-            backward=first + 2 * second,
-            by_module={
-                "0": PhaseFlops(forward=first, backward=first),
-                "1": PhaseFlops(forward=second, backward=2 * second),
-            },
+            first + second, first + 2 * second, by_module={"0": (first, first), "1": (second, 2 * second)}
         ),
     )
 
 
-@FAMILY.network
-def scripted_block() -> Network:
-    """Compiled from its source."""
-    return as_scripted_block(lambda block, x: torch.jit.script(block))
-
-
-@FAMILY.network
-def traced_block() -> Network:
-    """Recorded from one run."""
-    return as_scripted_block(lambda block, x: torch.jit.trace(block, x))  # type: ignore[no-untyped-call]
+# Compiled from its source.
+FAMILY.put("scripted_block", as_scripted_block(lambda block, x: torch.jit.script(block)))
+# Recorded from one run.
+FAMILY.put("traced_block", as_scripted_block(lambda block, x: torch.jit.trace(block, x)))  # type: ignore[no-untyped-call]

@@ -12,8 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from lightning_flops.records import PhaseFlops
-
 from .case import Example, Expected, Family, Network, forward_without_grad, total
 
 FAMILY = Family("recurrent")
@@ -31,13 +29,11 @@ def lstm() -> Network:
     layer = 2 * batch * steps * 4 * hidden * (inputs + hidden)
     return Network(
         build=lambda: Example(
-            model=nn.LSTM(inputs, hidden),
-            args=(torch.randn(steps, batch, inputs, requires_grad=True),),
+            nn.LSTM(inputs, hidden),
+            torch.randn(steps, batch, inputs, requires_grad=True),
             step=backward_of_first_output,
         ),
-        expected=Expected(
-            forward=layer, backward=2 * layer, by_module={"": PhaseFlops(forward=layer, backward=2 * layer)}
-        ),
+        expected=Expected(layer, 2 * layer, by_module={"": (layer, 2 * layer)}),
     )
 
 
@@ -49,11 +45,11 @@ def bidirectional_two_layer_lstm() -> Network:
     second = 2 * (2 * batch * steps * 4 * hidden * (2 * hidden + hidden))
     return Network(
         build=lambda: Example(
-            model=nn.LSTM(inputs, hidden, num_layers=2, bidirectional=True, batch_first=True),
-            args=(torch.randn(batch, steps, inputs, requires_grad=True),),
+            nn.LSTM(inputs, hidden, num_layers=2, bidirectional=True, batch_first=True),
+            torch.randn(batch, steps, inputs, requires_grad=True),
             step=backward_of_first_output,
         ),
-        expected=Expected(forward=first + second, backward=2 * (first + second)),
+        expected=Expected(first + second, 2 * (first + second)),
     )
 
 
@@ -63,9 +59,9 @@ def lstm_without_grad() -> Network:
     steps, inputs, hidden = 5, 7, 11
     return Network(
         build=lambda: Example(
-            model=nn.LSTM(inputs, hidden, bias=False), args=(torch.randn(steps, inputs),), step=forward_without_grad
+            nn.LSTM(inputs, hidden, bias=False), torch.randn(steps, inputs), step=forward_without_grad
         ),
-        expected=Expected(forward=2 * 1 * steps * 4 * hidden * (inputs + hidden)),
+        expected=Expected(2 * 1 * steps * 4 * hidden * (inputs + hidden)),
     )
 
 
@@ -78,8 +74,8 @@ def lstm_with_projection() -> Network:
     projection = 2 * batch * hidden * projected
     return Network(
         build=lambda: Example(
-            model=nn.LSTM(inputs, hidden, proj_size=projected),
-            args=(torch.randn(steps, batch, inputs),),
+            nn.LSTM(inputs, hidden, proj_size=projected),
+            torch.randn(steps, batch, inputs),
             step=backward_of_first_output,
         ),
         expected=Expected(
@@ -99,14 +95,8 @@ def gru() -> Network:
     forward = steps * (from_input + from_state)
     backward = steps * from_input + steps * from_state + (steps - 1) * from_state
     return Network(
-        build=lambda: Example(
-            model=nn.GRU(inputs, hidden),
-            args=(torch.randn(steps, batch, inputs),),
-            step=backward_of_first_output,
-        ),
-        expected=Expected(
-            forward=forward, backward=backward, by_module={"": PhaseFlops(forward=forward, backward=backward)}
-        ),
+        build=lambda: Example(nn.GRU(inputs, hidden), torch.randn(steps, batch, inputs), step=backward_of_first_output),
+        expected=Expected(forward, backward, by_module={"": (forward, backward)}),
     )
 
 
@@ -117,14 +107,12 @@ def gru_with_a_learned_start() -> Network:
     layer = 2 * batch * steps * 3 * hidden * (inputs + hidden)
     return Network(
         build=lambda: Example(
-            model=nn.GRU(inputs, hidden),
-            args=(
-                torch.randn(steps, batch, inputs, requires_grad=True),
-                torch.randn(1, batch, hidden, requires_grad=True),
-            ),
+            nn.GRU(inputs, hidden),
+            torch.randn(steps, batch, inputs, requires_grad=True),
+            torch.randn(1, batch, hidden, requires_grad=True),
             step=backward_of_first_output,
         ),
-        expected=Expected(forward=layer, backward=2 * layer),
+        expected=Expected(layer, 2 * layer),
     )
 
 
@@ -137,13 +125,13 @@ def bidirectional_two_layer_gru() -> Network:
     state = 2 * batch * 3 * hidden * hidden
     return Network(
         build=lambda: Example(
-            model=nn.GRU(inputs, hidden, num_layers=2, bidirectional=True, batch_first=True),
-            args=(torch.randn(batch, steps, inputs),),
+            nn.GRU(inputs, hidden, num_layers=2, bidirectional=True, batch_first=True),
+            torch.randn(batch, steps, inputs),
             step=backward_of_first_output,
         ),
         expected=Expected(
-            forward=2 * (first_input + steps * state) + 2 * (second_input + steps * state),
-            backward=2 * (first_input + steps * state + (steps - 1) * state)
+            2 * (first_input + steps * state) + 2 * (second_input + steps * state),
+            2 * (first_input + steps * state + (steps - 1) * state)
             + 2 * (2 * second_input + steps * state + (steps - 1) * state),
         ),
     )
@@ -156,14 +144,9 @@ def plain_rnn() -> Network:
     from_input = 2 * batch * hidden * inputs
     from_state = 2 * batch * hidden * hidden
     return Network(
-        build=lambda: Example(
-            model=nn.RNN(inputs, hidden),
-            args=(torch.randn(steps, batch, inputs),),
-            step=backward_of_first_output,
-        ),
+        build=lambda: Example(nn.RNN(inputs, hidden), torch.randn(steps, batch, inputs), step=backward_of_first_output),
         expected=Expected(
-            forward=steps * (from_input + from_state),
-            backward=steps * from_input + steps * from_state + (steps - 1) * from_state,
+            steps * (from_input + from_state), steps * from_input + steps * from_state + (steps - 1) * from_state
         ),
     )
 
@@ -174,12 +157,12 @@ def relu_rnn_without_grad() -> Network:
     batch, steps, inputs, hidden = 3, 5, 7, 11
     return Network(
         build=lambda: Example(
-            model=nn.RNN(inputs, hidden, num_layers=2, nonlinearity="relu"),
-            args=(torch.randn(steps, batch, inputs),),
+            nn.RNN(inputs, hidden, num_layers=2, nonlinearity="relu"),
+            torch.randn(steps, batch, inputs),
             step=forward_without_grad,
         ),
         expected=Expected(
-            forward=2 * batch * steps * hidden * (inputs + hidden) + 2 * batch * steps * hidden * (hidden + hidden)
+            2 * batch * steps * hidden * (inputs + hidden) + 2 * batch * steps * hidden * (hidden + hidden)
         ),
     )
 
@@ -200,18 +183,13 @@ def packed_lstm() -> Network:
 
         def forward(self, padded: Tensor) -> Tensor:
             output, _ = self.lstm(pack_padded_sequence(padded, torch.tensor(lengths)))
-            result: Tensor = output.data
-            return result
+            return output.data
 
     forward = rows * (from_input + from_state)
     backward = rows * (from_input + from_state) + (rows - rows_of_first_step) * from_state
     return Network(
-        build=lambda: Example(model=PackedLstm(), args=(torch.randn(max(lengths), len(lengths), inputs),)),
-        expected=Expected(
-            forward=forward,
-            backward=backward,
-            by_module={"lstm": PhaseFlops(forward=forward, backward=backward)},
-        ),
+        build=lambda: Example(PackedLstm(), torch.randn(max(lengths), len(lengths), inputs)),
+        expected=Expected(forward, backward, by_module={"lstm": (forward, backward)}),
     )
 
 
@@ -234,8 +212,7 @@ class Unrolled(nn.Module):
                 state, memory = self.cell(step, (state, memory))
             else:
                 state = self.cell(step, state)
-        result: Tensor = self.classifier(state)
-        return result
+        return self.classifier(state)
 
 
 def unrolled(cell_type: type[nn.Module], gates: int) -> Network:
@@ -247,33 +224,18 @@ def unrolled(cell_type: type[nn.Module], gates: int) -> Network:
     cell_forward = steps * (from_input + from_state)
     cell_backward = steps * (from_input + from_state) + (steps - 1) * from_state
     return Network(
-        build=lambda: Example(
-            model=Unrolled(cell_type(inputs, hidden), hidden, classes), args=(torch.randn(steps, batch, inputs),)
-        ),
+        build=lambda: Example(Unrolled(cell_type(inputs, hidden), hidden, classes), torch.randn(steps, batch, inputs)),
         expected=Expected(
-            forward=cell_forward + classifier,
-            backward=cell_backward + 2 * classifier,
-            by_module={
-                "cell": PhaseFlops(forward=cell_forward, backward=cell_backward),
-                "classifier": PhaseFlops(forward=classifier, backward=2 * classifier),
-            },
+            cell_forward + classifier,
+            cell_backward + 2 * classifier,
+            by_module={"cell": (cell_forward, cell_backward), "classifier": (classifier, 2 * classifier)},
         ),
     )
 
 
-@FAMILY.network
-def lstm_cell_in_a_loop() -> Network:
-    """Four gates."""
-    return unrolled(nn.LSTMCell, 4)
-
-
-@FAMILY.network
-def gru_cell_in_a_loop() -> Network:
-    """Three gates."""
-    return unrolled(nn.GRUCell, 3)
-
-
-@FAMILY.network
-def rnn_cell_in_a_loop() -> Network:
-    """One gate."""
-    return unrolled(nn.RNNCell, 1)
+# Four gates.
+FAMILY.put("lstm_cell_in_a_loop", unrolled(nn.LSTMCell, 4))
+# Three gates.
+FAMILY.put("gru_cell_in_a_loop", unrolled(nn.GRUCell, 3))
+# One gate.
+FAMILY.put("rnn_cell_in_a_loop", unrolled(nn.RNNCell, 1))

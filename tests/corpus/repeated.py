@@ -62,8 +62,7 @@ class WithBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The block, checkpointed."""
-        result: Tensor = self.how(self.block if self.as_module else self.block.forward, x)
-        return result
+        return self.how(self.block if self.as_module else self.block.forward, x)
 
 
 def repeated_block(
@@ -72,52 +71,40 @@ def repeated_block(
     """Forward and backward as without a checkpoint; recompute is the forward."""
     return Network(
         build=lambda: Example(
-            model=WithBlock(how, as_module=as_module),
-            args=(torch.randn(ROWS, WIDTH, requires_grad=True),),
-            step=step,
+            WithBlock(how, as_module=as_module), torch.randn(ROWS, WIDTH, requires_grad=True), step=step
         ),
         expected=Expected(
-            forward=3 * LAYER,
-            backward=2 * LAYER + 2 * LAYER,
-            recompute=3 * LAYER,
+            3 * LAYER,
+            2 * LAYER + 2 * LAYER,
+            3 * LAYER,
             without_backward=LAYER,
             by_module={
-                "block.first": PhaseFlops(forward=LAYER, backward=2 * LAYER, recompute=LAYER),
-                "block.index": PhaseFlops(forward=LAYER, recompute=LAYER),
-                "block.last": PhaseFlops(forward=LAYER, backward=2 * LAYER, recompute=LAYER),
+                "block.first": (LAYER, 2 * LAYER, LAYER),
+                "block.index": (LAYER, 0, LAYER),
+                "block.last": (LAYER, 2 * LAYER, LAYER),
             },
         ),
     )
 
 
-@FAMILY.network
-def index_in_a_reentrant_checkpoint() -> Network:
-    """The node that runs the block again is the checkpoint's own."""
-    return repeated_block(partial(checkpoint, use_reentrant=True))
-
-
-@FAMILY.network
-def index_in_a_checkpoint() -> Network:
-    """A saved tensor that is asked for runs the block again, inside some node of the block's."""
-    return repeated_block(partial(checkpoint, use_reentrant=False))
-
-
-@FAMILY.network
-def index_in_a_reentrant_checkpoint_of_a_function() -> Network:
-    """What is checkpointed is no module."""
-    return repeated_block(partial(checkpoint, use_reentrant=True), as_module=False)
-
-
-@FAMILY.network
-def index_in_a_checkpoint_of_a_function() -> Network:
-    """What is checkpointed is no module."""
-    return repeated_block(partial(checkpoint, use_reentrant=False), as_module=False)
-
-
-@FAMILY.network
-def index_in_a_checkpoint_without_determinism_check() -> Network:
-    """Nothing compares what was repeated with what was saved."""
-    return repeated_block(partial(checkpoint, use_reentrant=False, determinism_check="none", preserve_rng_state=False))
+# The node that runs the block again is the checkpoint's own.
+FAMILY.put("index_in_a_reentrant_checkpoint", repeated_block(partial(checkpoint, use_reentrant=True)))
+# A saved tensor that is asked for runs the block again, inside some node of the block's.
+FAMILY.put("index_in_a_checkpoint", repeated_block(partial(checkpoint, use_reentrant=False)))
+# What is checkpointed is no module.
+FAMILY.put(
+    "index_in_a_reentrant_checkpoint_of_a_function",
+    repeated_block(partial(checkpoint, use_reentrant=True), as_module=False),
+)
+# What is checkpointed is no module.
+FAMILY.put(
+    "index_in_a_checkpoint_of_a_function", repeated_block(partial(checkpoint, use_reentrant=False), as_module=False)
+)
+# Nothing compares what was repeated with what was saved.
+FAMILY.put(
+    "index_in_a_checkpoint_without_determinism_check",
+    repeated_block(partial(checkpoint, use_reentrant=False, determinism_check="none", preserve_rng_state=False)),
+)
 
 
 @FAMILY.network
@@ -165,7 +152,7 @@ def index_in_a_checkpoint_under_offloading() -> Network:
 
     network = repeated_block(offloading)
     # The inner hooks keep every tensor: the checkpoint is never asked to repeat anything.
-    expected = Expected(forward=3 * LAYER, backward=4 * LAYER, without_backward=LAYER)
+    expected = Expected(3 * LAYER, 4 * LAYER, without_backward=LAYER)
     return Network(build=network.build, expected=expected)
 
 
@@ -178,7 +165,7 @@ def index_in_a_selective_checkpoint() -> Network:
         return CheckpointPolicy.MUST_SAVE if operator in kept else CheckpointPolicy.PREFER_RECOMPUTE
 
     how = partial(checkpoint, use_reentrant=False, context_fn=partial(create_selective_checkpoint_contexts, policy))
-    expected = Expected(forward=3 * LAYER, backward=4 * LAYER, without_backward=LAYER)
+    expected = Expected(3 * LAYER, 4 * LAYER, without_backward=LAYER)
     return Network(build=repeated_block(how).build, expected=expected)
 
 
@@ -217,22 +204,12 @@ class OwnCheckpointByMode(OwnCheckpoint):
         return None, x.grad
 
 
-@FAMILY.network
-def index_in_a_checkpoint_of_the_users() -> Network:
-    """Nothing but the grad mode tells what is repeated."""
-    return repeated_block(OwnCheckpoint.apply)
-
-
-@FAMILY.network
-def index_in_a_checkpoint_of_the_users_of_a_function() -> Network:
-    """Nor is a module called."""
-    return repeated_block(OwnCheckpoint.apply, as_module=False)
-
-
-@FAMILY.network
-def index_in_a_checkpoint_that_differentiates_on_the_spot() -> Network:
-    """Gradients taken inside the block in which grad is enabled are not repeated ones: they are taken here alone."""
-    return repeated_block(OwnCheckpointByMode.apply)
+# Nothing but the grad mode tells what is repeated.
+FAMILY.put("index_in_a_checkpoint_of_the_users", repeated_block(OwnCheckpoint.apply))
+# Nor is a module called.
+FAMILY.put("index_in_a_checkpoint_of_the_users_of_a_function", repeated_block(OwnCheckpoint.apply, as_module=False))
+# Gradients taken inside the block in which grad is enabled are not repeated ones: they are taken here alone.
+FAMILY.put("index_in_a_checkpoint_that_differentiates_on_the_spot", repeated_block(OwnCheckpointByMode.apply))
 
 
 def nested_block(*, outer: bool, inner: bool) -> Network:
@@ -246,41 +223,23 @@ def nested_block(*, outer: bool, inner: bool) -> Network:
     return Network(
         build=network.build,
         expected=Expected(
-            forward=3 * LAYER,
-            backward=4 * LAYER,
-            recompute=2 * 3 * LAYER,
+            3 * LAYER,
+            4 * LAYER,
+            2 * 3 * LAYER,
             without_backward=LAYER,
-            by_module={
-                "block.first": layer,
-                "block.index": PhaseFlops(forward=LAYER, recompute=2 * LAYER),
-                "block.last": layer,
-            },
+            by_module={"block.first": layer, "block.index": (LAYER, 0, 2 * LAYER), "block.last": layer},
         ),
     )
 
 
-@FAMILY.network
-def index_in_reentrant_in_reentrant() -> Network:
-    """Each of the two nodes runs it."""
-    return nested_block(outer=True, inner=True)
-
-
-@FAMILY.network
-def index_in_reentrant_in_other() -> Network:
-    """The outer repetition goes as far as the sigmoid behind the inner checkpoint."""
-    return nested_block(outer=False, inner=True)
-
-
-@FAMILY.network
-def index_in_other_in_reentrant() -> Network:
-    """The inner one runs in the outer one's own backward."""
-    return nested_block(outer=True, inner=False)
-
-
-@FAMILY.network
-def index_in_other_in_other() -> Network:
-    """Both are asked for by saved tensors."""
-    return nested_block(outer=False, inner=False)
+# Each of the two nodes runs it.
+FAMILY.put("index_in_reentrant_in_reentrant", nested_block(outer=True, inner=True))
+# The outer repetition goes as far as the sigmoid behind the inner checkpoint.
+FAMILY.put("index_in_reentrant_in_other", nested_block(outer=False, inner=True))
+# The inner one runs in the outer one's own backward.
+FAMILY.put("index_in_other_in_reentrant", nested_block(outer=True, inner=False))
+# Both are asked for by saved tensors.
+FAMILY.put("index_in_other_in_other", nested_block(outer=False, inner=False))
 
 
 @FAMILY.network
@@ -300,10 +259,7 @@ def index_in_a_checkpoint_that_is_differentiated_twice() -> Network:
     return Network(
         build=network.build,
         expected=Expected(
-            forward=3 * LAYER,
-            backward=2 * LAYER + 2 * (2 * LAYER) + 2 * (2 * LAYER),
-            recompute=2 * 3 * LAYER,
-            without_backward=LAYER,
+            3 * LAYER, 2 * LAYER + 2 * (2 * LAYER) + 2 * (2 * LAYER), 2 * 3 * LAYER, without_backward=LAYER
         ),
     )
 
@@ -327,8 +283,7 @@ def gradient_in_a_checkpoint() -> Network:
         def inside(self, positions: Tensor) -> Tensor:
             energy = self.leave(torch.tanh(self.enter(positions))).sum()
             (forces,) = torch.autograd.grad(energy, positions, create_graph=True)
-            result: Tensor = energy.square() + forces.square().sum()
-            return result
+            return energy.square() + forces.square().sum()
 
         def forward(self, positions: Tensor) -> Tensor:
             with set_checkpoint_early_stop(False):
@@ -339,7 +294,7 @@ def gradient_in_a_checkpoint() -> Network:
     once = (first + second) + (first + second)
     return Network(
         one_call=False,
-        build=lambda: Example(model=Potential(), args=(torch.randn(batch, inputs, requires_grad=True),)),
+        build=lambda: Example(Potential(), torch.randn(batch, inputs, requires_grad=True)),
         expected=Expected(
             forward=first + second,
             backward=(first + second) + (2 * first + second) + (2 * first + 2 * second),
@@ -385,17 +340,11 @@ def implicit_layer() -> Network:
             self.layer = nn.Linear(WIDTH, WIDTH)
 
         def forward(self, x: Tensor) -> Tensor:
-            result: Tensor = Equilibrium.apply(self.layer, x)  # type: ignore[no-untyped-call]
-            return result
+            return Equilibrium.apply(self.layer, x)  # type: ignore[no-untyped-call]
 
     return Network(
-        build=lambda: Example(model=Implicit(), args=(torch.randn(ROWS, WIDTH, requires_grad=True),)),
-        expected=Expected(
-            forward=LAYER,
-            backward=3 * LAYER + 2 * LAYER,
-            recompute=LAYER,
-            by_module={"layer": PhaseFlops(forward=LAYER, backward=5 * LAYER, recompute=LAYER)},
-        ),
+        build=lambda: Example(Implicit(), torch.randn(ROWS, WIDTH, requires_grad=True)),
+        expected=Expected(LAYER, 3 * LAYER + 2 * LAYER, LAYER, by_module={"layer": (LAYER, 5 * LAYER, LAYER)}),
     )
 
 
@@ -423,6 +372,6 @@ def block_with_grad_in_a_no_grad_forward() -> Network:
             return result
 
     return Network(
-        build=lambda: Example(model=Model(), args=(torch.randn(ROWS, WIDTH),)),
-        expected=Expected(forward=2 * LAYER, backward=LAYER, without_backward=LAYER),
+        build=lambda: Example(Model(), torch.randn(ROWS, WIDTH)),
+        expected=Expected(2 * LAYER, LAYER, without_backward=LAYER),
     )

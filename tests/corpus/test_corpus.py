@@ -107,7 +107,7 @@ def test_a_network_costs_what_its_layer_sizes_say(network: Network, request: pyt
         "all": expected.phases,
         "skipped": expected.skipped,
         "without_backward": expected.without_backward,
-        "modules": dict(expected.by_module),
+        "modules": expected.by_module,
         "heavy and not counted": [],
     }
     assert counts.model_flops == expected.forward + expected.backward

@@ -24,16 +24,11 @@ def frozen_body() -> Network:
 
     def build() -> Example:
         frozen = nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, hidden)).requires_grad_(False)
-        return Example(model=nn.Sequential(frozen, nn.Linear(hidden, classes)), args=(torch.randn(batch, inputs),))
+        return Example(nn.Sequential(frozen, nn.Linear(hidden, classes)), torch.randn(batch, inputs))
 
     return Network(
         build=build,
-        expected=Expected(
-            forward=body + head,
-            without_backward=body,
-            backward=head,
-            by_module={"0": PhaseFlops(forward=body), "1": PhaseFlops(forward=head, backward=head)},
-        ),
+        expected=Expected(body + head, head, without_backward=body, by_module={"0": (body,), "1": (head, head)}),
     )
 
 
@@ -46,22 +41,18 @@ def frozen_middle() -> Network:
     third = 2 * batch * middle * outputs
     return Network(
         build=lambda: Example(
-            model=nn.Sequential(
+            nn.Sequential(
                 nn.Linear(inputs, hidden),
                 nn.Linear(hidden, middle).requires_grad_(False),
                 nn.Linear(middle, outputs),
             ),
-            args=(torch.randn(batch, inputs),),
+            torch.randn(batch, inputs),
         ),
         expected=Expected(
-            forward=first + second + third,
+            first + second + third,
+            first + second + 2 * third,
             without_backward=0,
-            backward=first + second + 2 * third,
-            by_module={
-                "0": PhaseFlops(forward=first, backward=first),
-                "1": PhaseFlops(forward=second, backward=second),
-                "2": PhaseFlops(forward=third, backward=2 * third),
-            },
+            by_module={"0": (first, first), "1": (second, second), "2": (third, 2 * third)},
         ),
     )
 
@@ -78,8 +69,7 @@ class LoraLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Base plus update."""
-        result: Tensor = self.base(x) + self.up(self.down(x))
-        return result
+        return self.base(x) + self.up(self.down(x))
 
 
 @FAMILY.network
@@ -90,20 +80,20 @@ def lora() -> Network:
     base2, down2, up2 = 2 * batch * hidden * outputs, 2 * batch * hidden * rank, 2 * batch * rank * outputs
     return Network(
         build=lambda: Example(
-            model=nn.Sequential(LoraLinear(inputs, hidden, rank), nn.ReLU(), LoraLinear(hidden, outputs, rank)),
-            args=(torch.randn(batch, inputs),),
+            nn.Sequential(LoraLinear(inputs, hidden, rank), nn.ReLU(), LoraLinear(hidden, outputs, rank)),
+            torch.randn(batch, inputs),
         ),
         expected=Expected(
-            forward=base1 + down1 + up1 + base2 + down2 + up2,
+            base1 + down1 + up1 + base2 + down2 + up2,
+            (down1 + 2 * up1) + (base2 + 2 * down2 + 2 * up2),
             without_backward=base1,
-            backward=(down1 + 2 * up1) + (base2 + 2 * down2 + 2 * up2),
             by_module={
-                "0.base": PhaseFlops(forward=base1),
-                "0.down": PhaseFlops(forward=down1, backward=down1),
-                "0.up": PhaseFlops(forward=up1, backward=2 * up1),
-                "2.base": PhaseFlops(forward=base2, backward=base2),
-                "2.down": PhaseFlops(forward=down2, backward=2 * down2),
-                "2.up": PhaseFlops(forward=up2, backward=2 * up2),
+                "0.base": (base1,),
+                "0.down": (down1, down1),
+                "0.up": (up1, 2 * up1),
+                "2.base": (base2, base2),
+                "2.down": (down2, 2 * down2),
+                "2.up": (up2, 2 * up2),
             },
         ),
     )
@@ -123,21 +113,13 @@ def tied_embedding_and_head() -> Network:
             self.head.weight = self.embedding.weight
 
         def forward(self, tokens: Tensor) -> Tensor:
-            result: Tensor = self.head(torch.tanh(self.mix(self.embedding(tokens))))
-            return result
+            return self.head(torch.tanh(self.mix(self.embedding(tokens))))
 
     mix = 2 * batch * sequence * hidden * hidden
     head = 2 * batch * sequence * hidden * vocabulary
     return Network(
-        build=lambda: Example(model=TiedLanguageModel(), args=(torch.randint(vocabulary, (batch, sequence)),)),
-        expected=Expected(
-            forward=mix + head,
-            backward=2 * mix + 2 * head,
-            by_module={
-                "mix": PhaseFlops(forward=mix, backward=2 * mix),
-                "head": PhaseFlops(forward=head, backward=2 * head),
-            },
-        ),
+        build=lambda: Example(TiedLanguageModel(), torch.randint(vocabulary, (batch, sequence))),
+        expected=Expected(mix + head, 2 * mix + 2 * head, by_module={"mix": (mix, 2 * mix), "head": (head, 2 * head)}),
     )
 
 
@@ -156,14 +138,11 @@ def tied_autoencoder() -> Network:
 
     product = 2 * batch * inputs * hidden
     return Network(
-        build=lambda: Example(model=TiedAutoencoder(), args=(torch.randn(batch, inputs),)),
+        build=lambda: Example(TiedAutoencoder(), torch.randn(batch, inputs)),
         expected=Expected(
-            forward=2 * product,
-            backward=product + 2 * product,
-            by_module={
-                "": PhaseFlops(forward=2 * product, backward=3 * product),
-                "encoder": PhaseFlops(forward=product, backward=product),
-            },
+            2 * product,
+            product + 2 * product,
+            by_module={"": (2 * product, 3 * product), "encoder": (product, product)},
         ),
     )
 
@@ -186,8 +165,8 @@ def repeated_module() -> Network:
     product = 2 * batch * hidden * hidden
     layer = PhaseFlops(forward=calls * product, backward=product + (calls - 1) * 2 * product)
     return Network(
-        build=lambda: Example(model=Repeated(), args=(torch.randn(batch, hidden),)),
-        expected=Expected(forward=layer.forward, backward=layer.backward, by_module={"layer": layer}),
+        build=lambda: Example(Repeated(), torch.randn(batch, hidden)),
+        expected=Expected(layer.forward, layer.backward, by_module={"layer": layer}),
     )
 
 
@@ -203,8 +182,7 @@ def module_under_two_names() -> Network:
             self.shared = shared
 
         def forward(self, x: Tensor) -> Tensor:
-            result: Tensor = self.shared(torch.relu(self.own(x)))
-            return result
+            return self.shared(torch.relu(self.own(x)))
 
     class TwoTowers(nn.Module):
         def __init__(self) -> None:
@@ -214,21 +192,20 @@ def module_under_two_names() -> Network:
             self.right = Tower(2 * inputs, shared)
 
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
-            result: Tensor = self.left(x) + self.right(y)
-            return result
+            return self.left(x) + self.right(y)
 
     left, right = 2 * batch * inputs * hidden, 2 * batch * (2 * inputs) * hidden
     shared = 2 * batch * hidden * outputs
     return Network(
-        build=lambda: Example(model=TwoTowers(), args=(torch.randn(batch, inputs), torch.randn(batch, 2 * inputs))),
+        build=lambda: Example(TwoTowers(), torch.randn(batch, inputs), torch.randn(batch, 2 * inputs)),
         expected=Expected(
-            forward=left + right + 2 * shared,
-            backward=left + right + 2 * (2 * shared),
+            left + right + 2 * shared,
+            left + right + 2 * (2 * shared),
             by_module={
-                "left": PhaseFlops(forward=left + shared, backward=left + 2 * shared),
-                "left.shared": PhaseFlops(forward=shared, backward=2 * shared),
-                "right": PhaseFlops(forward=right + shared, backward=right + 2 * shared),
-                "right.shared": PhaseFlops(forward=shared, backward=2 * shared),
+                "left": (left + shared, left + 2 * shared),
+                "left.shared": (shared, 2 * shared),
+                "right": (right + shared, right + 2 * shared),
+                "right.shared": (shared, 2 * shared),
             },
         ),
     )
@@ -242,15 +219,10 @@ def same_module_twice_in_a_sequence() -> Network:
 
     def build() -> Example:
         layer = nn.Linear(hidden, hidden)
-        return Example(model=nn.Sequential(layer, nn.ReLU(), layer), args=(torch.randn(batch, hidden),))
+        return Example(nn.Sequential(layer, nn.ReLU(), layer), torch.randn(batch, hidden))
 
     return Network(
-        build=build,
-        expected=Expected(
-            forward=2 * product,
-            backward=product + 2 * product,
-            by_module={"0": PhaseFlops(forward=2 * product, backward=3 * product)},
-        ),
+        build=build, expected=Expected(2 * product, product + 2 * product, by_module={"0": (2 * product, 3 * product)})
     )
 
 
@@ -281,16 +253,12 @@ def keyword_only_calls() -> Network:
     product = 2 * batch * hidden * wide
     later = PhaseFlops(forward=2 * product, backward=4 * product)
     return Network(
-        build=lambda: Example(model=Stack(), kwargs={"states": torch.randn(batch, hidden)}),
+        build=lambda: Example(Stack(), kwargs={"states": torch.randn(batch, hidden)}),
         expected=Expected(
-            forward=3 * 2 * product,
+            3 * 2 * product,
+            3 * 4 * product - product,
             without_backward=0,
-            backward=3 * 4 * product - product,
-            by_module={
-                "blocks.0": PhaseFlops(forward=2 * product, backward=3 * product),
-                "blocks.1": later,
-                "blocks.2": later,
-            },
+            by_module={"blocks.0": (2 * product, 3 * product), "blocks.1": later, "blocks.2": later},
         ),
     )
 
@@ -323,15 +291,8 @@ def opaque_output() -> Network:
 
     body, head = 2 * batch * inputs * hidden, 2 * batch * hidden * classes
     return Network(
-        build=lambda: Example(model=Hiding(), args=(torch.randn(batch, inputs),), step=step),
-        expected=Expected(
-            forward=body + head,
-            backward=body + 2 * head,
-            by_module={
-                "body": PhaseFlops(forward=body, backward=body),
-                "head": PhaseFlops(forward=head, backward=2 * head),
-            },
-        ),
+        build=lambda: Example(Hiding(), torch.randn(batch, inputs), step=step),
+        expected=Expected(body + head, body + 2 * head, by_module={"body": (body, body), "head": (head, 2 * head)}),
     )
 
 
@@ -354,12 +315,8 @@ def branch_that_the_loss_leaves_out() -> Network:
 
     used, left_out = 2 * batch * inputs * outputs, 2 * batch * inputs * unused
     return Network(
-        build=lambda: Example(model=TwoHeads(), args=(torch.randn(batch, inputs),), step=step),
-        expected=Expected(
-            forward=used + left_out,
-            backward=used,
-            by_module={"unused": PhaseFlops(forward=left_out), "used": PhaseFlops(forward=used, backward=used)},
-        ),
+        build=lambda: Example(TwoHeads(), torch.randn(batch, inputs), step=step),
+        expected=Expected(used + left_out, used, by_module={"unused": (left_out,), "used": (used, used)}),
     )
 
 
@@ -382,15 +339,12 @@ def teacher_inside_the_model() -> Network:
     student = 2 * batch * inputs * outputs
     teacher = 2 * batch * inputs * hidden + 2 * batch * hidden * outputs
     return Network(
-        build=lambda: Example(model=Distilled(), args=(torch.randn(batch, inputs),)),
+        build=lambda: Example(Distilled(), torch.randn(batch, inputs)),
         expected=Expected(
-            forward=student + teacher,
+            student + teacher,
+            student,
             without_backward=teacher,
-            backward=student,
-            by_module={
-                "teacher": PhaseFlops(forward=teacher),
-                "student": PhaseFlops(forward=student, backward=student),
-            },
+            by_module={"teacher": (teacher,), "student": (student, student)},
         ),
     )
 
@@ -408,17 +362,14 @@ def teacher_outside_the_model() -> Network:
                 target = teacher(example.args[0])
             nn.functional.mse_loss(example.forward(), target).backward()  # type: ignore[no-untyped-call]
 
-        return Example(model=nn.Linear(inputs, outputs), args=(torch.randn(batch, inputs),), step=step)
+        return Example(nn.Linear(inputs, outputs), torch.randn(batch, inputs), step=step)
 
     product = 2 * batch * inputs * outputs
     return Network(
         one_call=False,
         build=build,
         expected=Expected(
-            forward=2 * product,
-            without_backward=product,
-            backward=product,
-            by_module={"": PhaseFlops(forward=product, backward=product), OUTSIDE: PhaseFlops(forward=product)},
+            2 * product, product, without_backward=product, by_module={"": (product, product), OUTSIDE: (product,)}
         ),
     )
 
@@ -436,13 +387,10 @@ def contrastive_loss_outside_the_model() -> Network:
     similarity = 2 * batch * hidden * batch
     return Network(
         one_call=False,
-        build=lambda: Example(model=nn.Linear(inputs, hidden), args=(torch.randn(batch, inputs),), step=step),
+        build=lambda: Example(nn.Linear(inputs, hidden), torch.randn(batch, inputs), step=step),
         expected=Expected(
-            forward=encoder + similarity,
-            backward=encoder + 2 * similarity,
-            by_module={
-                "": PhaseFlops(forward=encoder, backward=encoder),
-                OUTSIDE: PhaseFlops(forward=similarity, backward=2 * similarity),
-            },
+            encoder + similarity,
+            encoder + 2 * similarity,
+            by_module={"": (encoder, encoder), OUTSIDE: (similarity, 2 * similarity)},
         ),
     )

@@ -10,8 +10,6 @@ from typing import Any
 
 import torch
 
-from lightning_flops.records import PhaseFlops
-
 from .case import Example, Expected, Family, Network
 from .transformers_parts import above_the_diagonal, attention_scores, linear, tiny, tokens, trained
 
@@ -44,17 +42,14 @@ def gpt2(attention: str) -> Network:
             eos_token_id=1,
             attn_implementation=attention,
         )
-        return Example(
-            model=model,
-            kwargs={"input_ids": tokens(vocabulary, batch, sequence), "use_cache": False},
-        )
+        return Example(model, kwargs={"input_ids": tokens(vocabulary, batch, sequence), "use_cache": False})
 
     return Network(
         build=build,
         expected=Expected(
-            forward=forward,
-            backward=2 * forward,
-            recompute=layers * scores if fused else 0,
+            forward,
+            2 * forward,
+            layers * scores if fused else 0,
             skipped=layers * (2 + 4 + 1) * skipped if fused else 0,
             by_module={
                 "transformer.h.0": trained(attended + mlp, scores if fused else 0),
@@ -66,16 +61,10 @@ def gpt2(attention: str) -> Network:
     )
 
 
-@FAMILY.network
-def gpt2_with_eager_attention() -> Network:
-    """Separate products compute the masked scores too."""
-    return gpt2("eager")
-
-
-@FAMILY.network
-def gpt2_with_fused_attention() -> Network:
-    """Without padding the causal mask is a flag, and the kernel skips."""
-    return gpt2("sdpa")
+# Separate products compute the masked scores too.
+FAMILY.put("gpt2_with_eager_attention", gpt2("eager"))
+# Without padding the causal mask is a flag, and the kernel skips.
+FAMILY.put("gpt2_with_fused_attention", gpt2("sdpa"))
 
 
 class Llama:
@@ -112,10 +101,7 @@ class Llama:
             max_position_embeddings=16,
             attn_implementation=attention,
         )
-        return Example(
-            model=model,
-            kwargs={"input_ids": tokens(cls.vocabulary, cls.batch, cls.sequence), "use_cache": False},
-        )
+        return Example(model, kwargs={"input_ids": tokens(cls.vocabulary, cls.batch, cls.sequence), "use_cache": False})
 
 
 @FAMILY.network
@@ -124,8 +110,8 @@ def llama_with_eager_attention() -> Network:
     return Network(
         build=lambda: Llama.example("eager"),
         expected=Expected(
-            forward=Llama.forward,
-            backward=2 * Llama.forward,
+            Llama.forward,
+            2 * Llama.forward,
             by_module={
                 "model.layers.0": trained(Llama.layer),
                 "model.layers.1": trained(Llama.layer),
@@ -146,9 +132,9 @@ def llama_with_fused_attention() -> Network:
     return Network(
         build=lambda: Llama.example("sdpa"),
         expected=Expected(
-            forward=Llama.forward,
-            backward=2 * Llama.forward,
-            recompute=Llama.layers * Llama.scores,
+            Llama.forward,
+            2 * Llama.forward,
+            Llama.layers * Llama.scores,
             skipped=Llama.layers * (2 + 4 + 1) * skipped,
             by_module={
                 "model.layers.0": trained(Llama.layer, Llama.scores),
@@ -170,10 +156,7 @@ def llama_with_a_padding_mask() -> Network:
         example.kwargs = {**example.kwargs, "attention_mask": mask}
         return example
 
-    return Network(
-        build=build,
-        expected=Expected(forward=Llama.forward, backward=2 * Llama.forward, recompute=Llama.layers * Llama.scores),
-    )
+    return Network(build=build, expected=Expected(Llama.forward, 2 * Llama.forward, Llama.layers * Llama.scores))
 
 
 @FAMILY.network
@@ -190,9 +173,9 @@ def llama_with_gradient_checkpointing() -> Network:
     return Network(
         build=build,
         expected=Expected(
-            forward=Llama.forward,
-            backward=2 * Llama.forward,
-            recompute=Llama.layers * repeated,
+            Llama.forward,
+            2 * Llama.forward,
+            Llama.layers * repeated,
             by_module={
                 "model.layers.0": trained(Llama.layer, repeated),
                 "model.layers.2": trained(Llama.layer, repeated),
@@ -219,12 +202,12 @@ def llama_with_only_its_last_layer_trained() -> Network:
     return Network(
         build=build,
         expected=Expected(
-            forward=Llama.forward,
+            Llama.forward,
+            2 * (Llama.layer + Llama.head),
             without_backward=2 * Llama.layer,
-            backward=2 * (Llama.layer + Llama.head),
             by_module={
-                "model.layers.0": PhaseFlops(forward=Llama.layer),
-                "model.layers.1": PhaseFlops(forward=Llama.layer),
+                "model.layers.0": (Llama.layer,),
+                "model.layers.1": (Llama.layer,),
                 "model.layers.2": trained(Llama.layer),
                 "lm_head": trained(Llama.head),
             },
@@ -260,7 +243,7 @@ def llama_generating_without_grad() -> Network:
         example.step = step
         return example
 
-    return Network(one_call=False, build=build, expected=Expected(forward=prompt + later))
+    return Network(one_call=False, build=build, expected=Expected(prompt + later))
 
 
 def mixtral(experts: str) -> Network:
@@ -296,16 +279,13 @@ def mixtral(experts: str) -> Network:
             attn_implementation="eager",
             experts_implementation=experts,
         )
-        return Example(
-            model=model,
-            kwargs={"input_ids": tokens(vocabulary, batch, sequence), "use_cache": False},
-        )
+        return Example(model, kwargs={"input_ids": tokens(vocabulary, batch, sequence), "use_cache": False})
 
     return Network(
         build=build,
         expected=Expected(
-            forward=forward,
-            backward=2 * forward,
+            forward,
+            2 * forward,
             by_module={
                 "model.layers.0.self_attn": trained(attention),
                 "model.layers.0.mlp.gate": trained(router),
@@ -317,22 +297,12 @@ def mixtral(experts: str) -> Network:
     )
 
 
-@FAMILY.network
-def mixtral_with_a_loop_over_experts() -> Network:
-    """One product after the other."""
-    return mixtral("eager")
-
-
-@FAMILY.network
-def mixtral_with_batched_experts() -> Network:
-    """One batched product, the weights gathered for every row."""
-    return mixtral("batched_mm")
-
-
-@FAMILY.network
-def mixtral_with_grouped_experts() -> Network:
-    """One grouped product, rows sorted by expert: the library's default."""
-    return mixtral("grouped_mm")
+# One product after the other.
+FAMILY.put("mixtral_with_a_loop_over_experts", mixtral("eager"))
+# One batched product, the weights gathered for every row.
+FAMILY.put("mixtral_with_batched_experts", mixtral("batched_mm"))
+# One grouped product, rows sorted by expert: the library's default.
+FAMILY.put("mixtral_with_grouped_experts", mixtral("grouped_mm"))
 
 
 @FAMILY.network
@@ -368,16 +338,13 @@ def mamba() -> Network:
             time_step_rank=rank,
             use_mambapy=False,
         )
-        return Example(
-            model=model,
-            kwargs={"input_ids": tokens(vocabulary, batch, sequence), "use_cache": False},
-        )
+        return Example(model, kwargs={"input_ids": tokens(vocabulary, batch, sequence), "use_cache": False})
 
     return Network(
         build=build,
         expected=Expected(
-            forward=forward,
-            backward=2 * forward,
+            forward,
+            2 * forward,
             by_module={
                 "backbone.layers.0": trained(mixer),
                 "backbone.layers.1.mixer": trained(mixer),

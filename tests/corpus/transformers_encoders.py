@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import torch
 
-from lightning_flops.records import PhaseFlops
-
 from .case import Example, Expected, Family, Network, forward_without_grad
 from .transformers_parts import (
     attention_scores,
@@ -49,14 +47,14 @@ def bert(attention: str) -> Network:
             max_position_embeddings=16,
             attn_implementation=attention,
         )
-        return Example(model=model, kwargs={"input_ids": tokens(vocabulary, batch, sequence)})
+        return Example(model, kwargs={"input_ids": tokens(vocabulary, batch, sequence)})
 
     return Network(
         build=build,
         expected=Expected(
-            forward=layers * layer + head,
-            backward=2 * (layers * layer + head),
-            recompute=layers * repeated,
+            layers * layer + head,
+            2 * (layers * layer + head),
+            layers * repeated,
             by_module={
                 "bert.encoder.layer.0": trained(layer, repeated),
                 "bert.encoder.layer.1": trained(layer, repeated),
@@ -69,16 +67,10 @@ def bert(attention: str) -> Network:
     )
 
 
-@FAMILY.network
-def bert_with_eager_attention() -> Network:
-    """Separate products."""
-    return bert("eager")
-
-
-@FAMILY.network
-def bert_with_fused_attention() -> Network:
-    """One kernel, bidirectional: nothing is skipped."""
-    return bert("sdpa")
+# Separate products.
+FAMILY.put("bert_with_eager_attention", bert("eager"))
+# One kernel, bidirectional: nothing is skipped.
+FAMILY.put("bert_with_fused_attention", bert("sdpa"))
 
 
 @FAMILY.network
@@ -105,18 +97,11 @@ def bert_without_grad() -> Network:
             max_position_embeddings=16,
             attn_implementation="sdpa",
         )
-        return Example(
-            model=model,
-            kwargs={"input_ids": tokens(vocabulary, batch, sequence)},
-            step=forward_without_grad,
-        )
+        return Example(model, kwargs={"input_ids": tokens(vocabulary, batch, sequence)}, step=forward_without_grad)
 
     return Network(
         build=build,
-        expected=Expected(
-            forward=layers * layer + pooler,
-            by_module={"encoder.layer.1": PhaseFlops(forward=layer), "pooler": PhaseFlops(forward=pooler)},
-        ),
+        expected=Expected(layers * layer + pooler, by_module={"encoder.layer.1": (layer,), "pooler": (pooler,)}),
     )
 
 
@@ -143,17 +128,14 @@ def vit() -> Network:
             num_labels=classes,
             attn_implementation="eager",
         )
-        return Example(model=model, kwargs={"pixel_values": torch.randn(batch, channels, 8, 12)})
+        return Example(model, kwargs={"pixel_values": torch.randn(batch, channels, 8, 12)})
 
     return Network(
         build=build,
         expected=Expected(
-            forward=patching + layers * layer + classifier,
-            backward=patching + 2 * (layers * layer + classifier),
-            by_module={
-                "vit.embeddings": reads_the_input(patching),
-                "classifier": trained(classifier),
-            },
+            patching + layers * layer + classifier,
+            patching + 2 * (layers * layer + classifier),
+            by_module={"vit.embeddings": reads_the_input(patching), "classifier": trained(classifier)},
         ),
     )
 
@@ -201,7 +183,7 @@ def clip() -> Network:
             attn_implementation="eager",
         )
         return Example(
-            model=model,
+            model,
             kwargs={
                 "input_ids": tokens(vocabulary, texts, sequence),
                 "pixel_values": torch.randn(images, channels, 8, 8),
@@ -211,8 +193,8 @@ def clip() -> Network:
     return Network(
         build=build,
         expected=Expected(
-            forward=patching + behind_the_input,
-            backward=patching + 2 * behind_the_input,
+            patching + behind_the_input,
+            patching + 2 * behind_the_input,
             by_module={
                 "text_model": trained(layers * text_layer),
                 "vision_model.embeddings": reads_the_input(patching),
@@ -253,16 +235,13 @@ def convnext() -> Network:
             depths=[1, 2],
             num_labels=classes,
         )
-        return Example(
-            model=model,
-            kwargs={"pixel_values": torch.randn(batch, channels, 16, 24)},
-        )
+        return Example(model, kwargs={"pixel_values": torch.randn(batch, channels, 16, 24)})
 
     return Network(
         build=build,
         expected=Expected(
-            forward=patching + sum(stages) + classifier,
-            backward=patching + 2 * (sum(stages) + classifier),
+            patching + sum(stages) + classifier,
+            patching + 2 * (sum(stages) + classifier),
             by_module={
                 "convnext.embeddings": reads_the_input(patching),
                 "convnext.encoder.stages.0": trained(stages[0]),

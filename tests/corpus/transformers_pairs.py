@@ -10,8 +10,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lightning_flops.records import PhaseFlops
-
 from .case import Example, Expected, Family, Network
 from .transformers_parts import (
     attention_scores,
@@ -66,7 +64,7 @@ def t5() -> Network:
             attn_implementation="eager",
         )
         return Example(
-            model=model,
+            model,
             kwargs={
                 "input_ids": tokens(vocabulary, batch, source),
                 "decoder_input_ids": tokens(vocabulary, batch, target),
@@ -77,8 +75,8 @@ def t5() -> Network:
     return Network(
         build=build,
         expected=Expected(
-            forward=forward,
-            backward=2 * forward,
+            forward,
+            2 * forward,
             by_module={
                 "encoder": trained(encoder_layers * encoder_layer),
                 "encoder.block.1": trained(encoder_layer),
@@ -126,7 +124,7 @@ def whisper() -> Network:
             attn_implementation="eager",
         )
         return Example(
-            model=model,
+            model,
             kwargs={
                 "input_features": torch.randn(batch, mels, frames),
                 "decoder_input_ids": tokens(vocabulary, batch, target),
@@ -137,8 +135,8 @@ def whisper() -> Network:
     return Network(
         build=build,
         expected=Expected(
-            forward=conv1 + behind_the_input,
-            backward=conv1 + 2 * behind_the_input,
+            conv1 + behind_the_input,
+            conv1 + 2 * behind_the_input,
             by_module={
                 "model.encoder.conv1": reads_the_input(conv1),
                 "model.encoder.conv2": trained(conv2),
@@ -208,20 +206,20 @@ def detr() -> Network:
             attn_implementation="eager",
         )
         model.model.freeze_backbone()  # type: ignore[operator, union-attr]
-        return Example(model=model, kwargs={"pixel_values": torch.randn(batch, 3, 32, 48)}, step=boxes_and_classes)
+        return Example(model, kwargs={"pixel_values": torch.randn(batch, 3, 32, 48)}, step=boxes_and_classes)
 
     return Network(
         build=build,
         expected=Expected(
-            forward=body + projection + trained_parts,
+            body + projection + trained_parts,
+            projection + 2 * trained_parts - values_of_zeros,
             without_backward=body,
-            backward=projection + 2 * trained_parts - values_of_zeros,
             by_module={
-                "model.backbone": PhaseFlops(forward=body),
+                "model.backbone": (body,),
                 "model.input_projection": reads_the_input(projection),
                 "model.encoder.layers.0": trained(encoding),
                 "model.encoder.layers.1": trained(encoding),
-                "model.decoder": PhaseFlops(forward=decoding, backward=2 * decoding - values_of_zeros),
+                "model.decoder": (decoding, 2 * decoding - values_of_zeros),
                 "class_labels_classifier": trained(class_head),
                 "bbox_predictor": trained(box_head),
             },

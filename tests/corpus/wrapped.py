@@ -12,8 +12,6 @@ from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, f
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from lightning_flops.records import PhaseFlops
-
 from .case import Example, Expected, Family, Network
 
 FAMILY = Family("wrapped")
@@ -31,22 +29,20 @@ def perceptron() -> nn.Sequential:
 def expected(recompute: int = 0) -> Expected:
     """What the perceptron costs, wrapped or not; *recompute* is the first layer's."""
     return Expected(
-        forward=FIRST + SECOND,
-        backward=FIRST + 2 * SECOND,
-        recompute=recompute,
+        FIRST + SECOND,
+        FIRST + 2 * SECOND,
+        recompute,
         by_module={
-            "": PhaseFlops(forward=FIRST + SECOND, backward=FIRST + 2 * SECOND, recompute=recompute),
-            "0": PhaseFlops(forward=FIRST, backward=FIRST, recompute=recompute),
-            "2": PhaseFlops(forward=SECOND, backward=2 * SECOND),
+            "": (FIRST + SECOND, FIRST + 2 * SECOND, recompute),
+            "0": (FIRST, FIRST, recompute),
+            "2": (SECOND, 2 * SECOND),
         },
     )
 
 
 def wrapped_by(wrap: Callable[[nn.Module], nn.Module]) -> Network:
     """The perceptron inside a wrapper that needs no process group."""
-    return Network(
-        build=lambda: Example(model=wrap(perceptron()), args=(torch.randn(BATCH, INPUTS),)), expected=expected()
-    )
+    return Network(build=lambda: Example(wrap(perceptron()), torch.randn(BATCH, INPUTS)), expected=expected())
 
 
 _GROUPS: list[object] = []
@@ -73,7 +69,7 @@ def on_one_rank(wrap: Callable[[nn.Module], nn.Module]) -> Network:
         except BaseException:
             distributed.destroy_process_group()
             raise
-        return Example(model=model, args=(torch.randn(BATCH, INPUTS),), teardown=leave)
+        return Example(model, torch.randn(BATCH, INPUTS), teardown=leave)
 
     return Network(build=build, expected=expected())
 
@@ -89,10 +85,8 @@ def one_rank_mesh() -> DeviceMesh:
     return init_device_mesh("cpu", (1,))
 
 
-@FAMILY.network
-def distributed_data_parallel() -> Network:
-    """DDP calls the network "module"."""
-    return on_one_rank(nn.parallel.DistributedDataParallel)
+# DDP calls the network "module".
+FAMILY.put("distributed_data_parallel", on_one_rank(nn.parallel.DistributedDataParallel))
 
 
 @FAMILY.network
@@ -131,10 +125,11 @@ def tensor_parallel() -> Network:
     return on_one_rank(wrap)
 
 
-@FAMILY.network
-def distributed_data_parallel_over_a_static_graph() -> Network:
-    """The first step of a static graph runs its reduction after the backward."""
-    return on_one_rank(lambda model: nn.parallel.DistributedDataParallel(model, static_graph=True))
+# The first step of a static graph runs its reduction after the backward.
+FAMILY.put(
+    "distributed_data_parallel_over_a_static_graph",
+    on_one_rank(lambda model: nn.parallel.DistributedDataParallel(model, static_graph=True)),
+)
 
 
 @FAMILY.network
@@ -169,10 +164,8 @@ def fully_sharded_and_compiled() -> Network:
     return on_one_rank(wrap)
 
 
-@FAMILY.network
-def data_parallel() -> Network:
-    """Without a GPU DataParallel only calls the network, which it calls "module"."""
-    return wrapped_by(nn.DataParallel)
+# Without a GPU DataParallel only calls the network, which it calls "module".
+FAMILY.put("data_parallel", wrapped_by(nn.DataParallel))
 
 
 @FAMILY.network
@@ -180,8 +173,7 @@ def checkpoint_wrapped() -> Network:
     """The wrapper's own name is left out; the first product is repeated, the last one saves its factors before it."""
     return Network(
         build=lambda: Example(
-            model=checkpoint_wrapper(perceptron(), checkpoint_impl=CheckpointImpl.NO_REENTRANT),
-            args=(torch.randn(BATCH, INPUTS),),
+            checkpoint_wrapper(perceptron(), checkpoint_impl=CheckpointImpl.NO_REENTRANT), torch.randn(BATCH, INPUTS)
         ),
         expected=expected(recompute=FIRST),
     )
@@ -197,18 +189,17 @@ def module_that_is_called_module() -> Network:
             self.module = perceptron()
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            result: torch.Tensor = self.module(x)
-            return result
+            return self.module(x)
 
     return Network(
-        build=lambda: Example(model=Holder(), args=(torch.randn(BATCH, INPUTS),)),
+        build=lambda: Example(Holder(), torch.randn(BATCH, INPUTS)),
         expected=Expected(
-            forward=FIRST + SECOND,
-            backward=FIRST + 2 * SECOND,
+            FIRST + SECOND,
+            FIRST + 2 * SECOND,
             by_module={
-                "module": PhaseFlops(forward=FIRST + SECOND, backward=FIRST + 2 * SECOND),
-                "module.0": PhaseFlops(forward=FIRST, backward=FIRST),
-                "module.2": PhaseFlops(forward=SECOND, backward=2 * SECOND),
+                "module": (FIRST + SECOND, FIRST + 2 * SECOND),
+                "module.0": (FIRST, FIRST),
+                "module.2": (SECOND, 2 * SECOND),
             },
         ),
     )

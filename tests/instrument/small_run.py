@@ -12,8 +12,18 @@ from lightning_flops.instrument.counting.flop_counter import FlopCounter
 from lightning_flops.instrument.notes import Notes
 from lightning_flops.instrument.recorder import Recorder
 from lightning_flops.instrument.timing.clocks import WallClock
+from lightning_flops.instrument.tracing.step_tracer import StepTracer
 from lightning_flops.instrument.tracing.trace_cycles import TraceCycles
-from lightning_flops.records import FlopPhase, FlopRecord, OperatorCell, PhaseFlops, RunContext, WindowRecord
+from lightning_flops.records import (
+    FlopPhase,
+    FlopRecord,
+    OperatorCell,
+    PhaseFlops,
+    RunContext,
+    StepSignature,
+    TracedStepRecord,
+    WindowRecord,
+)
 from tests.fake_clock import FakeNow
 
 CONTEXT = RunContext(
@@ -26,11 +36,7 @@ class FakeCounter(FlopCounter):
     """Counts what the test tells it to, while it is entered and not paused."""
 
     def __init__(self) -> None:
-        self.entered = 0
-        self.sweeps = 0
-        self.paused = 0
-        self.roots = 0
-        self.optimizers = 0
+        self.entered = self.paused = self.optimizers = 0
         self.flops: dict[FlopPhase, int] = {"forward": 0, "backward": 0, "recompute": 0, "optimizer": 0}
 
     def __enter__(self) -> FakeCounter:
@@ -44,7 +50,7 @@ class FakeCounter(FlopCounter):
         return False
 
     def sweep(self) -> None:
-        self.sweeps += 1
+        pass
 
     @contextmanager
     def pause(self) -> Iterator[None]:
@@ -54,9 +60,7 @@ class FakeCounter(FlopCounter):
 
     @contextmanager
     def in_root(self) -> Iterator[None]:
-        self.roots += 1
         yield
-        self.roots -= 1
 
     @contextmanager
     def in_optimizer(self) -> Iterator[None]:
@@ -78,6 +82,43 @@ class FakeCounter(FlopCounter):
                 for phase, flops in self.flops.items()
             )
         )
+
+
+class FakeTracer(StepTracer):
+    """Writes down what is called; is lost at a call that the test names."""
+
+    def __init__(self, *, lost_at: str = "") -> None:
+        self.calls: list[str] = []
+        self.lost = None
+        self.lost_at = lost_at
+        self.first: int | None = None
+
+    def _call(self, name: str) -> None:
+        self.calls.append(name)
+        if name.partition(" ")[0] == self.lost_at:
+            self.lost = f"Lost at {name}."
+
+    def warm_up(self) -> None:
+        self._call("warm_up")
+
+    def start(self, index: int) -> None:
+        self.first = index if self.first is None else self.first
+        self._call(f"start {index}")
+
+    def enter(self, part: str) -> None:
+        self._call(f"enter {part}")
+
+    def leave(self) -> None:
+        self._call("leave")
+
+    def stop(self, *signatures: StepSignature) -> TracedStepRecord:
+        assert self.first is not None
+        index, self.first = self.first, None
+        self._call("stop")
+        return TracedStepRecord(index=index, signatures=signatures, process=1, path="")
+
+    def give_up(self) -> None:
+        self.calls.append("give_up")
 
 
 class Run:

@@ -21,26 +21,6 @@ def eight_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 8)
 
 
-def test_without_groups_there_is_one_rank_of_everything() -> None:
-    assert parallel_sizes(SimpleNamespace(mpu=None)) == ParallelSizes()
-
-
-@pytest.mark.parametrize(
-    ("sizes", "expected"),
-    [
-        ({"dp_world_size": 4, "mp_world_size": 2}, ParallelSizes(dp_size=4, tp_size=2)),
-        # With sequence parallelism by a unit: None, and what stands in for it counts the ranks of a sequence, too.
-        ({"dp_world_size": None, "seq_dp_world_size": 4}, ParallelSizes(dp_size=4)),
-        (
-            {"dp_world_size": None, "seq_dp_world_size": 8, "sequence_parallel_size": 2},
-            ParallelSizes(dp_size=4, sp_size=2),
-        ),
-    ],
-)
-def test_without_groups_the_engines_own_words_stand(sizes: dict[str, Any], expected: ParallelSizes) -> None:
-    assert parallel_sizes(SimpleNamespace(**sizes)) == expected
-
-
 @pytest.mark.usefixtures("eight_ranks")
 def test_without_a_unit_all_ranks_see_different_data() -> None:
     assert parallel_sizes(SimpleNamespace(mpu=None)) == ParallelSizes(dp_size=8)

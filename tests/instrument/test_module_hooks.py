@@ -4,32 +4,17 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import nn
 
-from lightning_flops.instrument.module_hooks import module_hooks
+from lightning_flops.instrument.module_hooks import put_up_hooks
 
 
 def _nothing(*_: Any) -> None:
     pass
-
-
-def test_a_warning_that_was_shown_is_not_shown_again_because_of_the_hooks() -> None:
-    shown: list[str] = []
-
-    def warn() -> None:
-        warnings.warn("this is old", UserWarning, stacklevel=1)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("default")
-        warnings.showwarning = lambda message, *_: shown.append(str(message))
-        warn()
-        with module_hooks(_nothing, _nothing):
-            warn()
-        warn()
-    assert shown == ["this is old"]
 
 
 def test_torch_says_nothing_of_our_hooks_and_all_of_other_hooks() -> None:
@@ -44,7 +29,8 @@ def test_torch_says_nothing_of_our_hooks_and_all_of_other_hooks() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("default")
         warnings.showwarning = lambda message, *_: shown.append(str(message))
-        with module_hooks(_nothing, _nothing):
+        with ExitStack() as undo:
+            put_up_hooks(undo, _nothing, _nothing)
             call(torch.compile(nn.Linear(2, 2), backend="eager"))
             assert not [one for one in shown if "global hooks" in one]
         handle = nn.modules.module.register_module_forward_hook(_nothing)

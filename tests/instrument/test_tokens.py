@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections import UserDict
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch.nn.utils.rnn import pack_sequence
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_flops.instrument.tokens import OnDeviceError, TokenReader, tokens_in
 from lightning_flops.records import BatchTokens
@@ -20,66 +18,45 @@ MASK = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [0, 1, 1, 1]])
 
 def test_a_mask_tells_padding_on_either_side() -> None:
     # Lengths 4, 2 and 3: 16 + 4 + 9 pairs.
-    assert tokens_in({"input_ids": IDS, "attention_mask": MASK}) == BatchTokens(12, 9, None, 29)
-    assert tokens_in({"input_ids": IDS, "attention_mask": MASK.bool()}) == BatchTokens(12, 9, None, 29)
-    assert tokens_in({"attention_mask": MASK}) == BatchTokens(12, 9, None, 29)
-    assert tokens_in(UserDict(input_ids=IDS, attention_mask=MASK)) == BatchTokens(12, 9, None, 29)
-
-
-def test_every_number_of_a_mask_but_zero_is_a_token() -> None:
-    assert tokens_in({"attention_mask": -MASK}) == BatchTokens(12, 9, None, 29)
-    mixed = torch.tensor([[-1, 1, 0, 0], [-7, 1, 1, 0], [0, 0, 0, 0]])  # lengths 2 and 3
-    assert tokens_in({"attention_mask": mixed}) == BatchTokens(12, 5, None, 13)
-
-
-def test_no_mode_sees_what_is_asked_of_a_batch() -> None:
-    class Sees(TorchDispatchMode):  # type: ignore[no-untyped-call]
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            raise AssertionError(func)
-
-    batch = {"input_ids": IDS, "attention_mask": MASK, "labels": IDS}
-    with Sees():  # type: ignore[no-untyped-call]
-        assert tokens_in(batch) == BatchTokens(12, 9, 12, 29)
+    assert tokens_in({"input_ids": IDS, "attention_mask": MASK}) == BatchTokens(12, 9, 29)
+    assert tokens_in({"input_ids": IDS, "attention_mask": MASK.bool()}) == BatchTokens(12, 9, 29)
+    assert tokens_in({"attention_mask": MASK}) == BatchTokens(12, 9, 29)
+    assert tokens_in(UserDict(input_ids=IDS, attention_mask=MASK)) == BatchTokens(12, 9, 29)
 
 
 def test_a_mask_that_numbers_packed_sequences_tells_them_apart() -> None:
     """Rows of 2 and 1, and of 1 and 3 tokens: 4 + 1 + 1 + 9 pairs. A row of a collator that packs need not be full."""
     mask = torch.tensor([[1, 1, 2, 0], [1, 2, 2, 2]])
-    assert tokens_in({"input_ids": IDS[:2], "attention_mask": mask}) == BatchTokens(8, 7, None, 15)
+    assert tokens_in({"input_ids": IDS[:2], "attention_mask": mask}) == BatchTokens(8, 7, 15)
 
 
 def test_labels_tell_what_is_trained_on_and_no_padding() -> None:
     labels = torch.tensor([[-100, -100, 5, 6], [-100, 4, -100, -100], [1, 2, 3, 4]])
-    assert tokens_in({"input_ids": IDS, "attention_mask": MASK, "labels": labels}) == BatchTokens(12, 9, 7, 29)
-    assert tokens_in({"input_ids": IDS, "labels": labels}) == BatchTokens(12, None, 7, None)
-    assert tokens_in({"input_ids": IDS, "labels": IDS}) == BatchTokens(12, 12, 12, None)  # a prompt has none
-
-
-def test_labels_of_samples_are_no_labels_of_tokens() -> None:
-    batch = {"input_ids": IDS, "attention_mask": MASK, "labels": torch.tensor([1, 0, 1])}
-    assert tokens_in(batch) == BatchTokens(12, 9, None, 29)
+    assert tokens_in({"input_ids": IDS, "attention_mask": MASK, "labels": labels}) == BatchTokens(12, 9, 29)
+    assert tokens_in({"input_ids": IDS, "labels": labels}) == BatchTokens(12, None, None)
+    assert tokens_in({"input_ids": IDS, "labels": IDS}) == BatchTokens(12, 12, None)  # a prompt has none
 
 
 @pytest.mark.parametrize("name", ["cu_seqlens", "cu_seq_lens_q"])
 def test_borders_of_packed_sequences(name: str) -> None:
     """Three sequences of 2, 5 and 3 tokens, and 2 tokens of padding behind them: 4 + 25 + 9 pairs."""
     batch = {"input_ids": IDS.reshape(1, 12), name: torch.tensor([0, 2, 7, 10], dtype=torch.int32)}
-    assert tokens_in(batch) == BatchTokens(12, 10, None, 38)
+    assert tokens_in(batch) == BatchTokens(12, 10, 38)
 
 
 def test_positions_that_begin_anew() -> None:
     places = torch.tensor([[0, 1, 2, 0, 1, 0, 0, 1, 2, 3, 4, 5]])  # 3, 2, 1 and 6
     batch = {"input_ids": IDS.reshape(1, 12), "position_ids": places}
-    assert tokens_in(batch) == BatchTokens(12, 12, None, 9 + 4 + 1 + 36)
-    assert tokens_in({**batch, "position_ids": places + 2}) == BatchTokens(12, 12, None, 9 + 4 + 1 + 36)
+    assert tokens_in(batch) == BatchTokens(12, 12, 9 + 4 + 1 + 36)
+    assert tokens_in({**batch, "position_ids": places + 2}) == BatchTokens(12, 12, 9 + 4 + 1 + 36)
 
 
 def test_positions_of_rows_are_of_each_row_alone() -> None:
     places = torch.tensor([[0, 1, 0, 1], [0, 1, 2, 3], [0, 1, 2, 3]])
-    assert tokens_in({"input_ids": IDS, "position_ids": places}) == BatchTokens(12, 12, None, 4 + 4 + 16 + 16)
+    assert tokens_in({"input_ids": IDS, "position_ids": places}) == BatchTokens(12, 12, 4 + 4 + 16 + 16)
 
 
-BY_SHAPE = BatchTokens(12, None, None, None)
+BY_SHAPE = BatchTokens(12, None, None)
 
 
 @pytest.mark.parametrize(
@@ -95,75 +72,38 @@ def test_positions_that_tell_no_sequences(places: list[list[int]]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("places", "trained", "real"),
+    ("places", "real"),
     [
-        ([0, 1, 2, 0, 0], None, None),  # a sequence of 3, and padding or two more
-        ([0, 1, 2, 3, 0], None, None),
-        ([0, 0, 0, 1, 2], None, None),
-        ([0, 1, 2, 0, 0], [1, 1, 1, 0, 0], None),  # the first of a sequence may have no label, too
-        ([0, 1, 2, 0, 0], [1, 1, 1, 0, 1], 5),
-        ([0, 1, 2, 0, 1], [1, 1, 1, 0, 0], 5),
+        ([0, 1, 2, 0, 0], None),  # a sequence of 3, and padding or two more
+        ([0, 1, 2, 3, 0], None),
+        ([0, 0, 0, 1, 2], None),
+        ([0, 1, 2, 0, 1], 5),
     ],
 )
-@pytest.mark.parametrize("as_borders", [False, True], ids=["positions", "borders"])
+@pytest.mark.parametrize("as_offsets", [False, True], ids=["positions", "offsets"])
 def test_a_sequence_of_one_token_at_the_border_of_a_row_may_be_padding(
-    places: list[int], trained: list[int] | None, real: int | None, as_borders: bool
+    places: list[int], real: int | None, as_offsets: bool
 ) -> None:
     """Padding may have the place 0, so that each place of it looks like a sequence: nobody can tell."""
     batch = {"input_ids": torch.ones(1, 5, dtype=torch.long)}
-    if as_borders:
+    if as_offsets:
         batch["cu_seq_lens_q"] = torch.tensor([place for place, number in enumerate(places) if not number] + [5])
     else:
         batch["position_ids"] = torch.tensor([places])
-    if trained is not None:
-        batch["labels"] = torch.tensor([[7 if one else -100 for one in trained]])
-    said: list[str] = []
-    tokens = tokens_in(batch, note=said.append)
+    tokens = tokens_in(batch)
     assert tokens is not None and (tokens.processed, tokens.real) == (5, real)
-    assert ("may be padding as well" in " ".join(said)) is (real is None)
 
 
-@pytest.mark.parametrize(
-    ("borders", "expected"),
-    [
-        ([[0, 2, 7, 10]], BatchTokens(12, 10, None, 4 + 25 + 9)),  # all rows in one
-        ([[0, 2, 4, -1], [0, 3, -1, -1], [0, 1, 3, 4]], BatchTokens(12, 11, None, 4 + 4 + 9 + 1 + 4 + 1)),
-        ([[0, 4, 4, 4], [0, 3, 3, 3], [0, 2, 2, 2]], BatchTokens(12, 9, None, 16 + 9 + 4)),
-        ([[0, 4], [0, 4]], BY_SHAPE),  # of two rows where there are three
-        ([0, 5, 13], BY_SHAPE),  # more than there are
-        ([1, 5, 12], BY_SHAPE),
-        ([0, 5, 3, 12], BY_SHAPE),
-    ],
-)
-def test_borders_of_each_row_and_those_that_are_none(borders: Any, expected: BatchTokens) -> None:
-    labels = torch.ones(3, 4, dtype=torch.long)
-    labels[0, 0] = -100
-    batch = {"input_ids": IDS, "labels": labels, "cu_seqlens": torch.tensor(borders, dtype=torch.int32)}
-    assert tokens_in(batch) == expected._replace(trained=11)
+@pytest.mark.parametrize("offsets", [[0, 5, 13], [1, 5, 12], [0, 5, 3, 12], [[0, 4], [0, 4]]])
+def test_what_are_no_offsets_tells_no_sequences(offsets: Any) -> None:
+    assert tokens_in({"input_ids": IDS, "cu_seqlens": torch.tensor(offsets, dtype=torch.int32)}) == BY_SHAPE
 
 
 def test_a_packed_sequence_has_no_padding() -> None:
     batch = pack_sequence([torch.zeros(length, 7) for length in (2, 5, 3)], enforce_sorted=False)
-    expected = BatchTokens(10, 10, None, 4 + 25 + 9)
+    expected = BatchTokens(10, 10, 4 + 25 + 9)
     assert tokens_in(batch) == expected
     assert tokens_in((batch, torch.zeros(3))) == expected
-    assert tokens_in(Fields(batch, torch.zeros(3))) == expected
-
-
-class Named(NamedTuple):
-    attention_mask: torch.Tensor
-    rows: torch.Tensor
-
-
-@dataclass
-class Fields:
-    input_ids: Any
-    attention_mask: Any
-
-
-def test_a_batch_may_name_its_fields() -> None:
-    assert tokens_in(Named(MASK, IDS)) == BatchTokens(12, 9, None, 29)
-    assert tokens_in(Fields(IDS, MASK)) == BatchTokens(12, 9, None, 29)
 
 
 WHOLE = {"input_ids": IDS[:2], "attention_mask": torch.ones(2, 4, dtype=torch.long)}
@@ -183,17 +123,12 @@ class Pair(NamedTuple):
     [(PADDED, PADDED), [PADDED, PADDED], {"a": PADDED, "b": PADDED}, Pair(PADDED, PADDED), (PADDED, IDS, PADDED)],
 )
 def test_batches_of_several_loaders_are_added_up(batch: Any) -> None:
-    assert tokens_in(batch) == BatchTokens(24, 18, None, 58)
-
-
-def test_parts_with_and_without_padding_are_added_up() -> None:
-    assert tokens_in((WHOLE, WHOLE)) == BatchTokens(16, 16, None, 64)
-    assert tokens_in((WHOLE, PADDED)) == BatchTokens(20, 17, None, 61)
+    assert tokens_in(batch) == BatchTokens(24, 18, 58)
 
 
 def test_a_part_that_does_not_tell_its_tokens_leaves_those_of_all_unknown() -> None:
     assert tokens_in((PADDED, {"input_ids": torch.zeros(3, 4, 5)})) is None
-    assert tokens_in((PADDED, {"pixels": torch.zeros(3, 4, 5)})) == BatchTokens(12, 9, None, 29)
+    assert tokens_in((PADDED, {"pixels": torch.zeros(3, 4, 5)})) == BatchTokens(12, 9, 29)
 
 
 @pytest.mark.parametrize(
@@ -212,22 +147,11 @@ def test_what_tells_no_tokens(batch: Any) -> None:
     assert tokens_in(batch) is None
 
 
-def test_a_mask_of_who_sees_whom_tells_no_padding() -> None:
-    batch = {"input_ids": IDS, "attention_mask": torch.ones(3, 1, 4, 4, dtype=torch.long)}
-    assert tokens_in(batch) == BatchTokens(12, None, None, None)
-
-
 def test_a_device_is_never_waited_for() -> None:
     on_device = {"input_ids": IDS.to("meta"), "attention_mask": MASK.to("meta")}
     with pytest.raises(OnDeviceError):
         tokens_in(on_device)
-    assert tokens_in({"input_ids": IDS.to("meta")}) == BatchTokens(12, None, None, None)
-
-
-def test_sums_are_known_only_where_every_part_is() -> None:
-    known = BatchTokens(12, 9, None, 29)
-    assert known.plus(known) == BatchTokens(24, 18, None, 58)
-    assert known.plus(None) == BatchTokens(None, None, None, None)
+    assert tokens_in({"input_ids": IDS.to("meta")}) == BatchTokens(12, None, None)
 
 
 def test_a_reader_that_has_read_tokens_is_not_put_off_by_what_tells_none() -> None:
@@ -248,7 +172,7 @@ def test_a_jagged_tensor_tells_its_tokens() -> None:
     """Lengths 3, 5 and 2: 9 + 25 + 4 pairs."""
     rows = [torch.arange(length) for length in (3, 5, 2)]
     jagged = torch.nested.nested_tensor(rows, layout=torch.jagged)
-    expected = BatchTokens(10, 10, None, 38)
+    expected = BatchTokens(10, 10, 38)
     assert tokens_in(jagged) == tokens_in((jagged, torch.ones(3))) == tokens_in({"input_ids": jagged}) == expected
     features = torch.nested.nested_tensor([torch.ones(len(row), 4) for row in rows], layout=torch.jagged)
     assert tokens_in(features) == expected
@@ -256,4 +180,4 @@ def test_a_jagged_tensor_tells_its_tokens() -> None:
     narrowed = torch.nested.narrow(
         torch.ones(2, 6, 4), 1, torch.tensor([1, 0]), torch.tensor([3, 1]), layout=torch.jagged
     )
-    assert tokens_in(narrowed) == BatchTokens(12, 4, None, 10)
+    assert tokens_in(narrowed) == BatchTokens(12, 4, 10)

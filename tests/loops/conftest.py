@@ -1,12 +1,9 @@
-"""A clock that stands still in every loop here, and the windows that were made into profiles."""
+"""A clock that stands still in every loop here."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from lightning_flops.analysis.profile import build_profile
 from lightning_flops.instrument.timing.clocks import WallClock
 from lightning_flops.run.monitor import Monitor
 from tests.fake_clock import FakeNow
@@ -21,16 +18,3 @@ def now(monkeypatch: pytest.MonkeyPatch) -> FakeNow:
     monkeypatch.setattr("lightning_flops.run.run.Monitor", lambda: Monitor(now))
     monkeypatch.setattr("lightning_flops.run.reports.Worker", PromptWorker)
     return now
-
-
-@pytest.fixture
-def windows(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Every window that was turned into a profile."""
-    kept: list[Any] = []
-
-    def keep(window: Any, **kwargs: Any) -> Any:
-        kept.append(window)
-        return build_profile(window, **kwargs)
-
-    monkeypatch.setattr("lightning_flops.run.results.build_profile", keep)
-    return kept

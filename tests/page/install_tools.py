@@ -18,19 +18,9 @@ WEB = Path(__file__).parents[2] / "web"
 INSTALLED = WEB / "node_modules" / ".package-lock.json"
 """Written by npm last, when everything else is there."""
 
-PACKAGES = {"node": "nodejs", "npm": "npm"}
 BROWSERS = ("chromium-headless-shell", "chromium")
 """Each is a command and its package. A page takes the first a third of the time that it takes the second, which has
 windows and all that belongs to them; older Debians have the second only."""
-LIMIT_SEC = 600.0
-
-
-def missing() -> list[str]:
-    """Commands that are not here; any of the browsers will do."""
-    return [
-        *(command for command in PACKAGES if shutil.which(command) is None),
-        *(["chromium"] if browser_here() is None else []),
-    ]
 
 
 def browser_here() -> str | None:
@@ -47,32 +37,27 @@ def node_is_ready() -> bool:
 
 def _run(*command: str, folder: Path | None = None) -> bool:
     try:
-        return subprocess.run(command, cwd=folder, timeout=LIMIT_SEC, check=False).returncode == 0
+        return subprocess.run(command, cwd=folder, timeout=600, check=False).returncode == 0
     except (OSError, subprocess.TimeoutExpired) as error:
         sys.stderr.write(f"{' '.join(command)}: {error}\n")
         return False
 
 
-def _install(*packages: str) -> None:
-    _run("apt-get", "install", "--yes", "--quiet=2", "--no-install-recommends", *packages)
-
-
 def main() -> None:
     """Install what is missing and may be installed."""
-    wanted = [package for command, package in PACKAGES.items() if shutil.which(command) is None]
-    browser_wanted = shutil.which(BROWSERS[0]) is None
-    if (wanted or browser_wanted) and hasattr(os, "geteuid") and os.geteuid() == 0 and shutil.which("apt-get"):
+    wanted = [package for command, package in {"node": "nodejs", "npm": "npm"}.items() if not shutil.which(command)]
+    if (wanted or not browser_here()) and os.geteuid() == 0 and shutil.which("apt-get"):
+        install = ("apt-get", "install", "--yes", "--quiet=2", "--no-install-recommends")
         _run("apt-get", "update", "--quiet=2")
         if wanted:
-            _install(*wanted)
-        if browser_wanted:
-            _install(BROWSERS[0])
-        if browser_here() is None:
-            _install(BROWSERS[1])
+            _run(*install, *wanted)
+        for browser in BROWSERS:
+            if not browser_here():
+                _run(*install, browser)
     if shutil.which("npm") and not node_is_ready() and _run("npm", "ci", "--no-audit", "--no-fund", folder=WEB):
         INSTALLED.touch()
-    if left := missing():
-        sys.stderr.write(f"not here: {', '.join(left)}; the tests of the page that need them are skipped and counted\n")
+    if not (browser_here() and node_is_ready()):
+        sys.stderr.write("node or chromium is not here; the tests of the page that need them are skipped and counted\n")
 
 
 if __name__ == "__main__":

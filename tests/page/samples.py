@@ -13,12 +13,9 @@ from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import PhaseBytes, PhaseFlops
 from lightning_flops.schema.modules import ModuleProfile, ModuleTimes
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.step import PartTiming, Roofline, TimingProfile
-from lightning_flops.schema.trace import TracedStep, TraceReport
-from lightning_flops.schema.trace_events import KernelRow, KernelSummary, OperatorRow
-from lightning_flops.schema.trace_steps import Durations
+from lightning_flops.schema.step import PartTiming, TimingProfile
 from tests.report import jobs, windows
-from tests.report.traced_windows import mlp_traced
+from tests.report.traced_windows import transformer_traced
 from tests.report.windows import build_profile
 
 PEAK = 312e12
@@ -31,127 +28,33 @@ SLOWED = "blocks.5.mlp.up"
 """The module of the decoder that reaches a tenth of what its sisters reach."""
 
 
-def _empty_tables() -> TraceReport:
-    traced = mlp_traced()[1]
-    assert traced.tables is not None
-    return replace(traced.tables, source="(this run)")
-
-
-def _seconds(flops: int, *, share: float, moved: int) -> float:
-    return max(flops / (PEAK * share), moved / 1.5e12)
-
-
-def _times(module: ModuleProfile, *, share: float, below: list[ModuleTimes]) -> ModuleTimes:
-    """Of one module: its own work at *share* of the peak, and that of the modules inside it."""
-    own = module.own
-    forward = _seconds(own.forward, share=share, moved=40_000_000)
-    backward = _seconds(own.backward + own.recompute, share=share * 0.9, moved=80_000_000)
-    forward_sec = forward + sum(one.forward_sec for one in below)
-    backward_sec = backward + sum(one.backward_sec or 0.0 for one in below)
-    total = module.total
-    forward_rate = total.forward / forward_sec if total.forward else None
-    backward_flops = total.backward + total.recompute
-    backward_rate = backward_flops / backward_sec if backward_flops else None
-    return ModuleTimes(
-        clock="device",
-        forward_sec=forward_sec,
-        own_forward_sec=forward,
-        backward_sec=backward_sec,
-        own_backward_sec=backward,
-        forward_kernels=3.0 + sum(one.forward_kernels or 0.0 for one in below),
-        backward_kernels=6.0 + sum(one.backward_kernels or 0.0 for one in below),
-        forward_flops_per_sec=forward_rate,
-        backward_flops_per_sec=backward_rate,
-        forward_utilization=None if forward_rate is None else forward_rate / PEAK,
-        backward_utilization=None if backward_rate is None else backward_rate / PEAK,
-    )
-
-
 def timed(modules: tuple[ModuleProfile, ...]) -> tuple[ModuleProfile, ...]:
-    """*modules*, which stand in tree order, with times, and bytes where they have FLOPs."""
-    children: dict[str, list[ModuleTimes]] = {}
-    moved: dict[str, PhaseBytes] = {}
+    """*modules*, which stand in tree order, with times that add up along it, and bytes and rooflines by their FLOPs."""
+    inside: dict[str, list[tuple[float, float]]] = {}
     made: list[ModuleProfile] = []
     for place, module in reversed(list(enumerate(modules))):
-        share = 0.05 if module.name == SLOWED else 0.35 + 0.04 * (place % 7)
-        times = _times(module, share=share, below=children.pop(module.name, []))
-        own = PhaseBytes(
-            forward=20_000_000 + module.own.forward // 180, backward=30_000_000 + module.own.backward // 160
+        rate = PEAK * (0.05 if module.name == SLOWED else 0.35 + 0.04 * (place % 7))
+        own, total = module.own, module.total
+        forward, backward = 2e-5 + own.forward / rate, 4e-5 + (own.backward + own.recompute) / rate
+        below = inside.pop(module.name, [])
+        forward_sec, backward_sec = forward + sum(one for one, _ in below), backward + sum(one for _, one in below)
+        inside.setdefault(module.name.rpartition(".")[0], []).append((forward_sec, backward_sec))
+        known = bool(total.total)
+        times = ModuleTimes(
+            clock="device",
+            forward_sec=forward_sec,
+            own_forward_sec=forward,
+            backward_sec=backward_sec,
+            own_backward_sec=backward,
+            forward_flops_per_sec=total.forward / forward_sec if known else None,
+            backward_flops_per_sec=total.backward / backward_sec if known else None,
+            forward_utilization=total.forward / forward_sec / PEAK if known else None,
+            backward_utilization=total.backward / backward_sec / PEAK if known else None,
         )
-        whole = own + moved.pop(module.name, PhaseBytes())
-        seconds = times.forward_sec + (times.backward_sec or 0.0)
-        roofline = Roofline(
-            flops_per_byte=module.total.total / whole.total,
-            achieved_flops_per_sec=module.total.total / seconds,
-            attainable_flops_per_sec=min(PEAK, module.total.total / whole.total * BANDWIDTH),
-        )
-        made.append(replace(module, times=times, total_bytes=whole, roofline=roofline if module.total.total else None))
-        if module.name:
-            parent = module.name.rpartition(".")[0]
-            children.setdefault(parent, []).append(times)
-            moved[parent] = moved.get(parent, PhaseBytes()) + whole
+        moved = PhaseBytes(forward=10**7 + total.forward // 180, backward=2 * 10**7 + total.backward // 160)
+        limit = min(PEAK, total.total / moved.total * BANDWIDTH) if known else None
+        made.append(replace(module, times=times, total_bytes=moved, attainable_flops_per_sec=limit))
     return tuple(reversed(made))
-
-
-def _durations(total_us: float, calls: int, *, of: float) -> Durations:
-    mean = total_us / calls
-    return Durations(total_us=total_us, mean_us=mean, max_us=2 * mean, min_us=mean / 2, ratio=total_us / of)
-
-
-KERNELS = {
-    "sm80_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x32_stage4_warpsize2x2x1_tensor16x8x16": (31_000.0, 192),
-    "void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_kernel_traits<128, 64>>": (9_000.0, 24),
-    "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4>>": (4_200.0, 24),
-    "void at::native::vectorized_elementwise_kernel<4, at::native::GeluCUDAKernelImpl>": (3_100.0, 48),
-    "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<AdamFunctor>": (6_000.0, 12),
-}  # fmt: skip
-OPERATORS = {
-    "aten::mm": (31_000.0, 192),
-    "aten::_scaled_dot_product_flash_attention_backward": (9_000.0, 24),
-    "aten::_scaled_dot_product_flash_attention": (4_200.0, 24),
-    "aten::gelu": (3_100.0, 48),
-    "aten::_fused_adamw_": (6_000.0, 12),
-}
-
-
-def _tables() -> TraceReport:
-    kernels_us = sum(total for total, _ in KERNELS.values())
-    return replace(
-        _empty_tables(),
-        kernels=tuple(
-            KernelRow(
-                name=name,
-                calls=calls,
-                device=_durations(total, calls, of=kernels_us),
-                tensor_cores="xmma" in name or "flash" in name,
-                tensor_cores_eligible="xmma" in name or "flash" in name,
-                collective=False,
-                blocks_per_sm=4.0,
-                occupancy_percent=41.5,
-            )
-            for name, (total, calls) in KERNELS.items()
-        ),
-        kernel_summary=KernelSummary(
-            calls=300,
-            total_us=kernels_us,
-            tensor_core_ratio=0.83,
-            tensor_core_eligible_ratio=0.83,
-            short_calls_ratio=0.2,
-            short_time_ratio=0.01,
-        ),
-        operators=tuple(
-            OperatorRow(
-                name=name,
-                calls=calls,
-                host=_durations(total / 10, calls, of=kernels_us / 10),
-                host_self=_durations(total / 12, calls, of=kernels_us / 12),
-                device=_durations(total, calls, of=kernels_us),
-                device_self=_durations(total, calls, of=kernels_us),
-                tensor_cores_eligible="mm" in name or "attention" in name,
-            )
-            for name, (total, calls) in OPERATORS.items()
-        ),
-    )
 
 
 def _uneven(timing: TimingProfile) -> TimingProfile:
@@ -161,7 +64,7 @@ def _uneven(timing: TimingProfile) -> TimingProfile:
         steps = [one.mean_sec * (1 + 0.02 * ((place * 7) % 5 - 2) / 2) for place in range(timing.timed_steps)]
         if late:
             steps[7] += 0.5 * timing.global_step_sec
-        return replace(one, steps_sec=tuple(steps), minimum_sec=min(steps), maximum_sec=max(steps), deviation_sec=0.011)
+        return replace(one, steps_sec=tuple(steps))
 
     parts = tuple(part(one, late=one.name == "data wait") for one in timing.parts)
     return replace(timing, parts=parts, global_step=part(timing.global_step, late=True))
@@ -173,14 +76,14 @@ def decoder(profile_step: int = 10) -> Profile:
     profile = build_profile(window, config=ProfilerConfig())
     assert profile.timing is not None
     modules = timed(profile.modules)
-    traced = TracedStep(index=34, like_counted=True, files=(), tables=_tables(), own_forward_sec=None)
+    traced = replace(transformer_traced()[1], index=34)
     return replace(profile, modules=modules, timing=_uneven(profile.timing), traced=traced)
 
 
 def many_ranks() -> Profile:
     """Four ranks, of which rank 2 waits for its data while the others wait for it."""
     profile, answers = jobs.job(jobs.slow_loader())
-    return with_ranks(profile, answers, waited_sec=0.2)
+    return with_ranks(profile, answers)
 
 
 def of_modules(number: int) -> Profile:
@@ -197,10 +100,7 @@ def of_modules(number: int) -> Profile:
             name=name,
             type_name=type_name,
             extra_repr="",
-            depth=0 if not name else name.count(".") + 1,
             params=leaves * 1_000_000,
-            trainable_params=leaves * 1_000_000,
-            local_params=leaves * 1_000_000,
             calls=1,
             own=own,
             total=total,

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lightning_flops import Profile, compare_profiles
+from lightning_flops import compare_profiles
 from lightning_flops.report.html_page import RunPages, ShownRun, render_page, render_traces_page
 from tests.page import samples, traces
 from tests.page.browser import Opened, browser, needs_browser
@@ -25,33 +24,20 @@ def started() -> Iterator[Any]:
         yield made
 
 
-def _later_page() -> str:
-    """The page of a run of which the first window has gone."""
-    pages = RunPages(most=3)
-    return [pages.add(samples.decoder(step)) for step in (10, 60, 110, 160)][-1]
-
-
-def _with_memory(profile: Profile) -> Profile:
-    """*profile*, its traced step with the memory over time of a trace."""
-    assert profile.traced is not None and profile.traced.tables is not None
-    curves = traces.report(traces.events()).traces[0].memory_curves
-    return replace(profile, traced=replace(profile.traced, tables=replace(profile.traced.tables, memory_curves=curves)))
-
-
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     windows = [samples.decoder(step) for step in (10, 60, 110)]
     other = ShownRun(name="version_1", windows=[samples.many_ranks()], problems=["profile-2.json: cut off"])
+    latest = RunPages(most=3)
     evil = ShownRun(name=samples.HOSTILE[0], windows=[samples.hostile()], problems=[samples.HOSTILE[1]])
     made = {
         "decoder": render_page([ShownRun(name="version_0", windows=windows), other]),
         "ranks": samples.many_ranks().to_html(),
         "hostile": render_page([evil]),
         "wide": samples.of_modules(10_000).to_html(),
-        "later": _later_page(),
-        "memory": _with_memory(samples.decoder()).to_html(),
+        "later": [latest.add(samples.decoder(step)) for step in (10, 60, 110, 160)][-1],
         "compared": compare_profiles(compared.run(), compared.wider(data_wait_ms=3.5)).to_html(),
-        "trace": render_traces_page(traces.report(traces.events())),
+        "trace": render_traces_page(traces.report()),
     }
     folder = tmp_path_factory.mktemp("pages")
     for name, text in made.items():
@@ -60,11 +46,23 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture
-def decoder(started: Any, pages: dict[str, Path]) -> Iterator[Opened]:
-    opened = Opened(started, pages["decoder"], "#window=0")
-    yield opened
-    opened.assert_quiet()
-    opened.context.close()
+def opened(started: Any, pages: dict[str, Path]) -> Iterator[Callable[..., Opened]]:
+    """Opens a page by its name, at a place; none of those that were opened may complain of anything."""
+    made: list[Opened] = []
+
+    def open_page(name: str, place: str = "", **context: Any) -> Opened:
+        made.append(Opened(started, pages[name], place, **context))
+        return made[-1]
+
+    yield open_page
+    for one in made:
+        one.assert_quiet()
+        one.context.close()
+
+
+@pytest.fixture
+def decoder(opened: Callable[..., Opened]) -> Opened:
+    return opened("decoder", "#window=0")
 
 
 def _cells(opened: Opened, section: str, *, table: int = 0) -> list[list[str]]:
@@ -120,15 +118,13 @@ def test_the_icicle_zooms_by_click_keys_and_address(decoder: Opened) -> None:
     assert page.url.endswith("size=params")
 
 
-def test_a_place_in_the_address_is_opened(started: Any, pages: dict[str, Path]) -> None:
-    opened = Opened(started, pages["decoder"], f"#module={samples.SLOWED}&size=flops&window=1")
-    assert opened.texts(".crumbs")[0] == "GPT › blocks › 5 › mlp › up"
-    assert "step 60 counted" in opened.texts(".where")[0]
-    opened.assert_quiet()
-    opened.context.close()
+def test_a_place_in_the_address_is_opened(opened: Callable[..., Opened]) -> None:
+    found = opened("decoder", f"#module={samples.SLOWED}&size=flops&window=1")
+    assert found.texts(".crumbs")[0] == "GPT › blocks › 5 › mlp › up"
+    assert "step 60 counted" in found.texts(".where")[0]
 
 
-def test_runs_and_windows_can_be_chosen_and_what_is_wrong_with_one_is_told(decoder: Opened) -> None:
+def test_runs_and_windows_can_be_chosen_and_what_is_wrong_with_one_is_shown(decoder: Opened) -> None:
     page = decoder.page
     assert decoder.texts(".callout") == ["version_1: profile-2.json: cut off"]
     page.get_by_label("Step", exact=True).select_option(label="60")
@@ -138,12 +134,10 @@ def test_runs_and_windows_can_be_chosen_and_what_is_wrong_with_one_is_told(decod
     assert "STRAGGLER" in decoder.texts("#all-ranks")[0]
 
 
-def test_the_page_of_a_run_shows_its_latest_windows_the_last_one_first(started: Any, pages: dict[str, Path]) -> None:
-    opened = Opened(started, pages["later"])
-    assert "step 160 counted" in opened.texts(".where")[0]
-    assert opened.texts("select[aria-label=Step] option") == ["60", "110", "160"]
-    opened.assert_quiet()
-    opened.context.close()
+def test_the_page_of_a_run_shows_its_latest_windows_the_last_one_first(opened: Callable[..., Opened]) -> None:
+    found = opened("later")
+    assert "step 160 counted" in found.texts(".where")[0]
+    assert found.texts("select[aria-label=Step] option") == ["60", "110", "160"]
 
 
 def test_steps_are_a_strip_that_goes_by_keys(decoder: Opened) -> None:
@@ -154,40 +148,25 @@ def test_steps_are_a_strip_that_goes_by_keys(decoder: Opened) -> None:
     assert decoder.texts("#time-of-a-typical-global-step .readout")[0].startswith("step 20: 152 ms · data wait 55")
 
 
-def test_memory_of_the_traced_step_is_drawn_over_time(started: Any, pages: dict[str, Path]) -> None:
-    opened = Opened(started, pages["memory"])
-    label = opened.page.locator(".curve svg").get_attribute("aria-label") or ""
-    assert label.startswith("Memory over time on device 0. Peak 6 GB")
-    assert opened.texts(".curve .mark") == ["peak 6 GB"]
-    opened.assert_quiet()
-    opened.context.close()
-
-
-def test_a_trace_and_a_comparison_are_pages_of_the_same_parts(started: Any, pages: dict[str, Path]) -> None:
-    opened = Opened(started, pages["compared"])
+def test_a_trace_and_a_comparison_are_pages_of_the_same_parts(opened: Callable[..., Opened]) -> None:
+    found = opened("compared")
     # fc1 is twice as wide, and each batch comes 1.5 ms later: 27.5 ms instead of 22.
-    assert "One global step takes 27.500 ms in B and 22.000 ms in A" in opened.texts("#summary")[0]
-    assert _cells(opened, "by-module")[0][:4] == ["fc1", "5.000", "9.000", "+4.000"]
-    opened.assert_quiet()
-    opened.context.close()
-    opened = Opened(started, pages["trace"])
-    assert {"kernels", "operators", "memory-over-time"} <= set(
-        opened.page.evaluate("[...document.querySelectorAll('section')].map((one) => one.id)")
-    )
-    assert opened.page.locator(".roofline circle").count() > 0 and opened.page.locator(".icicle").count() == 1
-    opened.assert_quiet()
-    opened.context.close()
+    assert "One global step takes 27.500 ms in B and 22.000 ms in A" in found.texts("#summary")[0]
+    assert _cells(found, "by-module")[0][:4] == ["fc1", "5.000", "9.000", "+4.000"]
+    found = opened("trace")
+    assert found.page.locator("#kernels, #operators, #memory-over-time").count() == 3
+    assert found.page.locator(".roofline circle").count() > 0
+    label = found.page.locator(".curve svg").get_attribute("aria-label") or ""
+    assert label.startswith("Memory over time on device 0. Peak 6 GB")
+    assert found.texts(".curve .mark") == ["peak 6 GB"]
 
 
-def test_names_are_text_and_never_markup(started: Any, pages: dict[str, Path]) -> None:
-    opened = Opened(started, pages["hostile"])
-    page = opened.page
+def test_names_are_text_and_never_markup(opened: Callable[..., Opened]) -> None:
+    page = opened("hostile").page
     page.locator("#modules .table input").fill("<img")
     assert page.title() != "owned" and "</script>" in page.title()
     assert page.locator("main img, main svg[onload], main script, [onerror]").count() == 0
     assert "a\\u2028b\\u202ec" in page.locator("main").inner_text()
-    opened.assert_quiet()
-    opened.context.close()
 
 
 def test_the_policy_stops_a_script_of_someone_else(started: Any, pages: dict[str, Path], tmp_path: Path) -> None:
@@ -201,38 +180,33 @@ def test_the_policy_stops_a_script_of_someone_else(started: Any, pages: dict[str
     opened.context.close()
 
 
-def test_ten_thousand_modules_open_in_a_second(started: Any, pages: dict[str, Path]) -> None:
-    opened = Opened(started, pages["wide"])
-    page, took = opened.page, []
+def test_ten_thousand_modules_open_in_a_second(opened: Callable[..., Opened]) -> None:
+    found = opened("wide")
+    page, took = found.page, []
     for _ in range(10):  # other work of the machine makes it slower, nothing makes it faster: the best counts
         page.reload()
-        opened.wait_until_whole()
+        found.wait_until_whole()
         took.append(page.evaluate("performance.getEntriesByName('whole')[0].startTime"))
         if min(took) <= 1000:
-            break
-    else:
-        pytest.fail(f"whole page after {took} ms")
-    opened.assert_quiet()
-    opened.context.close()
+            return
+    pytest.fail(f"whole page after {took} ms")
 
 
 @pytest.mark.parametrize("width", [390, 820, 1440])
 @pytest.mark.parametrize("name", ["decoder", "hostile", "trace"])
-def test_nothing_is_wider_than_the_screen(name: str, width: int, started: Any, pages: dict[str, Path]) -> None:
-    opened = Opened(started, pages[name], viewport={"width": width, "height": 900})
-    assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
-    opened.assert_quiet()
-    opened.context.close()
+def test_nothing_is_wider_than_the_screen(name: str, width: int, opened: Callable[..., Opened]) -> None:
+    found = opened(name, viewport={"width": width, "height": 900})
+    assert found.page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 def test_light_and_dark_follow_the_system_and_the_reader_and_words_have_contrast(
-    started: Any, pages: dict[str, Path]
+    opened: Callable[..., Opened],
 ) -> None:
     grounds = []
     for scheme in ("light", "dark"):
-        opened = Opened(started, pages["decoder"], color_scheme=scheme)
-        grounds.append(opened.page.evaluate("getComputedStyle(document.body).backgroundColor"))
-        colours = opened.page.evaluate(
+        found = opened("decoder", color_scheme=scheme)
+        grounds.append(found.page.evaluate("getComputedStyle(document.body).backgroundColor"))
+        colours = found.page.evaluate(
             """() => ['.note', 'td', 'th button', '.axis', '.nav a', '.crumbs b'].map((one) => {
                 const style = getComputedStyle(document.querySelector(one));
                 return one === '.axis' ? style.fill : style.color;
@@ -241,11 +215,9 @@ def test_light_and_dark_follow_the_system_and_the_reader_and_words_have_contrast
         *inks, panel = [_luminance(colour) for colour in colours]
         for ink in inks:
             assert (max(ink, panel) + 0.05) / (min(ink, panel) + 0.05) >= 4.5, (scheme, colours)
-        opened.page.get_by_label("Colours").select_option("light" if scheme == "dark" else "dark")
-        opened.draw()
-        grounds.append(opened.page.evaluate("getComputedStyle(document.body).backgroundColor"))
-        opened.assert_quiet()
-        opened.context.close()
+        found.page.get_by_label("Colours").select_option("light" if scheme == "dark" else "dark")
+        found.draw()
+        grounds.append(found.page.evaluate("getComputedStyle(document.body).backgroundColor"))
     assert grounds[0] == grounds[3] != grounds[1] == grounds[2]
 
 

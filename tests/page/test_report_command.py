@@ -15,27 +15,26 @@ from lightning_flops.report.html_page import ShownRun, bundled, render_page
 from lightning_flops.schema.profile import Profile
 from lightning_flops.sinks.profile_files import read_runs
 from tests.page import samples
+from tests.report.test_text import profile_of
 
-FIRST, SECOND = samples.decoder(10), samples.decoder(60)
-RANKS = samples.many_ranks()
+FIRST, SECOND = (Profile.from_json(profile_of(name).to_json()) for name in ("mlp", "untimed"))
+RANKS = Profile.from_json(samples.many_ranks().to_json())  # as a file has it: a whole number is a float in some fields
 
 
 @pytest.fixture
 def logs(tmp_path: Path) -> Path:
     """Two runs, one of which was profiled eleven times, has a predict loop, and files that are something else."""
-    folder = tmp_path / "logs"
-    run = folder / "digits" / "version_0"
+    run, other = (tmp_path / "logs" / "digits" / version for version in ("version_0", "version_1"))
     run.mkdir(parents=True)
-    (folder / "digits" / "version_1").mkdir()
-    (run / "profile.json").write_text(FIRST.to_json())
-    for number in range(2, 12):
-        (run / f"profile-{number}.json").write_text((SECOND if number == 11 else FIRST).to_json())
-    (run / "profile.predict.json").write_text(FIRST.to_json())
-    (run / "profile.rank1.json").write_text(FIRST.to_json())
-    (folder / "digits" / "version_1" / "profile.json").write_text(RANKS.to_json())
-    for other in ("throughput.json", "profile.txt", "my_profile.json", "profile-x.json", "events.out.tfevents.1"):
-        (run / other).write_text("{}")
-    return folder
+    other.mkdir()
+    first = ("profile.json", *(f"profile-{number}.json" for number in range(2, 11)))
+    for name in (*first, "profile.predict.json", "profile.rank1.json"):
+        (run / name).write_text(FIRST.to_json())
+    (run / "profile-11.json").write_text(SECOND.to_json())
+    (other / "profile.json").write_text(RANKS.to_json())
+    for name in ("throughput.json", "profile.txt", "my_profile.json", "profile-x.json", "events.out.tfevents.1"):
+        (run / name).write_text("{}")
+    return tmp_path / "logs"
 
 
 def test_every_run_of_a_folder_is_found_with_its_windows_in_their_order(logs: Path) -> None:
@@ -49,9 +48,6 @@ def test_every_run_of_a_folder_is_found_with_its_windows_in_their_order(logs: Pa
     assert runs["digits/version_0"].windows[-1] == SECOND  # the eleventh is not taken for the second
     assert runs["digits/version_1"].windows == (RANKS,)
     assert not any(run.problems for run in runs.values())
-
-
-def test_a_run_in_the_folder_itself_has_the_folders_name(logs: Path) -> None:
     assert [run.name for run in read_runs(str(logs / "digits" / "version_1"))] == ["version_1"]
 
 
@@ -66,33 +62,21 @@ def test_paths_and_urls_are_read(form: str, logs: Path) -> None:
     assert FIRST in windows
 
 
-def test_one_file_becomes_a_page_beside_it(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_page_lies_beside_its_file_in_its_folder_or_where_it_is_asked_for(
+    logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = logs / "digits" / "version_0" / "profile-11.json"
     assert main(["report", str(path)]) == 0
     page = path.with_suffix(".html")
     assert capsys.readouterr() == (f"{page}\n", "")
-    assert page.read_text(encoding="utf-8") == _page("profile-11.json", SECOND)
-
-
-def _page(name: str, profile: Profile) -> str:
-    read = Profile.from_json(profile.to_json())  # as a file has it: whole numbers are floats where a field is one
-    return render_page([ShownRun(name=name, windows=[read])])
-
-
-def test_a_folder_becomes_a_page_in_it_or_where_one_is_named(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", str(logs)]) == 0
+    assert page.read_text() == render_page([ShownRun(name="profile-11.json", windows=[SECOND])])
     assert main(["report", str(logs), "-o", str(logs / "new" / "page.html")]) == 0
-    assert (logs / "profile.html").read_bytes() == (logs / "new" / "page.html").read_bytes()
-    assert (logs / "profile.html").read_text().count('<script type="text/plain"') == 14
-    assert capsys.readouterr().out == f"{logs}/profile.html\n{logs}/new/page.html\n"
-
-
-def test_the_page_of_a_url_goes_to_the_working_directory(
-    logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    assert not (logs / "profile.html").exists()
+    assert (logs / "new" / "page.html").read_text().count('<script type="text/plain"') == 14
     monkeypatch.chdir(tmp_path)
     assert main(["report", f"file://{logs}"]) == 0
     assert (tmp_path / "profile.html").is_file() and not (logs / "profile.html").exists()
+    assert main(["report", str(logs), "-o", str(logs / "digits")]) == 2  # a folder
 
 
 def test_a_damaged_file_costs_a_line_and_no_other_window(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,40 +89,35 @@ def test_a_damaged_file_costs_a_line_and_no_other_window(logs: Path, capsys: pyt
 
 
 @pytest.mark.parametrize(
-    ("name", "reason"),
+    ("name", "content", "reason"),
     [
-        ("nowhere", "there is no such file or folder"),
-        ("empty", "no profile.json is in this folder or below it"),
-        ("broken.json", "the profile cannot be read"),
-        ("old.json", "has schema version"),
-        ("binary.json", "the profile is not UTF-8"),
+        ("nowhere", None, "there is no such file or folder"),
+        ("", None, "no profile.json is in this folder or below it"),
+        ("broken.json", b"{", "the profile cannot be read"),
+        ("old.json", b'{"schema_version": 1}', "has schema version"),
+        ("binary.json", b"\xff\xfe\x00", "the profile is not UTF-8"),
     ],
 )
 def test_what_is_no_profile_ends_with_a_reason(
-    name: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, content: bytes | None, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "broken.json").write_text("{")
-    (tmp_path / "old.json").write_text('{"schema_version": 1}')
-    (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
-    assert main(["report", str(tmp_path / name)]) == 2
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+    assert main(["report", str(path)]) == 2
     said = capsys.readouterr()
-    assert said.out == "" and said.err.startswith(f"lightning-flops: {tmp_path}/{name}: ") and reason in said.err
+    assert said.out == "" and said.err.startswith(f"lightning-flops: {path}: ") and reason in said.err
     assert not list(tmp_path.rglob("*.html"))
 
 
-def test_an_unknown_protocol_is_told() -> None:
+def test_an_unknown_protocol_is_an_error() -> None:
     with pytest.raises(LightningFlopsError, match="nosuch://a: cannot be read: "):
         read_runs("nosuch://a")
 
 
-def test_a_page_that_cannot_be_written_is_told(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", str(logs), "-o", str(logs / "digits")]) == 2
-    assert "digits" in capsys.readouterr().err
-
-
 def test_the_page_is_one_file_that_names_no_other() -> None:
     page = RANKS.to_html()
+    assert page == Profile.from_json(RANKS.to_json()).to_html()
     without_scripts = page.replace(bundled("page.js"), "").replace(bundled("style.css"), "")
     assert not re.findall(r"""(?:src|href|action|url)\s*[=(]""", without_scripts)
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)
@@ -148,11 +127,6 @@ def test_the_page_is_one_file_that_names_no_other() -> None:
         r"base-uri 'none'; form-action 'none'",
         policy[1],
     )
-
-
-def test_the_same_profile_gives_the_same_page() -> None:
-    read = Profile.from_json(RANKS.to_json())  # as a file has it: whole numbers are floats where a field is one
-    assert Profile.from_json(read.to_json()).to_html() == read.to_html()
 
 
 def test_ten_thousand_modules_take_two_seconds(tmp_path: Path) -> None:

@@ -134,21 +134,12 @@ def test_the_server_says_what_it_cannot_give(
     assert answered == status and reason in text
 
 
-def test_tensorboard_is_told_of_the_tab() -> None:
-    assert PROJECT["entry-points"]["tensorboard_plugins"] == {
-        "lightning_flops": "lightning_flops.tensorboard:FlopsPlugin"
-    }
-
-
 def test_tensorboard_finds_the_tab_that_is_installed() -> None:
-    found = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", FOUND, PLUGIN],
-        cwd=REPOSITORY,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    assert found.stdout.split() == ["lightning_flops.tensorboard.FlopsPlugin"]
+    plugin = "lightning_flops.tensorboard"
+    assert PROJECT["entry-points"]["tensorboard_plugins"] == {"lightning_flops": f"{plugin}:FlopsPlugin"}
+    command = [sys.executable, "-W", "ignore", "-c", FOUND, PLUGIN]
+    found = subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True, text=True)
+    assert found.stdout.split() == [f"{plugin}.FlopsPlugin"]
 
 
 def test_the_tab_loads_neither_torch_nor_a_framework() -> None:

@@ -25,7 +25,7 @@ from lightning_flops.records import (
     WindowRecord,
 )
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.trace import TracedPart, TracedStep
+from lightning_flops.schema.trace import PartFilling, StepFilling, TracedPart, TracedStep
 from lightning_flops.schema.trace_steps import ModuleRow, ModuleTable
 from lightning_flops.trace import analyze_trace
 from tests.analysis.trace_events import step as step_event
@@ -66,12 +66,11 @@ def traced_step(
     backward_ms: Mapping[str, float],
     *,
     backward_rest_ms: float = 2.0,
-    optimizer_ms: float = 3.0,
     clock: Literal["host", "device"] = "host",
-    parts: Sequence[TracedPart] = (),
-    like_counted: bool = True,
+    error: float | None = 0.01,
+    **step: Any,
 ) -> TracedStep:
-    """A traced step in which each module has this own time."""
+    """A traced step in which each module has this own time; *error* is the standard error of all, as a share of it."""
 
     def us(ms: Mapping[str, float]) -> dict[str, float]:
         return {name: 1e3 * value for name, value in ms.items()}
@@ -91,25 +90,46 @@ def traced_step(
                 own_backward_us=own[1].get(name, 0.0),
                 forward_kernels=None,
                 backward_kernels=None,
+                own_error_us=None if error is None else error * (own[0][name] + own[1].get(name, 0.0)),
             )
             for name in forward_ms
         ),
         forward_us=sum(own[0].values()),
         backward_us=sum(own[1].values()) + 1e3 * backward_rest_ms,
-        optimizer_us=1e3 * optimizer_ms,
+        optimizer_us=3e3,
         gradient_accumulation_us=0.0,
         unattributed_forward_us=0.0,
         unattributed_backward_us=1e3 * backward_rest_ms,
     )
     tables = replace(analyze_trace(trace(step_event(8, 0, 22_000))), modules=table)
-    return TracedStep(
-        index=8, like_counted=like_counted, files=(), tables=tables, own_forward_sec=None, parts=tuple(parts)
+    walls_us = {"forward": table.forward_us, "backward": table.backward_us, "optimizer": 3e3}
+    parts = tuple(TracedPart(name=name, wall_sec=us / 1e6, exposed_sec=0.0) for name, us in walls_us.items())
+    known: dict[str, Any] = {"index": 8, "like_counted": True, "files": (), "own_forward_sec": None, "parts": parts}
+    return TracedStep(**{**known, **step}, tables=tables)
+
+
+def on_device(*, forward_ms: float, busy_ms: float, exposed_ms: float, idle_ms: float) -> Profile:
+    """A run on a device, whose traced forward is so much work of fc1, communication that nothing hides, and idle."""
+    forward = PartFilling(
+        name="forward", matmul_ns=0, operators_ns=0, copies_ns=0, communication_ns=0, idle_ns=round(idle_ms * MS)
     )
+    traced = traced_step(
+        {"": 0, "fc1": busy_ms, "act": 0, "fc2": 0},
+        BACKWARD_MS,
+        clock="device",
+        parts=(
+            TracedPart(name="forward", wall_sec=forward_ms / 1e3, exposed_sec=exposed_ms / 1e3),
+            TracedPart(name="backward", wall_sec=0.01, exposed_sec=0.0),
+            TracedPart(name="optimizer", wall_sec=0.003, exposed_sec=0.0),
+        ),
+        filling=StepFilling(clock="device", parts=(forward,)),
+    )
+    return run(mean_ms={"forward": forward_ms}, traced=traced, context=windows.A100)
 
 
 def processor(steps: int, *, lost: float = 0.0) -> ProcessorLoss:
     """So many steps of 20 ms of processor time each, which had to wait for a processor for this share of the time."""
-    return ProcessorLoss(seconds=0.022 * steps, batches_sec=(0.02,) * steps, waited_share=lost, stolen_share=None)
+    return ProcessorLoss(seconds=0.022 * steps, batches_sec=(0.02,) * steps, waited_share=lost)
 
 
 def run(

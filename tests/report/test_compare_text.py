@@ -39,10 +39,8 @@ def renamed() -> Comparison:
 
 def on_device() -> Comparison:
     """On two ranks: more communication, more idle time."""
-    from tests.analysis.test_compare import on_device as a_run
-
-    a = a_run(forward_ms=5, busy_ms=3, exposed_ms=0.5)
-    b = a_run(forward_ms=9, busy_ms=3, exposed_ms=2)
+    a = compared.on_device(forward_ms=5, busy_ms=3, exposed_ms=0.5, idle_ms=1.5)
+    b = compared.on_device(forward_ms=9, busy_ms=3, exposed_ms=2, idle_ms=4)
     context = replace(b.context, world_size=2, dp_size=2)
     return compare_profiles(replace(a, context=context), replace(b, context=context))
 
@@ -53,11 +51,8 @@ def without_times() -> Comparison:
 
 
 CASES: dict[str, Callable[[], Comparison]] = {
-    "same": lambda: compare_profiles(run(), run()),
     "slow_module": lambda: compare_profiles(run(), compared.slow_module()),
     "wider": lambda: compare_profiles(run(), compared.wider()),
-    "slow_loader": lambda: compare_profiles(run(), compared.slow_loader()),
-    "slow_optimizer": lambda: compare_profiles(run(), compared.slow_optimizer()),
     "renamed": renamed,
     "on_device": on_device,
     "without_times": without_times,
@@ -92,4 +87,4 @@ def test_names_of_a_model_are_text() -> None:
     hostile = ModuleRecord(name="\x1b[2J\nx", type_name="\u202e", params=1, trainable_params=1, local_params=1)
     text = render_text(compare_profiles(run(), run(modules=[*modules, hostile])))
     assert all(line.isprintable() for line in text.split("\n"))
-    assert r"New in B: \x1b[2J\nx (\u202e, 1 params)." in text
+    assert r"New in B: \x1b[2J\nx." in text

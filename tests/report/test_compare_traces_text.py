@@ -43,11 +43,6 @@ def test_page_on_comparing_shows_what_the_command_prints() -> None:
     assert found[1].text.strip() in GOLDEN.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("width", [60, 80, 100])
-def test_a_comparison_fits_the_terminal(slow_kernel: TraceComparison, width: int) -> None:
-    assert max(map(len, render_trace_comparison(slow_kernel, width=width).splitlines())) <= width
-
-
 def lines_of(comparison: TraceComparison) -> list[str]:
     return [" ".join(line.split()) for line in render_trace_comparison(comparison).splitlines()]
 

@@ -65,9 +65,8 @@ def test_columns_of_one_unit_share_their_prefix() -> None:
 
 
 def test_points_of_a_list_hang_and_figures_stand_in_one_column() -> None:
-    drawn = lines("1. one two three", "- four five six", Figure("label", "value"), width=12)
-    assert drawn[:4] == ["1. one two", "   three", "- four five", "  six"]
-    assert "value" in drawn[-1]
+    drawn = lines(f"1. {12 * 'word '}", "- four", Figure("label", "value"), width=60)
+    assert drawn == [f"1. {11 * 'word '}".rstrip(), "   word", "- four", f"{'label:':<30}  value"]
 
 
 def test_the_page_gets_every_text_with_the_number_that_it_is_sorted_by() -> None:

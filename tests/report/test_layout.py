@@ -26,67 +26,20 @@ def test_rows_go_by_what_was_asked_for_and_stay_where_a_table_has_no_such_key() 
 
 
 def test_names_give_way_where_the_terminal_is_narrow() -> None:
-    rows = [["x" * 60, "1"], ["y" * 60, "2"]]
-    wide = View(rows=None).table(["name", "calls"], rows)
-    assert max(map(len, wide)) == 60 + 2 + 10
-    narrow = View(rows=None, width=50).table(["name", "calls"], rows)
-    assert max(map(len, narrow)) == 50
-    assert narrow[1].split() == ["x" * 21 + "…" + "x" * 21, "1"]
-    # What cannot be cut any more stays as it is.
-    assert max(map(len, View(rows=None, width=5).table(["name", "calls"], rows))) == 16 + 2 + 5
+    def drawn(width: int | None, *cells: str, left: tuple[int, ...] = (0,)) -> str:
+        return View(rows=None, width=width).table(list("abcd")[: len(cells)], [list(cells)], left=left)[1]
 
-
-def test_a_table_moves_together_before_names_are_cut() -> None:
-    rows = [["x" * 20, "1", "2"]]
-    assert View(rows=None, width=34).table(["name", "a", "b"], rows)[1] == "x" * 20 + "  1  2"
-
-
-def test_a_table_that_is_too_wide_goes_on_below_with_its_names() -> None:
-    rows = [["name of a row", "111111111", "222222222", "333333333"]]
-    assert View(rows=None, width=36).table(["head", "a", "b", "c"], rows) == [
-        "head                   a          b",
-        "name of a row  111111111  222222222",
-        "",
-        "head                   c",
-        "name of a row  333333333",
-    ]
-
-
-def test_the_widest_of_the_texts_on_the_left_gives_way() -> None:
-    rows = [["a" * 30, "b" * 20, "1"]]
-    lines = View(rows=None, width=45).table(["x", "y", "n"], rows, left=(0, 1))
-    assert lines[1] == f"{'a' * 10}…{'a' * 9}  {'b' * 20}  1"
-
-
-def test_a_line_goes_on_below_its_label_where_the_terminal_is_narrow() -> None:
-    assert View(rows=None).line("peak", "2 GB") == [f"{'peak:':<70}  2 GB"]
-    assert View(rows=None, width=40).line("peak", "2 GB") == [f"{'peak:':<20}  2 GB"]
-    assert View(rows=None, width=30).line("device 0: achieved occupancy", "39.00%") == [
-        "device 0: achieved occupancy:",
-        "    39.00%",
-    ]
+    assert drawn(None, "x" * 60, "1") == f"{'x' * 60}  {'1':>10}"
+    assert drawn(50, "x" * 60, "1") == f"{'x' * 23}…{'x' * 23}  1"
+    # A table moves together before names are cut, and the widest text on the left is cut first.
+    assert drawn(34, "x" * 20, "1", "2") == "x" * 20 + "  1  2"
+    assert drawn(45, "a" * 30, "b" * 20, "1", left=(0, 1)) == f"{'a' * 10}…{'a' * 9}  {'b' * 20}  1"
+    # What would not fit even so stays as it is.
+    assert drawn(5, "x" * 60, "1") == f"{'x' * 60}  1"
 
 
 def test_the_command_knows_the_keys_that_the_tables_know() -> None:
     assert SORT_KEYS and set(SORT_KEYS) == set(get_args(SortKey))
-
-
-@pytest.mark.parametrize(("sort", "first"), [("max", "aten::add"), ("calls", "aten::mm"), ("name", "aten::add")])
-def test_tables_of_a_report_are_sorted(sort: str, first: str) -> None:
-    report = analyze_traces(
-        [
-            trace(
-                step(1, 0, 100),
-                operator("aten::mm", 0, 20),
-                operator("aten::mm", 30, 25),
-                operator("aten::add", 60, 30),
-            )
-        ]
-    )
-    text = render_traces(report, sort=sort)  # type: ignore[arg-type]
-    lines = text.splitlines()
-    place = next(index for index, line in enumerate(lines) if line.startswith("operator ") and "host self" in line)
-    assert lines[place + 1].startswith(first)
 
 
 def test_rows_cap_every_table() -> None:
@@ -95,9 +48,7 @@ def test_rows_cap_every_table() -> None:
         events += [operator(f"aten::op{number}", 100 * number, 50), launch(number, 100 * number)]
         events += [kernel(number, 100 * number + 1, 5, name=f"k{number}", stream=number)]
     text = render_traces(analyze_traces([trace(*events)]), top_rows=2)
-    assert "step 2 " not in text
-    assert "op2" not in text
-    assert "\nk2 " not in text
+    assert not any(name in text for name in ("step 2 ", "op2", "\nk2 "))
     assert text.count("(and 7 more)") == 3  # steps, operators, kernels
 
 
@@ -152,13 +103,9 @@ def rows_of(text: str, *, section: str, head: str) -> list[str]:
     [
         ("Step time", "", None, ["step 1", "step 2"]),
         ("Step time", "", "total", ["step 2", "step 1"]),
-        ("Step time", "", "calls", ["step 1", "step 2"]),
         ("FLOPs", "", "flops", ["step 2", "step 1"]),
         ("FLOPs", "", "rate", ["step 1", "step 2"]),  # 48 FLOPs in 100 us, 96 in 200
         ("Phases", "host", "total", ["step", "backward", "forward"]),
-        ("Phases", "host", "name", ["backward", "forward", "others", "step"]),
-        ("Memory by module (bytes)", "module", "bytes", ["(root)", "a", "b"]),
-        ("Memory by module (bytes)", "module", "name", ["(root)", "a", "b"]),
         ("Memory over time", "device 0: held by", "bytes", ["a", "(root)", "b"]),
         ("Ranks", "rank", None, ["0", "1"]),
         ("Ranks", "rank", "total", ["1", "0"]),
@@ -176,9 +123,3 @@ def test_collectives_of_ranks_are_those_with_most_time_first(every_table: Traces
     table = text[text.index("\ncollective ") :].splitlines()[2:4]
     # 21 us on rank 1, 20 on rank 0, then the 7 of each.
     assert [line.split()[0] for line in table] == ["allreduce", "allgather"]
-
-
-@pytest.mark.parametrize("width", [60, 80, 100])
-def test_everything_fits_the_terminal(every_table: TracesReport, width: int) -> None:
-    text = render_traces(every_table, width=width)
-    assert max(map(len, text.splitlines())) <= width

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -12,20 +13,10 @@ from lightning_flops.report.scalars import monitor_scalars, profile_scalars
 from tests.report import windows
 from tests.report.windows import build_profile
 
-TAGS = {
-    *("fwd_flops", "bwd_flops", "bwd_flops_estimated", "recompute_flops", "iter_flops"),
-    *("fwd_flops_per_sec", "bwd_flops_per_sec", "bwd_flops_per_sec_estimated"),
-    *("fwd_bwd_flops_per_sec", "iter_flops_per_sec"),
-    *("fwd_latency_sec", "bwd_latency_sec", "step_latency_sec", "iter_latency_sec"),
-    *("data_wait_sec", "global_step_sec"),
-    *("samples_per_sec", "iter_samples_per_sec", "tokens_per_sec", "mfu", "hfu", "params"),
-}
-
 
 def test_every_scalar_of_a_whole_profile_has_its_tag_and_value() -> None:
     scalars = profile_scalars(build_profile(windows.transformer_window(), config=ProfilerConfig()))
-    assert scalars.keys() == {f"flops_profiler/{tag}" for tag in TAGS}
-    values = {tag: scalars[f"flops_profiler/{tag}"] for tag in TAGS}
+    values = {tag.removeprefix("flops_profiler/"): value for tag, value in scalars.items()}
     model_sec = 3744e9 / 312e12 + 240e9 / 19.5e12
     assert values == pytest.approx(
         {
@@ -57,10 +48,11 @@ def test_every_scalar_of_a_whole_profile_has_its_tag_and_value() -> None:
 
 
 def test_a_gpu_whose_counters_were_read_has_scalars_of_its_own() -> None:
-    window = replace(windows.transformer_window(), gpu=windows.GPU)
-    scalars = profile_scalars(build_profile(window, config=ProfilerConfig()))
-    own = {tag: value for tag, value in scalars.items() if tag.removeprefix("flops_profiler/") not in TAGS}
-    assert own == pytest.approx(
+    window = windows.transformer_window()
+    both = (
+        profile_scalars(build_profile(replace(window, gpu=gpu), config=ProfilerConfig())) for gpu in (windows.GPU, None)
+    )
+    assert dict(set(next(both).items()) - set(next(both).items())) == pytest.approx(
         {
             "flops_profiler/power_watts": 1500 / 2.5,
             "flops_profiler/joules_per_step": 600 * 0.100,
@@ -106,22 +98,6 @@ def test_a_loop_that_does_not_train_has_no_scalar_of_a_backward_or_an_optimizer(
     )
 
 
-def test_what_a_loop_that_does_not_train_has_no_time_for_is_not_zero_but_not_there() -> None:
-    profile = build_profile(windows.predict_window(), config=ProfilerConfig())
-    timing = profile.timing
-    assert timing is not None
-    assert [part.name for part in timing.parts] == ["data wait", "transfer", "forward", "other"]
-    assert (timing.backward_sec, timing.optimizer_sec, timing.seconds_of("bubble")) == (None, None, None)
-    assert timing.forward_sec == timing.iter_sec == pytest.approx(0.012)
-    assert profile.unavailable["backward_flops_per_sec"] == "a predict loop has no backward and no optimizer"
-    assert profile.unavailable["iter_flops_per_sec"] == "a predict loop has no backward and no optimizer"
-
-
-def test_prefix_is_the_callers() -> None:
-    scalars = profile_scalars(build_profile(windows.mlp_window(), config=ProfilerConfig()), prefix="run/7")
-    assert all(tag.startswith("run/7/") for tag in scalars)
-
-
 def test_lower_bound_shows_among_the_scalars_and_only_then() -> None:
     tag = "flops_profiler/heavy_operators_uncounted"
     assert profile_scalars(build_profile(windows.lower_bound_window(), config=ProfilerConfig()))[tag] == 1
@@ -158,17 +134,9 @@ def test_monitor_divides_what_went_by_by_its_time() -> None:
 
 
 def test_monitor_leaves_out_what_it_does_not_know() -> None:
-    scalars = monitor_scalars(
-        seconds=4.0,
-        data_wait_sec=1.0,
-        batches=20,
-        samples=None,
-        dp_size=3,
-        tokens=None,
-        padding_ratio=None,
-        model_flops=None,
-        model_flops_peak_sec=None,
-    )
+    names = ("samples", "tokens", "padding_ratio", "model_flops", "model_flops_peak_sec")
+    unknown: dict[str, Any] = dict.fromkeys(names)
+    scalars = monitor_scalars(seconds=4.0, data_wait_sec=1.0, batches=20, dp_size=3, **unknown)
     assert scalars.keys() == {"flops_monitor/batches_per_sec", "flops_monitor/data_wait_ratio"}
 
 

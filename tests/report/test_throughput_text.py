@@ -2,7 +2,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lightning_flops.report.throughput_text import estimate_text, render_throughput
+import pytest
+
+from lightning_flops.report.text import render_text
+from lightning_flops.report.throughput_text import estimate_text
 from lightning_flops.schema.throughput import Spread, ThroughputSummary
 from tests.golden_files import golden
 
@@ -22,8 +25,8 @@ OF_TEN_STEPS = ThroughputSummary(
 )
 
 
-def test_the_summary_is_a_table_of_costs_and_rates() -> None:
-    summary = ThroughputSummary(
+CASES = {
+    "throughput": ThroughputSummary(
         schema_version=3,
         batches=1200,
         reader_ratio=0.53514,
@@ -31,26 +34,10 @@ def test_the_summary_is_a_table_of_costs_and_rates() -> None:
         batch_cost_sec=Spread(average=0.02555, maximum=0.02781, minimum=0.0222),
         ips=Spread(average=39.13907, maximum=45.03588, minimum=35.9583),
         ips_unit="samples/s",
-    )
-    golden("text/throughput.txt", render_throughput(summary))
-
-
-def test_what_was_not_seen_is_not_available() -> None:
-    summary = ThroughputSummary(
-        schema_version=3,
-        batches=1,
-        reader_ratio=None,
-        reader_cost_sec=None,
-        batch_cost_sec=Spread(average=0.0, maximum=0.0, minimum=0.0),
-        ips=None,
-        ips_unit="batches/s",
-    )
-    golden("text/throughput_unknown.txt", render_throughput(summary))
-
-
-def test_a_run_of_many_lengths_shows_its_error_and_its_padding() -> None:
-    """Of 1,000 steps 20 are estimated; tokens are those of all of them."""
-    summary = replace(
+    ),
+    "throughput_unknown": replace(OF_TEN_STEPS, batches=1, model_flops=None, hardware_flops=None),
+    # Of 1,000 steps 20 are estimated; tokens are those of all of them.
+    "throughput_lengths": replace(
         OF_TEN_STEPS,
         mfu=0.342,
         flops_error=0.01,
@@ -60,12 +47,27 @@ def test_a_run_of_many_lengths_shows_its_error_and_its_padding() -> None:
         checks=12,
         tokens=2_000_000,
         real_tokens=1_300_000,
-        trained_tokens=900_000,
         padding_ratio=0.35,
         tokens_per_sec=12_345.0,
         useful_mfu=0.2,
-    )
-    golden("text/throughput_lengths.txt", render_throughput(summary))
+    ),
+    "throughput_known": replace(
+        OF_TEN_STEPS,
+        batches=99,
+        model_flops=123_456_789_000,
+        hardware_flops=150_000_000_000,
+        mfu=0.4125,
+        lower_bound=True,
+        steps_counted=100,
+        checks=12,
+        notes=("Step 5 needed more.", "Nothing else is known."),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_summary_of_a_run_is_the_file_people_read(name: str) -> None:
+    golden(f"text/{name}.txt", render_text(CASES[name]))
 
 
 def test_shares_carry_their_error() -> None:
@@ -75,37 +77,8 @@ def test_shares_carry_their_error() -> None:
     assert estimate_text(None, None) == "n/a"
 
 
-def test_a_run_whose_steps_are_all_known_says_what_they_spent() -> None:
-    summary = ThroughputSummary(
-        schema_version=3,
-        batches=99,
-        reader_ratio=None,
-        reader_cost_sec=None,
-        batch_cost_sec=Spread(average=0.1, maximum=0.4, minimum=0.05),
-        ips=None,
-        ips_unit="batches/s",
-        model_flops=123_456_789_000,
-        hardware_flops=150_000_000_000,
-        mfu=0.4125,
-        lower_bound=True,
-        steps_counted=100,
-        flops_error=0.0,
-        checks=12,
-    )
-    golden("text/throughput_known.txt", render_throughput(summary))
-
-
 def test_a_run_whose_peak_is_not_known_says_that_its_mfu_is_not() -> None:
     why = "no dense peak is known for the device; run lightning-flops peak, or set peak_flops_per_sec"
-    lines = render_throughput(replace(OF_TEN_STEPS, model_flops_per_sec=1_000.0, unavailable={"mfu": why})).splitlines()
+    lines = render_text(replace(OF_TEN_STEPS, unavailable={"mfu": why})).splitlines()
     place = lines.index("Model FLOPs: 1,000, hardware FLOPs: 1,000, MFU: n/a")
     assert lines[place + 1] == f"MFU is n/a: {why}."
-
-
-def test_what_makes_flops_lower_bounds_stands_below_them() -> None:
-    notes = ("Step 5 spent more.", "Nothing else is known.")
-    lines = render_throughput(replace(OF_TEN_STEPS, mfu=0.5, lower_bound=True, notes=notes)).splitlines()
-    place = lines.index(
-        "Model FLOPs: 1,000 (lower bound), hardware FLOPs: 1,000 (lower bound), MFU: 50.00% (lower bound)"
-    )
-    assert lines[place + 1 : place + 3] == list(notes)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from lightning_flops.analysis.traced_step import traced_operators
-from lightning_flops.records import ModuleSecondsRecord, WindowRecord, module_mark, phase_mark
+from lightning_flops.records import WindowRecord, module_mark, phase_mark
 from lightning_flops.schema.trace import TracedStep
 from lightning_flops.trace import analyze_trace, step_filling, typical_operators
 from tests.analysis.trace_events import Event, data_loader, kernel, launch, operator, scope, step, trace
@@ -120,18 +120,3 @@ def transformer_traced() -> tuple[WindowRecord, TracedStep]:
 
 
 _FULL: dict[str, Any] = {"blocks per SM": 2.0, "est. achieved occupancy %": 50}
-
-
-def clocked() -> tuple[WindowRecord, TracedStep]:
-    """No profiler could run: a clock at module hooks gave fc1 2 ms, act 0.5, fc2 1, and the root 1.5 for itself."""
-    window = replace(
-        windows.mlp_window(),
-        notes=("No step was traced: another profiler is running, and torch runs one profiler at a time.",),
-    )
-    record = ModuleSecondsRecord(
-        index=8,
-        signature=window.counted_steps[0].signature,
-        own_forward_sec={"": 0.0015, "fc1": 0.002, "act": 0.0005, "fc2": 0.001},
-    )
-    traced = TracedStep(index=8, like_counted=True, files=(), tables=None, own_forward_sec=record.own_forward_sec)
-    return replace(window, module_seconds=record), traced

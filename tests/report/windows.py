@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from lightning_flops.analysis import profile
 from lightning_flops.config import ProfilerConfig
@@ -46,8 +47,6 @@ GPU = GpuRecord(
     highest_clock_mhz=1980,
     power_limited_sec=1.0,
     heat_limited_sec=0.0,
-    reason_readings=4,
-    reasons={"heat": 1, "the power limit": 3},
 )
 """600 W; power held its clock down for 40% of the time."""
 
@@ -62,31 +61,17 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
 
 
 def cell(
-    module: str,
-    phase: FlopPhase,
-    flops: int,
-    *,
-    operator: str = "aten.mm",
-    dtype: str = "float32",
-    calls: int = 1,
-    skipped: int = 0,
-    without_backward: int = 0,
-    bytes_read: int = 0,
-    bytes_written: int = 0,
+    module: str, phase: FlopPhase, flops: int, *, operator: str = "aten.mm", dtype: str = "float32", **more: int
 ) -> OperatorCell:
     """One entry of the counter's table."""
-    return OperatorCell(
-        module=module,
-        phase=phase,
-        operator=operator,
-        dtype=dtype,
-        calls=calls,
-        flops=flops,
-        skipped=skipped,
-        without_backward=without_backward,
-        bytes_read=bytes_read,
-        bytes_written=bytes_written,
-    )
+    amounts = {"calls": 1, "skipped": 0, "without_backward": 0, "bytes_read": 0, "bytes_written": 0, **more}
+    return OperatorCell(module=module, phase=phase, operator=operator, dtype=dtype, flops=flops, **amounts)
+
+
+def module(name: str, type_name: str, params: int = 0, extra_repr: str = "") -> ModuleRecord:
+    """A module all of whose parameters are trained, and on this rank."""
+    described = ModuleRecord(name=name, type_name=type_name, extra_repr=extra_repr)
+    return replace(described, params=params, trainable_params=params, local_params=params)
 
 
 def step(
@@ -128,15 +113,7 @@ def mlp_window() -> WindowRecord:
         context=CPU,
         memory=MemoryRecord(
             kind="resident",
-            phases=(
-                PhaseMemory(
-                    name="forward",
-                    current_bytes=800_000_000,
-                    peak_bytes=None,
-                    reserved_bytes=None,
-                    reserved_peak_bytes=None,
-                ),
-            ),
+            phases=(PhaseMemory(name="forward", current_bytes=800_000_000, peak_bytes=None),),
             run_peak_bytes=900_000_000,
             run_reserved_peak_bytes=None,
             parameter_bytes=12_010_000,
@@ -146,32 +123,11 @@ def mlp_window() -> WindowRecord:
             kept_by_forward_bytes=None,
         ),
         modules=(
-            ModuleRecord(
-                name="",
-                type_name="Net",
-                params=3_002_500,
-                trainable_params=3_002_500,
-                local_params=3_002_500,
-                parameter_bytes={"float32": 4 * 3_002_500},
-            ),
-            ModuleRecord(
-                name="fc1",
-                type_name="Linear",
-                extra_repr="in_features=1000, out_features=2000, bias=True",
-                params=2_002_000,
-                trainable_params=2_002_000,
-                local_params=2_002_000,
-            ),
-            ModuleRecord(name="act", type_name="ReLU"),
-            ModuleRecord(name="drop", type_name="Dropout", extra_repr="p=0.1, inplace=False"),
-            ModuleRecord(
-                name="fc2",
-                type_name="Linear",
-                extra_repr="in_features=2000, out_features=500, bias=True",
-                params=1_000_500,
-                trainable_params=1_000_500,
-                local_params=1_000_500,
-            ),
+            replace(module("", "Net", 3_002_500), parameter_bytes={"float32": 4 * 3_002_500}),
+            module("fc1", "Linear", 2_002_000, "in_features=1000, out_features=2000, bias=True"),
+            module("act", "ReLU"),
+            module("drop", "Dropout", 0, "p=0.1, inplace=False"),
+            module("fc2", "Linear", 1_000_500, "in_features=2000, out_features=500, bias=True"),
         ),
         flops=FlopRecord(
             cells=(
@@ -229,26 +185,15 @@ def predict_window() -> WindowRecord:
 
 def _block(prefix: str, *, params: int) -> Sequence[ModuleRecord]:
     attention, mlp = params // 3, 2 * params // 3
-
-    def record(name: str, type_name: str, params: int, extra_repr: str = "") -> ModuleRecord:
-        return ModuleRecord(
-            name=f"{prefix}{name}",
-            type_name=type_name,
-            extra_repr=extra_repr,
-            params=params,
-            trainable_params=params,
-            local_params=params,
-        )
-
     return (
-        record("", "Block", params),
-        record(".attn", "SelfAttention", attention),
-        record(".attn.qkv", "Linear", 3 * attention // 4, "in_features=1000, out_features=3000, bias=False"),
-        record(".attn.out", "Linear", attention // 4, "in_features=1000, out_features=1000, bias=False"),
-        record(".mlp", "MLP", mlp),
-        record(".mlp.up", "Linear", mlp // 2, "in_features=1000, out_features=4000, bias=False"),
-        record(".mlp.act", "GELU", 0, "approximate='none'"),
-        record(".mlp.down", "Linear", mlp // 2, "in_features=4000, out_features=1000, bias=False"),
+        module(prefix, "Block", params),
+        module(f"{prefix}.attn", "SelfAttention", attention),
+        module(f"{prefix}.attn.qkv", "Linear", 3 * attention // 4, "in_features=1000, out_features=3000, bias=False"),
+        module(f"{prefix}.attn.out", "Linear", attention // 4, "in_features=1000, out_features=1000, bias=False"),
+        module(f"{prefix}.mlp", "MLP", mlp),
+        module(f"{prefix}.mlp.up", "Linear", mlp // 2, "in_features=1000, out_features=4000, bias=False"),
+        module(f"{prefix}.mlp.act", "GELU", 0, "approximate='none'"),
+        module(f"{prefix}.mlp.down", "Linear", mlp // 2, "in_features=4000, out_features=1000, bias=False"),
     )
 
 
@@ -258,13 +203,11 @@ TOKENS = 4 * 500
 
 
 def _phase_memory(name: str, *, current: int, peak: int | None) -> PhaseMemory:
-    """Megabytes; 500 more of each are reserved."""
+    """Megabytes."""
     return PhaseMemory(
         name=name,
         current_bytes=current * 10**6,
         peak_bytes=None if peak is None else peak * 10**6,
-        reserved_bytes=(current + 500) * 10**6,
-        reserved_peak_bytes=None if peak is None else (peak + 500) * 10**6,
     )
 
 
@@ -283,84 +226,32 @@ def transformer_window() -> WindowRecord:
     params = 12_000_000
     embedding = 10_000_000
     modules = [
-        ModuleRecord(
-            name="",
-            type_name="GPT",
-            params=BLOCKS * params + embedding,
-            trainable_params=BLOCKS * params + embedding,
-            local_params=BLOCKS * params + embedding,
-        ),
-        ModuleRecord(
-            name="embed",
-            type_name="Embedding",
-            extra_repr="10000, 1000",
-            params=embedding,
-            trainable_params=embedding,
-            local_params=embedding,
-        ),
-        ModuleRecord(
-            name="blocks",
-            type_name="ModuleList",
-            params=BLOCKS * params,
-            trainable_params=BLOCKS * params,
-            local_params=BLOCKS * params,
-        ),
+        module("", "GPT", BLOCKS * params + embedding),
+        module("embed", "Embedding", embedding, "10000, 1000"),
+        module("blocks", "ModuleList", BLOCKS * params),
     ]
     cells: list[OperatorCell] = []
-    calls = {"": 2, "embed": 2, "head": 2}
-    for i in range(BLOCKS):
-        prefix = f"blocks.{i}"
-        records = _block(prefix, params=params)
-        modules += records
-        calls.update({record.name: 2 for record in records})
-        for name, flops in (("attn.qkv", 24), ("attn.out", 8), ("mlp.up", 32), ("mlp.down", 32)):
-            cells.append(cell(f"{prefix}.{name}", "forward", flops * 10**9, dtype="bfloat16", calls=2))
-            cells.append(cell(f"{prefix}.{name}", "backward", 2 * flops * 10**9, dtype="bfloat16", calls=4))
-        flash = "aten._scaled_dot_product_flash_attention"
+    flash = "aten._scaled_dot_product_flash_attention"
+    half: dict[str, Any] = {"dtype": "bfloat16"}
+    products = {"attn.qkv": 24 * 10**9, "attn.out": 8 * 10**9, "mlp.up": 32 * 10**9, "mlp.down": 32 * 10**9}
+    for prefix in (f"blocks.{block}" for block in range(BLOCKS)):
+        modules += _block(prefix, params=params)
+        for name, flops in products.items():
+            cells.append(cell(f"{prefix}.{name}", "forward", flops, calls=2, **half))
+            cells.append(cell(f"{prefix}.{name}", "backward", 2 * flops, calls=4, **half))
+        attention, backward = f"{prefix}.attn", half | {"operator": f"{flash}_backward"}
         cells += [
-            cell(
-                f"{prefix}.attn",
-                "forward",
-                8 * 10**9,
-                operator=flash,
-                dtype="bfloat16",
-                calls=2,
-                skipped=4 * 10**9,
-            ),
-            cell(
-                f"{prefix}.attn",
-                "backward",
-                16 * 10**9,
-                operator=f"{flash}_backward",
-                dtype="bfloat16",
-                calls=2,
-                skipped=8 * 10**9,
-            ),
-            cell(
-                f"{prefix}.attn",
-                "recompute",
-                4 * 10**9,
-                operator=f"{flash}_backward",
-                dtype="bfloat16",
-                calls=0,
-                skipped=2 * 10**9,
-            ),
+            cell(attention, "forward", 8 * 10**9, operator=flash, calls=2, skipped=4 * 10**9, **half),
+            cell(attention, "backward", 16 * 10**9, calls=2, skipped=8 * 10**9, **backward),
+            cell(attention, "recompute", 4 * 10**9, calls=0, skipped=2 * 10**9, **backward),
         ]
-    modules.append(
-        ModuleRecord(
-            name="head",
-            type_name="Linear",
-            extra_repr="in_features=1000, out_features=10000, bias=False",
-            params=embedding,
-            trainable_params=embedding,
-            local_params=embedding,
-        )
-    )
+    modules.append(module("head", "Linear", embedding, "in_features=1000, out_features=10000, bias=False"))
     cells += [
         cell("head", "forward", 80 * 10**9, calls=2, bytes_read=3 * 10**9, bytes_written=10**9),
         cell("head", "backward", 160 * 10**9, calls=4, bytes_read=6 * 10**9),
-        cell("blocks.0.mlp.act", "forward", 0, operator="aten.gelu", dtype="bfloat16", bytes_written=500 * 10**6),
+        cell("blocks.0.mlp.act", "forward", 0, operator="aten.gelu", bytes_written=500 * 10**6, **half),
     ]
+    calls = {one.name: 2 for one in modules if one.name != "blocks"}
     return WindowRecord(
         profile_step=10,
         context=replace(A100, micro_batch_size=4, accumulate=2),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import importlib
 import logging
-import signal
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -13,15 +12,10 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from torch import nn
 from torch.utils.tensorboard import SummaryWriter
 
-from lightning_flops import ConfigError, profile_training
-from lightning_flops.sinks.console import to_log
-from lightning_flops.sinks.services import Services, TensorBoardFiles, is_writer, monitors_in
-from tests.prompt_worker import NoChecks, PromptWorker
+from lightning_flops.sinks.services import Services, TensorBoardFiles, monitors_in
 
 WANDB = {name: ModuleType(name) for name in ("wandb", "wandb.sdk", "wandb.sdk.lib", "wandb.wandb_run")}
 WANDB["wandb.sdk.lib"].RunDisabled = WANDB["wandb.wandb_run"].Run = object  # type: ignore[attr-defined]
@@ -125,14 +119,6 @@ def test_a_csv_logger_gets_the_scalars_and_takes_no_text(loggers: Any, tmp_path:
         assert list(csv.DictReader(file)) == [{"flops_profiler/mfu": "0.5", "step": "7"}]
 
 
-def test_a_dummy_logger_is_not_taken_for_tensorboard(loggers: Any) -> None:
-    dummy = importlib.import_module(f"{loggers.__name__}.logger").DummyLogger()
-    dummy.experiment.add_text("it answers", "to any name", 0)
-    sink = Services([dummy])
-    assert not sink.has_board
-    assert sink.write_text("flops_profiler/profile", REPORT, step=7) is False
-
-
 def test_a_logger_is_called_as_lightning_calls_it_with_scalars_of_its_own(root: str) -> None:
     connector = importlib.import_module(f"{root}.trainer.connectors.logger_connector.logger_connector")
     by_lightning, first, second = ByName(), ByName(), ByName()
@@ -201,24 +187,6 @@ def test_wandb_and_mlflow_keep_a_file_as_an_artifact_and_others_do_not(loggers: 
     assert other.experiment.kept == []
 
 
-def test_an_exception_of_the_users_signal_handler_passes_through() -> None:
-    class Preempted(Exception):
-        """What a cluster's notice is made into."""
-
-    def handler(number: int, frame: Any) -> None:
-        raise Preempted
-
-    def slow(scalars: dict[str, float], step: int) -> None:
-        signal.raise_signal(signal.SIGUSR1)
-
-    before = signal.signal(signal.SIGUSR1, handler)
-    try:
-        with pytest.raises(Preempted):
-            Services([slow]).write_scalars({"mfu": 0.5}, step=1)
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-
-
 def test_the_users_writer_stays_open_and_files_of_our_own_are_made_late_and_closed(tmp_path: Path) -> None:
     writer, files = SummaryWriter(str(tmp_path / "a")), TensorBoardFiles(str(tmp_path / "b"))
     sink = Services([writer, files])
@@ -231,67 +199,3 @@ def test_the_users_writer_stays_open_and_files_of_our_own_are_made_late_and_clos
         read = EventAccumulator(str(tmp_path / name)).Reload()
         assert [(one.step, one.value) for one in read.Scalars("a")] == [(3, 1.5)]
         assert ("later" in read.Tags()["scalars"]) is (name == "a")
-
-
-@pytest.mark.parametrize("value", [3, "logs", object()])
-def test_what_nothing_can_be_written_to_is_refused(value: Any) -> None:
-    assert not is_writer(value)
-    net = nn.Linear(2, 2)
-    with pytest.raises(ConfigError, match=r"^writer must have add_scalar, or be a function of scalars and a step, got"):
-        profile_training(net, torch.optim.SGD(net.parameters()), writer=value)
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"optimizer": 3}, "optimizer must be an optimizer or several, with a method step, got 3"),
-        ({"log_every_n_steps": 0}, "log_every_n_steps must be an integer >= 1, got 0"),
-        ({"initial_step": -1}, "initial_step must be an integer >= 0, got -1"),
-        ({"timing_steps": 0}, "flops_profiler.timing_steps must be an integer >= 1, got 0"),
-        ({"timing_step": 1}, "is not a setting of profile_training, did you mean timing_steps?"),
-        ({"accelerator": 1, "fabric": 2}, "accelerator and fabric cannot both drive the loop"),
-    ],
-)
-def test_a_wrong_argument_is_named_with_its_rule(given: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        profile_training(nn.Linear(2, 2), **given)
-    assert words in str(caught.value)
-
-
-def test_what_is_no_module_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"model must be a torch.nn.Module, got int$"):
-        profile_training(3)  # type: ignore[arg-type]
-
-
-def test_a_loop_writes_into_its_folder_at_its_own_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightning_flops.run.reports.Worker", PromptWorker)
-    monkeypatch.setattr("lightning_flops.run.run.StepFlops", NoChecks)
-    net = nn.Linear(4, 2)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    calls: list[tuple[dict[str, float], int]] = []
-    with profile_training(
-        net,
-        optimizer,
-        log_dir=tmp_path,
-        writer=lambda scalars, step: calls.append((scalars, step)),
-        initial_step=100,
-        log_every_n_steps=5,
-        timing_steps=2,
-        trace=False,
-    ):
-        for _ in range(12):
-            net(torch.ones(3, 4)).sum().backward()
-            optimizer.step()
-    read = EventAccumulator(str(tmp_path)).Reload()
-    # Step 1 is counted, 2 and 3 settle, 4 and 5 are timed.
-    assert [(one.step, one.value) for one in read.Scalars("flops_profiler/fwd_flops")] == [(106, 2 * 3 * 4 * 2)]
-    assert [one.step for one in read.Scalars("flops_monitor/samples_per_sec")] == [105, 110]
-    assert [step for _, step in calls] == [105, 106, 110]
-    ours = tmp_path / "lightning_flops"
-    assert sorted(path.name for path in ours.glob("*.json")) == ["profile.json", "throughput.json"]
-
-
-def test_the_console_is_the_programs_own_logging(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "lightning_flops"):
-        to_log("100 % of\ntwo lines")
-    assert caplog.record_tuples == [("lightning_flops", logging.INFO, "100 % of\ntwo lines")]

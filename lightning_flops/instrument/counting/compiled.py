@@ -7,27 +7,27 @@ activation checkpointing asks for. Its size follows from the shapes with which t
 
 from __future__ import annotations
 
+import ast
 import functools
 import operator
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from lightning_flops.instrument.counting.attribution import Threads, ThreadState
-from lightning_flops.instrument.counting.compiled_flex import flex_calls
 from lightning_flops.instrument.counting.formulas import Unreadable, lookup
 from lightning_flops.instrument.counting.totals import Totals
-from lightning_flops.instrument.error_boundary import listening
 from lightning_flops.instrument.module_scope import ModuleNames
-from lightning_flops.instrument.patches import Patches
+from lightning_flops.instrument.patches import listen
 from lightning_flops.instrument.torch_private import compiler
 from lightning_flops.instrument.torch_private.autograd import calling_modules, sequence_number
-from lightning_flops.instrument.torch_private.dispatch import modes_off
+from lightning_flops.instrument.torch_private.dispatch import modes_off, new_fake_mode
 from lightning_flops.instrument.torch_private.operators import HigherOrderOperator, OpOverload
 from lightning_flops.text.printable import package_logger
 
@@ -46,25 +46,6 @@ FlopsOf = Callable[[Any], int]
 CountUnseen = Callable[[Any, tuple[Any, ...]], bool]
 
 
-def watch(
-    patches: Patches,
-    target: Any,
-    name: str,
-    failed: Callable[[Exception], None],
-    *,
-    before: Callable[..., Callable[[], None] | None] | None = None,
-    after: Callable[..., None] | None = None,
-) -> None:
-    """Has us called before or after a function of torch's, which is compiled as without us."""
-    patches.replace(
-        target,
-        name,
-        lambda original: compiler.hide_around(
-            listening(original, before=before, after=after, failed=failed), before, after
-        ),
-    )
-
-
 class CompiledCode:
     """What one counter knows of compiled code; *flops_of* gives the FLOPs that are counted for a formula's answer."""
 
@@ -73,7 +54,7 @@ class CompiledCode:
         self._threads = threads
         self._totals = totals
         self._flops_of = flops_of
-        self._patches = Patches()
+        self._undo = ExitStack()
         self._watched: set[Any] = set()
         self._repeated: dict[Any, Counter[int] | None] = {}
         self._modules: frozenset[nn.Module] = frozenset()
@@ -97,8 +78,8 @@ class CompiledCode:
         kind = compiler.class_of_generated_graphs()
         if kind is not None and kind not in self._watched:
             self._watched.add(kind)
-            watch(
-                self._patches,
+            listen(
+                self._undo,
                 kind,
                 "__call__",
                 partial(self._totals.failed, "a compiled kernel"),
@@ -108,11 +89,11 @@ class CompiledCode:
     def _graph_runs(self, graph: Any, inputs: Any) -> None:
         counted = False
         try:
-            for called, args in flex_calls(compiler.source_graph(graph), inputs):
+            for called, args in flex_calls(str(getattr(graph, "inductor_post_grad_graph_str", "")), inputs):
                 counted = self._count_unseen is not None and self._count_unseen(called, args)
         except Unreadable:
             logger.debug("flex attention in a compiled graph could not be read", exc_info=True)
-        for kernel in _templates_in(compiler.generated_source(graph)):
+        for kernel in _templates_in(str(getattr(graph, "source_code", ""))):
             if not (counted and "flex_attention" in kernel):
                 self.list_unseen(f"inductor.{kernel}")
 
@@ -127,7 +108,7 @@ class CompiledCode:
 
     def close(self) -> None:
         """Looks at nothing any more, and leaves what torch made as it was."""
-        self._patches.undo()
+        self._undo.close()
         self._count_unseen = None
         self._watched.clear()
         self._repeated.clear()
@@ -150,7 +131,7 @@ class CompiledCode:
         if compiler.is_compiled(function):
             failed = partial(self._totals.failed, "the beginning of a compiled backward")
             compiler.hide(self._begins)
-            watch(self._patches, function, compiler.BACKWARD_ENTRY, failed, before=partial(self._begins, function))
+            listen(self._undo, function, compiler.BACKWARD_ENTRY, failed, before=partial(self._begins, function))
 
     def _begins(self, function: Any, context: Any, inputs: list[Any]) -> Callable[[], None]:
         """A compiled backward starts with these inputs; returns what to call when it has ended."""
@@ -226,11 +207,9 @@ def _sizes(
     graph: torch.fx.Graph, inputs: dict[Any, Any], needed: set[Any], products: set[Any], flops_of: FlopsOf
 ) -> Counter[int]:
     """FLOPs of the nodes *products*, whose sources are *needed*, from fake tensors of the inputs' shapes."""
-    from lightning_flops.instrument.torch_private.fakes import FakeTensorMode  # loads more of torch than most runs need
-
     sizes: Counter[int] = Counter()
     values: dict[Any, Any] = {}
-    with modes_off(), torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
+    with modes_off(), torch.no_grad(), new_fake_mode() as mode:
         for node in graph.nodes:
             if node not in needed:
                 continue
@@ -246,3 +225,69 @@ def _sizes(
                     sizes[flops_of(lookup(node.target).compute(args, kwargs, out))] += 1
     del sizes[0]
     return sizes
+
+
+# ---- flex attention, whose kernels call no operator: inductor keeps the graph they were made from, as text
+
+_ANNOTATED = re.compile(r'(\w+): "(\w+)(?:\[([^\]]*)\]|\((\w+)\))')
+"""A tensor with its dtype and shape, or a number: ``arg0_1: "f32[1, 2, 256, 16][…]cpu"``, ``arg1_1: "Sym(s0)"``."""
+
+_CALL = re.compile(r"= torch\.ops\.higher_order\.(flex_attention(?:_backward)?)(\(.*\));  ")
+
+_DTYPES = {"f64": torch.float64, "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+
+
+class _Graph(NamedTuple):
+    """What the text of a graph says."""
+
+    inputs: list[str]
+    tensors: dict[str, tuple[str, str]]
+    """Dtype and sizes of each tensor, as written."""
+    symbols: dict[str, str]
+    """Names of the inputs that are sizes, by the symbols that stand for them."""
+    calls: list[tuple[str, ast.Call]]
+
+
+@functools.lru_cache(maxsize=64)
+def _read(text: str) -> _Graph:
+    own = text.partition("\n    class ")[0]  # the functions on scores and masks follow
+    signature = next((line for line in own.splitlines() if "def forward(" in line), "")
+    inputs = _ANNOTATED.findall(signature)
+    calls = [(name, ast.parse(f"call{written}", mode="eval").body) for name, written in _CALL.findall(own)]
+    return _Graph(
+        [name for name, *_ in inputs],
+        {name: (dtype, sizes) for name, dtype, sizes, symbol in _ANNOTATED.findall(own) if not symbol},
+        {symbol: name for name, _, _, symbol in inputs if symbol},
+        [(name, call) for name, call in calls if isinstance(call, ast.Call)],
+    )
+
+
+def flex_calls(text: str, inputs: Sequence[Any]) -> Iterator[tuple[Any, tuple[Any, ...]]]:
+    """The calls of flex attention in a graph that is called with *inputs*: the operator, and its arguments.
+
+    The values of a block mask are read from *inputs*; most other tensors hold none.
+
+    Raises:
+        Unreadable: a shape is not a number, nor one of the graph's inputs.
+    """
+    if "higher_order.flex_attention" not in text:
+        return
+    graph = _read(text)
+    given = dict(zip(graph.inputs, inputs, strict=False))
+    for name, call in graph.calls:
+        yield getattr(torch.ops.higher_order, name), tuple(_value(one, graph, given) for one in call.args)
+
+
+def _value(written: ast.expr, graph: _Graph, given: Mapping[str, Any]) -> Any:
+    if isinstance(written, ast.Tuple):
+        return tuple(_value(one, graph, given) for one in written.elts)
+    if isinstance(written, ast.Constant):
+        return written.value
+    name = written.id if isinstance(written, ast.Name) else ""
+    if name in given or name not in graph.tensors:
+        return given.get(name)
+    dtype, shape = graph.tensors[name]
+    wanted = [given.get(graph.symbols[one], one) if one in graph.symbols else one for one in shape.split(", ")]
+    if not all(str(one).isdigit() for one in wanted):
+        raise Unreadable("it has sizes that the graph computes")
+    return torch.empty([int(one) for one in wanted], dtype=_DTYPES.get(dtype, torch.int32), device="meta")

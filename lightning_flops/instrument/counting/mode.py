@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import is_grad_enabled
+from torch.fx import GraphModule, Interpreter, Node
 
 from lightning_flops.instrument.counting.attribution import Repetition, Threads, ThreadState
 from lightning_flops.instrument.counting.compiled import CompiledCode
 from lightning_flops.instrument.counting.formulas import Entry, Work, hides_flops
 from lightning_flops.instrument.counting.formulas.contract import tensors_in, whole_flops
-from lightning_flops.instrument.counting.higher_order import runs_only_functions, with_seen_functions
 from lightning_flops.instrument.counting.totals import Cell, Totals
 from lightning_flops.instrument.counting.traffic import Operator, bytes_of, dtype_name, elements_of, needs_gradient
-from lightning_flops.instrument.error_boundary import error_boundary
-from lightning_flops.instrument.torch_private.autograd import NO_GRAPH_TASK, function_in_forward
+from lightning_flops.instrument.torch_private.autograd import NO_GRAPH_TASK, function_in_forward, graph_task_id
 from lightning_flops.instrument.torch_private.compiler import hide
 from lightning_flops.instrument.torch_private.dispatch import (
     DispatchMode,
@@ -26,15 +25,29 @@ from lightning_flops.instrument.torch_private.dispatch import (
     hands_over,
     is_fake,
     is_pushed,
+    is_traced,
+    keys_of_python_kernel,
     pushed,
+    run_python_kernel,
 )
-from lightning_flops.instrument.torch_private.kernels import keys_of_python_kernel, run_python_kernel
+from lightning_flops.instrument.torch_private.operators import higher_order_name
 from lightning_flops.records import OUTSIDE, FlopPhase
 from lightning_flops.text.printable import package_logger
 
 logger = package_logger(__name__)
 
 _FORWARDS = ("forward", "recompute")
+
+_CONTROL_FLOW = frozenset(
+    (
+        "cond while_loop while_loop_stack_output scan map_impl associative_scan strict_mode hints_wrapper "
+        "invoke_subgraph wrap"
+    ).split()
+)
+
+_FLEX_BACKWARD = "flex_attention_backward"
+_REPEATS_FORWARD = 7
+"""Position of the function with which that one repeats the forward."""
 
 
 class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
@@ -49,7 +62,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         self._compiled = compiled
         self._halve_causal = halve_causal
         self._failed = totals.failed
-        self._operators: dict[int, Operator] = {}
+        self._operators: dict[Any, Operator] = {}
         self._failing: set[str] = set()
         self.counts_fake = False
         """Whether the user computes with fake tensors. If not, some library uses them to find a shape."""
@@ -72,11 +85,11 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         kwargs = kwargs or {}
         try:
-            operator = self._operators.get(id(func)) or self._operator(func)
+            operator = self._operators.get(func) or self._operators.setdefault(func, Operator(func))
             counts = not operator.moves_nothing or operator.sized_by_values is not None
             if operator.higher_order:
-                counts = not (operator.listed and runs_only_functions(func))
-                args = with_seen_functions(self, func, args, self._repeating)
+                counts = not (operator.listed and higher_order_name(func) in _CONTROL_FLOW and not is_traced())
+                args = self._with_seen_functions(func, args)
             for kind in types if counts or not operator.higher_order else ():
                 if hands_over(kind):
                     return NotImplemented
@@ -88,15 +101,10 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         if counts and operator.looks_inside:
             return self._open(operator, types, args, kwargs)
-        out = operator.call(*args, **kwargs)
+        out = operator.function(*args, **kwargs)
         if counts:
             self._add(operator, args, kwargs, out)
         return out
-
-    def _operator(self, function: Any) -> Operator:
-        """What is kept about an operator that is called for the first time."""
-        operator = self._operators[id(function)] = Operator(function)
-        return operator
 
     def _open(self, operator: Operator, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs an operator that may run others, which are seen, or whose kernel is written in Python."""
@@ -108,15 +116,48 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         keys = None
         try:
             # If there are other modes below this one, the operator still has to go to them.
-            keys = None if types or depth() else keys_of_python_kernel(operator.function, args, kwargs)
+            if not (types or depth()):
+                keys = keys_of_python_kernel(operator.function, tensors_in((*args, *kwargs.values())))
         except Exception as error:
             self._failed("an operator", error)
         if keys is None:
-            out = operator.call(*args, **kwargs)
+            out = operator.function(*args, **kwargs)
         else:
-            out = run_python_kernel(operator.function, keys, args, kwargs, *(() if operator.counted else (self,)))
+            out = run_python_kernel(operator.function, keys, args, kwargs, None if operator.counted else self)
         self._add(operator, args, kwargs, out, moves=keys is None or operator.counted)
         return out
+
+    # ---- functions that operators are handed. Higher-order operators call them below the mode that sees the operator,
+    # so each is handed over in a wrapper that has the mode see what it runs. Control flow runs nothing else; attention
+    # with a function on its scores or its mask has a formula for the rest.
+
+    def _with_seen_functions(self, operator: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The arguments of a higher-order operator, with functions that this mode, whose handler runs, sees at work."""
+        name = higher_order_name(operator)
+        if (name not in _CONTROL_FLOW and name not in ("flex_attention", _FLEX_BACKWARD)) or is_traced():
+            return args
+
+        def seen(value: Any, again: bool) -> Any:
+            if isinstance(value, tuple):  # a block mask, of which one part is its function
+                return tuple(seen(item, again) for item in value)
+            is_function = callable(value) and not isinstance(value, (torch.Tensor, type))
+            return self._seen(value, again) if is_function else value
+
+        backward = name == _FLEX_BACKWARD
+        return tuple(seen(value, backward and place == _REPEATS_FORWARD) for place, value in enumerate(args))
+
+    def _seen(self, function: Any, again: bool) -> Callable[..., Any]:
+        joint = graph_task_id() != NO_GRAPH_TASK and isinstance(function, GraphModule)
+        joint = joint and any(map(_is_forward, function.graph.nodes))
+
+        def run(*args: Any) -> Any:
+            with pushed(self):
+                if joint:
+                    return _Joint(function, self._repeating).run(*args)
+                with self._repeating() if again else nullcontext():
+                    return function(*args)
+
+        return run
 
     @contextmanager
     def _repeating(self) -> Iterator[None]:
@@ -184,11 +225,15 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
             dtype: Any = entry.dtype_of(args, kwargs, out)
             flops, skipped, repeated, skipped_again = split_work(work, self._halve_causal)
         except Exception as error:  # a user's formula may raise anything; its operator is listed in the report
-            self._formula_failed(operator.name, error)
+            if operator.name not in self._failing:
+                self._failing.add(operator.name)
+                words = f"the FLOP formula of {operator.name} failed ({type(error).__name__}: {error})"
+                logger.warning("%s: it is listed as uncounted", words)
             totals.list(operator.name, module, elements_of(out), True)
             return totals.cell(module, phase, operator.name)
-        if dtype is torch.float32 and self.runs_in_tf32 is not None and _on_cuda(args):
-            dtype = "tf32" if self.runs_in_tf32(operator.name) else dtype
+        if dtype is torch.float32 and self.runs_in_tf32 is not None and self.runs_in_tf32(operator.name):
+            on_cuda = any(tensor.is_cuda for tensor in tensors_in(args))
+            dtype = "tf32" if on_cuda else dtype
         if entry.estimate:
             totals.estimates[operator.name] = entry.estimate
         self.data_dependent |= isinstance(work, Work) and work.by_values
@@ -208,7 +253,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
     def count_unseen(self, function: Any, args: tuple[Any, ...]) -> bool:
         """Counts one call of an operator inside compiled code; returns whether it could."""
         state = self._threads.here()
-        operator = self._operators.get(id(function)) or self._operator(function)
+        operator = self._operators.get(function) or self._operators.setdefault(function, Operator(function))
         if state.paused or not operator.counted:
             return operator.counted
         with self._totals.lock:
@@ -229,23 +274,21 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
             cell.hidden += flops
             self._compiled.watch(function)
 
-    def _formula_failed(self, name: str, error: Exception) -> None:
-        if name not in self._failing:
-            self._failing.add(name)
-            kind = type(error).__name__
-            logger.warning("the FLOP formula of %s failed (%s: %s): it is listed as uncounted", name, kind, error)
+    # ---- autograd functions and kernels with a formula of their own (``watch_functions``)
 
-    # ---- autograd functions and kernels with a formula of their own (FunctionListener)
-
-    @error_boundary("an autograd function")
     def enter_function(self, entry: Entry) -> None:
         """A registered autograd function or kernel starts: its formula stands for all that runs inside."""
         state = self._threads.here()
         state.functions.append((entry, state.place(True)[1]))
 
-    @error_boundary("an autograd function")
     def leave_function(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, ok: bool) -> None:
         """A registered autograd function or kernel is done."""
+        try:
+            self._leave_function(entry, args, kwargs, out, ok)
+        except Exception as error:
+            self._failed("an autograd function", error)
+
+    def _leave_function(self, entry: Entry, args: Any, kwargs: Any, out: Any, ok: bool) -> None:
         state = self._threads.here()
         if all(running is not entry for running, _ in state.functions):
             return
@@ -280,6 +323,25 @@ def split_work(work: int | Work, halve_causal: bool) -> tuple[int, int, int, int
     return flops, own, repeated, again
 
 
-def _on_cuda(args: tuple[Any, ...]) -> bool:
-    """Whether the first tensor is on a GPU."""
-    return next((bool(tensor.is_cuda) for tensor in tensors_in(args)), False)
+def _is_forward(node: Node) -> bool:
+    """Whether torch has written on a node that it is of the forward, in a graph that has the backward as well."""
+    return node.op == "call_function" and node.meta.get("partitioner_tag") == "is_forward"
+
+
+class _Joint(Interpreter):
+    """Runs a graph that repeats a forward for its backward, and says which is which."""
+
+    def __init__(self, graph: GraphModule, repeating: Callable[[], AbstractContextManager[None]]) -> None:
+        super().__init__(graph)
+        self.extra_traceback = False  # an error's words are those that the graph's own code would have
+        self._repeating = repeating
+
+    def run_node(self, n: Node) -> Any:
+        """One call of the graph's."""
+        with self._repeating() if _is_forward(n) else nullcontext():
+            return super().run_node(n)
+
+    def output(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """The graph's result, in a plain list where its own code has one: callers compare the kinds."""
+        result = super().output(target, args, kwargs)
+        return list(result) if isinstance(result, list) else result

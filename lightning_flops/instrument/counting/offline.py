@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import logging
-import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
@@ -18,17 +16,17 @@ from torch.nn.parameter import is_lazy
 
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.instrument.counting.flop_counter import CausalAttention, FlopCounter
-from lightning_flops.instrument.torch_private.dispatch import DispatchMode
-from lightning_flops.instrument.torch_private.fakes import LOGGER, FakeTensorMode, tree_map_only
+from lightning_flops.instrument.torch_private.dispatch import DispatchMode, new_fake_mode
+from lightning_flops.instrument.torch_private.modules import tree_map_only
 from lightning_flops.records import FlopRecord
 
 
 def count_on_fake_tensors(model: nn.Module, batch: Any, *, causal_attention: CausalAttention = "full") -> FlopRecord:
     """FLOPs of one eager forward of *model* on a batch of these shapes, and of the backward of all that it puts out.
 
-    Neither the model nor the random state is touched, no memory is taken, compiled modules run eagerly, and torch logs
-    nothing. What the forward keeps in attributes of modules is put back, and a ``functools.lru_cache`` that holds a
-    fake tensor is cleared; what it keeps elsewhere is not put back.
+    Neither the model nor the random state is touched, no memory is taken, and compiled modules run eagerly. What the
+    forward keeps in attributes of modules is put back, and a ``functools.lru_cache`` that holds a fake tensor is
+    cleared; what it keeps elsewhere is not put back.
 
     Args:
         model: its parameters' shapes, dtypes and devices are what counts.
@@ -40,18 +38,16 @@ def count_on_fake_tensors(model: nn.Module, batch: Any, *, causal_attention: Cau
         Exception: whatever the model raises where its forward needs values: fake tensors have none.
     """
     counter = FlopCounter(model, causal_attention=causal_attention)
-    # Held by a module of ours, because torch calls no TorchScript module and no DataParallel with other parameters.
-    holder = _Holder(model)
-    states = dict(holder.named_parameters(remove_duplicate=False)) | dict(holder.named_buffers(remove_duplicate=False))
-    lazy = sorted(name.removeprefix("held.") for name, tensor in states.items() if is_lazy(tensor))
+    states = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    lazy = sorted(name for name, tensor in states.items() if is_lazy(tensor))
     if lazy:
         raise LightningFlopsError(
             f"count_offline needs the shapes of all parameters, and {', '.join(lazy)} of lazy modules have none yet: "
             "call the model once before"
         )
-    fakes = _Fakes(FakeTensorMode(allow_non_fake_inputs=True))
+    fakes = _Fakes(new_fake_mode())
     with _caches_cleared(fakes), _attributes_put_back(model):
-        _run(fakes, counter, holder, states, batch)
+        _run(fakes, counter, model, states, batch)
     return counter.record()
 
 
@@ -60,7 +56,7 @@ class _Fakes(DispatchMode):  # type: ignore[no-untyped-call]
 
     supports_higher_order_operators = True
 
-    def __init__(self, mode: FakeTensorMode) -> None:
+    def __init__(self, mode: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.mode = mode
         self.held: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
@@ -97,11 +93,9 @@ _SHAPES: dict[Any, Callable[..., Any]] = (
 )
 
 
-def _run(
-    fakes: _Fakes, counter: FlopCounter, holder: nn.Module, states: Mapping[str, torch.Tensor], batch: Any
-) -> None:
+def _run(fakes: _Fakes, counter: FlopCounter, model: nn.Module, states: Mapping[str, torch.Tensor], batch: Any) -> None:
     """Runs the forward and the backward on fake tensors, under *counter*; keeps none of them."""
-    with fakes.mode, fakes, torch.compiler.set_stance("force_eager"), _quiet():
+    with fakes.mode, fakes, torch.compiler.set_stance("force_eager"):
         by_id = {id(tensor): fakes.fake(tensor) for tensor in states.values()}
         fake_states = {name: by_id[id(tensor)] for name, tensor in states.items()}
         inputs = tree_map_only(torch.Tensor, fakes.fake, batch)
@@ -109,7 +103,7 @@ def _run(
         args = inputs if type(inputs) is tuple else () if isinstance(inputs, Mapping) else (inputs,)
         kwargs = dict(inputs) if isinstance(inputs, Mapping) else {}
         with counter:
-            output = torch.func.functional_call(holder, fake_states, args, kwargs, tie_weights=False)
+            output = torch.func.functional_call(model, fake_states, args, kwargs, tie_weights=False)
             roots = [tensor for tensor in tensors_of(output) if tensor.requires_grad]
             if roots:
                 torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
@@ -122,32 +116,6 @@ def tensors_of(output: Any, depth: int = 3) -> Iterator[torch.Tensor]:
     elif depth and isinstance(output, (list, tuple, Mapping)):
         for item in output.values() if isinstance(output, Mapping) else output:
             yield from tensors_of(item, depth - 1)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Inside, torch logs nothing of what this thread runs on fake tensors: what it raises says it."""
-    thread, logger = threading.get_ident(), logging.getLogger(LOGGER)
-
-    def elsewhere(record: logging.LogRecord) -> bool:
-        return record.thread != thread
-
-    logger.addFilter(elsewhere)
-    try:
-        yield
-    finally:
-        logger.removeFilter(elsewhere)
-
-
-class _Holder(nn.Module):
-    """A module around the model."""
-
-    def __init__(self, held: nn.Module) -> None:
-        super().__init__()
-        self.held = held
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.held(*args, **kwargs)
 
 
 @contextmanager

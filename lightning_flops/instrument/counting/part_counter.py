@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, ExitStack
-from typing import Any, get_args
+from contextlib import ExitStack
+from typing import get_args
 
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
 from lightning_flops.records import BucketFlops, FlopRecord, PhaseFlops, TimePhase
@@ -18,7 +18,8 @@ class PartCounter:
     """Counts whole steps; they add up."""
 
     def __init__(self, counter: FlopCounter) -> None:
-        self._counter = counter
+        self.counter = counter
+        """Counts what runs inside of it."""
         self._open: list[tuple[str, ExitStack]] = []
         self._seen = PhaseFlops()
         self._before_step = PhaseFlops()
@@ -32,22 +33,14 @@ class PartCounter:
         self.mixed: set[TimePhase] = set()
         """Phases whose work ran, in part, while the loop was in another of them."""
 
-    def on(self) -> AbstractContextManager[Any]:
-        """Inside, what runs is counted."""
-        return self._counter
-
-    def sweep(self) -> None:
-        """Take off torch what it has put back since ``on`` was left, inside a backward for one."""
-        self._counter.sweep()
-
     def enter(self, part: str) -> None:
         """*part* of a step begins, inside whatever part is running."""
         self._look()
         scope = ExitStack()
         if part == "forward":
-            scope.enter_context(self._counter.in_root())
+            scope.enter_context(self.counter.in_root())
         elif part not in _COUNTED_PARTS:
-            scope.enter_context(self._counter.pause())
+            scope.enter_context(self.counter.pause())
         self._open.append((part, scope))
 
     def leave(self) -> None:
@@ -61,21 +54,17 @@ class PartCounter:
         if not self._open:
             self._look(outside=part)
 
-    def in_optimizer(self) -> AbstractContextManager[Any]:
-        """Inside, what is counted is the optimizer's, whatever part of the step is running."""
-        return self._counter.in_optimizer()
-
     def step_ends(self) -> PhaseFlops:
         """FLOPs of the step that ends here."""
         self._look()
-        before, self._before_step = self._before_step, self._counter.total()
-        self.flops = self._counter.record()
+        before, self._before_step = self._before_step, self.counter.total()
+        self.flops = self.counter.record()
         buckets = self.flops.by_bucket()
         self.step_buckets = {
             key: spent for key, total in buckets.items() if (spent := total - self._buckets.get(key, 0))
         }
         self._buckets = buckets
-        self.step_is_data_dependent = self._counter.take_data_dependent()
+        self.step_is_data_dependent = self.counter.take_data_dependent()
         return self._before_step - before
 
     def give_up(self) -> None:
@@ -85,7 +74,7 @@ class PartCounter:
 
     def _look(self, outside: str = "other") -> None:
         """Notice work that ran while the loop was in another part than the one its time is looked for in."""
-        seen = self._counter.total()
+        seen = self.counter.total()
         part = self._open[-1][0] if self._open else outside
         for phase, before, now in (
             ("forward", self._seen.forward, seen.forward),

@@ -17,7 +17,7 @@ import torch
 
 from lightning_flops.instrument.counting.formulas import Unreadable, Work, lookup
 from lightning_flops.instrument.counting.formulas.contract import tensors_in
-from lightning_flops.instrument.counting.formulas.free_operators import says_heavy
+from lightning_flops.instrument.counting.formulas.registry import says_heavy
 from lightning_flops.instrument.counting.traffic import bytes_of, dtype_name
 from lightning_flops.instrument.torch_private.operators import is_composite, overloads_named, schema_of
 from lightning_flops.trace.recorded import RecordedInputs, RecordedWork
@@ -233,8 +233,6 @@ def _sizes(dims: Any) -> list[int] | None:
 
 def _result(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """What the call returned, as meta tensors, by torch's own rules."""
-    given = kwargs.get("out")
-    room = tuple(given.shape) if isinstance(given, torch.Tensor) and given.numel() else None
     shape = _SHAPES.get(schema_of(function).name)
     out = None
     try:
@@ -242,13 +240,11 @@ def _result(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
             out = shape(*args)
         else:
             with torch.no_grad():
-                out = function(*args, **kwargs if room is None else {**kwargs, "out": torch.empty(0, device="meta")})
+                out = function(*args, **kwargs)
     except Unreadable:
         raise
     except Exception:  # an argument is not written, or the operator has no rule for shapes
         return _NotWritten("the shape of its result")
-    if isinstance(out, torch.Tensor) and room is not None and tuple(out.shape) != room:
-        raise Unreadable("the sizes of its arguments do not fit together")
     return out
 
 

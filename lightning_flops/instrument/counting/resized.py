@@ -8,15 +8,12 @@ from typing import Any
 import torch
 
 from lightning_flops.errors import ConfigError
-from lightning_flops.text.json_text import shown
+from lightning_flops.text.printable import shown
 
 Key = str | int
 """Of a tensor in the batch: the name of an argument, or its position."""
 
 Vary = Mapping[Key, "Sequence[int] | Mapping[int, str]"]
-
-_MOST_ELEMENTS = 1 << 26
-"""A tensor of more is not made: it would hold the memory that counting offline spares."""
 
 
 class VariedBatch:
@@ -36,7 +33,7 @@ class VariedBatch:
         self._arguments: dict[Key, Any] = dict(
             batch if isinstance(batch, Mapping) else enumerate((batch,) if self._one else batch)
         )
-        self._tensors = {key: one for key, one in self._arguments.items() if isinstance(one, torch.Tensor)}
+        tensors = {key: one for key, one in self._arguments.items() if isinstance(one, torch.Tensor)}
         self.sizes: dict[str, int] = {}
         """Each variable's size in the batch."""
         self.batch_names: set[str] = set()
@@ -45,28 +42,30 @@ class VariedBatch:
             raise ConfigError(f"vary must be a mapping from a tensor of the batch to its axes, got {shown(vary)}")
         if not vary:
             raise ConfigError("vary must name the axes of at least one tensor")
-        given = {key: self._named_axes(key, axes) for key, axes in vary.items()}
+        if unknown := [key for key in vary if key not in tensors]:
+            known = ", ".join(map(shown, tensors)) or "hidden"
+            raise ConfigError(f"vary names {shown(unknown[0])}; the batch's tensors are {known}")
+        given = {key: self._named_axes(key, tensors[key], axes) for key, axes in vary.items()}
         named = {(axis, self.sizes[name]): name for axes in given.values() for axis, name in axes.items()}
         # Axes that the user did not name go with those that he did, where they agree in place and size.
         self._axes = {
             key: {place[0]: named[place] for place in enumerate(tensor.shape) if place in named} | given.get(key, {})
-            for key, tensor in self._tensors.items()
+            for key, tensor in tensors.items()
         }
 
-    def _named_axes(self, key: Key, axes: Sequence[int] | Mapping[int, str]) -> dict[int, str]:
-        """The axes of one tensor that the user gave, with their names."""
-        tensor = self._tensors.get(key)
-        if tensor is None:
-            raise ConfigError(
-                f"vary names {shown(key)}; the batch's tensors are {', '.join(map(shown, self._tensors)) or 'hidden'}"
-            )
+    def _named_axes(self, key: Key, tensor: torch.Tensor, axes: object) -> dict[int, str]:
+        """The *axes* of one tensor that the user gave, with their names."""
+        if not isinstance(axes, Iterable) or isinstance(axes, str):
+            raise ConfigError(f"vary[{shown(key)}] must be axes, or a mapping from axes to names, got {shown(axes)}")
+        usual = ("batch", "axis_1", "height", "width") if tensor.ndim == 4 else ("batch", "sequence")
         found: dict[int, str] = {}
-        for axis, name in _named(key, axes, tensor.ndim):
+        for axis in axes:
             if type(axis) is not int or not 0 <= axis < tensor.ndim:
                 raise ConfigError(f"vary names axis {shown(axis)} of {shown(key)}, which has {tensor.ndim} axes")
+            name = axes[axis] if isinstance(axes, Mapping) else usual[axis] if axis < len(usual) else f"axis_{axis}"
+            size = int(tensor.shape[axis])
             if not isinstance(name, str):
                 raise ConfigError(f"vary must name axis {axis} of {shown(key)} by a text, got {shown(name)}")
-            size = int(tensor.shape[axis])
             if self.sizes.setdefault(name, size) != size:
                 raise ConfigError(
                     f"vary has axes of sizes {self.sizes[name]} and {size} that are both named {name}: "
@@ -79,39 +78,14 @@ class VariedBatch:
         return found
 
     def resized(self, sizes: Mapping[str, int]) -> Any:
-        """The batch in these *sizes*: what it holds is repeated, or cut off.
-
-        Raises:
-            ConfigError: a tensor would be too large to make.
-        """
+        """The batch in these *sizes*; what its tensors hold is not set."""
         arguments = dict(self._arguments)
         for key, axes in self._axes.items():
-            tensor = self._tensors[key]
-            wanted = list(tensor.shape)
-            for axis, name in axes.items():
-                wanted[axis] = sizes[name]
-            if torch.Size(wanted).numel() > max(_MOST_ELEMENTS, tensor.numel()):
-                raise ConfigError(f"{shown(key)} of shape {wanted} is too large to make")
-            for axis, name in axes.items():
-                rows = torch.arange(sizes[name], device=tensor.device) % tensor.shape[axis]
-                tensor = tensor.detach().index_select(axis, rows)
-            arguments[key] = tensor.requires_grad_(self._tensors[key].requires_grad)
+            if axes:
+                tensor = self._arguments[key]
+                wanted = [sizes[axes[axis]] if axis in axes else size for axis, size in enumerate(tensor.shape)]
+                arguments[key] = tensor.new_empty(wanted).requires_grad_(tensor.requires_grad)
         if isinstance(self._batch, Mapping):
             return arguments
         values = tuple(arguments.values())
         return values[0] if self._one else values
-
-
-def _named(key: Key, axes: object, ndim: int) -> Iterable[tuple[Any, Any]]:
-    """The *axes* of the tensor *key* that the user gave, each with its name."""
-    if isinstance(axes, Mapping):
-        return axes.items()
-    if isinstance(axes, Iterable) and not isinstance(axes, str):
-        return ((axis, _usual_name(axis, ndim)) for axis in axes)
-    raise ConfigError(f"vary[{shown(key)}] must be axes, or a mapping from axes to names, got {shown(axes)}")
-
-
-def _usual_name(axis: object, axes: int) -> str:
-    """What *axis* of a tensor of so many *axes* mostly is."""
-    names = {0: "batch", 2: "height", 3: "width"} if axes == 4 else {0: "batch", 1: "sequence"}
-    return names.get(axis, f"axis_{axis}") if isinstance(axis, int) else ""

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from lightning_flops.instrument.counting.formulas import TORCH_NAMESPACES, Entry, lookup
-from lightning_flops.instrument.torch_private.operators import OpOverload, call_of, schema_of
-from lightning_flops.instrument.torch_private.tensors import stored_values
+from lightning_flops.instrument.torch_private.modules import stored
+from lightning_flops.instrument.torch_private.operators import OpOverload, schema_of
 
 _OVERWRITING = frozenset(
     (
@@ -48,19 +48,14 @@ _SIZED_BY_VALUES = frozenset(
 )
 """Operators of whose results torch does not say that numbers in tensors may decide their sizes."""
 
-_NO_TENSORS = frozenset(
-    (int, float, bool, complex, str, type(None), torch.Size, torch.Generator, torch.dtype, torch.device, torch.layout)
-)
-
 
 class Operator:
     """One overload of an operator, or a higher-order operator."""
 
     def __init__(self, function: Any, entry: Entry | None = None) -> None:
-        self.function = function  # keeps the object, and with it the id that it is found by
+        self.function = function
         self.entry = entry = lookup(function) if entry is None else entry
         self.name = entry.name
-        self.call = call_of(function)
         self.counted = entry.kind == "formula"
         self.listed = entry.kind == "unknown"
         self.higher_order = not isinstance(function, OpOverload)
@@ -89,10 +84,7 @@ class Operator:
 
     def bytes_read(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], written: int) -> int:
         """Bytes of the tensors that a call reads, which puts out so many."""
-        read = 0
-        for arg in args[1:] if self.overwrites else args:
-            if type(arg) not in _NO_TENSORS:
-                read += bytes_of(arg)
+        read = bytes_of(args[1:] if self.overwrites else args)
         if kwargs:
             for name in kwargs if self.keywords is None else self.keywords:
                 read += bytes_of(kwargs.get(name))
@@ -133,14 +125,14 @@ def bytes_of(value: Any) -> int:
             return _stored_bytes(value)
     if kind is list or kind is tuple or isinstance(value, (list, tuple)):
         return sum([bytes_of(item) for item in value])
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return sum(map(bytes_of, value.values()))
     return 0
 
 
 def _stored_bytes(tensor: Tensor) -> int:
     try:
-        values = stored_values(tensor) if tensor.layout is torch.sparse_coo else tensor.values()
+        values = stored(tensor)[1] if tensor.layout is torch.sparse_coo else tensor.values()
         return int(values.numel()) * int(values.element_size())
     except (RuntimeError, TypeError, AttributeError):
         return 0  # an opaque layout, or a subclass's
@@ -174,21 +166,14 @@ def dtype_name(dtype: torch.dtype | str) -> str:
 def tf32_operators() -> Callable[[str], bool] | None:
     """Which operators, by name, the CUDA backend would run in TF32 when their tensors are float32, as things stand.
 
-    None when it would run none.
+    None without a CUDA device.
     """
     if not torch.cuda.is_available():
         return None
     # The older switches (allow_tf32, set_float32_matmul_precision) set these too; they raise when asked after these
     # were set on their own.
     backends: Any = torch.backends
-    kinds = (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn)
-    matmul, convolution, recurrent = (kind.fp32_precision == "tf32" for kind in kinds)
-    if not (matmul or convolution or recurrent):
-        return None
-
-    def runs_in_tf32(name: str) -> bool:
-        if "attention" in name:
-            return False  # the fused kernels that take float32 multiply in float32
-        return bool(convolution if "conv" in name else recurrent if "rnn" in name else matmul)
-
-    return runs_in_tf32
+    kinds = {"conv": backends.cudnn.conv, "rnn": backends.cudnn.rnn, "": backends.cuda.matmul}
+    fast = {word: kind.fp32_precision == "tf32" for word, kind in kinds.items()}
+    # The fused kernels that take float32 multiply in float32.
+    return lambda name: "attention" not in name and next(on for word, on in fast.items() if word in name)

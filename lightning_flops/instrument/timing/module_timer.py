@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import nn
 
 from lightning_flops.instrument.module_hooks import put_up_hooks
 from lightning_flops.instrument.module_scope import ModuleNames
-from lightning_flops.instrument.timing.clocks import Clock, WallClock
+from lightning_flops.instrument.timing.clocks import CudaEventClock, WallClock
 from lightning_flops.instrument.torch_private.autograd import NO_GRAPH_TASK, graph_task_id
-from lightning_flops.records import ModuleSecondsRecord, StepSignature
 from lightning_flops.signals import words_of
 from lightning_flops.text.printable import package_logger
 
@@ -22,15 +20,6 @@ logger = package_logger(__name__)
 
 _MOST_STAMPS = 100_000
 """Most stamps stored between two forwards, so that a timer that is never left does not fill the memory."""
-
-
-class _Call(NamedTuple):
-    """A module's forward that is running."""
-
-    module: nn.Module | None
-    name: str
-    error: BaseException | None = None
-    """The error that was being handled when the call began."""
 
 
 class ModuleTimer:
@@ -44,51 +33,44 @@ class ModuleTimer:
     Args:
         root: the model; calls of other modules belong to their caller.
         clock: stamps the hooks; None: nothing can be timed on this device, and we only count calls.
-        abandon: called when an outermost call ended by an exception: at once if torch's hooks can be removed there,
-            otherwise when the next module is called.
     """
 
-    def __init__(self, root: nn.Module, clock: Clock[Any] | None, *, abandon: Callable[[], None]) -> None:
+    def __init__(self, root: nn.Module, clock: WallClock | None) -> None:
         self._clock = clock
         # On a device an event takes the host's time and not the device's, so one between two modules is enough.
-        self._hides_hooks = isinstance(clock, WallClock)
+        self._hides_hooks = clock is not None and not isinstance(clock, CudaEventClock)
         self._names = ModuleNames(root)
-        self._abandon = abandon
-        self._abandoned = self._failed = False
+        self._failed = False
         self._thread = threading.get_ident()
-        self._running: list[_Call] = []
+        self._running: list[tuple[nn.Module | None, str]] = []
+        """The forwards that are running, by module and name."""
         self._stamps: list[tuple[Any, str | None]] = []
         """Stamps, each with the name of the module that runs from there."""
         self._own_sec: dict[str, float] = {}
         self._undo = ExitStack()
-        self._is_last: Callable[[], bool] = lambda: False
         self.outermost_calls = 0
         """Calls of the root, or of a module below it that was called from outside."""
 
     def __enter__(self) -> ModuleTimer:
         """Puts up the hooks."""
-        self._is_last = put_up_hooks(self._undo, self._on_enter, self._on_leave, lambda: None, failed=self._fail)
+        put_up_hooks(self._undo, self._on_enter, self._on_leave, failed=self._fail)
         return self
 
     def __exit__(self, *exc: object) -> None:
         """Removes the hooks; calls that are running end here."""
         self._undo.close()
-        if self._running:
-            self._running.clear()
-            self._border(None)
+        self._end_all()
 
     @contextmanager
     def in_root(self) -> Iterator[None]:
         """Inside, time outside of module forwards is the root's own: for a call that is not a forward."""
         self.outermost_calls += 1
-        self._running.append(_Call(None, ""))
-        self._border("")
+        self._running.append((None, ""))
+        self._goes_on(self._begun())
         try:
             yield
         finally:
-            if self._running:  # not if the timer was left before
-                self._running.clear()
-                self._border(None)
+            self._end_all()
 
     def seconds(self) -> dict[str, float] | None:
         """Own seconds of each module so far, by name; None if we cannot time the device, or if timing failed."""
@@ -97,7 +79,7 @@ class ModuleTimer:
         self._add_up(self._clock)
         return dict(self._own_sec)
 
-    def _add_up(self, clock: Clock[Any]) -> None:
+    def _add_up(self, clock: WallClock) -> None:
         """Turns all stored stamps but the last into seconds."""
         clock.settle()
         stamps = self._stamps
@@ -106,115 +88,45 @@ class ModuleTimer:
                 self._own_sec[name] = self._own_sec.get(name, 0.0) + clock.seconds_between(start, end)
         del stamps[:-1]
 
-    def _border(self, owner: str | None, stamp: Any = None) -> None:
-        if self._clock is not None:
-            self._stamps.append((self._clock.stamp() if stamp is None else stamp, owner))
-
     def _begun(self) -> Any:
         """A stamp of the beginning of a hook, if its time must be left out of the modules' times."""
         return self._clock.stamp() if self._hides_hooks and self._clock is not None else None
 
+    def _goes_on(self, begun: Any) -> None:
+        """From here on the innermost of the forwards that are running has the time; a hook has it since *begun*."""
+        if self._clock is None:
+            return
+        if begun is not None:
+            self._stamps.append((begun, None))
+        self._stamps.append((self._clock.stamp(), self._running[-1][1] if self._running else None))
+
+    def _end_all(self) -> None:
+        if self._running:
+            self._running.clear()
+            self._goes_on(None)
+
+    def _is_elsewhere(self) -> bool:
+        return threading.get_ident() != self._thread or graph_task_id() != NO_GRAPH_TASK
+
     def _on_enter(self, module: nn.Module, args: Any) -> None:
-        begun = self._begun()
-        if self._abandoned:  # here, where torch goes through a copy of its hooks
-            self._abandon()
+        begun, running = self._begun(), self._running
+        if self._is_elsewhere() or (name := self._names.name_for(module, running[-1][1] if running else "")) is None:
             return
-        if threading.get_ident() != self._thread or graph_task_id() != NO_GRAPH_TASK:
-            return
-        running = self._running
-        name = self._names.name_for(module, running[-1].name if running else "")
-        if name is None:
-            return
-        if not running:
-            self.outermost_calls += 1
-        elif begun is not None:
-            self._border(None, begun)
-        running.append(_Call(module, name, sys.exc_info()[1]))
-        self._border(name)
+        self.outermost_calls += not running
+        running.append((module, name))
+        self._goes_on(begun)
 
     def _on_leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        begun = self._begun()
-        if threading.get_ident() != self._thread or graph_task_id() != NO_GRAPH_TASK:
+        begun, running = self._begun(), self._running
+        depth = next((place for place in reversed(range(len(running))) if running[place][0] is module), None)
+        if depth is None or self._is_elsewhere():
             return
-        running = self._running
-        depth = len(running) - 1
-        while depth >= 0 and running[depth].module is not module:
-            depth -= 1  # the calls above it ended by an error that skips hooks
-        if depth < 0:
-            return
-        call = running[depth]
-        del running[depth:]
-        if begun is not None:
-            self._border(None, begun)
-        if running:
-            self._border(running[-1].name)
-            return
-        if begun is None:
-            self._border(None)
-        if len(self._stamps) > _MOST_STAMPS and self._clock is not None:
+        del running[depth:]  # the calls above it ended by an error that skips hooks
+        self._goes_on(begun)
+        if not running and len(self._stamps) > _MOST_STAMPS and self._clock is not None:
             self._add_up(self._clock)
-        error = sys.exc_info()[1]
-        self._abandoned = error is not None and error is not call.error
-        if self._abandoned and self._is_last():
-            self._abandon()
 
     def _fail(self, where: str, error: Exception) -> None:
         if not self._failed:
             self._failed = True
             logger.warning("modules could not be timed; their latency is n/a: %s", words_of(error), exc_info=error)
-
-
-class ForwardTimer:
-    """A ``Tracer`` without torch's profiler: own seconds of every module's forward, and nothing else.
-
-    *clock* stamps the hooks; None if the device cannot be timed.
-    """
-
-    def __init__(self, root: nn.Module, clock: Clock[Any] | None) -> None:
-        self._root = root
-        self._clock = clock
-        self._timer: ModuleTimer | None = None
-        self._undo = ExitStack()
-        self._parts: list[ExitStack] = []
-        self._index = 0
-        self.record: ModuleSecondsRecord | None = None
-        self.lost = "Module latencies are n/a: no clock of ours reads this device." if clock is None else None
-
-    def warm_up(self) -> None:
-        """Nothing to do."""
-
-    def start(self, index: int) -> None:
-        """The step begins, or the next one of its batches."""
-        if self._timer is None and self.lost is None:
-            self._index = index
-            self._timer = self._undo.enter_context(ModuleTimer(self._root, self._clock, abandon=self.give_up))
-
-    def enter(self, part: str) -> None:
-        """*part* begins; in a forward, time outside of module calls is the root's own."""
-        self._parts.append(scope := ExitStack())
-        if part == "forward" and self._timer is not None:
-            scope.enter_context(self._timer.in_root())
-
-    def leave(self) -> None:
-        """The part entered last ends."""
-        if self._parts:
-            self._parts.pop().close()
-
-    def stop(self, signature: StepSignature) -> None:
-        """The step is over: read the clock."""
-        timer = self._timer
-        self.give_up()
-        if timer is None:
-            return
-        own_sec = timer.seconds()
-        if own_sec is None:
-            self.lost = "Module latencies are n/a: the modules could not be timed."
-        else:
-            self.record = ModuleSecondsRecord(index=self._index, signature=signature, own_forward_sec=own_sec)
-
-    def give_up(self) -> None:
-        """Remove the hooks."""
-        while self._parts:
-            self.leave()
-        self._timer = None
-        self._undo.close()

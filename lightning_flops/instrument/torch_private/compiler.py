@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import sys
-import types
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any, TypeVar
 
 import torch
@@ -51,20 +48,6 @@ def hide_around(run: _Function, *ours: Callable[..., Any] | None) -> _Function:
     return run
 
 
-@functools.cache
-def can_compile() -> bool:
-    """Whether torch's compiler can be imported. A broken package among those that it imports may raise anything.
-
-    Where it cannot be imported nothing is ever compiled.
-    """
-    try:
-        import_module("torch._dynamo")
-    except Exception:
-        logger.debug("torch's compiler cannot be imported", exc_info=True)
-        return False
-    return True
-
-
 def was_used() -> bool:
     """Whether the compiler was loaded: before that, nothing can have been compiled."""
     return "torch._dynamo" in sys.modules
@@ -79,40 +62,8 @@ def leave_compiled_code() -> None:
         torch._dynamo.graph_break()
 
 
-# ---- calls of what it has compiled
-
-_EVAL_FRAME = "torch._dynamo.eval_frame"
-END_OF_COMPILED_CALL = "_maybe_set_eval_frame"
-"""Torch calls this function of ``module_of_compiled_calls`` when all else of such a call is over."""
-
-_end_of_call = optional(f"{_EVAL_FRAME}:{END_OF_COMPILED_CALL}")
-
-
-def module_of_compiled_calls() -> Any:
-    """The module of torch in which functions that were given to ``torch.compile`` are called; None: it is not seen."""
-    return None if not was_used() or _end_of_call() is None else sys.modules[_EVAL_FRAME]
-
-
-def is_in_compiled_call(frame: types.FrameType | None) -> bool:
-    """Whether *frame*, or what has called it, runs inside a function that was given to ``torch.compile``."""
-    if module_of_compiled_calls() is None:
-        return False
-    while frame is not None:
-        if frame.f_code.co_name == "compile_wrapper" and frame.f_globals.get("__name__") == _EVAL_FRAME:
-            return True
-        frame = frame.f_back
-    return False
-
-
-# ---- when it compiles
-
-_handler = optional("torch._dynamo.callback:callback_handler")
-
-
-def compiler_callbacks() -> Any:
-    """Torch's callbacks for the start and end of a compilation; None if this torch has none, or cannot compile."""
-    return _handler() if can_compile() else None
-
+compiler_callbacks = optional("torch._dynamo.callback:callback_handler")
+"""Answers with torch's callbacks for the start and end of a compilation; with None where torch cannot compile."""
 
 # ---- modules and regions it has compiled
 
@@ -146,12 +97,6 @@ def backward_graph(function: Any) -> torch.fx.Graph:
     return graph
 
 
-def whole_backward_is_compiled() -> bool:
-    """Whether all of the backward that runs now is compiled code: then autograd runs no nodes."""
-    module = sys.modules.get("torch._dynamo.compiled_autograd")
-    return bool(getattr(module, "in_compiled_autograd_region", False))
-
-
 # ---- inductor's generated code
 
 _INDUCTOR = "torch._inductor.output_code"
@@ -160,15 +105,8 @@ _graph_class = optional(f"{_INDUCTOR}:CompiledFxGraph")
 
 
 def class_of_generated_graphs() -> Any:
-    """The class of what inductor makes of a graph, whose instances are called to run it; None if nothing was made."""
+    """The class of what inductor makes of a graph, whose instances are called to run it; None if nothing was made.
+
+    An instance's ``source_code`` and ``inductor_post_grad_graph_str`` are what was made and what of, as text.
+    """
     return _graph_class() if _INDUCTOR in sys.modules else None
-
-
-def generated_source(graph: Any) -> str:
-    """The source of what inductor made of a graph."""
-    return str(getattr(graph, "source_code", ""))
-
-
-def source_graph(graph: Any) -> str:
-    """The graph that inductor made *graph* of, as text."""
-    return str(getattr(graph, "inductor_post_grad_graph_str", ""))

@@ -10,19 +10,14 @@ import functools
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeAlias, cast
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightning_flops.instrument.torch_private.compiler import (
-    END_OF_COMPILED_CALL,
-    hide,
-    is_in_compiled_call,
-    module_of_compiled_calls,
-)
+from lightning_flops.instrument.torch_private.compiler import hide
 from lightning_flops.instrument.torch_private.names import take
 
 DispatchMode: TypeAlias = TorchDispatchMode
@@ -50,8 +45,8 @@ class _After:
 
     The flag says whether there are modes on the stack; operators go past those, or fail for want of one, if it is
     wrong. When an inference mode ends, or the call of a compiled function, torch sets it to what it was when that
-    began, whatever was pushed or removed in between. It ends with the function *name* of what *owner* returns, a class
-    or a module, if this torch has it; *is_inside* says whether a frame runs inside of one.
+    began, whatever was pushed or removed in between. It ends with the function *name* of what *owner* returns, if there
+    is one; *is_inside* says whether a frame runs inside of it.
     """
 
     def __init__(
@@ -67,7 +62,7 @@ class _After:
 
     def stack_changes(self, frame: types.FrameType) -> None:
         """*frame* has changed the stack of this thread."""
-        if self._owner() is None or not self._is_inside(frame):
+        if not hasattr(self._owner(), self._name) or not self._is_inside(frame):
             return
         self._threads.add(threading.get_ident())
         if self._end is None:
@@ -101,9 +96,21 @@ class _After:
 
 hide(_After._has_ended)
 
+_EVAL_FRAME = "torch._dynamo.eval_frame"
+
+
+def _is_in_compiled_call(frame: types.FrameType | None) -> bool:
+    """Whether *frame*, or what has called it, runs inside a function that was given to ``torch.compile``."""
+    while frame is not None:
+        if frame.f_code.co_name == "compile_wrapper" and frame.f_globals.get("__name__") == _EVAL_FRAME:
+            return True
+        frame = frame.f_back
+    return False
+
+
 _inside_which_torch_restores_its_flag = (
     _After(lambda: _InferenceMode, "__exit__", lambda _: torch.is_inference_mode_enabled()),
-    _After(module_of_compiled_calls, END_OF_COMPILED_CALL, is_in_compiled_call),
+    _After(lambda: sys.modules.get(_EVAL_FRAME), "_maybe_set_eval_frame", _is_in_compiled_call),
 )
 
 
@@ -111,10 +118,6 @@ def _stack_changes() -> None:
     frame = sys._getframe(1)
     for each in _inside_which_torch_restores_its_flag:
         each.stack_changes(frame)
-
-
-def _is_ours(mode: object) -> bool:
-    return type(mode).__module__.partition(".")[0] == __name__.partition(".")[0]
 
 
 def push(mode: DispatchMode) -> None:
@@ -129,7 +132,7 @@ def push_under_others(mode: DispatchMode) -> None:
     Whoever leaves a mode takes the topmost one off, which may be another one if that was pushed meanwhile.
     """
     above = []
-    while _length() and not _is_ours(_mode_at(_length() - 1)):
+    while _length() and not type(_mode_at(_length() - 1)).__module__.startswith("lightning_flops."):
         above.append(_pop(None))
     for each in (mode, *reversed(above)):
         _push(each)
@@ -168,7 +171,7 @@ def pushed(mode: Any) -> Iterator[None]:
         remove(mode)
 
 
-_LAZY_KEYS = [getattr(torch._C.DispatchKey, name, None) for name in ("Conjugate", "Negative")]
+_LAZY_KEYS = (torch._C.DispatchKey.Conjugate, torch._C.DispatchKey.Negative)
 
 
 def conjugates_lazily() -> None:
@@ -189,6 +192,13 @@ _mode_of_key: Any = take("torch._C:_get_dispatch_mode")
 def is_traced() -> bool:
     """Whether a tracer may be recording what runs."""
     return any(_mode_of_key(key) is not None for key in (_keys.FAKE, _keys.PROXY, _keys.FUNCTIONAL))
+
+
+def new_fake_mode() -> Any:
+    """A mode in which operators make tensors without values; it loads more of torch than most runs need."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode(allow_non_fake_inputs=True)
 
 
 def fake_mode() -> Any:
@@ -216,3 +226,58 @@ def hands_over(tensor_type: type) -> bool:
     if dispatch is None or dispatch is cast("Any", torch.Tensor).__torch_dispatch__:  # plain tensors: no such method
         return False
     return not is_fake(tensor_type)
+
+
+# ---- kernels that are written in Python: which operator has one, and how to call it as if no mode were active
+
+_written_in_python: Any = take("torch.library:_impls")
+"""Kernels registered from Python, by ``namespace/operator/key``."""
+_key_of_device: Any = take("torch._C:_dispatch_key_for_device")
+_has_kernel: Any = take("torch._C:_dispatch_has_kernel_for_dispatch_key")
+_key_set: Any = take("torch._C:DispatchKeySet")
+_as_before_modes: Any = take("torch._C:_RestorePythonTLSSnapshot")
+"""Inside, the dispatcher is as it was when the operator was called, above any mode."""
+_below_autograd: Any = take("torch._C:_AutoDispatchBelowAutograd")
+_include_key: Any = take("torch._C:_dispatch_tls_set_dispatch_key_included")
+
+
+def keys_of_python_kernel(function: Any, tensors: Iterable[torch.Tensor]) -> Any:
+    """The dispatch key of an operator's Python kernel for the device that a call's *tensors* are on.
+
+    None if there is no such kernel, or where it takes more than ordinary tensors.
+    """
+    devices = set()
+    for tensor in tensors:
+        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested or tensor.is_meta:
+            return None
+        devices.add(tensor.device.type)
+    if len(devices) > 1:
+        devices.discard("cpu")  # single numbers may lie there
+    if len(devices) != 1 or ("cuda" in devices and torch.cuda.is_current_stream_capturing()):
+        return None
+    try:
+        key = _key_of_device(devices.pop())
+        own = _is_in_python(function, key)
+        if own or (_is_in_python(function, "CompositeExplicitAutograd") and not _has_kernel(function.name(), key)):
+            return _key_set(getattr(torch._C.DispatchKey, key))
+    except (AttributeError, RuntimeError):
+        pass  # a device that the dispatcher has no key for
+    return None
+
+
+def _is_in_python(function: Any, key: str) -> bool:
+    return f"{function.name().replace('::', '/', 1)}/{key}" in _written_in_python
+
+
+def run_python_kernel(
+    function: Any, keys: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], mode: DispatchMode | None
+) -> Any:
+    """Calls the kernel from within a mode's handler as torch would without any mode; *mode* sees what it runs."""
+    # What a custom operator has for autograd switches autograd off for the kernel. It is off from where it is made on.
+    # Torch begins that where its guard is made, so it is made inside of the other one.
+    with _as_before_modes(), _below_autograd() if _is_in_python(function, "Autograd") else nullcontext():
+        if mode is None:
+            for key in (torch._C.DispatchKey.Python, torch._C.DispatchKey.PythonTLSSnapshot):
+                _include_key(key, False)
+        with nullcontext() if mode is None else pushed(mode):
+            return function.redispatch(keys, *args, **kwargs)

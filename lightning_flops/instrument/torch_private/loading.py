@@ -1,10 +1,13 @@
-"""DataLoaders: the class of their iterators, and how many batches their workers fetch ahead."""
+"""What a run has beside its model: DataLoaders, and the key-value store of its ranks."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from lightning_flops.instrument.torch_private.names import optional
+
+store_getter = optional("torch.distributed.distributed_c10d:_get_default_store")
+"""Answers with the function that answers with the store of the default process group; with None where there is none."""
 
 iterator_class = optional("torch.utils.data.dataloader:_BaseDataLoaderIter")
 """Answers with the class of every DataLoader's iterators; with None in a torch that does not show it."""

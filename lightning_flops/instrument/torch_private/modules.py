@@ -1,4 +1,4 @@
-"""Modules: their children and parameters, and what torch's wrappers do with a model."""
+"""Modules and tensors: what they hold, what torch's wrappers do with a model, which part of a tensor a rank has."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+
+from lightning_flops.instrument.torch_private.dispatch import modes_off
+from lightning_flops.instrument.torch_private.names import take
 
 
 def children_of(module: nn.Module) -> Mapping[str, nn.Module | None]:
@@ -17,11 +20,6 @@ def children_of(module: nn.Module) -> Mapping[str, nn.Module | None]:
 def holds(module: nn.Module, child: str) -> bool:
     """Whether *module* holds a module under this name; False if its ``__init__`` did not finish."""
     return vars(module).get("_modules", {}).get(child) is not None
-
-
-def parameters_of(module: nn.Module) -> Mapping[str, nn.Parameter | None]:
-    """The parameters that *module* itself holds, by name; None under a name that holds none."""
-    return module._parameters
 
 
 def is_replica(module: nn.Module) -> bool:
@@ -93,3 +91,35 @@ def flat_parts(wrapper: nn.Module) -> tuple[list[torch.Tensor], list[tuple[nn.Mo
     pieces = [(module, piece) for (module, _), piece in named.items()]
     pieces += [(one.module, named[one.prim_module, one.prim_param_name]) for one in flat._shared_param_infos]
     return [flat, *originals], pieces
+
+
+# ---- tensors
+
+tree_map_only: Any = take("torch.utils._pytree:tree_map_only")
+"""Maps a function over what containers hold of a type."""
+
+
+def stored(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The indices of the elements that a COO tensor stores, a row for each sparse dimension, and the elements."""
+    return tensor._indices(), tensor._values()
+
+
+def nested_sizes(tensor: torch.Tensor) -> list[tuple[int, ...]]:
+    """Shapes of the tensors in a nested tensor with strides."""
+    return [tuple(map(int, row)) for row in tensor._nested_tensor_size().tolist()]
+
+
+def on_this_rank(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of *tensor*, which ZeRO-3 or a DTensor may have split; ZeRO-3 keeps the part in ds_tensor."""
+    shard = getattr(tensor, "ds_tensor", None)
+    if isinstance(shard, torch.Tensor):
+        tensor = shard
+    to_local: Any = getattr(tensor, "to_local", None)
+    if not callable(to_local):
+        return tensor
+    # Neither autograd nor a subclass sees this reading.
+    shard = getattr(tensor, "_local_tensor", None)
+    if shard is None:
+        with modes_off(), torch.no_grad():
+            shard = to_local()
+    return shard if isinstance(shard, torch.Tensor) else tensor

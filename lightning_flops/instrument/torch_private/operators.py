@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,13 +18,6 @@ _has_kernel = optional("torch._C:_dispatch_has_kernel_for_dispatch_key", lambda 
 _CustomOperator = optional("torch.library:CustomOpDef", ())
 
 
-def call_of(function: Any) -> Callable[..., Any]:
-    """The function that the operator's ``__call__`` forwards to; an operator of higher order itself."""
-    if not isinstance(function, OpOverload):
-        return function  # type: ignore[no-any-return]
-    return getattr(function, "_op", function)  # type: ignore[no-any-return]
-
-
 def schema_of(function: Any) -> Any:
     """The schema of an operator that has one."""
     return function._schema
@@ -38,26 +30,19 @@ _REPLACES = re.compile(r"_native::(.+)_[a-z0-9]+_[0-9]+")
 def replaced_by(function: Any) -> Any:
     """The operator of ``aten`` that *function* runs in place of, on some devices; None if it is none of those.
 
-    They are one operator, as their declarations say: ``_native::bmm_triton_0`` and ``aten::bmm``.
+    They are one operator: ``_native::bmm_triton_0`` and ``aten::bmm``.
     """
-    schema = schema_of(function)
-    named = _REPLACES.fullmatch(schema.name)
+    named = _REPLACES.fullmatch(schema_of(function).name)
     if named is None:
         return None
     # Of an overload the name follows that of the operator, after a line that the operator's name may have, too.
     whole = named.group(1)
     operator, _, overload = whole.rpartition("_")
-    for name, wanted in ((whole, "default"), (operator, overload)):
+    for name, wanted in ((whole, ""), (operator, overload)):
         for one in overloads_named(f"aten::{name}") if name else ():
-            original = schema_of(one)
-            if (original.overload_name or "default") == wanted and _arguments(original) == _arguments(schema):
+            if schema_of(one).overload_name == wanted:
                 return one
     return None
-
-
-def _arguments(schema: Any) -> str:
-    """What an operator takes and gives, as it is declared."""
-    return str(schema).partition("(")[2]
 
 
 def overloads_named(qualified_name: str) -> list[Any]:

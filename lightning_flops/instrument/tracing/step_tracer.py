@@ -9,9 +9,10 @@ import json
 import os
 import shutil
 import tempfile
+import threading
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -19,11 +20,11 @@ import torch.autograd.profiler as autograd_profiler
 from torch import distributed, nn
 from torch.profiler import ProfilerActivity, record_function
 
-from lightning_flops.instrument.module_hooks import module_hooks
-from lightning_flops.instrument.patches import Patches
+from lightning_flops.instrument.module_hooks import put_up_hooks
+from lightning_flops.instrument.module_scope import ModuleNames
+from lightning_flops.instrument.patches import listen
 from lightning_flops.instrument.torch_private import profiling
-from lightning_flops.instrument.tracing.module_marks import ModuleMarks
-from lightning_flops.records import METADATA_KEY, StepSignature, TracedStepRecord, phase_mark
+from lightning_flops.records import METADATA_KEY, StepSignature, TracedStepRecord, module_mark, phase_mark
 from lightning_flops.signals import words_of
 from lightning_flops.text.printable import package_logger
 
@@ -41,28 +42,18 @@ class StepTracer:
     *root*, which computes on *device*, is the model whose modules are marked; the other arguments are torch.profiler's.
     """
 
-    def __init__(
-        self,
-        root: nn.Module,
-        *,
-        device: torch.device,
-        record_shapes: bool = False,
-        profile_memory: bool = False,
-        with_stack: bool = False,
-    ) -> None:
+    def __init__(self, root: nn.Module, *, device: torch.device, **settings: bool) -> None:
         self._root = root
         self._device = device
-        self._settings = {"record_shapes": record_shapes, "profile_memory": profile_memory, "with_stack": with_stack}
+        self._settings = settings
         self._folder: str | None = None
         self._profiler: Any = None
         """One that was prepared."""
         self._recording = self._ours = self._is_up = False
         self._undo = ExitStack()
-        self._step_mark: Any = None
-        self._phases: list[Any] = []
+        self._marks: list[Any] = []
+        """Marks that are open: the step's, and those of the parts that are running."""
         self._index = self._first_index = -1
-        self.record: TracedStepRecord | None = None
-        """The latest steps that were traced to their end."""
         self.lost: str | None = None
         """Why something cannot be traced, in a sentence; None if everything can."""
 
@@ -100,17 +91,18 @@ class StepTracer:
         if self._recording:
             mark = profiling.new_mark(phase_mark(part))
             mark.__enter__()
-            self._phases.append(mark)
+            self._marks.append(mark)
 
     def leave(self) -> None:
         """The part entered last ends."""
-        if self._phases:
-            self._phases.pop().__exit__(None, None, None)
+        if len(self._marks) > 1:
+            self._marks.pop().__exit__(None, None, None)
 
-    def stop(self, signature: StepSignature) -> None:
-        """The last step, of this *signature*, is over: keep what was recorded, and remove everything from torch."""
+    def stop(self, *signatures: StepSignature) -> TracedStepRecord | None:
+        """The steps of these *signatures* are over: what was recorded; everything is removed from torch."""
+        record = None
         if not self._recording:
-            return
+            return None
         with self._safely():
             self._close_marks()
             rank = distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
@@ -118,8 +110,8 @@ class StepTracer:
             with self._by_us():
                 self._profiler.stop_trace()
             profiler, self._profiler, self._recording = self._profiler, None, False
-            self.record = TracedStepRecord(
-                index=self._first_index, signature=signature, process=os.getpid(), path=self._export(profiler)
+            record = TracedStepRecord(
+                index=self._first_index, signatures=signatures, process=os.getpid(), path=self._export(profiler)
             )
             events = profiler.profiler.kineto_results.events()
             if self._device.type != "cpu" and all(event.device_type().name == "CPU" for event in events):
@@ -128,6 +120,7 @@ class StepTracer:
                     "and device times of modules are n/a."
                 )
             self.give_up()
+        return record
 
     def give_up(self) -> None:
         """Stop tracing, and remove everything of ours from torch. What was traced before stays."""
@@ -159,15 +152,17 @@ class StepTracer:
         try:
             yield
         except Exception as error:
-            logger.debug("a step could not be traced", exc_info=True)
-            self._lose(f"torch.profiler failed ({words_of(error)}).")
+            self._cannot_trace(error)
+
+    def _cannot_trace(self, error: Exception) -> None:
+        logger.debug("a step could not be traced", exc_info=error)
+        self._lose(f"torch.profiler failed ({words_of(error)}).")
 
     def _put_up(self) -> None:
-        marks, patches = ModuleMarks(self._root), Patches()
-        self._undo.callback(patches.undo)
+        marks = _ModuleMarks(self._root)
         for name in profiling.functions_that_set_up():
-            patches.replace(autograd_profiler, name, self._stand_aside)
-        self._undo.enter_context(module_hooks(marks.enter, marks.leave))
+            listen(self._undo, autograd_profiler, name, self._cannot_trace, before=self._stand_aside)
+        put_up_hooks(self._undo, marks.enter, marks.leave)
         self._is_up = True
 
     def _prepare(self) -> None:
@@ -182,12 +177,11 @@ class StepTracer:
     def _mark_step(self, index: int) -> None:
         if index == self._index:
             return  # another batch of the same step
-        if self._step_mark is not None:
-            self._step_mark.__exit__(None, None, None)
+        self._close_marks()
         self._index = index
         mark: Any = record_function(f"ProfilerStep#{index}")
         mark.__enter__()
-        self._step_mark = mark  # once it was entered: leaving it before raises
+        self._marks.append(mark)
 
     def _is_there_another(self) -> bool:
         """Whether the user's profiler is on, or may be switched on at any moment; then this one is lost."""
@@ -199,16 +193,9 @@ class StepTracer:
             return False
         return True
 
-    def _stand_aside(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        whole = weakref.ref(self)  # an undone patch may live until the next garbage collection
-
-        def begin(*args: Any, **kwargs: Any) -> Any:
-            tracer = whole()
-            if tracer is not None and not tracer._ours:
-                tracer._lose("another profiler was set up meanwhile, and torch runs one at a time.")
-            return original(*args, **kwargs)
-
-        return begin
+    def _stand_aside(self, *args: Any, **kwargs: Any) -> None:
+        if not self._ours:
+            self._lose("another profiler was set up meanwhile, and torch runs one at a time.")
 
     @contextmanager
     def _by_us(self) -> Iterator[None]:
@@ -219,11 +206,8 @@ class StepTracer:
             self._ours = False
 
     def _close_marks(self) -> None:
-        while self._phases:
-            self.leave()
-        mark, self._step_mark = self._step_mark, None
-        if mark is not None:
-            mark.__exit__(None, None, None)
+        while self._marks:
+            self._marks.pop().__exit__(None, None, None)
 
     def _lose(self, why: str) -> None:
         self.lost = f"No step was traced: {why}"
@@ -243,11 +227,48 @@ class StepTracer:
 @contextmanager
 def _silent_kineto() -> Iterator[None]:
     """Inside, Kineto does not report our trace on stderr. It reads its log level when it is first used."""
-    if _LOG_LEVEL in os.environ:
-        yield
-        return
-    os.environ[_LOG_LEVEL] = _SILENT
+    before = os.environ.get(_LOG_LEVEL)
+    os.environ[_LOG_LEVEL] = before or _SILENT
     try:
         yield
     finally:
-        os.environ.pop(_LOG_LEVEL, None)
+        if before is None:
+            os.environ.pop(_LOG_LEVEL, None)
+
+
+class _ModuleMarks:
+    """Marks the forward of every module below the root, on every thread, and those that a backward repeats."""
+
+    def __init__(self, root: nn.Module) -> None:
+        self._names = ModuleNames(root)
+        self._texts: dict[str, str] = {}
+        self._local = threading.local()
+
+    def enter(self, module: nn.Module, args: Any) -> None:
+        """A forward begins."""
+        # enter and leave run for every module of the step, so they make few calls.
+        try:
+            stack = self._local.stack
+        except AttributeError:
+            stack = self._local.stack = []
+        name = self._names.name_for(module, stack[-1][1] if stack else "")
+        if name is None:
+            return
+        text = self._texts.get(name)
+        if text is None:
+            text = self._texts[name] = module_mark(name)
+        # The mark of the phase is the root's. A second one would cross it: hooks of every module run before a module's
+        # own, at both ends of a forward.
+        mark = profiling.new_mark(text) if name else nullcontext()
+        mark.__enter__()
+        stack.append((module, name, mark))
+
+    def leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        """A forward ends."""
+        stack: list[Any] = getattr(self._local, "stack", [])
+        for depth in range(len(stack) - 1, -1, -1):
+            if stack[depth][0] is module:
+                # The forwards above it ended by an error that skips hooks.
+                while len(stack) > depth:
+                    stack.pop()[2].__exit__(None, None, None)
+                return

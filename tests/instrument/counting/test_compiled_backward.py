@@ -15,7 +15,6 @@ from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.instrument.counting.compiled import repeated_products
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
 from lightning_flops.instrument.torch_private import compiler
-from lightning_flops.records import OUTSIDE, PhaseFlops
 
 BATCH, INPUTS, HIDDEN, OUTPUTS = 3, 5, 7, 11
 FIRST, SECOND = 2 * BATCH * INPUTS * HIDDEN, 2 * BATCH * HIDDEN * OUTPUTS
@@ -56,15 +55,6 @@ def test_a_product_that_no_incoming_gradient_reaches_is_a_repeated_one() -> None
     assert repeated_products(graph, inputs, int) == Counter({2 * 3 * 5 * 7: 1})
 
 
-def test_a_graph_without_incoming_gradients_is_none_of_a_backward() -> None:
-    graph = Graph()
-    x = graph.placeholder("x")
-    graph.output((graph.call_function(aten.mm.default, (x, x)),))
-    GraphModule(nn.Module(), graph)
-    with pytest.raises(LookupError, match="incoming gradient"):
-        repeated_products(graph, [torch.empty(3, 3)], int)
-
-
 def test_a_backward_that_cannot_be_read_counts_as_backward_and_a_note_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     def unreadable(function: Any) -> Any:
         raise LookupError("no graph is kept")
@@ -78,60 +68,3 @@ def test_a_backward_that_cannot_be_read_counts_as_backward_and_a_note_says_so(mo
     assert counts.backward == FIRST + 2 * SECOND + FIRST + SECOND
     (note,) = counts.notes
     assert note.startswith("What the compiled backward of the root repeats of its forward could not be read apart")
-
-
-def test_two_counters_tell_the_same_and_leave_the_compiled_function_as_it_was() -> None:
-    model = compiled_and_run_once()
-    x = torch.randn(BATCH, INPUTS)
-    function: Any = type(model(x).grad_fn)._forward_cls
-    before = vars(function)["_backward_impl"].__func__
-    outer, inner = FlopCounter(model), FlopCounter(model)
-    with outer:
-        inner.__enter__()
-        model(x).sum().backward()
-        assert vars(function)["_backward_impl"] is not before
-    inner.__exit__(None, None, None)
-    for counter in (outer, inner):
-        counts = FlopCounts(counter.record())
-        assert (counts.backward, counts.recompute) == (FIRST + 2 * SECOND, FIRST + SECOND)
-        assert not counts.notes
-    assert vars(function)["_backward_impl"].__func__ is before
-
-
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # torch's own
-def test_a_backward_compiled_as_a_whole_is_the_roots_and_a_note_says_so() -> None:
-    torch._dynamo.reset()
-    model = nn.Sequential(nn.Linear(INPUTS, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, OUTPUTS))
-    x = torch.randn(BATCH, INPUTS)
-
-    def step() -> None:
-        with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
-            model(x).sum().backward()
-
-    step()
-    with FlopCounter(model) as counter:
-        step()
-    counts = FlopCounts(counter.record())
-    assert counts.by_module()[""] == PhaseFlops(forward=FIRST + SECOND, backward=FIRST + 2 * SECOND)
-    assert counts.by_module()["0"] == PhaseFlops(forward=FIRST)
-    assert OUTSIDE not in counts.by_module()
-    (note,) = counts.notes
-    assert "compiled autograd" in note
-
-
-def test_a_function_compiled_around_the_model_is_outside_of_it_and_a_note_says_so() -> None:
-    torch._dynamo.reset()
-    model = nn.Linear(INPUTS, HIDDEN)
-    x = torch.randn(BATCH, INPUTS)
-
-    @torch.compile(backend="eager")
-    def loss() -> Any:
-        return model(x).sum()
-
-    loss().backward()
-    with FlopCounter(model) as counter:
-        loss().backward()
-    counts = FlopCounts(counter.record())
-    assert counts.by_module()[OUTSIDE] == PhaseFlops(forward=FIRST, backward=FIRST)
-    (note,) = counts.notes
-    assert "torch.compile of a function" in note

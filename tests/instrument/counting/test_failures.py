@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -11,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lightning_flops import FlopsProfiler, count_flops, register_flop_formula
-from lightning_flops.instrument.counting import compiled, flop_counter, mode
+from lightning_flops import FlopsProfiler
+from lightning_flops.instrument.counting import flop_counter, mode
 from lightning_flops.instrument.counting.attribution import ThreadState
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
 from tests.left_on_torch import torch_state
@@ -68,51 +67,6 @@ def test_what_fails_while_a_model_runs(owner: Any, name: str, where: str, monkey
     assert note == f"Counting failed in {where} (LookupError: no longer there); FLOPs may be missing."
 
 
-@pytest.mark.parametrize("name", ["Operator", "with_seen_functions"])
-def test_what_fails_before_an_operator_has_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is the first call of each, or one that is handed functions: it runs as it does without a counter."""
-
-    class Branches(Checkpointed):
-        def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = torch.cond(x.sum() > 0, self.layer, lambda x: self.layer(-x), (x,))
-            return out
-
-    monkeypatch.setattr(mode, name, fails)
-    notes = notes_of_a_step(Branches())
-    assert "Counting failed in an operator (LookupError: no longer there); FLOPs may be missing." in notes
-
-
-def test_what_fails_at_a_compiled_backward(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch._dynamo.reset()
-    model: Any = torch.compile(Checkpointed(), backend="aot_eager")
-    monkeypatch.setattr(compiled, "_described", fails)
-    note = (
-        "Counting failed in the beginning of a compiled backward (LookupError: no longer there); FLOPs may be missing."
-    )
-    assert note in notes_of_a_step(model)
-
-
-def test_what_fails_around_a_function_with_a_formula(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Half(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:
-            return x / 2
-
-        @staticmethod
-        def backward(ctx: Any, *grads: Tensor) -> Any:
-            return grads[0] / 2
-
-    class Halved(Checkpointed):
-        def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = Half.apply(self.layer(x))  # type: ignore[no-untyped-call]
-            return out
-
-    register_flop_formula(Half, 5)
-    monkeypatch.setattr(mode.CountingMode, "_count", fails)
-    notes = notes_of_a_step(Halved())
-    assert "Counting failed in an autograd function (LookupError: no longer there); FLOPs may be missing." in notes
-
-
 @pytest.mark.parametrize("name", ["push_under_others", "is_pushed", "put_up_hooks"])
 @pytest.mark.parametrize("error", [LookupError, KeyboardInterrupt])
 def test_a_counter_that_cannot_be_entered_leaves_nothing_on_torch(
@@ -142,56 +96,6 @@ def test_a_counter_that_fails_while_it_is_left_leaves_nothing_on_torch_and_says_
     assert counter.record().notes == (
         "Counting failed in the end of counting (LookupError: no longer there); FLOPs may be missing.",
     )
-
-
-class Raises(logging.Handler):
-    """A handler of a user's log that cannot write."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked = 0
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.asked += record.levelno >= logging.WARNING
-        raise OSError("the disk is full")
-
-
-def test_failures_are_one_warning_and_a_log_that_fails_is_no_matter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ThreadState, "push", fails)
-    monkeypatch.setattr(mode, "bytes_of", fails)
-    handler, log = Raises(), logging.getLogger("lightning_flops")
-    log.addHandler(handler)
-    try:
-        notes = notes_of_a_step(Checkpointed())
-    finally:
-        log.removeHandler(handler)
-    assert [note.partition(" (")[0] for note in notes[:2]] == [
-        "Counting failed in a module's forward pre-hook",
-        "Counting failed in an operator",
-    ]
-    assert handler.asked == 1
-
-
-def test_counting_that_cannot_begin_is_an_error_before_anything_has_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    before, ran = torch_state(), []
-    monkeypatch.setattr(FlopCounter, "_install", fails)
-    with pytest.raises(LookupError, match="no longer there"), count_flops(Checkpointed()):
-        ran.append("the block")
-    assert ran == []
-    assert torch_state() == before
-
-
-def test_a_record_that_cannot_be_made_is_an_error_to_who_asks_and_not_at_the_end_of_the_block(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    before, model = torch_state(), Checkpointed()
-    monkeypatch.setattr(FlopCounter, "record", fails)
-    with count_flops(model) as counts:
-        step(model)()
-    assert torch_state() == before
-    for _ in range(2):
-        with pytest.raises(LookupError, match="no longer there"):
-            _ = counts.forward
 
 
 @pytest.mark.parametrize("name", ["__enter__", "_install"])

@@ -13,6 +13,7 @@ from tests.instrument.counting.recording import meta, operator, work_of
 
 def work_by_name(name: str, out: Any, given: dict[str, Any]) -> Work:
     """What the formula says of a call with the *given* arguments, put where the operator's schema has them."""
+    name = name.partition(",")[0]
     schema = operator(name)._schema
     assert set(given) <= {argument.name for argument in schema.arguments}, schema
     args = [given.get(argument.name) for argument in schema.arguments if not argument.kwarg_only]
@@ -20,23 +21,10 @@ def work_by_name(name: str, out: Any, given: dict[str, Any]) -> Work:
     return work_of(name, *args, out=out, **keywords)
 
 
-class Packed:
-    """A packed quantized weight, as far as formulas open it."""
-
-    def __init__(self, *shape: int) -> None:
-        self.weight = meta(*shape)
-
-    def unpack(self) -> tuple[torch.Tensor, None]:
-        return self.weight, None
-
-
 # (3, 4) by (4, 5), a stack of 7 of them, (3, 4) by (4,), (3,) by (4,)
 LEFT, RIGHT = meta(3, 4), meta(4, 5)
 LEFTS, RIGHTS = meta(7, 3, 4), meta(7, 4, 5)
 PRODUCT = 2 * 3 * 4 * 5
-# A linear layer of 8 to 16 on 2 × 4 rows
-ROWS, WEIGHT, ROWS_OUT = meta(2, 4, 8), meta(16, 8), meta(2, 4, 16)
-LINEAR = 2 * 8 * 8 * 16
 # A convolution of 4 to 6 channels in 2 groups, 3 × 3, on 2 images of 8 × 8
 IMAGES, KERNEL, IMAGES_OUT = meta(2, 4, 8, 8), meta(6, 2, 3, 3), meta(2, 6, 6, 6)
 CONVOLUTION = 2 * (2 * 6 * 6 * 6) * 2 * 9
@@ -51,16 +39,24 @@ VOLUME, CUBE, VOLUME_OUT, TURNED_CUBE = (
     meta(2, 6, 2, 2, 2),
 )
 VOLUME_CONVOLUTION, VOLUME_TRANSPOSED = 2 * (6 * 27) * 2 * 8, 2 * (2 * 64) * 6 * 8
-# One and three dimensions packed
-LINE, LINE_OUT = meta(2, 4, 8), meta(2, 6, 6)
 # 2 samples, 4 heads, 5 queries and keys, head size 8
 HEADS = meta(2, 4, 5, 8)
 SCORES = 2 * 4 * 25
 ATTENTION = {"query": HEADS, "key": HEADS, "value": HEADS}
 # 4 samples of 5 steps with 8 features, hidden size 6, one layer
-STEPS, STATE = meta(4, 5, 8), meta(1, 4, 6)
+STEPS = meta(4, 5, 8)
 TOKENS = 4 * 5
-CELL = {"input": meta(4, 8), "w_ih": meta(6, 8), "w_hh": meta(6, 6)}
+# Two layers in both directions: matrices and biases in cuDNN's order
+LSTM_WEIGHTS = [meta(*shape) for inputs in (8, 12) for _ in range(2) for shape in ((24, inputs), (24, 6), (24,), (24,))]
+LSTM = 2 * TOKENS * 2 * 24 * (8 + 6 + 12 + 6)
+PROJECTED = [meta(*shape) for shape in ((24, 8), (24, 3), (24,), (24,), (3, 6))]
+# A linear layer of 8 to 16 on 2 × 4 rows
+ROWS, WEIGHT, ROWS_OUT = meta(2, 4, 8), meta(16, 8), meta(2, 4, 16)
+LINEAR = 2 * 8 * 8 * 16
+# Numbers of 8 bits and pairs of numbers of 4
+EIGHT, FOUR = torch.float8_e4m3fn, torch.float4_e2m1fn_x2
+# A 16 × 64 matrix of which half is stored, by 64 × 8
+STORED, STORED_BY = meta(16, 32), 2 * 16 * 32 * 8
 N, BATCH = 6, 2
 SQUARES, COLUMNS = meta(BATCH, N, N), meta(BATCH, N, 3)
 BOTH, WEIGHT_ONLY = [True, True, True], [False, True, True]
@@ -71,7 +67,6 @@ CALLS: dict[str, tuple[dict[str, Any], Any, int]] = {
     "aten::baddbmm_": ({"batch1": LEFTS, "batch2": RIGHTS}, None, 7 * PRODUCT),
     "aten::addbmm_": ({"batch1": LEFTS, "batch2": RIGHTS}, None, 7 * PRODUCT),
     "aten::_foreach_mm": ({"self": [LEFT, LEFT], "mat2": [RIGHT, RIGHT]}, None, 2 * PRODUCT),
-    "aten::_compute_linear_combination": ({"input": meta(4, 5, 6), "coefficients": LEFT}, None, 2 * 3 * 4 * 30),
     "aten::_weight_int4pack_mm_with_scales_and_zeros": ({"self": LEFT}, meta(3, 5), PRODUCT),
     "aten::_scaled_grouped_mm_v2": (
         {"self": meta(10, 4), "mat2": meta(2, 4, 5), "offs": torch.tensor([3, 9])},
@@ -86,8 +81,6 @@ CALLS: dict[str, tuple[dict[str, Any], Any, int]] = {
     ),
     "aten::cudnn_affine_grid_generator": ({"theta": meta(2, 2, 3)}, meta(2, 4, 5, 2), 2 * 80 * 3),
     "aten::cudnn_affine_grid_generator_backward": ({"grad": meta(2, 4, 5, 2)}, meta(2, 2, 3), 2 * 80 * 3),
-    "onednn::linear_dynamic_fp16": ({"x": ROWS}, ROWS_OUT, LINEAR),
-    "onednn::linear_relu_dynamic_fp16": ({"x": ROWS}, ROWS_OUT, LINEAR),
     "aten::_convolution": ({"input": IMAGES, "weight": KERNEL, "transposed": False}, IMAGES_OUT, CONVOLUTION),
     "aten::convolution_overrideable": (
         {"input": IMAGES, "weight": TURNED, "transposed": True},
@@ -125,9 +118,6 @@ CALLS: dict[str, tuple[dict[str, Any], Any, int]] = {
         IMAGES_OUT,
         CONVOLUTION,
     ),
-    "onednn::qconv_pointwise": ({"qx": IMAGES, "qw": KERNEL}, IMAGES_OUT, CONVOLUTION),
-    "onednn::qconv1d_pointwise": ({"qx": LINE, "qw": meta(6, 4, 3)}, LINE_OUT, 2 * (2 * 6 * 6) * 4 * 3),
-    "onednn::qconv3d_pointwise": ({"qx": VOLUME, "qw": CUBE}, VOLUME_OUT, VOLUME_CONVOLUTION),
     "aten::_scaled_dot_product_attention_math_for_mps": (ATTENTION, None, 32 * SCORES),
     "aten::_flash_attention_forward_no_dropout_inplace": ({**ATTENTION, "is_causal": False}, None, 32 * 2 * 5 * 16),
     "aten::_cudnn_attention_backward": ({**ATTENTION, "is_causal": False}, None, 64 * SCORES),
@@ -137,19 +127,6 @@ CALLS: dict[str, tuple[dict[str, Any], Any, int]] = {
         None,
         2 * 2 * TOKENS * 24 * 14,
     ),
-    "aten::quantized_lstm.data": (
-        {"data": meta(11, 8), "hx": [STATE, STATE], "num_layers": 1, "bidirectional": False},
-        None,
-        2 * 11 * 24 * 14,
-    ),
-    "aten::quantized_gru.data": (
-        {"data": meta(11, 8), "hx": STATE, "num_layers": 2, "bidirectional": True},
-        None,
-        2 * 2 * 11 * 18 * (8 + 6 + 12 + 6),
-    ),
-    "quantized::quantized_gru_cell_dynamic": ({"input": meta(4, 8), "hx": meta(4, 6)}, None, 2 * 4 * 18 * 14),
-    "quantized::quantized_rnn_tanh_cell_dynamic": ({"input": meta(4, 8), "hx": meta(4, 6)}, None, 2 * 4 * 6 * 14),
-    "quantized::quantized_rnn_relu_cell_dynamic": ({"input": meta(4, 8), "hx": meta(4, 6)}, None, 2 * 4 * 6 * 14),
     "prims::fft_c2c": ({"self": meta(2, 8, 16), "dim": [1, 2]}, None, 2 * 5 * 128 * 7),
     "prims::fft_r2c": ({"self": meta(3, 16), "dim": [1]}, None, 3 * 5 * 16 * 4 // 2),
     "prims::fft_c2r": ({"self": meta(3, 9), "dim": [1]}, meta(3, 16), 3 * 5 * 16 * 4 // 2),
@@ -186,99 +163,85 @@ CALLS: dict[str, tuple[dict[str, Any], Any, int]] = {
         None,
         32 * 4 * (4 + 9),
     ),
-    "symm_mem::fused_all_gather_scaled_matmul": ({"A": LEFT, "Bs": [RIGHT]}, (meta(6, 4), [meta(6, 5)]), 2 * PRODUCT),
-    "symm_mem::fused_scaled_matmul_reduce_scatter": ({"A": LEFT, "B": RIGHT}, None, PRODUCT),
+    **{f"aten::{name}_rnn": ({"input": STEPS, "weight": LSTM_WEIGHTS}, None, LSTM) for name in ("_cudnn", "miopen")},
+    "aten::_cudnn_rnn,packed": ({"input": meta(11, 8), "weight": LSTM_WEIGHTS}, None, LSTM * 11 // 20),
+    "aten::_cudnn_rnn,projected": (
+        {"input": STEPS, "weight": PROJECTED},
+        None,
+        2 * TOKENS * (24 * (8 + 3) + 3 * 6),
+    ),
+    # A backward walks the sequence, and then makes the weights' gradients, which need that walk too.
+    **{
+        f"aten::{name}_rnn_backward,{mask}": (
+            {"input": STEPS, "weight": LSTM_WEIGHTS, "output_mask": [bool(int(one)) for one in mask]},
+            None,
+            forwards * LSTM,
+        )
+        for name in ("_cudnn", "miopen")
+        for mask, forwards in (("1111", 2), ("1110", 1), ("0001", 2), ("0000", 0))
+    },
+    **{
+        f"aten::{name}": ({"weight": KERNEL}, IMAGES_OUT, CONVOLUTION)
+        for name in (
+            "cudnn_convolution cudnn_convolution_relu cudnn_convolution_add_relu miopen_convolution "
+            "miopen_depthwise_convolution miopen_convolution_relu _conv_depthwise2d _slow_conv2d_forward"
+        ).split()
+    },
+    "aten::mkldnn_convolution": ({"self": IMAGES, "weight": KERNEL}, IMAGES_OUT, CONVOLUTION),
+    "mkldnn::_convolution_pointwise": ({"X": IMAGES, "W": KERNEL}, IMAGES_OUT, CONVOLUTION),
+    "mkldnn::_convolution_pointwise.binary": ({"X": IMAGES, "W": KERNEL}, IMAGES_OUT, CONVOLUTION),
+    "aten::cudnn_convolution_transpose": ({"self": IMAGES, "weight": TURNED}, None, TRANSPOSED),
+    "aten::miopen_convolution_transpose": ({"self": IMAGES, "weight": TURNED}, None, TRANSPOSED),
+    "mkldnn::_convolution_transpose_pointwise": ({"X": IMAGES, "W": TURNED}, None, TRANSPOSED),
+    "aten::matmul,broadcast": ({"self": meta(2, 1, 3, 4), "other": meta(6, 4, 5)}, None, 2 * 6 * PRODUCT),
+    "aten::matmul,a vector": ({"self": meta(4), "other": meta(6, 4, 5)}, None, 6 * 2 * 4 * 5),
+    "aten::matmul,by a vector": ({"self": meta(6, 3, 4), "other": meta(4)}, None, 6 * 2 * 3 * 4),
+    "aten::mm.dtype": ({"self": LEFT, "mat2": RIGHT}, None, PRODUCT),
+    "aten::mm.out": ({"self": LEFT, "mat2": RIGHT}, None, PRODUCT),
+    "aten::bmm.dtype": ({"self": LEFTS, "mat2": RIGHTS}, None, 7 * PRODUCT),
+    "aten::matmul_backward": ({"self": LEFT, "other": RIGHT, "mask": [True, True]}, None, 2 * PRODUCT),
+    "aten::matmul_backward,one": ({"self": LEFT, "other": RIGHT, "mask": [True, False]}, None, PRODUCT),
+    "aten::linear_backward": ({"self": ROWS, "weight": WEIGHT, "output_mask": BOTH}, None, 2 * LINEAR),
+    "aten::linear_backward,weight": ({"self": ROWS, "weight": WEIGHT, "output_mask": WEIGHT_ONLY}, None, LINEAR),
+    "aten::mkldnn_linear_backward": ({"self": ROWS, "weight": WEIGHT, "output_mask": WEIGHT_ONLY}, None, LINEAR),
+    "aten::mkldnn_linear_backward_input": ({"grad_output": ROWS_OUT, "weight": WEIGHT}, None, 2 * 8 * 16 * 8),
+    "aten::mkldnn_linear": ({"self": ROWS, "weight": WEIGHT}, None, LINEAR),
+    "mkldnn::_linear_pointwise": ({"X": ROWS}, ROWS_OUT, LINEAR),
+    "mkl::_mkl_linear": ({"X": ROWS}, ROWS_OUT, LINEAR),
+    **{
+        f"{name}": ({schema_name: ROWS}, ROWS_OUT, LINEAR)
+        for name, schema_name in {
+            "aten::_weight_int4pack_mm": "self",
+            "aten::_weight_int4pack_mm_for_cpu": "self",
+            "quantized::int4mm_packed_weight_cpu": "self",
+            "aten::_dyn_quant_matmul_4bit": "inp",
+            "aten::_mixed_dtypes_linear": "input",
+        }.items()
+    },
+    "inductor::_mm_plus_mm": (
+        {"a": LEFT, "b": RIGHT, "c": meta(3, 6), "d": meta(6, 5)},
+        None,
+        PRODUCT + 2 * 3 * 6 * 5,
+    ),
+    **{
+        f"aten::{name}": ({"self": meta(16, 32, dtype=EIGHT), "mat2": meta(32, 8, dtype=EIGHT)}, None, 2 * 16 * 32 * 8)
+        for name in ("_scaled_mm", "_scaled_mm_v2")
+    },
+    "aten::_scaled_mm,four bits": (
+        {"self": meta(16, 32, dtype=FOUR), "mat2": meta(32, 8, dtype=FOUR)},
+        None,
+        2 * 16 * 64 * 8,
+    ),
+    "aten::_scaled_grouped_mm": (
+        {"self": meta(16, 32, dtype=EIGHT), "mat2": meta(2, 32, 8, dtype=EIGHT), "offs": torch.tensor([4, 16])},
+        None,
+        2 * 16 * 32 * 8,
+    ),
+    "aten::_sparse_semi_structured_mm": ({"mat1": STORED}, meta(16, 8), STORED_BY),
+    "aten::_sparse_semi_structured_addmm": ({"mat1": STORED}, meta(16, 8), STORED_BY),
+    "aten::_sparse_semi_structured_linear": ({"weight": STORED}, meta(8, 16), STORED_BY),
+    "aten::_cslt_sparse_mm": ({"dense_B": meta(64, 8)}, meta(16, 8), STORED_BY),
     "symm_mem::_async_input_mm": ({"a": LEFT, "b": RIGHT}, None, PRODUCT),
-    **{
-        f"aten::quantized_lstm.{overload}": (
-            {overload.split("_")[0]: STEPS, "hx": [STATE, STATE], "num_layers": 1, "bidirectional": False},
-            None,
-            2 * TOKENS * 24 * 14,
-        )
-        for overload in ("input_legacy", "data_legacy")
-    },
-    **{
-        f"aten::quantized_gru.{overload}": (
-            {overload.split("_")[0]: STEPS, "hx": STATE, "num_layers": 1, "bidirectional": False},
-            None,
-            2 * TOKENS * 18 * 14,
-        )
-        for overload in ("input_legacy", "data_legacy")
-    },
-    **{
-        f"quantized::linear_{kind}": ({"X": ROWS}, ROWS_OUT, LINEAR)
-        for kind in (
-            "relu",
-            "leaky_relu",
-            "tanh",
-            "relu_dynamic",
-            "dynamic_fp16",
-            "relu_dynamic_fp16",
-            "with_input_q_dq_qweight_dq_output_fp32",
-            "with_input_q_dq_qweight_dq_relu_output_fp32",
-        )
-    },
-    "quantized::linear_dynamic_fp16_unpacked_weight": ({"X": ROWS, "weight": WEIGHT}, None, LINEAR),
-    **{
-        f"_quantized::{name}": ({"X": ROWS}, ROWS_OUT, LINEAR)
-        for name in (
-            "linear",
-            "linear_dynamic",
-            "_wrapped_quantized_linear_prepacked",
-            "wrapped_quantized_linear",
-            "wrapped_fbgemm_linear_fp16_weight",
-        )
-    },
-    **{
-        f"sparse::qlinear{suffix}": ({"X": ROWS}, ROWS_OUT, LINEAR)
-        for suffix in ("", "_dynamic", "_relu", "_relu_dynamic")
-    },
-    **{
-        name: ({"qx": LINE, "packed_weight": Packed(6, 4, 1, 3)}, LINE_OUT, 2 * (2 * 6 * 6) * 4 * 3)
-        for name in ("quantized::conv1d", "quantized::conv1d_relu", "quantized::conv1d_dynamic")
-    },
-    **{
-        name: ({"qx": IMAGES, "packed_weight": Packed(6, 2, 3, 3)}, IMAGES_OUT, CONVOLUTION)
-        for name in (
-            "quantized::conv2d.new",
-            "quantized::conv2d_relu.new",
-            "quantized::conv2d_dynamic",
-            "quantized::conv2d_add",
-            "quantized::conv2d_add_relu",
-            "_quantized::conv2d",
-            "_quantized::conv2d_relu",
-        )
-    },
-    **{
-        name: ({"qx": IMAGES, "weight": Packed(6, 2, 3, 3)}, IMAGES_OUT, CONVOLUTION)
-        for name in ("quantized::conv2d", "quantized::conv2d_relu")
-    },
-    **{
-        name: ({"qx": VOLUME, "packed_weight": Packed(6, 2, 2, 2, 2)}, VOLUME_OUT, VOLUME_CONVOLUTION)
-        for name in (
-            "quantized::conv3d.new",
-            "quantized::conv3d_relu.new",
-            "quantized::conv3d_dynamic",
-            "_quantized::conv3d",
-            "_quantized::conv3d_relu",
-        )
-    },
-    **{
-        name: ({"qx": LINE, "packed_weight": Packed(4, 6, 1, 3)}, None, 2 * (2 * 4 * 8) * 6 * 3)
-        for name in (
-            "quantized::conv_transpose1d",
-            "quantized::conv_transpose1d_dynamic",
-            "_quantized::conv_transpose1d",
-        )
-    },
-    **{
-        name: ({"qx": IMAGES, "packed_weight": Packed(4, 3, 3, 3)}, None, TRANSPOSED)
-        for name in ("quantized::conv_transpose2d_dynamic", "_quantized::conv_transpose2d")
-    },
-    **{
-        name: ({"qx": VOLUME, "packed_weight": Packed(2, 6, 2, 2, 2)}, None, VOLUME_TRANSPOSED)
-        for name in ("quantized::conv_transpose3d", "quantized::conv_transpose3d_dynamic")
-    },
 }
 
 

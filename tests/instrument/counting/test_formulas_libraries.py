@@ -135,18 +135,6 @@ def test_torchs_variable_length_attention_counts_its_own_lengths() -> None:
     assert work == Work(64 * entries, 16 * entries, by_values=True)
 
 
-def test_products_fused_with_collectives_count_this_ranks_share() -> None:
-    import torch.distributed._symmetric_memory
-
-    assert torch.distributed._symmetric_memory is not None
-    # 2 ranks hold 3 rows each of 4; every rank multiplies the 6 gathered rows by its own weights.
-    rows, weights, made = meta(3, 4), [meta(4, 5), meta(4, 7)], [meta(6, 5), meta(6, 7)]
-    call = ("symm_mem::fused_all_gather_matmul", rows, weights, 0, "group")
-    assert work_of(*call, out=(meta(6, 4), made)).flops == 2 * 6 * 4 * (5 + 7)
-    scattered = ("symm_mem::fused_matmul_reduce_scatter", meta(6, 4), meta(4, 5), "sum", 0, "group")
-    assert work_of(*scattered, out=meta(3, 5)).flops == 2 * 6 * 4 * 5
-
-
 def test_transformers_grouped_products_cost_their_forward_twice_in_the_backward() -> None:
     moe = pytest.importorskip("transformers.integrations.moe")
     assert moe is not None

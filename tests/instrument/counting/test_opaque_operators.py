@@ -9,11 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import checkpoint
 
-from lightning_flops import count_offline
 from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
 from lightning_flops.instrument.counting.formulas import register_flop_formula
@@ -161,18 +157,6 @@ def test_a_registered_backward_is_counted_as_backward_of_the_module_that_called_
     assert (caller.forward, caller.backward, caller.recompute) == (PRODUCT, 2 * PRODUCT, 0)
 
 
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_a_kernel_that_a_checkpoint_repeats_is_recompute(reentrant: bool) -> None:
-    caller = Caller(product_with_backward)
-    x = torch.ones(3, 4, requires_grad=True)
-
-    def step() -> None:
-        checkpoint(lambda given: caller(given).relu(), x, use_reentrant=reentrant).sum().backward()
-
-    total = counted(step, caller).total
-    assert (total.forward, total.backward, total.recompute) == (PRODUCT, 2 * PRODUCT, PRODUCT)
-
-
 # The run does not notice
 
 
@@ -223,96 +207,5 @@ def test_a_python_kernel_runs_as_it_does_without_a_counter(with_formula: bool) -
     assert counts.forward == (0 if with_formula else 2 * PRODUCT)
 
 
-def test_a_kernel_that_raises_leaves_nothing_behind() -> None:
-    @torch.library.custom_op("opaquetest::raises", mutates_args=())
-    def raises(x: Tensor) -> Tensor:
-        raise ValueError("of the user's")
-
-    counter = FlopCounter(None)
-    with counter:
-        for _ in range(2):
-            with pytest.raises(ValueError, match="of the user's"):
-                raises(torch.ones(3))
-        assert depth() == 1
-        torch.ones(3, 4) @ torch.ones(4, 5)
-    assert depth() == 0
-    assert FlopCounts(counter.record()).forward == PRODUCT
-
-
-def test_a_mode_that_was_entered_before_gets_the_operator_as_before_and_it_is_counted() -> None:
-    class Other(TorchDispatchMode):  # type: ignore[no-untyped-call]
-        def __init__(self) -> None:
-            super().__init__()  # type: ignore[no-untyped-call]
-            self.names: list[str] = []
-
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            self.names.append(str(func))
-            return func(*args, **(kwargs or {}))
-
-    x, weight = torch.ones(3, 4), torch.ones(4, 5)
-    counter = FlopCounter(None)
-    with Other() as other, counter:
-        product(x, weight)
-    assert other.names == ["opaquetest.product.default"]
-    counts = FlopCounts(counter.record())
-    assert counts.forward == PRODUCT
-
-
-def test_a_function_mode_hears_of_a_python_kernel_what_it_hears_without_a_counter() -> None:
-    class Hears(TorchFunctionMode):
-        def __init__(self) -> None:
-            super().__init__()
-            self.names: list[str] = []
-
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            self.names.append(getattr(func, "__name__", str(func)))
-            return func(*args, **(kwargs or {}))
-
-    x, weight = torch.ones(3, 4), torch.ones(4, 5)
-    with Hears() as plain:
-        product(x, weight)
-    counter = FlopCounter(None)
-    with counter, Hears() as counting:
-        product(x, weight)
-    assert counting.names == plain.names
-    assert FlopCounts(counter.record()).forward == PRODUCT
-
-
-def test_a_paused_counter_counts_nothing_of_a_python_kernel() -> None:
-    counter = FlopCounter(None)
-    with counter, counter.pause():
-        product(torch.ones(3, 4), torch.ones(4, 5))
-        OPAQUE(torch.ones(3, 4), torch.ones(3, 4))
-    counts = FlopCounts(counter.record())
-    assert (counts.forward, dict(counts.uncounted)) == (0, {})
-
-
-def test_a_fake_kernel_is_not_what_the_operator_spends() -> None:
-    operator = operator_of("opaquetest::with_a_fake", lambda_product)
-    operator.register_fake(lambda x, weight: x @ weight)
-    counts = count_offline(Caller(operator).requires_grad_(False), torch.ones(3, 4))
-    assert counts.forward == 0
-    assert counts.uncounted["opaquetest.with_a_fake"].heavy
-
-
 def lambda_product(x: Tensor, weight: Tensor) -> Tensor:
     return x @ weight
-
-
-def test_an_operator_in_compiled_code_is_looked_into() -> None:
-    operator = operator_of("opaquetest::compiled", lambda_product)
-    operator.register_fake(lambda x, weight: x.new_empty(x.shape[0], weight.shape[1]))
-    model = Caller(operator)
-    model.compile(backend="aot_eager")
-    with torch.no_grad():
-        model(torch.ones(3, 4))
-        counts = counted(lambda: model(torch.ones(3, 4)), model)
-    assert (counts.forward, counts.is_lower_bound) == (PRODUCT, True)
-
-
-def test_bytes_inside_a_python_kernel_are_those_of_its_operators() -> None:
-    x, weight = torch.ones(3, 4), torch.ones(4, 5)
-    counts = counted(lambda: product(x, weight))
-    # the product reads both and writes its result, which relu reads and writes
-    assert counts.bytes_read == 4 * (12 + 20) + 4 * 15
-    assert counts.bytes_written == 4 * 15 + 4 * 15

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
-from torch.utils.checkpoint import checkpoint
 
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
 from lightning_flops.instrument.counting.recorded_calls import recorded_work
@@ -20,219 +19,25 @@ from lightning_flops.schema.trace_flops import TraceFlops
 from lightning_flops.trace import analyze_trace, load_trace
 from lightning_flops.trace.flops import trace_flops
 from lightning_flops.trace.recorded import RecordedInputs, RecordedWork
-from tests.analysis.trace_events import operator, trace
+from tests.corpus import all_networks
 
-Step = Callable[[], None]
-Spent = dict[tuple[str, str, str], int]
+NAMES = """
+two_layers two_layers_without_grad bilinear embedding_and_classifier addmm baddbmm addbmm broadcast_matmul addmv addr
+einsum_of_matrices tensordot_over_two_axes multi_dot_in_the_cheaper_order integer_matrix_product
+strided_and_padded_conv2d grouped_conv2d conv3d grouped_transposed_conv2d transposed_conv3d circularly_padded_conv1d
+residual_network bidirectional_two_layer_lstm gru lstm_cell_in_a_loop math_attention causal_flash_attention
+grouped_query_flash_attention multi_head_attention_with_weights transformer_encoder_layer frozen_body repeated_module
+gradient_accumulation autocast muon_optimizer reentrant_blocks checkpointed_sequence reentrant_in_other gradient_penalty
+gpt2_with_fused_attention llama_with_gradient_checkpointing mixtral_with_a_loop_over_experts vit
+""".split()
+"""Networks of the corpus whose shapes tell all of their FLOPs."""
 
+NETWORKS = {network.name: network for network in all_networks()}
 
-def backward(out: torch.Tensor) -> None:
-    torch.autograd.backward(out.float().square().mean())
+PHASES = ("forward", "backward", "recompute", "optimizer")
 
 
-def of_module(
-    module: nn.Module, *shapes: tuple[int, ...], dtype: torch.dtype = torch.float32
-) -> tuple[nn.Module, Step]:
-    module.to(dtype)
-    values = [torch.randn(shape, dtype=dtype) for shape in shapes]
-
-    def step() -> None:
-        out = module(*values)
-        backward(out[0] if isinstance(out, tuple) else out)
-
-    return module, step
-
-
-class Calls(nn.Module):
-    """A module that is one function of its input."""
-
-    def __init__(self, function: Callable[..., torch.Tensor], *parts: nn.Module) -> None:
-        super().__init__()
-        self.function = function
-        self.parts = nn.ModuleList(parts)
-
-    def forward(self, *values: torch.Tensor) -> torch.Tensor:
-        return self.function(*self.parts, *(value.requires_grad_() for value in values))
-
-
-def convolutions() -> tuple[nn.Module, Step]:
-    return of_module(
-        nn.Sequential(
-            nn.Conv2d(3, 8, 3, stride=2, padding=1),
-            nn.BatchNorm2d(8),
-            nn.ReLU(),
-            nn.Conv2d(8, 12, 3, groups=4, dilation=2, padding=2, bias=False),
-            nn.ConvTranspose2d(12, 4, 3, stride=2, groups=2, output_padding=1),
-            nn.AdaptiveAvgPool2d(2),
-            nn.Flatten(),
-            nn.Linear(16, 5),
-        ),
-        (2, 3, 15, 14),
-    )
-
-
-def linear() -> tuple[nn.Module, Step]:
-    return of_module(nn.Sequential(nn.Linear(7, 11), nn.ReLU(), nn.Linear(11, 3, bias=False)), (4, 6, 7))
-
-
-def attention() -> tuple[nn.Module, Step]:
-    layer = nn.MultiheadAttention(12, 3, batch_first=True)
-    return of_module(Calls(lambda layer, x: layer(x, x, x, need_weights=False)[0], layer), (2, 9, 12))
-
-
-def causal_attention() -> tuple[nn.Module, Step]:
-    def function(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-
-    return of_module(Calls(function), *[(2, 3, 10, 8)] * 3)
-
-
-def masked_attention() -> tuple[nn.Module, Step]:
-    def function(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-            return functional.scaled_dot_product_attention(q, k, v, attn_mask=torch.ones(10, 12).bool())
-
-    return of_module(Calls(function), (2, 3, 10, 8), (2, 3, 12, 8), (2, 3, 12, 8))
-
-
-def products() -> tuple[nn.Module, Step]:
-    def function(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        c = torch.bmm(a, b)
-        d = torch.einsum("bik,bjk->bij", c, c) + torch.baddbmm(c, a, b, beta=0.5) @ b.transpose(1, 2)[..., :4]
-        return d + torch.einsum("bij,bj->bi", d, d[:, 0]).sum() + torch.dot(d.flatten(), d.flatten())
-
-    return of_module(Calls(function), (3, 4, 5), (3, 5, 4))
-
-
-def recurrent() -> tuple[nn.Module, Step]:
-    return of_module(nn.Sequential(nn.LSTM(4, 6, num_layers=2, bidirectional=True, batch_first=True)), (2, 5, 4))
-
-
-def experts() -> tuple[nn.Module, Step]:
-    rows, ends = torch.randn(24, 32, dtype=torch.bfloat16), torch.tensor([8, 16, 24], dtype=torch.int32)
-    weights = nn.Parameter(torch.randn(3, 32, 16, dtype=torch.bfloat16))
-    return nn.ParameterList([weights]), lambda: backward(torch._grouped_mm(rows, weights, offs=ends))
-
-
-def eight_bits() -> tuple[nn.Module, Step]:
-    a, b = torch.ones(32, 16), torch.ones(48, 16)
-    scale = torch.tensor(1.0)
-    whole = (a.to(torch.int8), b.to(torch.int8).t())
-    floating = (a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn).t())
-
-    def step() -> None:
-        torch._int_mm(*whole)
-        torch._scaled_mm(*floating, scale_a=scale, scale_b=scale, out_dtype=torch.bfloat16)
-
-    return nn.Identity(), step
-
-
-def without_reentry() -> tuple[nn.Module, Step]:
-    def function(block: nn.Module, head: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        return head(checkpoint(block, x, use_reentrant=False))  # type: ignore[no-any-return]
-
-    block = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 6))
-    return of_module(Calls(function, block, nn.Linear(6, 2)), (5, 6))
-
-
-def with_reentry() -> tuple[nn.Module, Step]:
-    def function(block: nn.Module, head: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        return head(checkpoint(block, x, use_reentrant=True))  # type: ignore[no-any-return]
-
-    block = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 6))
-    return of_module(Calls(function, block, nn.Linear(6, 2)), (5, 6))
-
-
-def checkpointed_attention() -> tuple[nn.Module, Step]:
-    def attend(x: torch.Tensor) -> torch.Tensor:
-        return functional.scaled_dot_product_attention(x, x, x)
-
-    return of_module(Calls(lambda x: checkpoint(attend, x, use_reentrant=False)), (2, 3, 10, 8))
-
-
-def autocast() -> tuple[nn.Module, Step]:
-    def function(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        with torch.autocast("cpu", torch.bfloat16):
-            return layer(x)  # type: ignore[no-any-return]
-
-    return of_module(Calls(function, nn.Linear(6, 4)), (5, 6))
-
-
-def second_derivative() -> tuple[nn.Module, Step]:
-    """A gradient penalty: the first backward keeps its graph, and so has gradients on."""
-    layer = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 1))
-    x = torch.randn(5, 6, requires_grad=True)
-
-    def step() -> None:
-        (gradient,) = torch.autograd.grad(layer(x).sum(), x, create_graph=True)
-        backward(gradient)
-
-    return layer, step
-
-
-class Orthogonalizes(torch.optim.Optimizer):
-    """Multiplies in its step, as Muon does."""
-
-    def __init__(self, parameters: Any) -> None:
-        super().__init__(parameters, {})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.dim() == 2:
-                    parameter.sub_(parameter @ parameter.T @ parameter.grad, alpha=0.01)
-
-
-def multiplying_optimizer() -> tuple[nn.Module, Step]:
-    module = nn.Linear(6, 4)
-    optimizer = Orthogonalizes(module.parameters())
-    values = torch.randn(5, 6)
-
-    def step() -> None:
-        backward(module(values))
-        optimizer.step()
-
-    return module, step
-
-
-NETS = (
-    convolutions,
-    linear,
-    attention,
-    causal_attention,
-    masked_attention,
-    products,
-    recurrent,
-    experts,
-    eight_bits,
-    without_reentry,
-    with_reentry,
-    checkpointed_attention,
-    autocast,
-    second_derivative,
-    multiplying_optimizer,
-)
-
-
-def counted(module: nn.Module, step: Step) -> tuple[Spent, dict[str, int]]:
-    counter = FlopCounter(module)
-    with counter:
-        step()
-    record = counter.record()
-    assert not record.uncounted, record.uncounted
-    spent: defaultdict[tuple[str, str, str], int] = defaultdict(int)
-    size: defaultdict[str, int] = defaultdict(int)
-    for cell in record.cells:
-        if cell.flops:
-            spent[cell.operator, cell.dtype, cell.phase] += cell.flops
-    for cell in record.cells:
-        if any(cell.operator == operator for operator, _, _ in spent):
-            size[cell.operator] += cell.bytes_read + cell.bytes_written
-    return dict(spent), dict(size)
-
-
-def traced(step: Step, path: Path) -> TraceFlops:
+def traced(step: Callable[[], None], path: Path) -> TraceFlops:
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
         step()
     profiler.export_chrome_trace(str(path))
@@ -241,36 +46,43 @@ def traced(step: Step, path: Path) -> TraceFlops:
     return flops
 
 
-@pytest.mark.parametrize("net", NETS, ids=lambda net: net.__name__)
-def test_trace_has_the_flops_that_the_counter_counts(net: Callable[[], tuple[nn.Module, Step]], tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    module, step = net()
-    step()  # what is only done once, as laying out weights anew, belongs to neither
-    module.zero_grad()
-    expected, size = counted(module, step)
-    assert expected
-    flops = traced(step, tmp_path / "trace.json")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", NAMES)
+def test_a_trace_has_the_flops_that_were_worked_out_by_hand_and_the_operators_and_bytes_of_the_counter(
+    name: str, tmp_path: Path
+) -> None:
+    network = NETWORKS[name]
+    example = network.example()
+    example.run()  # what is only done once, as laying out weights anew, belongs to neither
+    example.model.zero_grad()
+    with FlopCounter(example.model) as counter:
+        example.run()
+    example.model.zero_grad()
+    flops = traced(example.run, tmp_path / "trace.json")
     assert flops.uncounted == ()
-    found = {
-        (row.name, row.dtype, phase): value
-        for row in flops.operators
-        for phase in ("forward", "backward", "recompute", "optimizer")
-        if (value := getattr(row, phase))
+    (whole,) = flops.steps
+    assert not whole.lower_bound
+    assert {phase: getattr(whole, phase) for phase in PHASES} == {
+        phase: getattr(network.expected.phases, phase) for phase in PHASES
     }
-    assert found == expected
-    (step_flops,) = flops.steps
-    for phase in ("forward", "backward", "recompute", "optimizer"):
-        whole = sum(value for (_, _, of), value in expected.items() if of == phase)
-        assert getattr(step_flops, phase) == whole
-    assert not step_flops.lower_bound
-    moved: defaultdict[str, int] = defaultdict(int)
+    expected: Counter[tuple[str, str, str]] = Counter()
+    moved: Counter[str] = Counter()
+    cells = counter.record().cells
+    for cell in cells:
+        expected[cell.operator, cell.dtype, cell.phase] += cell.flops
+    multiply = {operator for (operator, _, _), spent in expected.items() if spent}
+    for cell in cells:
+        if cell.operator in multiply:
+            moved[cell.operator] += cell.bytes_read + cell.bytes_written
+    rows = {(row.name, row.dtype, phase): getattr(row, phase) for row in flops.operators for phase in PHASES}
+    assert {key: value for key, value in rows.items() if value} == {key: one for key, one in expected.items() if one}
+    sizes: Counter[str] = Counter()
     for row in flops.operators:
-        assert row.bytes is not None
-        moved[row.name] += row.bytes
+        sizes[row.name] += row.bytes or 0
     # What oneDNN's recurrent layers keep for their backward has a size of its own, which no shape tells.
-    assert {name: value for name, value in moved.items() if name != "aten.mkldnn_rnn_layer"} == {
-        name: value for name, value in size.items() if name != "aten.mkldnn_rnn_layer"
-    }
+    for found in (sizes, moved):
+        found.pop("aten.mkldnn_rnn_layer", None)
+    assert sizes == moved
 
 
 def test_inference_has_the_same_flops_by_the_operators_inside(tmp_path: Path) -> None:
@@ -343,23 +155,48 @@ def test_operator_of_somebody_elses_is_listed_where_it_may_multiply() -> None:
     assert ask("aten::relu", [[4, 5]], ["float"]).role == "free"
 
 
-@pytest.mark.parametrize("sizes", [(2**19, 4), (2**20, 2**20, 4), (2**30, 4)], ids=str)
-def test_large_products_are_summed_exactly_and_those_that_no_trace_can_have_are_listed(sizes: tuple[int, ...]) -> None:
-    inputs: list[dict[str, Any]] = [{"Input Dims": [[size, size]] * 2, "Input type": ["float"] * 2} for size in sizes]
-    events = [operator("aten::mm", 10 * place, 5, **one) for place, one in enumerate(inputs)]
-    flops = analyze_trace(trace(*events), formulas=recorded_work).flops
-    assert flops is not None
+def trace_of_products(path: Path, *sizes: int) -> Path:
+    """A trace of products of square matrices."""
+    events = [
+        {
+            **{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 10 * place, "dur": 5},
+            "args": {
+                "Input Dims": [[size, size]] * 2,
+                "Input type": ["float"] * 2,
+                "Input Strides": [[size, 1]] * 2,
+                "Concrete Inputs": ["", ""],
+            },
+        }
+        for place, size in enumerate(sizes)
+    ]
+    path.write_text(json.dumps({"traceEvents": events}))
+    return path
+
+
+def test_large_products_are_summed_exactly(tmp_path: Path) -> None:
     # 2 x 2^19 x 2^19 x 2^19, and 2 x 4 x 4 x 4.
-    assert flops.steps[0].forward == sum(2 * size**3 for size in sizes if size < 2**20)
-    reason = "its shapes give more FLOPs or bytes than a trace can have"
-    listed = sum(size >= 2**20 for size in sizes)
-    assert [(row.name, row.calls, row.reason) for row in flops.uncounted] == [("aten.mm", listed, reason)][:listed]
+    path = trace_of_products(tmp_path / "one.json", 2**19, 4)
+    flops = analyze_trace(load_trace(path), formulas=recorded_work).flops
+    assert flops is not None
+    assert flops.steps[0].forward == 2**58 + 128
+    assert not flops.lower_bound
+
+
+@pytest.mark.parametrize("sizes", [(2**20, 2**20, 4), (2**31, 4)], ids=str)
+def test_products_that_no_trace_can_have_are_listed(sizes: tuple[int, ...], tmp_path: Path) -> None:
+    flops = analyze_trace(load_trace(trace_of_products(tmp_path / "huge.json", *sizes)), formulas=recorded_work).flops
+    assert flops is not None
+    assert flops.steps[0].forward == 2 * 4 * 4 * 4
+    assert flops.lower_bound
+    (row,) = flops.uncounted
+    assert (row.name, row.calls) == ("aten.mm", len(sizes) - 1)
+    assert row.reason == "its shapes give more FLOPs or bytes than a trace can have"
 
 
 def test_modules_of_a_trace_with_their_calls_have_the_flops_of_their_layers(tmp_path: Path) -> None:
-    _module, step = linear()
+    module, values = nn.Sequential(nn.Linear(7, 11), nn.ReLU(), nn.Linear(11, 3, bias=False)), torch.randn(4, 6, 7)
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True, with_stack=True) as profiler:
-        step()
+        module(values).sum().backward()
     profiler.export_chrome_trace(str(tmp_path / "trace.json"))
     flops = analyze_trace(load_trace(tmp_path / "trace.json"), formulas=recorded_work).flops
     assert flops is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
 import pytest
@@ -16,59 +15,6 @@ from lightning_flops.records import PhaseFlops
 
 ROWS, WIDTH = 5, 8
 LAYER = 2 * ROWS * WIDTH * WIDTH
-
-MANAGERS = (torch.enable_grad, torch.set_grad_enabled)
-
-
-def methods() -> list[Any]:
-    return [vars(manager)[name] for manager in MANAGERS for name in ("__enter__", "__exit__")]
-
-
-def test_torchs_classes_are_left_as_they_were() -> None:
-    before = methods()
-    with FlopCounter(None):
-        assert methods() != before
-        with FlopCounter(None):
-            pass
-    assert methods() == before
-
-
-def test_code_compiled_before_is_not_compiled_again_for_the_counter() -> None:
-    compiled: list[int] = []
-
-    def backend(graph: Any, inputs: Any) -> Any:
-        compiled.append(1)
-        return graph.forward
-
-    def function(x: Tensor) -> Tensor:
-        with torch.no_grad():
-            x = x * 2
-            with torch.enable_grad():
-                x = x + 1
-        return x
-
-    fast = torch.compile(function, backend=backend)
-    x = torch.randn(3)
-    fast(x)
-    once = list(compiled)
-    with FlopCounter(None):
-        fast(x)
-    fast(x)
-    assert compiled == once != []
-
-
-def test_managers_of_grad_are_pickled_and_used_as_decorators_as_ever() -> None:
-    @torch.enable_grad()
-    def with_grad(x: Tensor) -> Tensor:
-        return x * 2
-
-    with FlopCounter(None):
-        with torch.no_grad():
-            assert with_grad(torch.ones(1, requires_grad=True)).requires_grad
-            with torch.set_grad_enabled(True):
-                assert torch.is_grad_enabled()
-            assert not torch.is_grad_enabled()
-        assert isinstance(pickle.loads(pickle.dumps(torch.enable_grad())), torch.enable_grad)
 
 
 def test_an_exception_in_a_repetition_ends_it() -> None:

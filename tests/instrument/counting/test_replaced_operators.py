@@ -18,7 +18,6 @@ PRODUCTS = 7 * 2 * 3 * 4 * 5
 NAMES = {
     "bmm_triton_90": "(Tensor self, Tensor mat2) -> Tensor",
     "add__Tensor_triton_91": "(Tensor(a!) self, Tensor other, *, Scalar alpha=1) -> Tensor(a!)",
-    "mm_triton_92": "(Tensor self) -> Tensor",
     "nothing_triton_93": "(Tensor self, Tensor mat2) -> Tensor",
 }
 
@@ -49,9 +48,8 @@ def test_an_overload_is_told_from_its_operator() -> None:
     assert lookup(native("add__Tensor_triton_91")).kind == lookup(torch.ops.aten.add_.Tensor).kind == "free"
 
 
-@pytest.mark.parametrize("name", ["mm_triton_92", "nothing_triton_93"])
-def test_one_that_is_declared_otherwise_or_replaces_none_is_unknown(name: str) -> None:
-    assert lookup(native(name)).kind == "unknown"
+def test_one_that_replaces_none_is_unknown() -> None:
+    assert lookup(native("nothing_triton_93")).kind == "unknown"
 
 
 def test_all_of_torch_s_own_are_known() -> None:

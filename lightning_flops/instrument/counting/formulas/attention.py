@@ -16,14 +16,17 @@ Sizes are the kernel's: before its CUDA flash kernel torch pads head sizes to a 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from math import prod
 from typing import Any, NamedTuple, TypeGuard
 
+import numpy
 from torch import Tensor, arange, int64
 
 from lightning_flops.instrument.counting.formulas.contract import (
     Arguments,
+    Formula,
     Keywords,
     Rule,
     Unreadable,
@@ -39,42 +42,8 @@ from lightning_flops.instrument.torch_private.dispatch import out_of_sight
 _TOP_LEFT, _BOTTOM_RIGHT = 1, 2  # values of the memory-efficient kernels' custom_mask_type
 
 
-class Scores(NamedTuple):
-    """One score matrix: queries by keys, and how many heads (batch included) have it."""
-
-    heads: int
-    queries: int
-    keys: int
-
-
-class Window(NamedTuple):
-    """Keys that query i sees: ``i + shift - left`` to ``i + shift + right``; None is no bound."""
-
-    left: int | None = None
-    right: int | None = None
-    bottom_right: bool = False
-    """The last query lines up with the last key; else the first with the first."""
-
-    def entries(self, queries: int, keys: int) -> int:
-        """Entries of one score matrix that the window leaves."""
-        seen, shift = queries * keys, keys - queries if self.bottom_right else 0
-        # Query i sees the keys below i + shift + right + 1, less those below i + shift - left.
-        if self.right is not None:
-            seen = _sum_of_clamped(shift + self.right + 1, queries, keys)
-        if self.left is not None:
-            seen -= _sum_of_clamped(shift - self.left, queries, keys)
-        return max(seen, 0)
-
-
-_NO_MASK, _CAUSAL = Window(), Window(right=0)
-
-
-def _sum_of_clamped(first: int, count: int, top: int) -> int:
-    """Sum of ``min(max(first + i, 0), top)`` over i from 0 to count - 1, without a loop."""
-    zeros = min(max(-first, 0), count)
-    low = first + zeros
-    rising = min(max(top - low, 0), count - zeros)
-    return rising * low + rising * (rising - 1) // 2 + (count - zeros - rising) * top
+Matrices = Sequence[tuple[int, int, int]]
+"""Score matrices: how many heads (batch included) have each, its queries and its keys."""
 
 
 class Call(NamedTuple):
@@ -90,10 +59,35 @@ class Call(NamedTuple):
     """The sizes of the matrices are data-dependent."""
 
 
-def _call(matrices: Sequence[Scores], window: Window, causal: bool, by_values: bool = False) -> Call:
+def _call(
+    matrices: Matrices,
+    causal: bool,
+    left: int | None = None,
+    right: int | None = None,
+    *,
+    bottom_right: bool = False,
+    by_values: bool = False,
+) -> Call:
+    """Query i sees the keys from ``i - left`` to ``i + right``; None is no bound.
+
+    *bottom_right*: the last query lines up with the last key; else the first with the first.
+    """
     entries = sum(map(prod, matrices))
-    seen = sum(one.heads * window.entries(one.queries, one.keys) for one in matrices)
+    seen = sum(
+        heads * _seen(queries, keys, left, right, keys - queries if bottom_right else 0)
+        for heads, queries, keys in matrices
+    )
     return Call(entries, entries - seen, bool(causal), by_values)
+
+
+def _seen(queries: int, keys: int, left: int | None, right: int | None, shift: int) -> int:
+    """Entries of one score matrix that a window leaves, whose query 0 stands at key *shift*."""
+    if left is None and right is None:
+        return queries * keys
+    at = numpy.arange(shift, shift + queries)
+    begins = numpy.clip(at - (keys + queries if left is None else left), 0, keys)
+    ends = numpy.clip(at + (keys + queries if right is None else right) + 1, 0, keys)
+    return int((ends - begins).sum())
 
 
 def forward_work(call: Call, head_size: int, value_size: int) -> Work:
@@ -121,10 +115,10 @@ def _asked_for() -> tuple[bool, ...]:
     return tuple(edge is not None for edge, _ in (*edges, (None, 0))[:4])
 
 
-def heads_first(query: Tensor, key: Tensor) -> list[Scores]:
+def heads_first(query: Tensor, key: Tensor) -> Matrices:
     """Score matrices of (…, heads, sequence, head size) operands; nested ones give one for each sample."""
     pairs = zip(sizes_of(query), sizes_of(key), strict=True)
-    return [Scores(prod(q[:-2]), q[-2], k[-2]) for q, k in pairs]
+    return [(prod(q[:-2]), q[-2], k[-2]) for q, k in pairs]
 
 
 def _has_values(offsets: Tensor | None) -> TypeGuard[Tensor]:
@@ -138,21 +132,21 @@ def _lengths(offsets: Tensor) -> list[int]:
 
 def sequence_first(
     query: Tensor, key: Tensor, query_offsets: Tensor | None, key_offsets: Tensor | None, *cache: Tensor | None
-) -> list[Scores]:
+) -> Matrices:
     """Score matrices of (batch, sequence, heads, head size) operands, or of packed ones with cumulative lengths."""
     if any(part is not None for part in cache):
         raise Unreadable("it reads a cache of keys, of which only a part is used")
     heads = int(query.shape[-2])
     if not _has_values(query_offsets):
-        return [Scores(prod(query.shape[:-3]) * heads, int(query.shape[-3]), int(key.shape[-3]))]
+        return [(prod(query.shape[:-3]) * heads, int(query.shape[-3]), int(key.shape[-3]))]
     queries = _lengths(query_offsets)
     keys = queries if key_offsets is None else _lengths(key_offsets)
-    return [Scores(heads, q, k) for q, k in zip(queries, keys, strict=True)]
+    return [(heads, q, k) for q, k in zip(queries, keys, strict=True)]
 
 
 def fused(query: Tensor, key: Tensor, causal: bool) -> Call:
     """Kernels behind ``scaled_dot_product_attention``: a causal mask starts at the first query and key."""
-    return _call(heads_first(query, key), _CAUSAL if causal else _NO_MASK, causal)
+    return _call(heads_first(query, key), causal, right=0 if causal else None)
 
 
 def flash(
@@ -172,7 +166,7 @@ def flash(
     left = None if left is None or left < 0 else int(left)
     right = 0 if causal else None if right is None or right < 0 else int(right)
     matrices = sequence_first(query, key, query_offsets, key_offsets, *cache)
-    return _call(matrices, Window(left, right, bottom_right=True), causal, _has_values(query_offsets))
+    return _call(matrices, causal, left, right, bottom_right=True, by_values=_has_values(query_offsets))
 
 
 def _efficient(
@@ -187,10 +181,10 @@ def _efficient(
     """The memory-efficient kernels: sequence before heads; packed operands have a batch of one and offsets."""
     causal = mask_type in (_TOP_LEFT, _BOTTOM_RIGHT)
     # The kernel's window holds the query's own key and those before it.
-    left = size - 1 if size is not None and size > 0 else None
-    window = Window(left, 0, bottom_right=mask_type == _BOTTOM_RIGHT) if causal else _NO_MASK
+    left = size - 1 if causal and size is not None and size > 0 else None
     matrices = sequence_first(query, key, query_offsets, key_offsets, *cache)
-    return _call(matrices, window, causal, _has_values(query_offsets))
+    right, last_first = 0 if causal else None, mask_type == _BOTTOM_RIGHT
+    return _call(matrices, causal, left, right, bottom_right=last_first, by_values=_has_values(query_offsets))
 
 
 def _cudnn(query: Tensor, key: Tensor, query_offsets: Tensor | None, key_offsets: Tensor | None, causal: bool) -> Call:
@@ -198,20 +192,7 @@ def _cudnn(query: Tensor, key: Tensor, query_offsets: Tensor | None, key_offsets
     if not _has_values(query_offsets) or query.dim() == 4:
         return fused(query, key, causal)
     matrices = sequence_first(query, key, query_offsets, key_offsets)
-    return _call(matrices, _CAUSAL if causal else _NO_MASK, causal, by_values=True)
-
-
-def _variable_length(
-    query: Tensor,
-    key: Tensor,
-    query_offsets: Tensor,
-    key_offsets: Tensor | None,
-    causal: bool,
-    window: Sequence[int] | None,
-    *cache: Tensor | None,
-) -> Call:
-    """``torch.nn.attention.varlen.varlen_attn``: packed sequences."""
-    return flash(query, key, query_offsets, key_offsets, causal, *(window or (None, None)), *cache)
+    return _call(matrices, causal, right=0 if causal else None, by_values=True)
 
 
 def _flex_call(query: Tensor, key: Tensor, block_mask: Sequence[Any]) -> Call:
@@ -246,14 +227,14 @@ def _entries_in_blocks(counts: Tensor, columns: Tensor, lengths: tuple[int, int]
     return host_integers(entries)[0]
 
 
-def _flex(work: Callable[[Call, int, int], Work], mask_at: int) -> Rule:
+def _flex(work: Callable[[Call, int, int], Work], mask_at: int) -> Formula:
     """``flex_attention(query, key, value, score_mod, block_mask, …)``, or its backward, with the mask elsewhere."""
 
     def flops(args: Arguments, kwargs: Keywords, out: Any) -> Work:
         query, key, value = args[:3]
         return work(_flex_call(query, key, args[mask_at]), int(query.shape[-1]), int(value.shape[-1]))
 
-    return Rule(flops)
+    return flops
 
 
 def native_multi_head(query: Tensor, key: Tensor, value: Tensor, qkv_weight: Tensor, out_weight: Tensor) -> int:
@@ -286,16 +267,22 @@ def _kernel(
         arguments: schema names, as a rule has them.
         operands: schema names of query, key and value.
     """
-
-    def rule(name: str) -> dict[str, Rule]:
+    found: dict[str, Rule] = {}
+    for name in names.split():
         work = backward_work if "backward" in name else forward_work
+        found |= rules(name, partial(_kernel_work, work, read), f"{operands} {arguments}")
+    return found
 
-        def flops(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Work:
-            return work(read(query, key, *rest), sizes_of(query)[0][-1], sizes_of(value)[0][-1])
 
-        return rules(name, flops, f"{operands} {arguments}")
-
-    return {key: value for name in names.split() for key, value in rule(name).items()}
+def _kernel_work(
+    work: Callable[[Call, int, int], Work],
+    read: Callable[..., Call],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *rest: Any,
+) -> Work:
+    return work(read(query, key, *rest), sizes_of(query)[0][-1], sizes_of(value)[0][-1])
 
 
 _WINDOW = "window_size_left? window_size_right?"
@@ -314,7 +301,7 @@ ATTENTION_RULES: dict[str, Rule] = {
     # Separate products, called as one operator: nothing is skipped.
     **_kernel(
         "_scaled_dot_product_attention_math _scaled_dot_product_attention_math_for_mps",
-        lambda query, key, causal: _call(heads_first(query, key), _NO_MASK, causal),
+        lambda query, key, causal: _call(heads_first(query, key), causal),
         "is_causal",
     ),
     **_kernel(
@@ -330,7 +317,9 @@ ATTENTION_RULES: dict[str, Rule] = {
     **_kernel("_cudnn_attention_forward _cudnn_attention_backward", _cudnn, "cum_seq_q cum_seq_k is_causal"),
     **_kernel(
         "torch_attn::_varlen_attn torch_attn::_varlen_attn_out torch_attn::_varlen_attn_backward",
-        _variable_length,
+        lambda query, key, starts, stops, causal, window, *cache: flash(
+            query, key, starts, stops, causal, *(window or (None, None)), *cache
+        ),
         f"cu_seq_q cu_seq_k is_causal window_size? {_CACHE}",
     ),
     **_kernel(
@@ -349,7 +338,7 @@ ATTENTION_RULES: dict[str, Rule] = {
     **rules("_transformer_encoder_layer_fwd", encoder_layer, "src qkv_weight proj_weight ffn_weight_1 ffn_weight_2"),
 }
 
-HIGHER_ORDER_RULES: dict[str, Rule] = {
+HIGHER_ORDER_FORMULAS: dict[str, Formula] = {
     "flex_attention": _flex(forward_work, mask_at=4),
     "flex_attention_backward": _flex(backward_work, mask_at=9),
 }

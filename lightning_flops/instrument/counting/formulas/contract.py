@@ -62,14 +62,12 @@ class Rule:
     """How the FLOPs of one operator, in all its overloads, follow from its arguments."""
 
     flops: Callable[..., int | Work]
-    """Takes the values of *arguments*, in that order; or, when *arguments* is empty, ``(args, kwargs, out)`` itself."""
-    arguments: str = ""
+    """Takes the values of *arguments*, in that order."""
+    arguments: str
     """Schema names of what *flops* reads: ``a|b`` is the first of these that the schema has, ``RESULT`` the result.
 
     A name that ends in ``?`` reads None where the schema has no such argument. The first value gives the dtype.
     """
-    dtype: torch.dtype | None = None
-    """Dtype of the arithmetic, where no argument shows it."""
     estimate: str = ""
     """Where the leading terms come from, when they are an estimate; empty for an exact count."""
     complex_factor: int = COMPLEX_PRODUCT
@@ -85,26 +83,6 @@ def rules(names: str, flops: Callable[..., int | Work], *rest: Any, **others: An
 def named(prefix: str, names: str, suffixes: str = "") -> str:
     """*names*, each behind *prefix*, alone and with each of *suffixes*."""
     return " ".join(f"{prefix}{name}{suffix}" for name in names.split() for suffix in ("", *suffixes.split()))
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """What is known about an operator."""
-
-    name: str
-    """Without overload, such as ``aten.mm``."""
-    kind: Literal["formula", "free", "unknown"]
-    compute: Formula
-    """Zero for free and unknown operators."""
-    dtype_of: DtypeRule
-    estimate: str = ""
-    """Source of the formula where it is an estimate, such as ``5 N log2 N for a complex FFT``; else empty."""
-    composite: bool = False
-    """Unknown as a whole, but made of other operators: ``op.decompose(*args, **kwargs)`` runs exactly those.
-
-    Such operators reach a dispatch mode undecomposed only where autograd's keys are off, as in inference mode. Plain
-    tensors only: a nested tensor or another subclass may have a kernel of its own for the whole operator.
-    """
 
 
 ARITHMETIC = {
@@ -152,6 +130,25 @@ def no_flops(args: Arguments, kwargs: Keywords, out: Any) -> int:
     return 0
 
 
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What is known about an operator."""
+
+    name: str
+    """Without overload, such as ``aten.mm``."""
+    kind: Literal["formula", "free", "unknown"]
+    compute: Formula = no_flops
+    """Zero for free and unknown operators."""
+    dtype_of: DtypeRule = dtype_of_first_tensor
+    estimate: str = ""
+    """Source of the formula where it is an estimate, such as ``5 N log2 N for a complex FFT``; else empty."""
+    composite: bool = False
+    """Unknown as a whole, but made of other operators, which ``op.decompose(*args, **kwargs)`` runs on plain tensors.
+
+    They reach a dispatch mode undecomposed only where autograd's keys are off, as in inference mode.
+    """
+
+
 def _reader(schema: Any, names: str) -> Callable[[Arguments, Keywords, Any], Any]:
     """Reads an argument, or the result, of a call of the operator with this *schema*.
 
@@ -178,16 +175,17 @@ def bind(rule: Rule, schema: Any) -> tuple[Formula, DtypeRule]:
     Raises:
         LookupError: the schema lacks an argument the rule reads (an overload or a torch version with another shape).
     """
-    flops, factor, dtype = rule.flops, rule.complex_factor, rule.dtype
-    if not rule.arguments:
-        return flops, dtype_of_first_tensor
+    flops, factor = rule.flops, rule.complex_factor
     readers = [_reader(schema, name) for name in rule.arguments.split()]
     first = readers[0]
 
     def compute(args: Arguments, kwargs: Keywords, out: Any) -> int | Work:
         values = [read(args, kwargs, out) for read in readers]
         answer = flops(*values)
-        return factor * answer if type(answer) is int and _is_complex(values[0]) else answer
+        operand = next(tensors_in((values[0],)), None)
+        if isinstance(answer, Work) or operand is None or not operand.dtype.is_complex:
+            return answer
+        return factor * answer
 
     def dtype_of(args: Arguments, kwargs: Keywords, out: Any) -> torch.dtype:
         value = first(args, kwargs, out)
@@ -195,12 +193,7 @@ def bind(rule: Rule, schema: Any) -> tuple[Formula, DtypeRule]:
             return ARITHMETIC.get(value.dtype, value.dtype)
         return dtype_of_first_tensor((value, *args), kwargs, out)
 
-    return compute, dtype_of if dtype is None else (lambda args, kwargs, out: dtype)
-
-
-def _is_complex(value: Any) -> bool:
-    tensor = next(tensors_in((value,)), None)
-    return tensor is not None and tensor.dtype.is_complex
+    return compute, dtype_of
 
 
 def host_integers(tensor: Tensor) -> list[int]:

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
 
-import torch
 from torch import Tensor
 
-from lightning_flops.instrument.counting.formulas.contract import RESULT, Rule, named, rules
+from lightning_flops.instrument.counting.formulas.contract import RESULT, Rule, rules
 
 
 def plain(weight: Tensor, out: Tensor) -> int:
@@ -62,21 +60,6 @@ def temporal(values: Tensor, out: Tensor, weight: Tensor, pad: int) -> int:
     return 2 * steps * int(out.shape[1]) * int(weight.shape[1]) * int(weight.shape[2])
 
 
-def _unpacked(packed: Any) -> Tensor:
-    """Weight inside a packed quantized convolution, which only torch's kernels read."""
-    weight = packed.unpack()[0]
-    assert isinstance(weight, Tensor)
-    return weight
-
-
-_QUANTIZED, _TURNED = (
-    " ".join(named(f"{namespace}::conv", kinds, suffixes) for namespace in ("quantized", "_quantized"))
-    for kinds, suffixes in (
-        ("1d 2d 3d", "_relu _dynamic _add _add_relu"),
-        ("_transpose1d _transpose2d _transpose3d", "_dynamic"),
-    )
-)
-
 _DEFORMED = "the convolution's products; sampling the input at the offsets is left out"
 
 CONVOLUTION_RULES: dict[str, Rule] = {
@@ -103,16 +86,10 @@ CONVOLUTION_RULES: dict[str, Rule] = {
     **rules("_slow_conv2d_backward mps_convolution_backward", plain_backward, "grad_output weight output_mask?"),
     **rules("mps_convolution_transpose_backward", plain_backward, "self weight output_mask"),
     **rules("conv_tbc", temporal, f"self {RESULT} weight pad"),
-    # The compiler's CPU code, and quantized layers
+    # The compiler's CPU code
     **rules("mkldnn_convolution", reordered, f"self weight {RESULT}"),
     **rules("mkldnn::_convolution_pointwise mkldnn::_convolution_pointwise_", reordered, f"X W {RESULT}"),
     **rules("mkldnn::_convolution_transpose_pointwise", lambda x, w: reordered(x, w, x), "X W"),
-    **rules(named("onednn::qconv", "_pointwise 1d_pointwise 2d_pointwise 3d_pointwise"), reordered, f"qx qw {RESULT}"),
-    # The first overloads kept an older argument's name.
-    **rules(
-        _QUANTIZED, lambda packed, out: plain(_unpacked(packed), out), f"packed_weight|weight {RESULT}", torch.int8
-    ),
-    **rules(_TURNED, lambda values, packed: transposed(values, _unpacked(packed)), "qx packed_weight", torch.int8),
     **rules("torchvision::deform_conv2d", plain, f"weight {RESULT}", estimate=_DEFORMED),
     **rules(
         "torchvision::_deform_conv2d_backward",

@@ -6,11 +6,11 @@ import functools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 import torch
 
-from lightning_flops.instrument.counting.formulas.contract import Entry, Formula, dtype_of_first_tensor, no_flops
+from lightning_flops.instrument.counting.formulas.contract import Entry, Formula, no_flops
 from lightning_flops.instrument.counting.formulas.registry import forget_entries, heard_kernels, user_formulas
 from lightning_flops.instrument.torch_private.operators import (
     HigherOrderOperator,
@@ -25,26 +25,17 @@ from lightning_flops.instrument.torch_private.operators import (
 F = TypeVar("F", bound=Formula | int)
 
 
-class FunctionListener(Protocol):
-    """What a counter does around a registered autograd function or Triton kernel while ``watch_functions`` is on.
+Enter = Callable[[Entry], None]
+"""Called where a registered autograd function or Triton kernel starts; its formula stands for all that runs inside."""
 
-    No method may raise an ``Exception``. The function's formula stands for all operators that run between the two.
-    """
+Leave = Callable[[Entry, tuple[Any, ...], dict[str, Any], Any, bool], None]
+"""Called where it has returned or raised, with its arguments without autograd's ``ctx``, the result, and whether it
+returned."""
 
-    def enter_function(self, entry: Entry) -> None:
-        """The function starts."""
+_entries: dict[tuple[int, str], tuple[Any, Entry]] = {}
+"""Functions and kernels, which must live on, by the id of the class or kernel and the attribute that runs them."""
 
-    def leave_function(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, ok: bool) -> None:
-        """The function returned *out*, or raised if not *ok*; *args* and *kwargs* are without autograd's ``ctx``."""
-
-
-_entries: dict[tuple[int, str], Entry] = {}
-"""Entries of functions and kernels, by the id of their class or kernel and the attribute that runs them."""
-
-_owners: list[Any] = []
-"""Keeps what ``_entries`` knows by id."""
-
-_listeners: list[FunctionListener] = []
+_listeners: list[tuple[Enter, Leave]] = []
 _lock = threading.RLock()
 
 
@@ -60,9 +51,8 @@ def register_flop_formula(
     """Register the FLOPs of a call of *target* for every counter; a multiply-add is two.
 
     The formula takes ``(args, kwargs, out)``: positional arguments as a tuple, keyword arguments as a mapping, and what
-    the call returned. It returns a whole number (or a ``Work``). It should read shapes only; one that raises, or gives
-    a fraction, turns the operator into an uncounted one, with a warning. A second registration replaces the first. The
-    operator may be made later; where there is none of the name when FLOPs were counted, a note says so::
+    the call returned. It returns a whole number (or a ``Work``), and should read shapes only. A second registration
+    replaces the first. The operator may be made later::
 
         @torch.library.custom_op("mylib::pair_product", mutates_args=())
         def pair_product(a: Tensor, b: Tensor) -> Tensor: ...
@@ -72,13 +62,9 @@ def register_flop_formula(
             a, b = args
             return 2 * a.shape[0] * a.shape[1] * b.shape[1]
 
-    For an operator that multiplies nothing (a norm, a rotation, a copy, a random draw), register 0 in place of a
-    formula. An operator on floating-point tensors that has neither makes every count a lower bound::
-
-        register_flop_formula("mylib::rms_norm", 0)
-
-    If an operator's kernel is a Python function that calls torch's operators, these are counted, and no formula is
-    needed. If there is one (or 0), it stands for all that the kernel runs.
+    For an operator that multiplies nothing, register 0: ``register_flop_formula("mylib::rms_norm", 0)``. An operator on
+    floating-point tensors that has neither makes every count a lower bound. What a kernel that is a Python function
+    calls of torch's operators is counted without a formula; a formula (or 0) stands for all that the kernel runs.
 
     Args:
         target: an operator (``torch.ops.mylib.op`` for all its overloads, ``torch.ops.mylib.op.default`` for one), its
@@ -171,10 +157,9 @@ def _watch(
     """
     key = (id(owner), attribute)
     known = key in _entries
-    _entries[key] = Entry(name, "formula", formula, dtype_of_first_tensor)
+    _entries[key] = (owner, Entry(name, "formula", formula))
     if known:
         return  # wrapped already
-    _owners.append(owner)
     original = getattr(owner, attribute)
 
     @functools.wraps(original)
@@ -182,9 +167,9 @@ def _watch(
         # The compiler follows the first branch alone, so what it compiles does not depend on who listens.
         if torch.compiler.is_compiling() or not _listeners:
             return original(*args, **kwargs)
-        entry, entered = _entries[key], tuple(_listeners)
-        for listener in entered:
-            listener.enter_function(entry)
+        (_, entry), entered = _entries[key], tuple(_listeners)
+        for enter, _ in entered:
+            enter(entry)
         out, ok = None, False
         try:
             out = original(*args, **kwargs)
@@ -192,15 +177,16 @@ def _watch(
             return out
         finally:
             shown = {name: value for name, value in kwargs.items() if name not in hidden}
-            for listener in reversed(entered):
-                listener.leave_function(entry, args[skipped:], shown, out, ok)
+            for _, leave in reversed(entered):
+                leave(entry, args[skipped:], shown, out, ok)
 
     setattr(owner, attribute, staticmethod(call) if isinstance(owner, type) else call)
 
 
 @contextmanager
-def watch_functions(listener: FunctionListener) -> Iterator[None]:
-    """While this is entered, *listener* hears of every call of a registered autograd function or Triton kernel."""
+def watch_functions(enter: Enter, leave: Leave) -> Iterator[None]:
+    """Inside, every call of a registered autograd function or Triton kernel calls the two, which raise nothing."""
+    listener = (enter, leave)
     with _lock:
         _listeners.append(listener)
     try:

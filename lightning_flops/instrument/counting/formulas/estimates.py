@@ -97,12 +97,6 @@ def least_squares(matrix: Tensor, right: Tensor) -> int:
     return householder(matrix) + right.numel() // max(int(matrix.shape[-2]), 1) * (4 * m * n - n * n)
 
 
-def pseudo_inverse(matrix: Tensor) -> int:
-    """``pinv``: a thin singular value decomposition, and the product of its factors, 2·m·n·k."""
-    batch, m, n = _sizes(matrix)
-    return svd(matrix, full=False) + 2 * batch * m * n * n
-
-
 def fourier(share: int, values: Tensor, dims: Sequence[int]) -> int:
     """A transform over *dims* together; half of it where one side, whose size this is, is real."""
     points = prod(int(values.shape[dim]) for dim in dims)
@@ -137,12 +131,6 @@ def pair_distances(first: Tensor, out: Tensor) -> int:
     return 2 * out.numel() * int(first.shape[-1])
 
 
-def own_distances(values: Tensor) -> int:
-    """``pdist``: every pair of the n rows once."""
-    rows, size = values.shape
-    return rows * (rows - 1) * int(size)
-
-
 def _golub(names: str, flops: Callable[..., int], arguments: str = "self|A") -> dict[str, Rule]:
     return rules(names, flops, arguments, estimate=_GOLUB)
 
@@ -153,9 +141,9 @@ def _cubes(names: str, terms: Fraction | int) -> dict[str, Rule]:
 
 ESTIMATE_RULES: dict[str, Rule] = {
     # Their estimate is of complex numbers already.
-    **rules("_fft_c2c prims::fft_c2c", partial(fourier, 1), "self dim", None, _FFT, 1),
-    **rules("_fft_r2c prims::fft_r2c", partial(fourier, 2), "self dim", None, _FFT, 1),
-    **rules("_fft_c2r prims::fft_c2r", partial(fourier, 2), f"{RESULT} dim", None, _FFT, 1),
+    **rules("_fft_c2c prims::fft_c2c", partial(fourier, 1), "self dim", _FFT, 1),
+    **rules("_fft_r2c prims::fft_r2c", partial(fourier, 2), "self dim", _FFT, 1),
+    **rules("_fft_c2r prims::fft_c2r", partial(fourier, 2), f"{RESULT} dim", _FFT, 1),
     **rules(
         "grid_sampler_2d grid_sampler_3d _grid_sampler_2d_cpu_fallback cudnn_grid_sampler",
         lambda values, mode, out: grid_sample(values, mode or _BILINEAR, out),
@@ -173,7 +161,12 @@ ESTIMATE_RULES: dict[str, Rule] = {
     **rules("torchvision::_roi_align_backward", pooled_samples, "grad sampling_ratio", estimate=_POOLED),
     **rules("_cdist_forward _euclidean_dist", pair_distances, f"x1 {RESULT}", estimate=_DISTANCE),
     **rules("_cdist_backward", pair_distances, "x1 grad", estimate=_DISTANCE),
-    **rules("_pdist_forward _pdist_backward", own_distances, "self", estimate=_DISTANCE),
+    **rules(
+        "_pdist_forward _pdist_backward",
+        lambda rows: len(rows) * (len(rows) - 1) * int(rows.shape[1]),
+        "self",
+        estimate=_DISTANCE,
+    ),
     **_cubes("cholesky linalg_cholesky_ex linalg_ldl_factor_ex", Fraction(1, 3)),
     **_cubes("cholesky_inverse", Fraction(2, 3)),
     **_cubes("linalg_inv_ex", 2),
@@ -187,7 +180,8 @@ ESTIMATE_RULES: dict[str, Rule] = {
     **_golub("linalg_lu linalg_lu_factor_ex _linalg_det _linalg_slogdet", lu_factor),
     **_golub("_linalg_solve_ex", solve, "A B"),
     **_golub("linalg_lstsq", least_squares, "self b"),
-    **_golub("linalg_pinv", pseudo_inverse),
+    # A thin singular value decomposition, and the product of its factors
+    **_golub("linalg_pinv", lambda matrix: svd(matrix, full=False) + 2 * matrix.numel() * min(matrix.shape[-2:])),
     **_golub("geqrf", householder),
     **_golub("linalg_qr", qr, "A mode"),
     **_golub(

@@ -1,4 +1,4 @@
-"""Matrix products, linear and recurrent layers: dense, packed, quantized and sparse.
+"""Matrix products, linear and recurrent layers: dense, packed and sparse.
 
 A product of an (M, K) and a (K, N) matrix is 2·M·K·N FLOPs; adding a bias or a scaled third matrix is elementwise and
 counts nothing. A product of complex numbers is four times as much, and integer kernels count like others. Sparse
@@ -10,7 +10,7 @@ elementwise work counts nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import zip_longest
@@ -26,11 +26,10 @@ from lightning_flops.instrument.counting.formulas.contract import (
     Unreadable,
     Work,
     host_integers,
-    named,
     rules,
 )
 from lightning_flops.instrument.torch_private.dispatch import is_fake, out_of_sight
-from lightning_flops.instrument.torch_private.tensors import nested_sizes, stored_count, stored_indices
+from lightning_flops.instrument.torch_private.modules import nested_sizes, stored
 
 _STRIDED = torch.strided
 _PAIR_OF_FLOAT4 = getattr(torch, "float4_e2m1fn_x2", None)  # not in older torch
@@ -60,26 +59,19 @@ def non_zeros(tensor: Tensor) -> int:
         raise Unreadable("how many elements a sparse tensor stores follows from its values")
     if tensor.layout is torch.sparse_coo:
         with out_of_sight():
-            stored = stored_count(tensor)
-        return stored * prod(tensor.shape[tensor.sparse_dim() :])
+            return stored(tensor)[1].numel()
     if tensor.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc):
         with out_of_sight():
             return tensor.values().numel()
     return tensor.numel()
 
 
-def _row_ids(tensor: Tensor, dim: int) -> Tensor:
-    """For each stored element of a two-dimensional sparse tensor, its index along *dim*."""
-    coordinates = tensor if tensor.layout is torch.sparse_coo else tensor.to_sparse()
-    return stored_indices(coordinates)[dim]
-
-
 def _sparse_times_sparse(left: Tensor, right: Tensor) -> int:
     """Two FLOPs for every pair of stored elements that meet: (m, k) of the left one, (k, n) of the right one."""
     inner = left.shape[1]
     with out_of_sight():
-        met_left = torch.bincount(_row_ids(left, 1), minlength=inner)
-        met_right = torch.bincount(_row_ids(right, 0), minlength=inner)
+        met_left = torch.bincount(stored(left.to_sparse_coo())[0][1], minlength=inner)  # type: ignore[no-untyped-call]
+        met_right = torch.bincount(stored(right.to_sparse_coo())[0][0], minlength=inner)  # type: ignore[no-untyped-call]
         met = (met_left * met_right).sum()
     return 2 * sum(host_integers(met))
 
@@ -163,47 +155,26 @@ def grouped_product(left: Tensor, right: Tensor, offsets: Tensor | None, *, time
     return flops if grouped == whole else Work(flops, by_values=True)
 
 
-def list_product(lefts: Sequence[Tensor], rights: Sequence[Tensor]) -> int:
-    """The products of two lists, pair by pair."""
-    return sum(product(left, right) for left, right in zip(lefts, rights, strict=True))
-
-
-def two_of_four(compressed: Tensor, out: Tensor) -> int:
-    """A product with a 2:4 sparse matrix whose stored half has K/2 columns: two FLOPs for each stored element used."""
-    return 2 * out.numel() * int(compressed.shape[1])
-
-
-def sparse_reduce_backward(grad: Tensor, pattern: Tensor, mask: Sequence[bool]) -> int:
-    """Backward of ``torch.sparse.mm(…, reduce)``: a multiply-add per stored element and column for each gradient."""
-    return (bool(mask[0]) + bool(mask[1])) * 2 * non_zeros(pattern) * int(grad.shape[-1])
-
-
-def trilinear(first: Tensor, second: Tensor, third: Tensor, *sizes: Sequence[int] | int) -> int:
+def trilinear(first: Tensor, second: Tensor, third: Tensor, *dims: Any) -> int:
     """``_trilinear``: two pairwise products; sums the third factor has no part in are done by the first of them.
 
-    *sizes* are the dimensions in which each factor is expanded, those summed, and the one that is a loop.
+    *dims* are the dimensions that each factor lacks, those summed, and the one that is a loop.
     """
-    *expanded, summed, unrolled = sizes
-    rank = first.dim() + len(expanded[0])  # type: ignore[arg-type]
+    *lacking, summed, unrolled = dims
+    held = [[dim for dim in range(first.dim() + len(lacking[0])) if dim not in lacks] for lacks in lacking]
+    size = {
+        dim: length
+        for dims, one in zip(held, (first, second, third), strict=True)
+        for dim, length in zip(dims, one.shape, strict=True)
+    }
+    a, b, c = map(set, held)
+    early = {dim for dim in summed if dim not in c and dim != unrolled}
 
-    def placed(tensor: Tensor, missing: Any) -> list[int]:
-        shape = iter(tensor.shape)
-        return [1 if dim in missing else int(next(shape)) for dim in range(rank)]
+    def product_of(left: set[int], right: set[int], over: set[int]) -> int:
+        alone = over & (left ^ right)  # one side's own sums are done before it
+        return 2 * prod(size[dim] for dim in (left | right | {unrolled}) - alone) if over else 0
 
-    a, b, c = (placed(tensor, dims) for tensor, dims in zip((first, second, third), expanded, strict=True))
-    turns = max(a[unrolled], b[unrolled], c[unrolled])  # type: ignore[index]
-    a[unrolled] = b[unrolled] = c[unrolled] = 1  # type: ignore[index]
-    early = {dim for dim in summed if dim in expanded[2] and dim != unrolled}  # type: ignore[operator,union-attr]
-    left = [1 if dim in early else max(a[dim], b[dim]) for dim in range(rank)]
-    return turns * (_contraction(a, b, early) + _contraction(left, c, {*summed} - early - {unrolled}))  # type: ignore
-
-
-def _contraction(left: Sequence[int], right: Sequence[int], summed: Collection[int]) -> int:
-    """FLOPs of one pairwise product: elementwise, so none, unless it sums; one side's own sums are done before it."""
-    if not summed:
-        return 0
-    sizes = zip(left, right, strict=True)
-    return 2 * prod(1 if dim in summed and min(pair) == 1 else max(pair) for dim, pair in enumerate(sizes))
+    return product_of(a, b, early) + product_of((a | b) - early, c, {*summed} - early - {unrolled})
 
 
 def _affine_grid(theta: Tensor, grid: Tensor) -> int:
@@ -224,39 +195,14 @@ def layers_backward(values: Tensor, weights: Sequence[Tensor], mask: Sequence[bo
     return (1 + bool(mask[3])) * layers(values, weights) if any(mask) else 0
 
 
-def packed_layers(gates: int, values: Tensor, hidden: Any, count: int = 1, bidirectional: bool = False) -> int:
-    """Recurrent layers whose weights are packed, from the sizes of input and hidden state."""
-    state = hidden[0] if isinstance(hidden, (list, tuple)) else hidden
-    directions = 2 if bidirectional else 1
-    size, hidden_size = int(values.shape[-1]), int(state.shape[-1])
-    rows = directions * gates * hidden_size
-    elements = rows * (size + hidden_size) + (count - 1) * rows * (directions * hidden_size + hidden_size)
-    return 2 * rows_of(values) * elements
-
-
-def _packed(names: str, gates: int, arguments: str) -> dict[str, Rule]:
-    return rules(names, partial(packed_layers, gates), arguments, torch.int8)
-
-
-def gathered_products(values: Tensor, weights: Sequence[Tensor], out: Any) -> int:
-    """An all-gather of rows fused with their products: *out* ends with the list of products."""
-    return sum(2 * made.numel() * int(weight.shape[0]) for made, weight in zip(out[-1], weights, strict=True))
-
-
-_PAIR = "mat1|batch1|mat|sparse|self|qa|a mat2|batch2|vec|tensor|other|dense|qb|b"
+_PAIR = "mat1|batch1|mat|sparse|self|a mat2|batch2|vec|tensor|other|dense|b"
 _LINEAR = "input|self|A|grad_output weight|B|CB"
-_FROM_RESULT = f"self|input|inp|X|x|qx {RESULT}"
-_INT8_LINEARS = named(
-    "quantized::linear",
-    "_relu _leaky_relu _tanh _dynamic _relu_dynamic _with_input_q_dq_qweight_dq_output_fp32 "
-    "_with_input_q_dq_qweight_dq_relu_output_fp32",
-)
-_DENSE = "as if dense: how many of the weight's blocks are stored is not shown"
+_FROM_RESULT = f"self|input|inp|X|x {RESULT}"
 
 PRODUCT_RULES: dict[str, Rule] = {
     **rules(
         "mm bmm addmm addmm_ baddbmm baddbmm_ addbmm addbmm_ _addmm_activation _int_mm mv addmv addmv_ dot vdot matmul "
-        "_sparse_mm _sparse_addmm _sparse_sparse_matmul _sparse_mm_reduce_impl hspmm sspaddmm quantized::matmul "
+        "_sparse_mm _sparse_addmm _sparse_sparse_matmul _sparse_mm_reduce_impl hspmm sspaddmm "
         "symm_mem::_async_input_mm",
         product,
         _PAIR,
@@ -272,7 +218,7 @@ PRODUCT_RULES: dict[str, Rule] = {
     ),
     **rules("bitsandbytes::gemv_4bit", lambda values, shape: 2 * values.numel() * shape[0], "A shapeB"),
     **rules("linear_backward mkldnn_linear_backward", backward_of(linear), "self weight output_mask"),
-    **rules("_foreach_mm", list_product, "self mat2"),
+    **rules("_foreach_mm", lambda lefts, rights: sum(map(product, lefts, rights)), "self mat2"),
     **rules(
         "_grouped_mm _scaled_grouped_mm _scaled_grouped_mm_v2 transformers::grouped_mm_fallback",
         grouped_product,
@@ -283,64 +229,33 @@ PRODUCT_RULES: dict[str, Rule] = {
     # A grid of homogeneous points (…, 3 or 4 coordinates) times each sample's matrix, (d, d + 1)
     **rules("affine_grid_generator cudnn_affine_grid_generator", _affine_grid, f"theta {RESULT}"),
     **rules("cudnn_affine_grid_generator_backward", _affine_grid, f"{RESULT} grad"),
-    # Sums of values (n, …) with coefficients (m, n)
-    **rules(
-        "_compute_linear_combination",
-        lambda values, coefficients: 2 * int(coefficients.shape[0]) * values.numel(),
-        "input coefficients",
-    ),
     # Weights packed as int4 or int8: activations and accumulation stay in the activations' dtype.
     **rules(
         "_weight_int4pack_mm _weight_int4pack_mm_for_cpu _weight_int4pack_mm_with_scales_and_zeros _weight_int8pack_mm "
         "_dyn_quant_matmul_4bit _mixed_dtypes_linear quantized::int4mm_packed_weight_cpu mkldnn::_linear_pointwise "
-        "mkl::_mkl_linear onednn::linear_dynamic_fp16 onednn::linear_relu_dynamic_fp16 onednn::qlinear_pointwise "
-        "quantized::linear_dynamic_fp16 quantized::linear_relu_dynamic_fp16 "
-        "_quantized::wrapped_fbgemm_linear_fp16_weight",
+        "mkl::_mkl_linear",
         linear_from_result,
         _FROM_RESULT,
     ),
-    **rules(
-        f"quantized::linear _quantized::linear {_INT8_LINEARS} {_INT8_LINEARS.replace('quantized::', '_quantized::')} "
-        "_quantized::_wrapped_quantized_linear_prepacked _quantized::wrapped_quantized_linear",
-        linear_from_result,
-        f"X {RESULT}",
-        torch.int8,
-    ),
-    **rules("quantized::linear_dynamic_fp16_unpacked_weight", linear, "X weight"),
-    **rules(
-        "sparse::qlinear sparse::qlinear_dynamic sparse::qlinear_relu sparse::qlinear_relu_dynamic",
-        linear_from_result,
-        f"X {RESULT}",
-        torch.int8,
-        _DENSE,
-    ),
     # Sparse
     **rules("sparse_sampled_addmm", lambda left, pattern: 2 * non_zeros(pattern) * int(left.shape[-1]), "mat1 self"),
-    **rules("_sparse_mm_reduce_impl_backward", sparse_reduce_backward, "grad_out self output_mask"),
+    **rules(
+        "_sparse_mm_reduce_impl_backward",
+        backward_of(lambda pattern, grad: 2 * non_zeros(pattern) * int(grad.shape[-1])),
+        "self grad_out output_mask",
+    ),
     **rules(
         "_sparse_semi_structured_linear _sparse_semi_structured_mm _sparse_semi_structured_addmm",
-        two_of_four,
+        lambda stored_half, out: 2 * out.numel() * int(stored_half.shape[1]),
         f"weight|mat1 {RESULT}",
     ),
     # Its compressed side is opaque, the dense side is (K, N); half of K is stored.
     **rules("_cslt_sparse_mm", lambda dense, out: out.numel() * int(dense.shape[0]), f"dense_B {RESULT}"),
     **rules("inductor::_mm_plus_mm", lambda a, b, c, d: product(a, b) + product(c, d), "a b c d"),
-    # Fused with collectives: this rank's share
-    **rules(
-        "symm_mem::fused_all_gather_matmul symm_mem::fused_all_gather_scaled_matmul",
-        gathered_products,
-        f"A Bs {RESULT}",
-    ),
-    **rules("symm_mem::fused_matmul_reduce_scatter symm_mem::fused_scaled_matmul_reduce_scatter", product, "A B"),
     # Recurrent layers
     **rules("mkldnn_rnn_layer", lambda x, *weights: layers(x, weights), "input weight0 weight1"),
     **rules("mkldnn_rnn_layer_backward", lambda x, *weights: 2 * layers(x, weights), "input weight1 weight2"),
     **rules("_cudnn_rnn miopen_rnn _lstm_mps", layers, "input weight|params"),
     **rules("_cudnn_rnn_backward miopen_rnn_backward", layers_backward, "input weight output_mask"),
     **rules("lstm_mps_backward", lambda x, weights: 2 * layers(x, weights), "input params"),
-    **_packed("quantized_lstm", 4, "input|data hx num_layers bidirectional"),
-    **_packed("quantized_gru", 3, "input|data hx num_layers bidirectional"),
-    **_packed("quantized::quantized_lstm_cell_dynamic", 4, "input hx"),
-    **_packed("quantized::quantized_gru_cell_dynamic", 3, "input hx"),
-    **_packed("quantized::quantized_rnn_tanh_cell_dynamic quantized::quantized_rnn_relu_cell_dynamic", 1, "input hx"),
 }
