@@ -31,7 +31,7 @@ _UNMARKED = (
 
 def analyze_files(files: Sequence[str], **settings: Any) -> TracesReport:
     """The report of the traces in *files*, one of each rank, with *settings* as of ``analyze_each``."""
-    return join_analyses(analyze_each(files, compared=len(files) > 1, **settings))
+    return join_analyses(analyze_each(files, **settings))
 
 
 def analyze_each(files: Sequence[str], *, processes: int = 1, **settings: Any) -> list[AnalyzedTrace]:
@@ -64,7 +64,7 @@ def analyze_each(files: Sequence[str], *, processes: int = 1, **settings: Any) -
 
 
 def join_analyses(analyzed: Sequence[AnalyzedTrace], *, thresholds: AdviceThresholds | None = None) -> TracesReport:
-    """Reports of several traces, and their ranks side by side; all analyzed for a comparison if there are several.
+    """Reports of several traces, and their ranks side by side.
 
     Raises:
         RanksError: two traces are of the same rank, or none is given.
@@ -73,9 +73,9 @@ def join_analyses(analyzed: Sequence[AnalyzedTrace], *, thresholds: AdviceThresh
     reports = tuple(one.report for one in ordered)
     refuse_mixed_ranks(reports)
     # Traces that do not say their ranks are of separate runs.
-    traced = [one.traced for one in analyzed if one.traced is not None and one.traced.rank is not None]
+    traced = [one.traced for one in analyzed if one.traced.rank is not None]
     comparison = straggler = None
-    if traced:
+    if len(traced) > 1:
         comparison = compare_ranks(traced, marked=all(one.step_times.marked for one in reports))
         if are_compared(comparison):
             found = find_stragglers_in_traces([one.parts for one in ordered], thresholds=thresholds)

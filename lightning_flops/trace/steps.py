@@ -101,7 +101,7 @@ def find_steps(trace: Trace) -> Steps:
     host_start, host_end = trace.start_ns[marks], trace.end_ns[marks]
     host_end = np.minimum(host_end, np.append(host_start[1:], host_end[-1:]))
     numbers = [step_number(trace.name_of(row)) for row in marks.tolist()]
-    whole, odd = _whole_steps(numbers, _calls(trace, marks, host_start, host_end))
+    whole, odd = _whole_steps(numbers, _calls(trace, host_start, host_end))
     host_start, host_end = host_start[whole], host_end[whole]
     start, end = host_start.copy(), host_end.copy()
     rows = trace.device_rows
@@ -132,15 +132,11 @@ def _whole_steps(numbers: Sequence[int | None], calls: Sequence[int]) -> tuple[l
     )
 
 
-def _calls(trace: Trace, marks: Ints, host_start: Ints, host_end: Ints) -> list[int]:
-    """For each mark how much was called in it: of a backward if there is one, else of its own thread, else launched.
-
-    Threads that pin memory or load data call when they can, a little more in one step than in the next.
-    """
+def _calls(trace: Trace, host_start: Ints, host_end: Ints) -> list[int]:
+    """For each mark how much was called in it: of a backward if there is one, else of all operators, else launched."""
     operators = trace.links.operators
     backward = operators[trace.links.is_backward[operators]]
-    own = operators[np.isin(trace.lane[operators], trace.lane[marks])]
-    rows = next((rows for rows in (backward, own, operators) if len(rows)), trace.device_rows)
+    rows = next((rows for rows in (backward, operators) if len(rows)), trace.device_rows)
     moments = np.sort(launched_at(trace, rows))
     found: list[int] = (np.searchsorted(moments, host_end) - np.searchsorted(moments, host_start)).tolist()
     return found
